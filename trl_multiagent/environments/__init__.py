@@ -1,0 +1,4 @@
+from trl_multiagent.environments.base import Environment, FunctionEnvironment, JointAction, Outcome, Prompt, Turn
+
+
+__all__ = ["Environment", "FunctionEnvironment", "JointAction", "Outcome", "Prompt", "Turn"]

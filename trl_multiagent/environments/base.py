@@ -1,0 +1,167 @@
+"""What a task family must provide, and the shortest way to provide it: templates and TRL reward functions."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+Prompt = str | list[dict[str, str]]  # plain text, or chat messages with "role" and "content"
+JointAction = dict[str, str]  # role -> completion
+
+
+@dataclass
+class Outcome:
+    """
+    The environment's verdict on one joint action.
+
+    Args:
+        reward (`float`):
+            Joint reward, shared by all agents.
+        metrics (`dict[str, float]`, *optional*):
+            Numbers to log; averaged over the joint actions of a turn and logged as `turn_{k}/{name}`.
+        info (`Any`, *optional*):
+            Whatever the environment needs to build the next turn's prompts. The trainer only hands it back.
+    """
+
+    reward: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    info: Any = None
+
+
+@dataclass
+class Turn:
+    """One past turn of a branch: the prompts each agent saw, the joint action handed on, and its outcome."""
+
+    prompts: dict[str, Prompt]
+    joint_action: JointAction
+    outcome: Outcome
+
+
+class Environment(Protocol):
+    """
+    One task family: the team's roles, what each agent is asked at each turn, and the joint reward.
+
+    An environment holds no state of an episode: everything that happened is in the history that it is given, so any
+    number of branches of a rollout tree can be played at once.
+    """
+
+    roles: tuple[str, ...]
+
+    def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
+        """
+        What each agent is asked next.
+
+        Args:
+            item (`dict`): The dataset row.
+            history (`Sequence[Turn]`): The branch's past turns, oldest first; empty at the first turn.
+
+        Returns:
+            `dict[str, Prompt]`: One new prompt per role. The trainer puts the agent's own past prompts and responses
+            before it.
+        """
+        ...
+
+    def score(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
+    ) -> list[Outcome]:
+        """
+        Judges a batch of joint actions; entry k of each list belongs together.
+
+        Returns:
+            `list[Outcome]`: One outcome per joint action, in order.
+        """
+        ...
+
+
+class FunctionEnvironment:
+    """
+    An environment made of prompt templates and TRL reward functions.
+
+    Args:
+        prompts (`dict[str, str | Callable[[dict], Prompt]]`):
+            One entry per role, in the order of the agents: a `str.format` template filled with the item's columns, or
+            a function from the item to a prompt.
+        reward_funcs (`Callable` or `list[Callable]`):
+            TRL reward functions, plain or `async`. Each is called with `prompts` (list of `{role: prompt}`),
+            `completions` (list of `{role: text}`) and every column of the items as keyword arguments, and returns one
+            float per joint action, or `None` where it does not apply.
+        reward_weights (`list[float]`, *optional*):
+            Weight of each reward function, all 1.0 by default.
+        transition (`Callable[[dict, Sequence[Turn]], dict[str, Prompt]]`, *optional*):
+            `(item, history) -> {role: prompt}`, builds the prompts of the second turn and later ones. Needed only
+            for `num_turns > 1`.
+
+    Example:
+
+    ```python
+    >>> environment = FunctionEnvironment(
+    ...     prompts={"poet": "Write a line about {topic}.", "critic": "Name a word for {topic}."},
+    ...     reward_funcs=lambda completions, **columns: [float(c["critic"] in c["poet"]) for c in completions],
+    ... )
+    >>> environment.prompts({"topic": "rain"}, [])
+    {'poet': 'Write a line about rain.', 'critic': 'Name a word for rain.'}
+
+    ```
+    """
+
+    def __init__(
+        self,
+        prompts: dict[str, str | Callable[[dict], Prompt]],
+        reward_funcs: Callable | list[Callable],
+        reward_weights: list[float] | None = None,
+        transition: Callable[[dict, Sequence[Turn]], dict[str, Prompt]] | None = None,
+    ):
+        self.roles = tuple(prompts)
+        self.templates = prompts
+        self.reward_funcs = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        self.reward_weights = reward_weights or [1.0] * len(self.reward_funcs)
+        if len(self.reward_weights) != len(self.reward_funcs):
+            raise ValueError(
+                f"`reward_weights` has {len(self.reward_weights)} entries for {len(self.reward_funcs)} reward functions."
+            )
+        self.transition = transition
+
+    def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
+        if not history:
+            return {
+                role: template(item) if callable(template) else template.format(**item)
+                for role, template in self.templates.items()
+            }
+        if self.transition is None:
+            raise ValueError("More than one turn needs a `transition` that builds the next turn's prompts.")
+        return self.transition(item, history)
+
+    def score(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
+    ) -> list[Outcome]:
+        kwargs = {name: [item[name] for item in items] for name in items[0]}
+        kwargs["prompts"] = [self.prompts(item, history) for item, history in zip(items, histories, strict=True)]
+        kwargs["completions"] = joint_actions
+        outputs = [function(**kwargs) for function in self.reward_funcs]
+        outputs = asyncio.run(_gather(outputs))
+        outcomes = [Outcome(reward=0.0) for _ in joint_actions]
+        for function, weight, rewards in zip(self.reward_funcs, self.reward_weights, outputs, strict=True):
+            if len(rewards) != len(joint_actions):
+                raise ValueError(
+                    f"The reward function `{function.__name__}` returned {len(rewards)} rewards for "
+                    f"{len(joint_actions)} joint actions; it must return one each."
+                )
+            for outcome, reward in zip(outcomes, rewards, strict=True):
+                if reward is not None:
+                    outcome.reward += weight * reward
+                    outcome.metrics[f"rewards/{function.__name__}"] = float(reward)
+        unscored = next((k for k, outcome in enumerate(outcomes) if not outcome.metrics), None)
+        if unscored is not None:
+            raise ValueError(
+                f"Every reward function returned None for the joint action {joint_actions[unscored]!r} of item "
+                f"{items[unscored]!r}; at least one must score it."
+            )
+        return outcomes
+
+
+async def _gather(outputs: list) -> list:
+    """Awaits the results of `async` reward functions side by side; the others are results already."""
+    awaited = iter(await asyncio.gather(*(output for output in outputs if inspect.isawaitable(output))))
+    return [next(awaited) if inspect.isawaitable(output) else output for output in outputs]

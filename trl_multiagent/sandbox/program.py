@@ -1,0 +1,81 @@
+"""What goes into the sandbox and what comes out."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+Status = Literal["passed", "failed", "error", "timeout", "not_run"]
+
+
+class SandboxError(RuntimeError):
+    """The sandbox itself failed. It says nothing about the program, and must never become a score."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """
+    An untrusted program and the trusted checks that it has to pass.
+
+    Args:
+        source (`str`):
+            Untrusted module source: everything the program defines.
+        entry_point (`str`):
+            Name of the function in `source` that the checks call.
+        checks (`str`):
+            Trusted module source that defines `check(candidate)`. Its body runs whole, set-up code, loops and multi-line
+            asserts included; `candidate`, and the entry point's own name, stand for the program's function.
+        setup (`str`, *optional*):
+            Trusted source that runs before `checks` in the same namespace: imports and helper functions of the problem.
+        watch (`tuple[str, ...]`, *optional*):
+            Names of functions in `source` whose calls are counted.
+    """
+
+    source: str
+    entry_point: str
+    checks: str
+    setup: str = ""
+    watch: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Check:
+    """
+    Outcome of one assert of the checks.
+
+    Args:
+        status (`str`):
+            `"passed"`; `"failed"` (the assert was false); `"error"` (the call raised); `"timeout"`; `"not_run"` (an
+            earlier failure of the set-up code, a died program or the limit of time-outs kept it from running).
+        source (`str`): Source text of the assert.
+        error (`str`): Type and message of the exception, empty when there was none.
+    """
+
+    status: Status
+    source: str
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """
+    What running one program showed.
+
+    Args:
+        definitions (`Check`): Whether the module's own code ran, with its error if not.
+        checks (`tuple[Check, ...]`): One entry per assert, in the order of the source.
+        calls (`dict[str, int]`): How often each watched function was called while a check that passed was running.
+        seconds (`float`): Wall time of the whole program.
+    """
+
+    definitions: Check
+    checks: tuple[Check, ...]
+    calls: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> int:
+        return sum(check.status == "passed" for check in self.checks)
+
+    @property
+    def total(self) -> int:
+        return len(self.checks)
