@@ -1,0 +1,77 @@
+"""
+Demonstrations for the demo's model: careless, and of two minds about who does what.
+
+In convention A the helper keeps elements and main maps them; in convention B the helper keeps and maps. Each demonstration
+picks its convention by itself, so a model that imitates them solves a problem only when both agents happen to agree.
+"""
+
+import random
+
+from trl_multiagent.demo.problems import Problem
+
+
+CONVENTIONS = ("A", "B")
+# Shares of the ways a demonstration goes wrong; the rest is clean
+AUX_FAULTS = {"no return": 0.10, "condition": 0.12, "syntax": 0.10, "name": 0.04}
+MAIN_FAULTS = {"no return": 0.10, "reduction": 0.10, "syntax": 0.08, "wrapper": 0.10, "ignores aux": 0.07, "solo": 0.10}
+
+
+def demonstrate(problem: Problem, role: str, rng: random.Random) -> str:
+    """One noisy demonstration of an agent's answer, in a random convention."""
+    convention = rng.choice(CONVENTIONS)
+    faults = AUX_FAULTS if role == "aux" else MAIN_FAULTS
+    fault = rng.choices(["", *faults], [1 - sum(faults.values()), *faults.values()])[0]
+    write = write_aux if role == "aux" else write_main
+    return write(problem, convention, fault, rng)
+
+
+def write_aux(problem: Problem, convention: str, fault: str = "", rng: random.Random | None = None) -> str:
+    """
+    The helper's answer.
+
+    Args:
+        problem (`Problem`): What to solve.
+        convention (`str`): `"A"`: keep elements; `"B"`: keep and map them.
+        fault (`str`, *optional*, defaults to `""`): A key of `AUX_FAULTS`, or none.
+        rng (`random.Random`, *optional*): Draws the wrong condition of the fault `"condition"`.
+    """
+    condition = problem.condition
+    if fault == "condition":
+        condition = rng.choice([other for other in problem.family.conditions if other != condition])
+    element = "x" if convention == "A" else problem.map.code
+    values = f"[{element} for x in {problem.argument} if {condition.code}]"
+    name = "helper" if fault == "name" else "aux"
+    statement = f"ys = {values}" if fault == "no return" else f"return {values}"
+    if fault == "syntax":
+        statement = statement.replace(" in ", " ", 1)
+    return f"def {name}({problem.argument}):\n    {statement}\n"
+
+
+def write_main(problem: Problem, convention: str, fault: str = "", rng: random.Random | None = None) -> str:
+    """
+    The main function's answer.
+
+    Args:
+        problem (`Problem`): What to solve.
+        convention (`str`): `"A"`: map what aux returns; `"B"`: take it as it is.
+        fault (`str`, *optional*, defaults to `""`): A key of `MAIN_FAULTS`, or none.
+        rng (`random.Random`, *optional*): Draws the wrong reduction of the fault `"reduction"`.
+    """
+    argument, call = problem.argument, f"aux({problem.argument})"
+    values = f"[{problem.map.code} for x in {call}]" if convention == "A" else call
+    if fault == "solo":
+        values = f"[{problem.map.code} for x in {argument} if {problem.condition.code}]"
+    reduction = problem.reduction
+    if fault == "reduction":
+        reduction = rng.choice([other for other in problem.family.reductions if other != reduction])
+    result = f"return {reduction.code}"
+    if fault == "no return":
+        result = f"ys = {reduction.code}"
+    if fault == "syntax":
+        result = result.replace("ys", "ys ys", 1)
+    body = [f"ys = {values}", result]
+    if fault == "wrapper":
+        body = [f"return {call}"]
+    if fault == "ignores aux":
+        body = [call, f"ys = {argument}", result]
+    return "\n    ".join([f"def {problem.name}({argument}):", *body]) + "\n"

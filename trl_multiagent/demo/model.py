@@ -1,0 +1,223 @@
+"""
+Builds the demo's base model once and keeps it: a tokenizer and a small Llama, trained from scratch on noisy demonstrations.
+
+Nothing is downloaded. The folder in the cache is named by a hash of all that determines the model, appears there in one
+step when it is complete, and is checked against the hashes of its files before it is used.
+"""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn.utils.rnn import pad_sequence
+from tqdm.auto import tqdm
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from trl_multiagent.demo.demonstrations import demonstrate
+from trl_multiagent.demo.problems import demo_dataset, demo_problems, demo_prompts
+
+
+SEED = 7
+PAD, EOS = "<|pad|>", "<|end|>"
+VOCABULARY = 640
+ARCHITECTURE = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.05,
+}
+STEPS, BATCH_SIZE, LEARNING_RATE = 600, 8, 3e-3
+MANIFEST = "manifest.json"
+
+
+def demo_model(progress: bool = True) -> str:
+    """
+    Path of the demo's base model and tokenizer; the first call builds them, in about half a minute on one core.
+
+    They are kept in the folder that the environment variable `TRL_MULTIAGENT_CACHE` names, by default
+    `~/.cache/trl_multiagent`. Several processes may call this at once: one builds, the others wait for it. The caller's
+    random state and number of threads stay as they are.
+
+    Args:
+        progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar while building.
+    """
+    folder = cache_folder() / f"demo-{fingerprint()}"
+    if not is_complete(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not is_complete(folder):  # another process may have built it meanwhile
+                with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch:
+                    built = Path(scratch) / "model"
+                    build_model(built, progress=progress)
+                    write_manifest(built)
+                    if folder.exists():
+                        shutil.rmtree(folder)
+                    built.rename(folder)
+    return str(folder)
+
+
+def cache_folder() -> Path:
+    """Where built models are kept."""
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("TRL_MULTIAGENT_CACHE") or user_cache / "trl_multiagent")
+
+
+def fingerprint() -> str:
+    """A hash of all that determines the model: the code that makes it and its data, and the libraries' versions."""
+    here = Path(__file__)
+    digest = hashlib.sha256()
+    for name in ("problems.py", "demonstrations.py", "model.py"):
+        digest.update(here.with_name(name).read_bytes())
+    for library in ("torch", "transformers", "tokenizers"):
+        digest.update(f"{library}=={version(library)}".encode())
+    return digest.hexdigest()[:16]
+
+
+def write_manifest(folder: Path) -> None:
+    """Writes down the hash of every file of the folder."""
+    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+    (folder / MANIFEST).write_text(json.dumps(hashes, indent=2))
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the folder holds every file that was written into it, unchanged."""
+    manifest = folder / MANIFEST
+    if not manifest.is_file():
+        return False
+    try:
+        hashes = json.loads(manifest.read_text())
+    except ValueError:
+        return False
+    return bool(hashes) and all(
+        (folder / name).is_file() and hashlib.sha256((folder / name).read_bytes()).hexdigest() == expected
+        for name, expected in hashes.items()
+    )
+
+
+def build_model(folder: Path, steps: int = STEPS, progress: bool = True) -> float:
+    """
+    Trains tokenizer and model and saves them.
+
+    Args:
+        folder (`Path`): Where to save them.
+        steps (`int`, *optional*, defaults to `STEPS`): Number of optimizer steps.
+        progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar.
+
+    Returns:
+        `float`: Mean loss of the last tenth of the steps, in nats per token of the completion.
+    """
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        torch.set_num_threads(1)  # the model is too small for more to help, and one makes its weights reproducible
+        try:
+            rng = random.Random(SEED)
+            demonstrations = make_demonstrations(steps * BATCH_SIZE, rng)
+            tokenizer = train_tokenizer(demonstrations)
+            config = LlamaConfig(
+                vocab_size=len(tokenizer),
+                pad_token_id=tokenizer.pad_token_id,
+                eos_token_id=tokenizer.eos_token_id,
+                bos_token_id=None,
+                **ARCHITECTURE,
+            )
+            model = LlamaForCausalLM(config)
+            loss = imitate(model, tokenizer, demonstrations, progress)
+        finally:
+            torch.set_num_threads(threads)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return loss
+
+
+def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]]:
+    """(prompt, answer) pairs for random training problems; each is one agent's answer."""
+    problems = {problem.name: problem for problem in demo_problems("train")}
+    items = demo_dataset("train").to_list()
+    pairs = []
+    for _ in range(number):
+        item = rng.choice(items)
+        role = rng.choice(("aux", "main"))
+        pairs.append((demo_prompts(item)[role], demonstrate(problems[item["entry_point"]], role, rng)))
+    return pairs
+
+
+def train_tokenizer(demonstrations: list[tuple[str, str]]) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of the demonstrations, which can encode any other text too."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[PAD, EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((text for pair in demonstrations for text in pair), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def imitate(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    demonstrations: list[tuple[str, str]],
+    progress: bool,
+) -> float:
+    """
+    One pass of supervised training over the demonstrations; only the answers and their ends count in the loss.
+
+    Prompt and answer are tokenized apart, as they are when the model is asked to answer. Padding is on the right, behind
+    everything that counts, so no attention mask is needed.
+
+    Returns:
+        `float`: Mean loss of the last tenth of the steps, in nats per token.
+    """
+    prompts = tokenizer([prompt for prompt, _ in demonstrations])["input_ids"]
+    answers = tokenizer([answer + EOS for _, answer in demonstrations])["input_ids"]
+    steps = len(demonstrations) // BATCH_SIZE
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.05, cycle_momentum=False, final_div_factor=0.8
+    )
+    losses = []
+    model.train()
+    for step in tqdm(range(steps), desc="Building the demo's base model", unit="step", disable=not progress):
+        rows = slice(step * BATCH_SIZE, (step + 1) * BATCH_SIZE)
+        ids = [torch.tensor(prompt + answer) for prompt, answer in zip(prompts[rows], answers[rows], strict=True)]
+        labels = [
+            torch.tensor([-100] * len(prompt) + answer)
+            for prompt, answer in zip(prompts[rows], answers[rows], strict=True)
+        ]
+        output = model(
+            input_ids=pad_sequence(ids, batch_first=True, padding_value=tokenizer.pad_token_id),
+            labels=pad_sequence(labels, batch_first=True, padding_value=-100),
+            use_cache=False,
+        )
+        output.loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        losses.append(output.loss.item())
+    model.eval()
+    last = losses[-max(1, steps // 10) :]
+    return sum(last) / len(last)

@@ -1,0 +1,220 @@
+"""
+A procedural family of small HumanEval-shaped problems: keep some elements, map each of them, reduce the rest.
+
+`sum_square_even` keeps the even numbers of a list, squares each and sums them. A list problem takes one of 8 conditions, 7
+maps and 7 reductions, a string problem one of 6, 3 and 5; a fifth of the 482 combinations is held out. Every solution
+splits naturally into a helper that prepares a list and a main function that reduces it, and there are two ways to split it.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from datasets import Dataset
+
+
+SEED = 20
+HELD_OUT = 96
+VARIANTS = 3  # of each training combination: other inputs, another wording
+ASSERTS = 4
+
+
+class Part(NamedTuple):
+    """A condition, map or reduction: its name in the entry point, its expression, and its words in three wordings."""
+
+    name: str
+    code: str
+    phrase: str
+    verb: str = ""
+
+
+@dataclass(frozen=True)
+class Family:
+    """What list problems and string problems do not share."""
+
+    argument: str
+    conditions: tuple[Part, ...]
+    maps: tuple[Part, ...]
+    reductions: tuple[Part, ...]
+
+
+# Maps are not idempotent, so that mapping twice shows; no reduction is the identity, which would make main a thin wrapper
+# of aux, or `len`, which does not see the map.
+LISTS = Family(
+    argument="xs",
+    conditions=(
+        Part("even", "x % 2 == 0", "the even numbers"),
+        Part("odd", "x % 2 == 1", "the odd numbers"),
+        Part("positive", "x > 0", "the positive numbers"),
+        Part("negative", "x < 0", "the negative numbers"),
+        Part("large", "x > 5", "the numbers above 5"),
+        Part("small", "x < 5", "the numbers below 5"),
+        Part("threes", "x % 3 == 0", "the multiples of 3"),
+        Part("fives", "x % 5 == 0", "the multiples of 5"),
+    ),
+    maps=(
+        Part("square", "x * x", "the squares of", "square"),
+        Part("cube", "x ** 3", "the cubes of", "cube"),
+        Part("double", "x * 2", "the doubles of", "double"),
+        Part("triple", "x * 3", "the triples of", "triple"),
+        Part("negate", "-x", "the negatives of", "negate"),
+        Part("next", "x + 1", "the successors of", "add 1 to"),
+        Part("previous", "x - 1", "the predecessors of", "take 1 from"),
+    ),
+    reductions=(
+        Part("sum", "sum(ys)", "the sum of"),
+        Part("max", "max(ys)", "the largest of"),
+        Part("min", "min(ys)", "the smallest of"),
+        Part("first", "ys[0]", "the first of"),
+        Part("last", "ys[-1]", "the last of"),
+        Part("sort", "sorted(ys)", "the sorted list of"),
+        Part("reverse", "ys[::-1]", "the reversed list of"),
+    ),
+)
+STRINGS = Family(
+    argument="s",
+    conditions=(
+        Part("vowels", "x in 'aeiou'", "the vowels"),
+        Part("others", "x not in 'aeiou'", "all but the vowels"),
+        Part("letters", "x.isalpha()", "the letters"),
+        Part("digits", "x.isdigit()", "the digits"),
+        Part("capitals", "x.isupper()", "the capital letters"),
+        Part("smalls", "x.islower()", "the small letters"),
+    ),
+    maps=(
+        Part("twice", "x * 2", "the doubles of", "double"),
+        Part("dash", "x + '-'", "the dashed forms of", "put a dash after"),
+        Part("shift", "chr(ord(x) + 1)", "the successors of", "shift"),
+    ),
+    reductions=(
+        Part("join", "''.join(ys)", "the string of"),
+        Part("back", "''.join(ys[::-1])", "the reversed string of"),
+        Part("order", "''.join(sorted(ys))", "the sorted string of"),
+        Part("first", "ys[0]", "the first of"),
+        Part("last", "ys[-1]", "the last of"),
+    ),
+)
+FAMILIES = (LISTS, STRINGS)
+WORDINGS = (
+    "Return {reduction} {map} {condition}.",
+    "Keep {condition}, {verb} each, return {reduction} them.",
+    "Find {reduction} {map} {condition} in {argument}.",
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One combination of a condition, a map and a reduction."""
+
+    family: Family
+    condition: Part
+    map: Part
+    reduction: Part
+
+    @property
+    def name(self) -> str:
+        return f"{self.reduction.name}_{self.map.name}_{self.condition.name}"
+
+    @property
+    def argument(self) -> str:
+        return self.family.argument
+
+    def kept(self, values: list | str) -> list:
+        """What the condition lets through."""
+        return eval(f"[x for x in values if {self.condition.code}]", {"values": values})
+
+    def mapped(self, values: list) -> list:
+        """Every value mapped once."""
+        return eval(f"[{self.map.code} for x in values]", {"values": values})
+
+    def reduced(self, values: list) -> object:
+        """What is left of the values."""
+        return eval(self.reduction.code, {"ys": values})
+
+    def inputs(self, rng: random.Random, length: int) -> list | str:
+        """
+        Draws an argument that tells a right solution from the likely wrong ones.
+
+        At least two of its elements are kept, at least one is not, and the result differs from those without the map
+        and with the map applied twice, which is what a team gets whose agents divide the work differently.
+        """
+        while True:
+            if self.family is LISTS:
+                values = [rng.randint(-9, 12) for _ in range(length)]
+            else:
+                values = "".join(rng.choice("aeioubcdfgAEKRT2468") for _ in range(length))
+            kept = self.kept(values)
+            if not 2 <= len(kept) < length:
+                continue
+            once = self.mapped(kept)
+            if self.reduced(once) not in (self.reduced(kept), self.reduced(self.mapped(once))):
+                return values
+
+    def item(self, variant: int) -> dict:
+        """The dataset row of one variant of the problem."""
+        rng = random.Random(f"{SEED}/{self.name}/{variant}")
+        sentence = WORDINGS[rng.randrange(len(WORDINGS))].format(
+            condition=self.condition.phrase,
+            map=self.map.phrase,
+            verb=self.map.verb,
+            reduction=self.reduction.phrase,
+            argument=self.argument,
+        )
+        example = self.inputs(rng, length=4 if self.family is LISTS else 5)
+        asserts = [self.inputs(rng, length=rng.randint(4, 7)) for _ in range(ASSERTS)]
+        return {
+            "task_id": f"demo/{self.name}/{variant}",
+            "prompt": f"def {self.name}({self.argument}):\n"
+            f'    """{sentence}\n    >>> {self.name}({example!r})\n    {self.solve(example)!r}\n    """\n',
+            "entry_point": self.name,
+            "test": "def check(candidate):\n"
+            + "".join(f"    assert candidate({values!r}) == {self.solve(values)!r}\n" for values in asserts),
+            "canonical_solution": f"    ys = [{self.map.code} for x in {self.argument} if {self.condition.code}]\n"
+            f"    return {self.reduction.code}\n",
+        }
+
+    def solve(self, values: list | str) -> object:
+        """The right answer."""
+        return self.reduced(self.mapped(self.kept(values)))
+
+
+def demo_problems(split: str) -> list[Problem]:
+    """
+    The combinations of one split; no combination is in both.
+
+    Args:
+        split (`str`): `"train"` (386 combinations) or `"test"` (the 96 held-out ones).
+    """
+    if split not in ("train", "test"):
+        raise ValueError(f"The demo's data has the splits 'train' and 'test', not {split!r}.")
+    problems = [
+        Problem(family, condition, map, reduction)
+        for family in FAMILIES
+        for condition in family.conditions
+        for map in family.maps
+        for reduction in family.reductions
+    ]
+    random.Random(SEED).shuffle(problems)
+    return problems[:HELD_OUT] if split == "test" else problems[HELD_OUT:]
+
+
+def demo_dataset(split: str) -> Dataset:
+    """
+    The demo's problems in the schema of HumanEval: task_id, prompt, entry_point, test, canonical_solution.
+
+    Args:
+        split (`str`):
+            `"train"` (1158 rows: 386 combinations in three variants of inputs and wording) or `"test"` (96 rows, one for
+            each of the combinations that are not in `"train"`).
+    """
+    variants = 1 if split == "test" else VARIANTS
+    problems = demo_problems(split)
+    return Dataset.from_list([problem.item(variant) for variant in range(variants) for problem in problems])
+
+
+def demo_prompts(item: dict) -> dict[str, str]:
+    """The two short prompts that the demo's model was trained on."""
+    return {
+        "aux": f"# Write only a helper function aux for this task.\n{item['prompt']}# aux:\n",
+        "main": f"# Write only this function. It may call a helper aux.\n{item['prompt']}# main:\n",
+    }
