@@ -132,7 +132,9 @@ class MAGRPOConfig(GRPOConfig):
         if self.joint_mode == "align" or self.num_agents == 1:
             return self.num_generations
         if self.num_agents is None:
-            raise ValueError("`joint_mode='cross'` with several turns needs `num_agents` to know the size of the tree.")
+            raise ValueError(
+                "`joint_mode='cross'` with several turns needs `num_agents` to know the size of the tree."
+            )
         return self.num_generations**self.num_agents
 
     @property
@@ -162,8 +164,14 @@ class MAGRPOConfig(GRPOConfig):
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
-                raise ValueError(f"`{name}` is {getattr(self, name)!r}, it must be one of {', '.join(map(repr, allowed))}.")
-        minima = {"num_turns": 1, "num_generations": 1 if self.advantage_mode == "raw" else 2, "num_generations_eval": 1}
+                raise ValueError(
+                    f"`{name}` is {getattr(self, name)!r}, it must be one of {', '.join(map(repr, allowed))}."
+                )
+        minima = {
+            "num_turns": 1,
+            "num_generations": 1 if self.advantage_mode == "raw" else 2,
+            "num_generations_eval": 1,
+        }
         for name, minimum in minima.items():
             if getattr(self, name) < minimum:
                 raise ValueError(f"`{name}` is {getattr(self, name)}, it must be at least {minimum}.")

@@ -1,0 +1,45 @@
+"""Baselines over the sibling set of a node."""
+
+import torch
+
+
+def sibling_advantages(returns: torch.Tensor, mode: str, normalize: bool = False) -> torch.Tensor:
+    """
+    Advantage of each sibling over the baseline of its sibling set.
+
+    | `mode` | algorithm | A_g |
+    | --- | --- | --- |
+    | `"mean"` | MAGRPO ([Dr. GRPO](https://huggingface.co/papers/2503.20783)) | R_g - mean(R) |
+    | `"rloo"` | MARLOO ([RLOO](https://huggingface.co/papers/2402.14740)) | R_g - mean of the other siblings |
+    | `"max"` | MAReMax ([ReMax](https://huggingface.co/papers/2310.10505)) | R_g - max(R) |
+    | `"raw"` | MAREINFORCE | R_g |
+
+    Args:
+        returns (`torch.Tensor`):
+            Returns R of shape `(..., G)`, siblings in the last dimension.
+        mode (`str`):
+            One of the modes above.
+        normalize (`bool`, *optional*, defaults to `False`):
+            Whether to subtract the mean of the advantages and divide by their (population) standard deviation. A
+            sibling set whose members are all equal gets zeros.
+
+    Returns:
+        `torch.Tensor` of the shape of `returns`.
+    """
+    mean = returns.mean(-1, keepdim=True)
+    if mode == "mean":
+        advantages = returns - mean
+    elif mode == "rloo":
+        num_siblings = returns.size(-1)
+        advantages = (returns - mean) * num_siblings / (num_siblings - 1)
+    elif mode == "max":
+        advantages = returns - returns.max(-1, keepdim=True).values
+    elif mode == "raw":
+        advantages = returns.clone()
+    else:
+        raise ValueError(f"Unknown advantage mode {mode!r}; it must be 'mean', 'rloo', 'max' or 'raw'.")
+    if normalize:
+        centered = advantages - advantages.mean(-1, keepdim=True)
+        std = centered.pow(2).mean(-1, keepdim=True).sqrt()
+        advantages = torch.where(std > 1e-6, centered / std.clamp(min=1e-6), 0.0)
+    return advantages

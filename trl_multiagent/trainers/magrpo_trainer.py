@@ -1,0 +1,571 @@
+import contextlib
+import copy
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from torch.utils.data import DataLoader, Sampler
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+from trl.models import prepare_deepspeed, unwrap_model_for_generation
+from trl.trainer.callbacks import SyncRefModelCallback
+from trl.trainer.utils import RepeatSampler, add_fused_lm_head, disable_dropout_in_model, pad
+
+from trl_multiagent.advantages import sibling_advantages
+from trl_multiagent.environments.base import Environment, Outcome, Prompt, Turn
+from trl_multiagent.generation import generate_groups
+from trl_multiagent.rollout import Node, Samples, grow_trees
+from trl_multiagent.team import AgentTeam
+from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
+from trl_multiagent.trainers.team_trainer import TeamTrainerMixin, check_team
+
+
+class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
+    """
+    Trainer for Multi-Agent Group Relative Policy Optimization (MAGRPO), introduced in [LLM Collaboration With
+    Multi-Agent Reinforcement Learning](https://huggingface.co/papers/2508.04652).
+
+    Every optimizer step plays one batch of rollout trees with the current team and uses all of it. For agent i the loss
+    is the mean over the batch's rows (items, nodes and siblings) of -A_g * sum over the completion's tokens of log pi_i,
+    with the advantage A_g of [`~trl_multiagent.advantages.sibling_advantages`].
+
+    Args:
+        team ([`AgentTeam`]):
+            The agents, one per role of the environment and in its order.
+        environment ([`Environment`]):
+            Prompts and joint reward of the task.
+        args ([`MAGRPOConfig`], *optional*):
+            Configuration. If `None`, a default configuration is used.
+        train_dataset ([`~datasets.Dataset`]):
+            The items. Every column reaches the environment.
+        eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
+            Items to evaluate on: `num_generations_eval` sampled episodes each, without early termination.
+        callbacks (`list[TrainerCallback]`, *optional*):
+            Callbacks, as in any `Trainer`.
+        optimizers (`tuple`, *optional*, defaults to `(None, None)`):
+            Optimizer and scheduler for the parameters of the whole team.
+
+    Example:
+
+    ```python
+    from datasets import Dataset
+    from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOConfig, MAGRPOTrainer
+
+    environment = FunctionEnvironment(
+        prompts={"poet": "Write a line about {topic}.", "critic": "Name one word for {topic}."},
+        reward_funcs=lambda completions, **columns: [float(c["critic"] in c["poet"]) for c in completions],
+    )
+    trainer = MAGRPOTrainer(
+        team=AgentTeam.from_pretrained("Qwen/Qwen2.5-0.5B-Instruct", roles=environment.roles),
+        environment=environment,
+        args=MAGRPOConfig(output_dir="poets", items_per_device=4),
+        train_dataset=Dataset.from_dict({"topic": ["rain", "iron", "bees", "tides"]}),
+    )
+    trainer.train()
+    ```
+    """
+
+    _tag_names = ["trl", "trl-multiagent", "magrpo"]
+    _name = "MAGRPO"
+    _paper = {
+        "title": "LLM Collaboration With Multi-Agent Reinforcement Learning",
+        "id": "2508.04652",
+        # docstyle-ignore
+        "citation": """\
+@misc{liu2025llm,
+    title         = {{LLM Collaboration With Multi-Agent Reinforcement Learning}},
+    author        = {Shuo Liu and Tianle Chen and Zeyu Liang and Xueguang Lyu and Christopher Amato},
+    year          = 2025,
+    eprint        = {arXiv:2508.04652},
+}""",
+    }
+
+    def __init__(
+        self,
+        team: AgentTeam,
+        environment: Environment,
+        args: MAGRPOConfig | None = None,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
+    ):
+        if args is None:
+            args = MAGRPOConfig(f"{environment.roles[-1]}-{self._name}")
+        check_team(team, environment, args.num_agents)
+        if args.agent_learning_rates and not set(args.agent_learning_rates) <= set(team.roles):
+            raise ValueError(f"`agent_learning_rates` names {sorted(args.agent_learning_rates)}; roles: {team.roles}.")
+        if not isinstance(train_dataset, Dataset):
+            raise TypeError(f"`train_dataset` must be a `datasets.Dataset`, got `{type(train_dataset).__name__}`.")
+        if len(train_dataset) < args.items_per_device * args.world_size:
+            raise ValueError(
+                f"`train_dataset` has {len(train_dataset)} items, fewer than the {args.items_per_device} per device x "
+                f"{args.world_size} devices of one optimizer step. Lower `items_per_device`."
+            )
+        self.team = team
+        self.environment = environment
+        self.env_step = 0  # joint actions whose reward was evaluated in training, over all processes
+        self._levels = []  # the nodes of the last batch, for error reports
+        self._loss_scale = 1.0
+        self._seconds = defaultdict(float)  # of each phase of the current optimizer step
+        self._step_losses = defaultdict(float)  # of each agent, over the micro-batches of the current optimizer step
+
+        # The reference policy is every agent's initial policy
+        reference_team = copy.deepcopy(team).requires_grad_(False) if args.beta != 0.0 else None
+
+        # GRPO would load a single reference model, and asks `luspo` for sequence-level ratios, which are 1 here
+        with _changed(args, beta=0.0, sync_ref_model=False, importance_sampling_level="sequence"):
+            super().__init__(
+                model=team,
+                reward_funcs=environment.score,
+                args=args,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                processing_class=team.tokenizers[team.roles[0]],
+                callbacks=callbacks,
+                optimizers=optimizers,
+            )
+        self.importance_sampling_level = args.importance_sampling_level
+        if self.args.ddp_find_unused_parameters is None:
+            self.args.ddp_find_unused_parameters = False  # every backward reaches every agent
+
+        # GRPO patched the forward of the team; the log-probabilities come from the agents'
+        del team.__dict__["forward"]
+        for agent in team.agents.values():
+            add_fused_lm_head(agent, temperature=self.temperature, outputs=("log_probs", "entropy"))
+        self._set_up_agents()
+
+        self.beta = args.beta
+        if reference_team is not None:
+            for agent in reference_team.agents.values():
+                add_fused_lm_head(agent, temperature=self.temperature)
+            if args.disable_dropout:
+                disable_dropout_in_model(reference_team)
+            self.ref_model = (
+                prepare_deepspeed(reference_team, self.accelerator)
+                if self.is_deepspeed_enabled
+                else self.accelerator.prepare_model(reference_team, evaluation_mode=True)
+            )
+            if args.sync_ref_model:
+                self.add_callback(SyncRefModelCallback(ref_model=self.ref_model, accelerator=self.accelerator))
+
+    # Data: a batch is `items_per_device` items, each the root of a whole tree
+
+    def get_train_dataloader(self) -> DataLoader:
+        return self._get_dataloader(
+            dataset=self.train_dataset,
+            description="Training",
+            batch_size=self.args.items_per_device,
+            sampler_fn=self._get_train_sampler,
+            is_training=True,
+        )
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
+        # A batch comes once per micro-batch, as in GRPO: its rollouts are made at the first and used by all
+        return EpochSampler(
+            data_source=self.train_dataset if dataset is None else dataset,
+            mini_repeat_count=1,
+            batch_size=self.args.items_per_device * self.accelerator.num_processes,
+            repeat_count=self.args.gradient_accumulation_steps,
+            shuffle=self.shuffle_dataset,
+            seed=self.args.seed,
+        )
+
+    # Rollouts
+
+    def collaborate(self, items: Sequence[dict], num_episodes: int = 1) -> list[list[Turn]]:
+        """
+        Plays episodes with the team as it is, without training on them.
+
+        Args:
+            items (`Sequence[dict]`):
+                Dataset rows.
+            num_episodes (`int`, *optional*, defaults to `1`):
+                Sampled episodes per item.
+
+        Returns:
+            `list[list[Turn]]`: The turns of each episode; episode e of item i is entry `i * num_episodes + e`.
+        """
+        training = self.model.training
+        self.model.eval()
+        levels = self._play_episodes([dict(item) for item in items for _ in range(num_episodes)])
+        self.model.train(training)
+        return [[*node.history, node.turn(0)] for node in levels[-1]]
+
+    def _play_trees(self, items: list[dict]) -> list[list[Node]]:
+        args = self.args
+        return grow_trees(
+            items,
+            self.environment,
+            self._sample,
+            self._score,
+            num_turns=args.num_turns,
+            num_generations=args.num_generations,
+            joint_mode=args.joint_mode,
+            handoff=args.handoff,
+            early_termination_threshold=args.early_termination_threshold,
+            discount=args.discount,
+            process_reward=self._process_reward,
+        )
+
+    def _play_episodes(self, items: list[dict]) -> list[list[Node]]:
+        return grow_trees(
+            items,
+            self.environment,
+            self._sample,
+            self._score,
+            num_turns=self.args.num_turns,
+            num_generations=1,
+            discount=self.args.discount,
+            process_reward=self._process_reward,
+        )
+
+    def _process_reward(self, reward: float) -> float:
+        return reward * self.args.reward_scale + self.args.reward_shift
+
+    def _sample(self, role: str, nodes: list[Node]) -> list[Samples]:
+        """One agent's completions at all nodes of a turn."""
+        num_generations = self.args.num_generations if self.model.training else 1
+        with (
+            self._timed("generate"),
+            self.agent_scope(role),
+            unwrap_model_for_generation(
+                self.model_wrapped,
+                self.accelerator,
+                gather_deepspeed3_params=self.args.ds3_gather_for_generation,
+                generation_kwargs=self.generation_kwargs,
+                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
+            ),
+            self.accelerator.autocast(),
+        ):
+            prompt_ids = self._tokenize_nodes(role, nodes)
+            groups = generate_groups(
+                self.team.active_agent,
+                prompt_ids,
+                num_generations,
+                self.generation_config,
+                self.args.generation_token_budget,
+            )
+            return [
+                Samples(ids, group, self.processing_class.batch_decode(group, skip_special_tokens=True))
+                for ids, group in zip(prompt_ids, groups, strict=True)
+            ]
+
+    def _tokenize_nodes(self, role: str, nodes: list[Node]) -> list[list[int]]:
+        """Each node's whole prompt for one agent: its own past prompts and responses, and the new prompt."""
+        if not nodes:
+            return []
+        as_chat = self.args.use_chat_template
+        if as_chat is None:
+            as_chat = self.processing_class.chat_template is not None
+        render = chat_prompt if as_chat else text_prompt
+        return self._tokenize_prompts([render(role, node.history, node.prompts[role]) for node in nodes])[0]
+
+    def _score(self, nodes: list[Node]) -> list[list[Outcome]]:
+        """The environment's outcomes of all joint actions of a turn."""
+        if not nodes:
+            return []
+        owners = [node for node in nodes for _ in node.indices]
+        joint_actions = [joint_action for node in nodes for joint_action in node.joint_actions]
+        with self._timed("reward"):
+            outcomes = self.environment.score(
+                [node.item for node in owners], joint_actions, [node.history for node in owners]
+            )
+        if len(outcomes) != len(joint_actions):
+            raise ValueError(f"The environment gave {len(outcomes)} outcomes for {len(joint_actions)} joint actions.")
+        for node, joint_action, outcome in zip(owners, joint_actions, outcomes, strict=True):
+            if not math.isfinite(outcome.reward):
+                record = {"item": node.item, "reward": repr(outcome.reward), "completions": joint_action}
+                self._stop(f"The reward of a joint action is {outcome.reward}", [record])
+        by_node = iter(outcomes)
+        return [[next(by_node) for _ in node.indices] for node in nodes]
+
+    @contextlib.contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._seconds[phase] += time.perf_counter() - start
+
+    def _generate_and_score_completions(self, inputs: list[dict]) -> dict[str, torch.Tensor]:
+        self._levels = self._play_trees(inputs)
+        self._log_rollout("train", self._levels)
+        return self._rows(self._levels)
+
+    # Rows: the k-th row of a batch holds one completion of every agent
+
+    def _rows(self, levels: list[list[Node]]) -> dict[str, torch.Tensor]:
+        """
+        The training batch: `"<role>/<name>"` tensors with one row per sibling and the same rows for every agent.
+
+        A sibling whose advantage is zero for all agents adds nothing to a policy gradient, so it is left out. All
+        processes get the same number of rows, filled up with rows that are all padding.
+        """
+        args, roles = self.args, self.team.roles
+        rows = []  # (turn, samples by role, sibling, advantages by role)
+        for turn, nodes in enumerate(levels):
+            for node in nodes:
+                returns = torch.tensor([node.agent_returns(k) for k in range(len(roles))])
+                advantages = sibling_advantages(returns, args.advantage_mode, args.advantage_normalization)
+                rows += [(turn, node.samples, g, advantages[:, g]) for g in range(args.num_generations)]
+        tokens = [sum(len(samples[role].completion_ids[g]) for _, samples, g, _ in rows) for role in roles]
+        useful = rows if self.beta != 0.0 else [row for row in rows if row[-1].any()]
+
+        # What the processes must agree on: the mean is over all rows, and micro-batches have one size
+        sizes = torch.tensor([[len(useful), len(rows), *tokens]], device=self.accelerator.device)
+        sizes = self.accelerator.gather(sizes)
+        micro_batches = args.gradient_accumulation_steps
+        num_rows = micro_batches * max(1, -(-sizes[:, 0].max().item() // micro_batches))
+        if self.loss_type != "dapo":  # the other losses are means over the rows of a micro-batch, here partly padding
+            self._loss_scale = num_rows * self.accelerator.num_processes / sizes[:, 1].sum().item()
+
+        batch = {}
+        padding_rows = num_rows - len(useful)
+        weights = torch.tensor([args.turn_gradient_weights[turn] for turn, *_ in useful] + [0.0] * padding_rows)
+        for k, role in enumerate(roles):
+            tokenizer = self.team.tokenizers[role]
+            prompts = [torch.tensor(samples[role].prompt_ids) for _, samples, _, _ in useful]
+            completions = [torch.tensor(samples[role].completion_ids[g]) for _, samples, g, _ in useful]
+            masks = [torch.ones_like(ids) for ids in completions]
+            if args.mask_truncated_completions:
+                eos_token_ids = self._agent_attributes[role]["eos_token_ids"]
+                masks = [m if ids[-1] in eos_token_ids else 0 * m for m, ids in zip(masks, completions, strict=True)]
+            token = torch.tensor([tokenizer.pad_token_id])
+            prompts += [token] * padding_rows
+            completions += [token] * padding_rows
+            masks += [torch.zeros_like(token)] * padding_rows
+            rows_of_agent = {
+                "prompt_ids": pad(prompts, tokenizer.pad_token_id, "left"),
+                "prompt_mask": pad([torch.ones_like(ids) for ids in prompts], 0, "left"),
+                "completion_ids": pad(completions, tokenizer.pad_token_id, "right"),
+                "completion_mask": pad(masks, 0, "right"),
+                "advantages": torch.stack([row[-1][k] for row in useful] + [torch.tensor(0.0)] * padding_rows),
+                "num_items_in_batch": sizes[:, 2 + k].sum(),
+            }
+            if set(args.turn_gradient_weights) != {1.0}:
+                # The mask of tool tokens multiplies the loss of every token, which is what a turn's weight must do
+                rows_of_agent["tool_mask"] = weights.unsqueeze(1).expand(rows_of_agent["completion_ids"].shape)
+            rows_of_agent = {name: x.to(self.accelerator.device) for name, x in rows_of_agent.items()}
+            if self.beta != 0.0:
+                rows_of_agent["ref_per_token_logps"] = self._reference_logps(role, rows_of_agent)
+            batch.update({f"{role}/{name}": x for name, x in rows_of_agent.items()})
+        return batch
+
+    @torch.no_grad()
+    def _reference_logps(self, role: str, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+        with self.accelerator.unwrap_model(self.ref_model).activate(role):
+            return self._get_per_token_logps_and_entropies(
+                self.ref_model,
+                torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),
+                torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1),
+                rows["completion_ids"].size(1),
+                batch_size=self.args.per_device_train_batch_size,
+            )[0]
+
+    # Loss: one forward of the team, each agent's loss on its own output, one backward
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        rows = {role: trim_padding(agent_rows(inputs, role)) for role in self.team.roles}
+        outputs = model(team_inputs={role: forward_inputs(rows[role]) for role in rows})
+        losses = []
+        for role in rows:
+            with self.agent_scope(role):
+                loss = self._compute_loss(lambda role=role, **_: outputs[role], rows[role]) * self._loss_scale
+            if not loss.isfinite():
+                self._stop(f"The loss of agent {role!r} is {loss.item()}", self._rollout_records())
+            self._step_losses[role] += loss.detach()
+            losses.append(loss)
+        return sum(losses)
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        rollout = self._seconds["generate"] + self._seconds["reward"]
+        with self._timed("step"):
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        self._seconds["update"] += self._seconds.pop("step") - (
+            self._seconds["generate"] + self._seconds["reward"] - rollout
+        )
+        if self.accelerator.sync_gradients:
+            metrics = self._metrics["train"]
+            for phase in ("generate", "reward", "update"):
+                metrics[f"time/{phase}"].append(self._seconds[phase])
+            step_losses = torch.stack([self._step_losses[role] for role in self.team.roles])
+            for role, value in zip(self.team.roles, self.accelerator.reduce(step_losses, "mean"), strict=True):
+                metrics[f"agents/{role}/loss"].append(value.item())
+            self._seconds.clear()
+            self._step_losses.clear()
+        return loss
+
+    # Evaluation: sampled episodes, no loss
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        self._log_rollout("eval", self._play_episodes(inputs))
+        return None, None, None
+
+    # Metrics
+
+    def _log_rollout(self, mode: str, levels: list[list[Node]]) -> None:
+        """Records the metrics of one batch of trees, over all processes."""
+        values = defaultdict(list)
+        for turn, nodes in enumerate(levels, start=1):
+            for node in nodes:
+                values["reward"] += node.rewards
+                values[f"turn_{turn}/reward_mean"] += node.rewards
+                values[f"turn_{turn}/expected_return"] += node.returns
+                if mode == "train":
+                    values["frac_reward_zero_std"].append(float(min(node.returns) == max(node.returns)))
+                    values[f"turn_{turn}/early_terminated"].append(float(node.ended_early))
+                for outcome in node.outcomes:
+                    for name, value in outcome.metrics.items():
+                        values[f"turn_{turn}/{name}"].append(value)
+        num_tokens = 0
+        for role in self.team.roles:
+            eos_token_ids = self._agent_attributes[role]["eos_token_ids"]
+            for node in (node for nodes in levels for node in nodes):
+                samples = node.samples[role]
+                lengths = [len(ids) for ids in samples.completion_ids]
+                values[f"agents/{role}/completions/mean_length"] += lengths
+                values[f"agents/{role}/completions/clipped_ratio"] += [
+                    float(ids[-1] not in eos_token_ids) for ids in samples.completion_ids
+                ]
+                num_tokens += len(lengths) * len(samples.prompt_ids) + sum(lengths)
+
+        # One object per process: its processes may have different turns, nodes and metrics
+        local = {name: (len(x), sum(x), sum(v * v for v in x)) for name, x in values.items()}
+        totals = defaultdict(lambda: (0, 0.0, 0.0))
+        for sums in gather_object([{**local, "num_tokens": (1, num_tokens, 0.0)}]):
+            for name, entry in sums.items():
+                totals[name] = tuple(a + b for a, b in zip(totals[name], entry, strict=True))
+        _, num_tokens, _ = totals.pop("num_tokens")
+        metrics = self._metrics[mode]
+        for name, (count, total, _) in totals.items():
+            metrics[name].append(total / count)
+        count, total, squares = totals["reward"]
+        metrics["reward_std"].append(math.sqrt(max(0.0, squares - total * total / count) / max(1, count - 1)))
+        if mode == "train":
+            self.state.num_input_tokens_seen += num_tokens
+            self.env_step += count
+            metrics["env_step"] = [self.env_step]
+        metrics["num_tokens"] = [self.state.num_input_tokens_seen]
+        if self.log_completions:
+            self._log_table(levels)
+
+    def _log_table(self, levels: list[list[Node]]) -> None:
+        """Fills the table of completions: one line per joint action."""
+        lines = []
+        for turn, nodes in enumerate(levels, start=1):
+            for node in nodes:
+                baseline = sum(node.returns) / len(node.returns)
+                for joint_action, reward, value in zip(node.joint_actions, node.rewards, node.returns, strict=True):
+                    prompts = {
+                        role: prompt if isinstance(prompt, str) else prompt[-1]["content"]
+                        for role, prompt in node.prompts.items()
+                    }
+                    lines.append((turn, by_role(prompts), by_role(joint_action), reward, value, value - baseline))
+        for turn, prompt, completion, reward, value, advantage in gather_object(lines):
+            self._logs["prompt"].append(prompt)
+            self._logs["completion"].append(completion)
+            self._logs["rewards"]["reward"].append(reward)
+            self._logs["extra"]["turn"].append(turn)
+            self._logs["extra"]["return"].append(value)
+            self._logs["advantages"].append(advantage)
+
+    def _rollout_records(self) -> list[dict]:
+        return [
+            {"item": node.item, "reward": reward, "completions": joint_action}
+            for nodes in self._levels
+            for node in nodes
+            for joint_action, reward in zip(node.joint_actions, node.rewards, strict=True)
+        ]
+
+    def _stop(self, problem: str, records: list[dict]) -> None:
+        """Ends the run with an error, leaving what led to it in the output folder."""
+        folder = Path(self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"failure_step{self.state.global_step}_process{self.accelerator.process_index}.json"
+        report = {"problem": problem, "agents": list(self.team.roles), "joint_actions": records}
+        path.write_text(json.dumps(report, indent=2, default=repr) + "\n")
+        raise FloatingPointError(f"{problem} at step {self.state.global_step}. Items and completions are in {path}.")
+
+
+class EpochSampler(RepeatSampler):
+    """A [`~trl.trainer.utils.RepeatSampler`] whose order depends only on seed and epoch, so that a run can resume."""
+
+    def set_epoch(self, epoch: int) -> None:
+        if self.shuffle:
+            self.generator.manual_seed(self.seed + epoch)
+
+
+def chat_prompt(role: str, history: Sequence[Turn], prompt: Prompt) -> list[dict[str, str]]:
+    """An agent's history and new prompt as chat messages."""
+    messages = []
+    for turn in history:
+        messages += _as_messages(turn.prompts[role])
+        messages.append({"role": "assistant", "content": turn.joint_action[role]})
+    return messages + _as_messages(prompt)
+
+
+def text_prompt(role: str, history: Sequence[Turn], prompt: Prompt) -> str:
+    """An agent's history and new prompt as one text; a single prompt is left as it is."""
+    if not isinstance(prompt, str):
+        raise ValueError(
+            f"The environment gives agent {role!r} chat messages, but its tokenizer has no chat template: give plain "
+            "text, or a tokenizer with a chat template."
+        )
+    past = "".join(f"{turn.prompts[role]}{turn.joint_action[role]}\n\n" for turn in history)
+    return past + prompt
+
+
+def _as_messages(prompt: Prompt) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def agent_rows(batch: dict[str, torch.Tensor], role: str) -> dict[str, torch.Tensor]:
+    """One agent's tensors of a batch, without the role in their names."""
+    prefix = f"{role}/"
+    return {name.removeprefix(prefix): x for name, x in batch.items() if name.startswith(prefix)}
+
+
+def trim_padding(rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Cuts the columns that are padding in every row: left of the prompts, right of the completions."""
+    prompt = slice(rows["prompt_mask"].any(dim=0).int().argmax().item(), None)
+    completion = slice(None, max(1, int(rows["completion_mask"].any(dim=0).sum())))
+    columns = {
+        "prompt_ids": prompt,
+        "prompt_mask": prompt,
+        "completion_ids": completion,
+        "completion_mask": completion,
+        "tool_mask": completion,
+        "ref_per_token_logps": completion,
+    }
+    return {name: x[:, columns[name]] if name in columns else x for name, x in rows.items()}
+
+
+def forward_inputs(rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Arguments of an agent's forward that returns the log-probabilities of its completions."""
+    input_ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
+    attention_mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
+    labels = input_ids.masked_fill(attention_mask == 0, -100)
+    labels[:, : rows["prompt_ids"].size(1)] = -100
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels, "fused_lm_head": True}
+
+
+def by_role(texts: dict[str, str]) -> str:
+    return "\n".join(f"[{role}] {text}" for role, text in texts.items())
+
+
+@contextlib.contextmanager
+def _changed(args: GRPOConfig, **values) -> Iterator[None]:
+    """Gives some arguments other values for a while."""
+    saved = {name: getattr(args, name) for name in values}
+    for name, value in values.items():
+        setattr(args, name, value)
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            setattr(args, name, value)

@@ -1,0 +1,147 @@
+"""What every team trainer shares: acting on one agent at a time, optimizer groups, checkpoints."""
+
+import contextlib
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from accelerate.utils import DistributedType
+from transformers import GenerationConfig
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from trl_multiagent.environments.base import Environment
+from trl_multiagent.team import AGENTS_FOLDER, TEAM_FILE, AgentTeam
+
+
+STATE_FILE = "team_trainer_state.json"
+
+
+class TeamTrainerMixin:
+    """
+    Makes a TRL trainer train an [`AgentTeam`].
+
+    Goes before the TRL trainer in the bases. The trainer's methods that expect one model and one tokenizer act on one
+    agent inside [`~TeamTrainerMixin.agent_scope`], and what they log there is logged as `agents/<role>/...`.
+    """
+
+    team: AgentTeam
+
+    def _set_up_agents(self) -> None:
+        """Collects what [`~TeamTrainerMixin.agent_scope`] swaps. Called once the TRL trainer is initialised."""
+        self._agent_attributes = {}
+        for role, agent in self.team.agents.items():
+            tokenizer = self.team.tokenizers[role]
+            declared = agent.generation_config.eos_token_id
+            declared = [] if declared is None else [declared] if isinstance(declared, int) else list(declared)
+            eos_token_ids = list(dict.fromkeys([tokenizer.eos_token_id, *declared]))
+            generation_kwargs = {
+                **self.generation_kwargs,
+                "pad_token_id": tokenizer.pad_token_id,
+                "bos_token_id": tokenizer.bos_token_id,
+                "eos_token_id": eos_token_ids,
+            }
+            self._agent_attributes[role] = {
+                "processing_class": tokenizer,
+                "_tokenizer": tokenizer,
+                "eos_token_ids": eos_token_ids,
+                "generation_kwargs": generation_kwargs,
+                "generation_config": GenerationConfig(**generation_kwargs, disable_compile=True),
+            }
+
+    @contextlib.contextmanager
+    def agent_scope(self, role: str) -> Iterator[None]:
+        """Makes the inherited single-agent methods act on one agent."""
+        attributes = self._agent_attributes[role]
+        saved = {name: getattr(self, name) for name in attributes}
+        metrics = self._metrics
+        self._metrics = {mode: defaultdict(list) for mode in metrics}
+        for name, value in attributes.items():
+            setattr(self, name, value)
+        try:
+            with self.team.activate(role):
+                yield
+        finally:
+            for name, value in saved.items():
+                setattr(self, name, value)
+            for mode, values in self._metrics.items():
+                for name, entries in values.items():
+                    if name.startswith("clip_ratio/"):  # the update is on-policy: the ratio is 1, nothing is clipped
+                        continue
+                    metrics[mode][f"agents/{role}/{name}"].extend(entries)
+            self._metrics = metrics
+
+    # Optimizer
+
+    def create_optimizer(self, model=None) -> torch.optim.Optimizer:
+        optimizer = super().create_optimizer(model)
+        if self.args.agent_learning_rates:
+            owner = {parameter: role for role in self.team.roles for parameter in self.team.agents[role].parameters()}
+            groups = []
+            for group in optimizer.param_groups:
+                for role in self.team.roles:
+                    parameters = [parameter for parameter in group["params"] if owner[parameter] == role]
+                    rate = self.args.agent_learning_rates.get(role, group["lr"])
+                    groups.append({**group, "params": parameters, "lr": rate})
+            optimizer.param_groups = [group for group in groups if group["params"]]
+        return optimizer
+
+    def _get_grad_norm(self, model, grad_norm=None):
+        total = super()._get_grad_norm(model, grad_norm)
+        if self.accelerator.distributed_type != DistributedType.DEEPSPEED:  # its engine keeps the gradients to itself
+            # The gradients are clipped by now: undo the factor that clipping applied to all of them
+            limit = self.args.max_grad_norm
+            factor = max(1.0, float(total) / limit) if limit > 0 else 1.0
+            for role, agent in self.team.agents.items():
+                gradients = [parameter.grad for parameter in agent.parameters() if parameter.grad is not None]
+                norm = factor * torch.nn.utils.get_total_norm(gradients).item()
+                self._metrics["train"][f"agents/{role}/grad_norm"].append(norm)
+        return total
+
+    # Checkpoints: the trainer's own state, `team.json`, and one standard folder per agent
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        if not self.args.should_save:
+            return
+        output_dir = Path(self.args.output_dir if output_dir is None else output_dir)
+        output_dir.mkdir(parents=True, exist_ok=True)
+        self.team.save_pretrained(output_dir, state_dict=state_dict)
+        torch.save(self.args, output_dir / "training_args.bin")
+
+    def _save_checkpoint(self, model, trial) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.args.should_save:
+            folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            (folder / STATE_FILE).write_text(json.dumps({"env_step": self.env_step}) + "\n")
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
+        self.team.load_weights(resume_from_checkpoint)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self.env_step = json.loads((Path(checkpoint) / STATE_FILE).read_text())["env_step"]
+
+    def _load_best_model(self) -> None:
+        if self.is_deepspeed_enabled:
+            super()._load_best_model()
+        else:
+            self.team.load_weights(self.state.best_model_checkpoint)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        # The parent copies the files of a single model from the checkpoint to the folder that it uploads
+        if self.is_world_process_zero():
+            source, target = Path(checkpoint_folder), Path(self.args.output_dir)
+            shutil.copytree(source / AGENTS_FOLDER, target / AGENTS_FOLDER, dirs_exist_ok=True)
+            shutil.copy(source / TEAM_FILE, target / TEAM_FILE)
+        super()._push_from_checkpoint(checkpoint_folder)
+
+
+def check_team(team: AgentTeam, environment: Environment, num_agents: int | None) -> None:
+    """Refuses a team that does not fit the environment."""
+    if tuple(team.roles) != tuple(environment.roles):
+        raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
+    if num_agents is not None and num_agents != len(team.roles):
+        raise ValueError(f"`num_agents` is {num_agents}, but the environment has the roles {list(environment.roles)}.")
