@@ -1,0 +1,50 @@
+# `make demo` trains a team of two agents, `make test` runs the tests. Both need Python 3.10+, git and make, nothing else.
+# PYTHON: the interpreter to make .venv with.   ARGS: more arguments for the recipe or for pytest.
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+CONFIG := recipes/code_generation/configs/magrpo_demo.yaml
+
+# Demo and tests use no network: what a library would look up, it has to do without
+export HF_HUB_OFFLINE = 1
+export HF_DATASETS_OFFLINE = 1
+export TRANSFORMERS_OFFLINE = 1
+export HF_HUB_DISABLE_TELEMETRY = 1
+# The models here are too small for more threads to help, and threads that wait for each other slow a busy machine down
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM = false
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format clean
+
+help:  ## Show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+setup: $(VENV)/.installed  ## Make .venv with the pinned versions of constraints.txt
+
+# torch comes first and by itself, so that a machine's own build of that version can be chosen
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: setup  ## Train two small agents to write code together (about 3 minutes)
+	$(VENV)/bin/accelerate launch --config_file accelerate_configs/single.yaml \
+		recipes/code_generation/train_magrpo.py --config $(CONFIG) $(ARGS)
+
+test: setup  ## Run the tests and show what they cover
+	$(VENV)/bin/python -m pytest --cov $(ARGS)
+
+lint: setup  ## Check style and formatting
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+format: setup  ## Repair style and formatting
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+clean:  ## Remove .venv and the results of runs
+	rm -rf $(VENV) outputs .pytest_cache .ruff_cache .coverage*

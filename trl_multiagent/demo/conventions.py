@@ -1,0 +1,62 @@
+"""Which of the two conventions an agent follows, judged by what its function does and not by how it is written."""
+
+import random
+from collections.abc import Sequence
+
+from trl_multiagent.demo.demonstrations import CONVENTIONS, write_aux
+from trl_multiagent.demo.problems import Problem
+from trl_multiagent.environments.base import JointAction
+from trl_multiagent.sandbox import Program, Sandbox, Verdict
+
+
+INPUTS = 3
+
+
+def conventions(
+    problems: Sequence[Problem], joint_actions: Sequence[JointAction], sandbox: Sandbox
+) -> list[dict[str, str | None]]:
+    """
+    The convention of every agent's answer: `"A"` (aux keeps elements, main maps them), `"B"` (aux keeps and maps them), or
+    `None` for an answer that fits neither, for example because it is wrong or does without its partner.
+
+    Each function runs without its partner's: aux on inputs, main with a correct aux of either convention in turn.
+
+    Args:
+        problems (`Sequence[Problem]`): The problem that each joint action answers.
+        joint_actions (`Sequence[JointAction]`): The answers, one per role.
+        sandbox (`Sandbox`): Runs them.
+
+    Returns:
+        `list[dict[str, str | None]]`: The convention per role, for each joint action.
+    """
+    programs = []
+    for problem, answers in zip(problems, joint_actions, strict=True):
+        rng = random.Random(problem.name)
+        inputs = [problem.inputs(rng, length=6) for _ in range(INPUTS)]
+        kept = [problem.kept(values) for values in inputs]
+        outputs = {"A": kept, "B": [problem.mapped(values) for values in kept]}
+        for convention in CONVENTIONS:
+            programs.append(Program(answers["aux"], "aux", check(inputs, outputs[convention])))
+        solutions = [problem.solve(values) for values in inputs]
+        for convention in CONVENTIONS:
+            source = write_aux(problem, convention) + answers["main"]
+            programs.append(Program(source, problem.name, check(inputs, solutions)))
+    verdicts = sandbox.run(programs)
+    return [
+        {"aux": followed(verdicts[k : k + 2]), "main": followed(verdicts[k + 2 : k + 4])}
+        for k in range(0, len(verdicts), 4)
+    ]
+
+
+def check(inputs: list, outputs: list) -> str:
+    """Tests that a function turns each input into its output."""
+    asserts = [
+        f"    assert candidate({value!r}) == {output!r}\n" for value, output in zip(inputs, outputs, strict=True)
+    ]
+    return "def check(candidate):\n" + "".join(asserts)
+
+
+def followed(verdicts: Sequence[Verdict]) -> str | None:
+    """The one convention whose tests all passed."""
+    passed = [name for name, verdict in zip(CONVENTIONS, verdicts, strict=True) if verdict.passed == INPUTS]
+    return passed[0] if len(passed) == 1 else None

@@ -1,0 +1,243 @@
+"""What the demo prints: an introduction, one progress bar per phase, and the team before and after its training."""
+
+import textwrap
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from time import perf_counter
+
+from accelerate import PartialState
+from matplotlib.figure import Figure
+from tqdm.auto import tqdm
+from transformers import ProgressCallback
+from transformers.utils import logging
+
+from trl_multiagent.demo.conventions import conventions
+from trl_multiagent.demo.problems import demo_problems
+from trl_multiagent.environments.base import JointAction, Turn
+from trl_multiagent.sandbox import Sandbox
+
+
+WIDTH = 98
+INTRODUCTION = """
+Two agents learn to write code together
+=======================================
+Each problem asks for one small Python function. The agent "aux" writes a helper, the agent "main"
+the function itself, which may call the helper; neither sees what the other writes. Both start as
+copies of one tiny language model that imitates careless demonstrations, of two kinds:
+
+  A  aux keeps some elements, main maps and reduces them
+  B  aux keeps and maps them, main only reduces
+
+A mixed pair fails. What they learn from is one joint reward between 0 and 4: how many tests their
+code passes together, and whether main makes real use of aux. Here are 100 seconds of MAGRPO.
+"""
+CHUNK = 16  # held-out problems per advance of the progress bar
+SMOOTHING = 10  # steps of the moving average in the learning curve
+
+
+@dataclass
+class Evaluation:
+    """The team on held-out problems; one entry of each list per episode."""
+
+    items: list[dict]
+    joint_actions: list[JointAction]
+    rewards: list[float]
+    test_pass_rates: list[float]
+    conventions: list[dict[str, str | None]]
+
+    @property
+    def reward(self) -> float:
+        """Mean joint reward, 0 to 4."""
+        return mean(self.rewards)
+
+    @property
+    def test_pass_rate(self) -> float:
+        """Mean share of a problem's tests that pass."""
+        return mean(self.test_pass_rates)
+
+    @property
+    def solved(self) -> float:
+        """Share of the answers that pass all tests."""
+        return mean([rate == 1.0 for rate in self.test_pass_rates])
+
+    def agreed(self, *names: str) -> float:
+        """Share of the answers in which both agents follow the same one of the conventions named."""
+        return mean([c["aux"] == c["main"] and c["aux"] in names for c in self.conventions])
+
+
+class DemoReport:
+    """
+    Shows what a demo run does and what came of it.
+
+    Args:
+        items (`list[dict]` or `datasets.Dataset`): Held-out problems of the demo to judge the team by.
+        num_episodes (`int`, *optional*, defaults to `4`): Sampled answers per problem.
+
+    Example:
+
+    ```python
+    report = DemoReport(demo_dataset("test"))  # prints the introduction
+    trainer = MAGRPOTrainer(...)
+    report.before(trainer)
+    trainer.train()
+    trainer.save_model(folder)
+    report.after(trainer, folder)
+    ```
+    """
+
+    def __init__(self, items, num_episodes: int = 4):
+        self.items = list(items)
+        self.num_episodes = num_episodes
+        self.is_main_process = PartialState().is_main_process
+        logging.disable_progress_bar()  # the bars of loading and saving a model of 2 MB
+        self.print(INTRODUCTION)
+
+    def print(self, text: str = "") -> None:
+        if self.is_main_process:
+            print(text, flush=True)
+
+    def before(self, trainer) -> None:
+        """
+        Judges the untrained team, and has the trainer show one progress bar instead of a line per step.
+
+        Every process of a distributed run has to call this.
+        """
+        self.start = self.evaluate(trainer, "Before training: held-out problems")
+        if not trainer.args.disable_tqdm:
+            trainer.remove_callback(ProgressCallback)
+            trainer.add_callback(RewardProgressCallback)
+        self.started_at = perf_counter()
+
+    def after(self, trainer, team_folder: str | Path) -> None:
+        """
+        Judges the trained team, draws the learning curve, and prints the comparison.
+
+        Every process of a distributed run has to call this.
+
+        Args:
+            trainer (`MAGRPOTrainer`): The trainer that has trained the team.
+            team_folder (`str` or `Path`): Where the team was saved.
+        """
+        seconds = perf_counter() - self.started_at
+        self.end = self.evaluate(trainer, "After training: held-out problems ")
+        if not self.is_main_process:
+            return
+        picture = Path(trainer.args.output_dir) / "learning_curve.png"
+        draw_learning_curve(trainer.state.log_history, self.start, self.end, picture)
+        self.print(comparison(self.start, self.end, len(self.items), self.num_episodes))
+        for k in sample_episodes(self.items, self.num_episodes):
+            self.print(sample(self.start, self.end, k))
+        self.print(f"Training         {trainer.state.global_step} steps in {seconds:.0f} s")
+        self.print(f"Saved team       {team_folder}")
+        self.print(f"Learning curve   {picture}\n")
+
+    def evaluate(self, trainer, description: str) -> Evaluation:
+        """Plays sampled episodes on the held-out problems with the team as it is."""
+        episodes: list[list[Turn]] = []
+        with tqdm(total=len(self.items), desc=description, unit="problem", disable=not self.is_main_process) as bar:
+            for start in range(0, len(self.items), CHUNK):
+                chunk = self.items[start : start + CHUNK]
+                episodes += trainer.collaborate(chunk, num_episodes=self.num_episodes)
+                bar.update(len(chunk))
+        last_turns = [episode[-1] for episode in episodes]
+        items = [item for item in self.items for _ in range(self.num_episodes)]
+        problems = {problem.name: problem for split in ("train", "test") for problem in demo_problems(split)}
+        joint_actions = [turn.joint_action for turn in last_turns]
+        with Sandbox(check_timeout=2.0) as sandbox:
+            followed = conventions([problems[item["entry_point"]] for item in items], joint_actions, sandbox)
+        return Evaluation(
+            items=items,
+            joint_actions=joint_actions,
+            rewards=[turn.outcome.reward for turn in last_turns],
+            test_pass_rates=[turn.outcome.metrics["test_pass_rate"] for turn in last_turns],
+            conventions=followed,
+        )
+
+
+class RewardProgressCallback(ProgressCallback):
+    """The trainer's progress bar, with the latest reward behind it instead of a line per log entry."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        super().on_train_begin(args, state, control, **kwargs)
+        if state.is_world_process_zero:
+            self.training_bar.set_description("Training")
+            self.training_bar.unit = "step"
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if state.is_world_process_zero and self.training_bar is not None and "reward" in logs:
+            self.training_bar.set_postfix_str(f"joint reward {logs['reward']:.2f}", refresh=False)
+
+
+def mean(values: list) -> float:
+    return sum(values) / len(values)
+
+
+def comparison(start: Evaluation, end: Evaluation, problems: int, num_episodes: int) -> str:
+    """The table of numbers before and after."""
+    title = f"{problems} held-out problems, {num_episodes} sampled answers each"
+    rows = [
+        ("joint reward (0 to 4)", f"{start.reward:.2f}", f"{end.reward:.2f}"),
+        ("tests passed", f"{start.test_pass_rate:.0%}", f"{end.test_pass_rate:.0%}"),
+        ("answers that pass all tests", f"{start.solved:.0%}", f"{end.solved:.0%}"),
+        ("both agents follow the same convention", f"{start.agreed('A', 'B'):.0%}", f"{end.agreed('A', 'B'):.0%}"),
+        ("    A: aux keeps, main maps", f"{start.agreed('A'):.0%}", f"{end.agreed('A'):.0%}"),
+        ("    B: aux keeps and maps", f"{start.agreed('B'):.0%}", f"{end.agreed('B'):.0%}"),
+    ]
+    lines = [f"\n{title:<50} {'before':>8} {'after':>8}", "-" * 68]
+    lines += [f"{name:<50} {first:>8} {second:>8}" for name, first, second in rows]
+    return "\n".join(lines)
+
+
+def sample_episodes(items: list[dict], num_episodes: int) -> list[int]:
+    """The first episode of the first problem about lists and of the first about strings: not picked by their result."""
+    starts = ("xs", "s")
+    first = {start: k for start in starts for k, item in reversed(list(enumerate(items))) if f"({start}):" in item["prompt"]}
+    return [k * num_episodes for k in first.values()]
+
+
+def sample(start: Evaluation, end: Evaluation, episode: int) -> str:
+    """One problem and the team's answers to it, before and after side by side."""
+    column = WIDTH // 2 - 2
+    signature, docstring = start.items[episode]["prompt"].splitlines()[:2]
+    lines = [f"\nSample answer: {signature[4:-1]}   {docstring.strip().strip(chr(34))}"]
+    headings = [
+        f"{name}: reward {side.rewards[episode]:.2f}, {side.test_pass_rates[episode]:.0%} of the tests"
+        for name, side in (("before", start), ("after", end))
+    ]
+    lines += [f"  {headings[0]:<{column}}  {headings[1]}", f"  {'-' * column}  {'-' * column}"]
+    for role in ("aux", "main"):
+        sides = [side.joint_actions[episode][role].expandtabs(4).splitlines() for side in (start, end)]
+        sides = [[line for code in lines for line in wrap(code, column)] for lines in sides]
+        lines += [f"  {left:<{column}}  {right}".rstrip() for left, right in zip_longest(*sides, fillvalue="")]
+        lines.append("")
+    return "\n".join(lines[:-1])
+
+
+def wrap(line: str, width: int) -> list[str]:
+    """A line of code, cut where it is longer than its column."""
+    return textwrap.wrap(line, width, drop_whitespace=False, break_on_hyphens=False) or [""]
+
+
+def draw_learning_curve(log_history: list[dict], start: Evaluation, end: Evaluation, path: Path) -> None:
+    """Draws joint reward and share of tests passed against the optimizer step, with the held-out values as dots."""
+    logs = [entry for entry in log_history if "reward" in entry]
+    steps = [entry["step"] for entry in logs]
+    panels = (
+        ("Joint reward", "reward", 4.0, (start.reward, end.reward)),
+        ("Share of tests passed", "turn_1/test_pass_rate", 1.0, (start.test_pass_rate, end.test_pass_rate)),
+    )
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    for axes, (title, key, maximum, held_out) in zip(figure.subplots(1, 2), panels, strict=True):
+        values = [entry[key] for entry in logs]
+        smooth = [mean(values[max(0, k - SMOOTHING + 1) : k + 1]) for k in range(len(values))]
+        axes.axhline(maximum, color="0.6", linestyle=":", label="maximum")
+        axes.plot(steps, values, color="tab:blue", alpha=0.3, label="training batch")
+        axes.plot(steps, smooth, color="tab:blue", linewidth=2, label=f"training, mean of {SMOOTHING} steps")
+        axes.plot([0, steps[-1]], held_out, "o", color="tab:orange", markersize=8, label="held-out problems")
+        axes.set(title=title, xlabel="optimizer step", ylim=(0, maximum * 1.05))
+        axes.grid(alpha=0.2)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].legend(loc="lower right", frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
