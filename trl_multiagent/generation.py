@@ -1,5 +1,7 @@
 """Prompts to completions for one agent, in one `generate` call for a whole level of the rollout trees."""
 
+import inspect
+
 import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from trl.trainer.utils import pad
@@ -69,7 +71,7 @@ def _generate_chunk(
     input_ids = pad(tensors, padding_value=generation_config.pad_token_id, padding_side="left").to(device)
     attention_mask = pad([torch.ones_like(ids) for ids in tensors], padding_value=0, padding_side="left").to(device)
     cache = {}
-    if generation_config.cache_implementation is None and model._supports_default_dynamic_cache():
+    if _can_share_prompts(model, generation_config):
         cache["past_key_values"] = _read_prompts(model, input_ids, attention_mask, num_generations)
     output_ids = model.generate(
         input_ids=input_ids.repeat_interleave(num_generations, dim=0),
@@ -85,14 +87,25 @@ def _generate_chunk(
     return [sequences[k : k + num_generations] for k in range(0, len(sequences), num_generations)]
 
 
+def _can_share_prompts(model: PreTrainedModel, generation_config: GenerationConfig) -> bool:
+    """Whether the model keeps plain keys and values, and takes the positions that left padding asks for."""
+    takes_positions = "position_ids" in inspect.signature(type(model).forward).parameters
+    return takes_positions and model._supports_default_dynamic_cache() and not generation_config.cache_implementation
+
+
 def _read_prompts(
     model: PreTrainedModel, input_ids: torch.Tensor, attention_mask: torch.Tensor, num_generations: int
 ) -> DynamicCache:
     """The cache of all prompt tokens but the last, which `generate` feeds itself, repeated for each completion."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     if input_ids.size(1) > 1:
+        position_ids = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
         inputs = model.prepare_inputs_for_generation(
-            input_ids[:, :-1], attention_mask=attention_mask[:, :-1], past_key_values=cache, use_cache=True
+            input_ids[:, :-1],
+            attention_mask=attention_mask[:, :-1],
+            position_ids=position_ids[:, :-1],
+            past_key_values=cache,
+            use_cache=True,
         )
         model.base_model(**inputs)  # the backbone: nothing here needs logits
         cache.batch_repeat_interleave(num_generations)

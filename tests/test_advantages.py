@@ -1,0 +1,38 @@
+import pytest
+import torch
+
+from trl_multiagent.advantages import sibling_advantages
+
+
+RETURNS = torch.tensor([[1.0, 2.0, 6.0], [4.0, 4.0, 4.0]])
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("mean", [[-2.0, -1.0, 3.0], [0.0, 0.0, 0.0]]),
+        ("rloo", [[1.0 - 4.0, 2.0 - 3.5, 6.0 - 1.5], [0.0, 0.0, 0.0]]),
+        ("max", [[-5.0, -4.0, 0.0], [0.0, 0.0, 0.0]]),
+        ("raw", [[1.0, 2.0, 6.0], [4.0, 4.0, 4.0]]),
+    ],
+)
+def test_values(mode, expected):
+    assert torch.allclose(sibling_advantages(RETURNS, mode), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("mode", ["mean", "rloo", "max", "raw"])
+def test_normalized_modes_are_one(mode):
+    std = (14 / 3) ** 0.5  # population
+    expected = torch.tensor([[-2.0 / std, -1.0 / std, 3.0 / std], [0.0, 0.0, 0.0]])
+    assert torch.allclose(sibling_advantages(RETURNS, mode, normalize=True), expected)
+
+
+def test_input_is_left_alone():
+    returns = RETURNS.clone()
+    sibling_advantages(returns, "raw").add_(1.0)
+    assert torch.equal(returns, RETURNS)
+
+
+def test_unknown_mode():
+    with pytest.raises(ValueError, match="median"):
+        sibling_advantages(RETURNS, "median")

@@ -1,0 +1,84 @@
+import pytest
+import torch
+from tiny import byte_tokenizer, tiny_llama
+from transformers import GenerationConfig
+
+from trl_multiagent.generation import generate_groups
+
+
+def config(**changes):
+    settings = {"max_new_tokens": 6, "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    return GenerationConfig(
+        **{**settings, "pad_token_id": 257, "eos_token_id": [256], **changes}, disable_compile=True
+    )
+
+
+PROMPTS = [[65, 66, 67], [68] * 9, [70], [71, 72]]
+
+
+def count_calls(model, monkeypatch):
+    calls = []
+    generate = model.generate
+    monkeypatch.setattr(
+        model, "generate", lambda **kwargs: calls.append(kwargs["input_ids"].shape) or generate(**kwargs)
+    )
+    return calls
+
+
+def test_greedy_groups_equal_plain_generate():
+    model = tiny_llama()
+    greedy = config(do_sample=False, temperature=None, top_p=None, top_k=None)
+    groups = generate_groups(model, PROMPTS, 3, greedy)
+    for prompt, group in zip(PROMPTS, groups, strict=True):
+        plain = model.generate(input_ids=torch.tensor([prompt]), generation_config=greedy)[0, len(prompt) :].tolist()
+        assert group == [plain] * 3
+
+
+def test_samples_follow_the_policy():
+    """The next-token frequencies of many samples are those of the model, for a padded prompt too."""
+    model = tiny_llama(initializer_range=0.6)
+    groups = generate_groups(model, PROMPTS, 4000, config(max_new_tokens=1))
+    for prompt, group in zip(PROMPTS, groups, strict=True):
+        with torch.no_grad():
+            probabilities = model(torch.tensor([prompt])).logits[0, -1].softmax(-1)
+        counts = torch.bincount(torch.tensor(group).flatten(), minlength=258) / 4000
+        assert (counts - probabilities).abs().max() < 0.04
+        assert probabilities.max() > 0.1  # far from uniform
+
+
+def test_completions_end_at_their_first_eos():
+    model = tiny_llama()
+    with torch.no_grad():
+        model.lm_head.weight[256] = model.lm_head.weight[:200].mean(0) + 0.5 * torch.ones(32)
+    sequences = [ids for group in generate_groups(model, PROMPTS, 60, config()) for ids in group]
+    ended = [ids for ids in sequences if ids[-1] == 256]
+    assert 20 < len(ended) < len(sequences)
+    assert all(256 not in ids[:-1] for ids in sequences)
+    assert all(len(ids) == 6 for ids in sequences if ids[-1] != 256)
+
+
+def test_one_call_whatever_the_size(monkeypatch):
+    model = tiny_llama()
+    calls = count_calls(model, monkeypatch)
+    generate_groups(model, PROMPTS * 10, 4, config())
+    assert calls == [(160, 9)]
+
+
+@pytest.mark.parametrize("budget", [40, 100, 1])
+def test_budget_splits_calls_and_keeps_order(budget, monkeypatch):
+    model = tiny_llama()
+    greedy = config(do_sample=False, temperature=None, top_p=None, top_k=None)
+    whole = generate_groups(model, PROMPTS, 2, greedy)
+    calls = count_calls(model, monkeypatch)
+    assert generate_groups(model, PROMPTS, 2, greedy, token_budget=budget) == whole
+    assert len(calls) > 1
+    assert all(rows * (length + 6) <= budget or rows == 2 for rows, length in calls)
+
+
+def test_no_prompts():
+    assert generate_groups(tiny_llama(), [], 2, config()) == []
+
+
+def test_decoding_keeps_bytes():
+    tokenizer = byte_tokenizer()
+    assert tokenizer.decode(tokenizer("def f(x):\n    return 'é'")["input_ids"]) == "def f(x):\n    return 'é'"

@@ -1,0 +1,149 @@
+"""The tree itself, with agents and rewards that are written down here."""
+
+import random
+
+import pytest
+
+from trl_multiagent.environments import Outcome
+from trl_multiagent.rollout import Samples, grow_trees, joint_action_indices
+
+
+class Letters:
+    """Agents write a letter per sibling; the reward is looked up by the branch's texts."""
+
+    def __init__(self, rewards=None, roles=("aux", "main")):
+        self.roles = roles
+        self.rewards = rewards or {}
+        self.calls = []
+
+    def prompts(self, item, history):
+        return {role: f"{item['id']}/{role}/{len(history)}" for role in self.roles}
+
+    def sample(self, num_generations):
+        def sample(role, nodes):
+            self.calls.append((role, len(nodes)))
+            texts = [f"{role[0]}{g}" for g in range(num_generations)]
+            return [Samples([1], [[g] for g in range(num_generations)], texts) for _ in nodes]
+
+        return sample
+
+    def score(self, nodes):
+        return [
+            [Outcome(self.rewards.get(self.path(node, action), 0.0)) for action in node.joint_actions]
+            for node in nodes
+        ]
+
+    @staticmethod
+    def path(node, action):
+        return " ".join("+".join(texts.values()) for texts in [*(turn.joint_action for turn in node.history), action])
+
+
+def grow(environment, items=({"id": 0},), num_generations=2, **settings):
+    settings = {"num_turns": 1, **settings}
+    return grow_trees(
+        list(items),
+        environment,
+        environment.sample(num_generations),
+        environment.score,
+        num_generations=num_generations,
+        **settings,
+    )
+
+
+def test_joint_actions():
+    assert joint_action_indices("align", 3, 2) == [(0, 0, 0), (1, 1, 1)]
+    assert joint_action_indices("cross", 2, 3) == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 0),
+        (1, 1),
+        (1, 2),
+        (2, 0),
+        (2, 1),
+        (2, 2),
+    ]
+    assert len(joint_action_indices("cross", 3, 2)) == 8
+
+
+@pytest.mark.parametrize(("mode", "sizes"), [("align", [3, 6, 12]), ("cross", [3, 12, 48])])
+def test_tree_sizes_and_one_call_per_level(mode, sizes):
+    environment = Letters()
+    levels = grow(environment, [{"id": k} for k in range(3)], num_turns=3, joint_mode=mode)
+    assert [len(nodes) for nodes in levels] == sizes
+    assert environment.calls == [(role, size) for size in sizes for role in ("aux", "main")]
+
+
+def test_returns_of_a_tree_by_hand():
+    rewards = {
+        "a0+m0": 1.0,
+        "a1+m1": 2.0,
+        "a0+m0 a0+m0": 3.0,
+        "a0+m0 a1+m1": 5.0,
+        "a1+m1 a0+m0": -1.0,
+        "a1+m1 a1+m1": 0.0,
+    }
+    root = grow(Letters(rewards), num_turns=2, discount=0.5)[0][0]
+    assert root.returns == [1.0 + 0.5 * 4.0, 2.0 + 0.5 * -0.5]
+    assert root.children[0].returns == [3.0, 5.0]
+    assert root.agent_returns(0) == root.agent_returns(1) == root.returns
+
+
+def test_cross_returns_are_means_over_the_teammates():
+    rewards = {"a0+m0": 1.0, "a0+m1": 2.0, "a1+m0": 5.0, "a1+m1": 10.0}
+    root = grow(Letters(rewards), joint_mode="cross")[0][0]
+    assert root.agent_returns(0) == [1.5, 7.5]
+    assert root.agent_returns(1) == [3.0, 6.0]
+
+
+def test_three_agents_cross():
+    environment = Letters({"a0+m0+t1": 8.0}, roles=("aux", "main", "tests"))
+    root = grow(environment, joint_mode="cross")[0][0]
+    assert [root.agent_returns(k) for k in range(3)] == [[2.0, 0.0], [2.0, 0.0], [0.0, 2.0]]
+
+
+def test_rewards_are_processed_before_anything_looks_at_them():
+    rewards = {"a0+m0": 1.0, "a1+m1": 3.0}
+    levels = grow(
+        Letters(rewards), num_turns=2, early_termination_threshold=-0.5, process_reward=lambda reward: 2 * reward - 4
+    )
+    assert levels[0][0].rewards == [-2.0, 2.0]
+    assert levels[0][0].ended_early  # their mean, 0, is above the threshold
+
+
+@pytest.mark.parametrize(("threshold", "leaf"), [(1.4999, True), (1.5, False), (None, False)])
+def test_early_termination_is_strict_and_ends_one_branch(threshold, leaf):
+    rewards = {"a0+m0": 1.0, "a1+m1": 2.0, "a0+m0 a0+m0": 9.0}
+    levels = grow(Letters(rewards), num_turns=3, early_termination_threshold=threshold)
+    root = levels[0][0]
+    assert root.ended_early == leaf
+    assert [len(nodes) for nodes in levels] == ([1, 0, 0] if leaf else [1, 2, 4 if threshold is None else 2])
+    if leaf:
+        assert root.returns == root.rewards
+    elif threshold is not None:
+        assert [child.ended_early for child in root.children.values()] == [True, False]
+
+
+def test_histories_are_the_branch_s_own():
+    levels = grow(Letters(), num_turns=3)
+    last = levels[2][-1]
+    assert [turn.joint_action for turn in last.history] == [{"aux": "a1", "main": "m1"}] * 2
+    assert [turn.prompts["aux"] for turn in last.history] == ["0/aux/0", "0/aux/1"]
+    assert last.prompts["main"] == "0/main/2"
+
+
+def test_best_handoff_is_a_chain_of_first_maxima():
+    rewards = {"a0+m0": 1.0, "a1+m1": 3.0, "a2+m2": 3.0, "a1+m1 a0+m0": 7.0}
+    levels = grow(Letters(rewards), num_generations=3, num_turns=2, handoff="best", discount=0.9)
+    assert [len(nodes) for nodes in levels] == [1, 1]
+    assert list(levels[0][0].children) == [1]
+    assert levels[0][0].returns == [1.0, 3.0, 3.0]  # immediate rewards only
+    assert levels[1][0].returns == [7.0, 0.0, 0.0]
+
+
+def test_random_handoff_draws_every_sibling():
+    random.seed(0)
+    levels = grow(Letters(), [{"id": k} for k in range(300)], num_generations=3, num_turns=2, handoff="random")
+    drawn = [next(iter(node.children)) for node in levels[0]]
+    assert len(levels[1]) == 300
+    assert all(70 < drawn.count(g) < 130 for g in range(3))

@@ -1,0 +1,101 @@
+"""Tiny models and environments that the tests share."""
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOConfig, MAGRPOTrainer
+
+
+def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
+    """One token per byte, and an end-of-sequence and a padding token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: k for k, character in enumerate(alphabet)}
+    vocabulary |= {"<eos>": 256, "<pad>": 257}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", padding_side="left"
+    )
+    fast.chat_template = chat_template
+    return fast
+
+
+def tiny_llama(seed: int = 0, **changes) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = {
+        "vocab_size": 258,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "initializer_range": 0.1,
+        "eos_token_id": 256,
+        "pad_token_id": 257,
+        "bos_token_id": None,
+        "tie_word_embeddings": True,
+    }
+    return LlamaForCausalLM(LlamaConfig(**{**config, **changes}))
+
+
+def tiny_team(roles=("aux", "main"), chat_template: str | None = None) -> AgentTeam:
+    """Random agents, different ones, each with a tokenizer of its own."""
+    return AgentTeam(
+        {role: tiny_llama(seed) for seed, role in enumerate(roles)},
+        {role: byte_tokenizer(chat_template) for role in roles},
+    )
+
+
+def count_reward(completions, **columns) -> list[float]:
+    """Rewards that differ between siblings and depend on every agent's text."""
+    return [
+        sum((1 + k) * text.count(letter) for k, text in enumerate(c.values()) for letter in "aeiou0123456789.,;%#!")
+        / 10
+        for c in completions
+    ]
+
+
+def feedback(item, history):
+    return {
+        role: f"Turn {len(history)} gave {history[-1].outcome.reward:.2f}. {role}:" for role in history[-1].prompts
+    }
+
+
+def tiny_environment(roles=("aux", "main"), reward=count_reward) -> FunctionEnvironment:
+    prompts = {role: "Task {x}, part " + role + ":" for role in roles}
+    return FunctionEnvironment(prompts, reward, transition=feedback)
+
+
+def tiny_items(number: int = 12) -> Dataset:
+    # Of different lengths, so that batches are padded
+    return Dataset.from_dict({"x": [str(10**k % 997) * (1 + k % 3) for k in range(number)]})
+
+
+def tiny_trainer(output_dir, team=None, environment=None, trainer=MAGRPOTrainer, config=MAGRPOConfig, **arguments):
+    """A trainer on tiny agents; keyword arguments of the trainer and of its configuration, mixed."""
+    team = tiny_team() if team is None else team
+    environment = tiny_environment(team.roles) if environment is None else environment
+    names = ("train_dataset", "eval_dataset", "callbacks", "optimizers")
+    own = {name: arguments.pop(name) for name in names if name in arguments}
+    own.setdefault("train_dataset", tiny_items())
+    defaults = {
+        "items_per_device": 2,
+        "max_completion_length": 8,
+        "max_steps": 1,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "bf16": False,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+    args = config(output_dir=str(output_dir), **{**defaults, **arguments})
+    return trainer(team, environment, args, **own)

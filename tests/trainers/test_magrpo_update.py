@@ -1,0 +1,361 @@
+"""The update: every gradient against a computation in plain PyTorch, one sequence at a time, without padding."""
+
+import copy
+
+import pytest
+import torch
+from tiny import count_reward, tiny_environment, tiny_items, tiny_team, tiny_trainer
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+
+from trl_multiagent import (
+    FunctionEnvironment,
+    MAGRPOConfig,
+    MAGRPOTrainer,
+    MAREINFORCEConfig,
+    MAREINFORCETrainer,
+    MAReMaxConfig,
+    MAReMaxTrainer,
+    MARLOOConfig,
+    MARLOOTrainer,
+)
+
+
+class Gradients(TrainerCallback):
+    """Keeps the gradients of the first optimizer step."""
+
+    def __init__(self):
+        self.of = {}
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.of = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def one_update(tmp_path, team=None, **settings):
+    """The gradients of one optimizer step, the trees it used, and the team before it."""
+    team = tiny_team() if team is None else team
+    before = copy.deepcopy(team)
+    gradients = Gradients()
+    trainer = tiny_trainer(tmp_path, team, callbacks=[gradients], **settings)
+    trainer.train()
+    return gradients.of, trainer, before
+
+
+def log_probability(model, prompt_ids, completion_ids, temperature=1.0):
+    """log pi of each completion token, from one plain forward."""
+    ids = torch.tensor([prompt_ids + completion_ids])
+    logits = model(ids).logits[0, len(prompt_ids) - 1 : -1] / temperature
+    return logits.log_softmax(-1)[range(len(completion_ids)), completion_ids]
+
+
+def baseline(returns, g, mode):
+    others = returns[:g] + returns[g + 1 :]
+    return {"mean": sum(returns) / len(returns), "rloo": sum(others) / len(others), "max": max(returns), "raw": 0.0}[
+        mode
+    ]
+
+
+def value(node, j, discount):
+    """R_j, from the rewards alone."""
+    if j not in node.children:
+        return node.rewards[j]
+    child = node.children[j]
+    values = [value(child, k, discount) for k in range(len(child.rewards))]
+    return node.rewards[j] + discount * sum(values) / len(values)
+
+
+def reference_gradients(
+    levels, team, mode="mean", joint="align", discount=1.0, weights=None, temperature=1.0, beta=0.0, reference=None
+):
+    nodes = [(turn, node) for turn, level in enumerate(levels) for node in level]
+    roles = team.roles
+    size = len(nodes[0][1].samples[roles[0]].texts)
+    for k, role in enumerate(roles):
+        loss = 0.0
+        for turn, node in nodes:
+            joint_returns = [value(node, j, 0.0 if weights else discount) for j in range(len(node.rewards))]
+            if joint == "align":
+                returns = joint_returns
+            else:  # the last agent's index runs fastest
+                stride = size ** (len(roles) - 1 - k)
+                containing = [[r for j, r in enumerate(joint_returns) if j // stride % size == g] for g in range(size)]
+                returns = [sum(values) / len(values) for values in containing]
+            samples = node.samples[role]
+            for g, completion_ids in enumerate(samples.completion_ids):
+                advantage = returns[g] - baseline(returns, g, mode)
+                log_p = log_probability(team.agents[role], samples.prompt_ids, completion_ids, temperature)
+                row = -advantage * log_p.sum()
+                if beta:
+                    with torch.no_grad():
+                        log_r = log_probability(
+                            reference.agents[role], samples.prompt_ids, completion_ids, temperature
+                        )
+                    kl = (log_r - log_p).exp() - (log_r - log_p) - 1
+                    ratio = (
+                        log_p - log_p.detach()
+                    ).exp()  # corrects the estimate's gradient, see `use_bias_correction_kl`
+                    row = row + beta * (ratio * kl).sum()
+                loss = loss + row * (weights[turn] if weights else 1.0)
+        (loss / (len(nodes) * size)).backward()
+    return {name: parameter.grad for name, parameter in team.named_parameters()}
+
+
+def distance(left, right):
+    assert left.keys() == right.keys()
+    difference = sum((left[name] - right[name]).double().pow(2).sum() for name in left)
+    scale = sum(right[name].double().pow(2).sum() for name in right)
+    assert scale > 0
+    return (difference / scale).sqrt().item()
+
+
+TRAINERS = {
+    "mean": (MAGRPOTrainer, MAGRPOConfig),
+    "rloo": (MARLOOTrainer, MARLOOConfig),
+    "max": (MAReMaxTrainer, MAReMaxConfig),
+    "raw": (MAREINFORCETrainer, MAREINFORCEConfig),
+}
+
+
+@pytest.mark.parametrize("mode", TRAINERS)
+@pytest.mark.parametrize("joint", ["align", "cross"])
+@pytest.mark.parametrize("num_turns", [1, 2])
+def test_gradient_by_hand(tmp_path, mode, joint, num_turns):
+    trainer_class, config_class = TRAINERS[mode]
+    gradients, trainer, before = one_update(
+        tmp_path,
+        trainer=trainer_class,
+        config=config_class,
+        joint_mode=joint,
+        num_turns=num_turns,
+        num_agents=2,
+        num_generations=3,
+        discount=0.7,
+        items_per_device=2 if joint == "align" or num_turns == 1 else 1,
+    )
+    expected = reference_gradients(trainer._levels, before, mode, joint, discount=0.7)
+    assert distance(gradients, expected) < 1e-5
+
+
+@pytest.mark.parametrize("roles", [("solo",), ("one", "two", "three")])
+@pytest.mark.parametrize("joint", ["align", "cross"])
+def test_other_team_sizes(tmp_path, roles, joint):
+    gradients, trainer, before = one_update(tmp_path, tiny_team(roles), joint_mode=joint, num_generations=2)
+    assert distance(gradients, reference_gradients(trainer._levels, before, joint=joint)) < 1e-5
+
+
+def test_temperature(tmp_path):
+    gradients, trainer, before = one_update(tmp_path, temperature=0.7)
+    assert distance(gradients, reference_gradients(trainer._levels, before, temperature=0.7)) < 1e-5
+
+
+def test_early_termination_keeps_the_leaf_and_the_weights(tmp_path):
+    """The mean is over the rows there are, not over those there would have been."""
+    gradients, trainer, before = one_update(
+        tmp_path, num_turns=2, items_per_device=6, early_termination_threshold=0.12, num_generations=3
+    )
+    ended = [node.ended_early for node in trainer._levels[0]]
+    assert True in ended and False in ended
+    assert distance(gradients, reference_gradients(trainer._levels, before)) < 1e-5
+
+
+@pytest.mark.parametrize("handoff", ["best", "random"])
+def test_chain_weighs_its_turns(tmp_path, handoff):
+    weights = [1.5, 0.25]
+    gradients, trainer, before = one_update(
+        tmp_path, num_turns=2, handoff=handoff, turn_gradient_weights=weights, discount=0.7
+    )
+    assert distance(gradients, reference_gradients(trainer._levels, before, weights=weights)) < 1e-5
+    assert distance(gradients, reference_gradients(trainer._levels, before, weights=[1.0, 1.0])) > 0.1
+
+
+def test_reference_penalty(tmp_path):
+    """At the first step the policy is the reference, so the penalty is looked at after a few steps."""
+    team = tiny_team()
+    initial = copy.deepcopy(team)
+    history = []
+
+    class Keep(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+            gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+            history.append((gradients, copy.deepcopy(model), trainer._levels))
+
+    trainer = tiny_trainer(tmp_path, team, beta=0.3, max_steps=3, learning_rate=0.05, callbacks=[Keep()], num_turns=2)
+    trainer.train()
+    gradients, policy, levels = history[-1]
+    policy.zero_grad()
+    for agent in policy.agents.values():
+        del agent.__dict__["forward"]
+    with_penalty = reference_gradients(levels, policy, beta=0.3, reference=initial)
+    assert distance(gradients, with_penalty) < 1e-5
+    policy.zero_grad()
+    assert distance(gradients, reference_gradients(levels, policy)) > 0.05
+    assert trainer.state.log_history[1]["agents/aux/kl"] > 0
+
+
+def test_reference_penalty_is_weighed_with_its_turn(tmp_path):
+    team = tiny_team()
+    initial = copy.deepcopy(team)
+    for agent in team.agents.values():
+        agent.model.norm.weight.data.mul_(1.5)
+    weights = [2.0, 0.5]
+    gradients = Gradients()
+    trainer = tiny_trainer(
+        tmp_path, team, callbacks=[gradients], beta=0.3, num_turns=2, handoff="best", turn_gradient_weights=weights
+    )
+    trainer.ref_model.load_state_dict(initial.state_dict())
+    before = copy.deepcopy(team)
+    for agent in before.agents.values():
+        del agent.__dict__["forward"]
+    trainer.train()
+    expected = reference_gradients(trainer._levels, before, weights=weights, beta=0.3, reference=initial)
+    assert distance(gradients.of, expected) < 1e-5
+
+
+def test_modes_are_four_algorithms(tmp_path):
+    """On the same trees."""
+    gradients, trainer, before = one_update(tmp_path, num_generations=3)
+    by_mode = {}
+    for mode in TRAINERS:
+        by_mode[mode] = reference_gradients(trainer._levels, copy.deepcopy(before), mode)
+    for left in by_mode:
+        for right in by_mode:
+            if left != right:
+                assert distance(by_mode[left], by_mode[right]) > 0.1
+    assert distance(gradients, by_mode["mean"]) < 1e-5
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_turns": 2, "early_termination_threshold": 0.12}, {"beta": 0.1}])
+@pytest.mark.parametrize("loss_type", ["luspo", "dr_grpo", "grpo", "dapo"])
+def test_update_does_not_depend_on_micro_batches(tmp_path, settings, loss_type):
+    reference = None
+    for size in (64, 7, 2):
+        gradients, *_ = one_update(
+            tmp_path, items_per_device=3, per_device_train_batch_size=size, loss_type=loss_type, **settings
+        )
+        if reference is not None:
+            assert distance(gradients, reference) < 1e-5
+        reference = gradients
+
+
+@pytest.mark.parametrize("loss_type", ["dr_grpo", "grpo", "dapo"])
+def test_other_losses_by_hand(tmp_path, loss_type):
+    gradients, trainer, before = one_update(tmp_path, loss_type=loss_type)
+    rows = [(node, g) for node in trainer._levels[0] for g in range(len(node.rewards))]
+    for role, agent in before.agents.items():
+        lengths = [len(node.samples[role].completion_ids[g]) for node, g in rows]
+        loss = 0.0
+        for (node, g), length in zip(rows, lengths, strict=True):
+            advantage = node.rewards[g] - sum(node.rewards) / len(node.rewards)
+            log_p = log_probability(agent, node.samples[role].prompt_ids, node.samples[role].completion_ids[g])
+            scale = {"dr_grpo": len(rows) * 8, "grpo": len(rows) * length, "dapo": sum(lengths)}[loss_type]
+            loss = loss - advantage * log_p.sum() / scale
+        loss.backward()
+    expected = {name: parameter.grad for name, parameter in before.named_parameters()}
+    assert distance(gradients, expected) < 1e-5
+
+
+def test_truncated_completions_can_be_masked(tmp_path):
+    gradients, trainer, before = one_update(tmp_path, mask_truncated_completions=True, items_per_device=12)
+    rows = [(node, g) for node in trainer._levels[0] for g in range(len(node.rewards))]
+    kept = 0
+    for role, agent in before.agents.items():
+        loss = 0.0
+        for node, g in rows:
+            completion_ids = node.samples[role].completion_ids[g]
+            if completion_ids[-1] == 256:
+                kept += 1
+                advantage = node.rewards[g] - sum(node.rewards) / len(node.rewards)
+                log_p = log_probability(agent, node.samples[role].prompt_ids, completion_ids)
+                loss = loss - advantage * log_p.sum() / len(rows)
+        loss.backward()
+    assert 0 < kept < 2 * len(rows)
+    expected = {name: parameter.grad for name, parameter in before.named_parameters()}
+    assert distance(gradients, expected) < 1e-5
+
+
+def test_an_agent_sees_the_others_only_through_the_reward(tmp_path):
+    """Another partner that earns the same rewards leaves an agent's gradient as it was."""
+
+    def only_aux(completions, **columns):
+        return count_reward([{"aux": completion["aux"]} for completion in completions])
+
+    gradients = []
+    for seed in (1, 2):
+        team = tiny_team()
+        team.agents["main"].load_state_dict(tiny_team(("a", "b", "c")).agents["b" if seed == 1 else "c"].state_dict())
+        gradients.append(one_update(tmp_path, team, environment=tiny_environment(reward=only_aux))[0])
+    aux = [{name: g for name, g in run.items() if name.startswith("agents.aux")} for run in gradients]
+    main = [{name: g for name, g in run.items() if name.startswith("agents.main")} for run in gradients]
+    assert distance(aux[0], aux[1]) == 0.0
+    assert distance(main[0], main[1]) > 0.1
+    assert distance(aux[0], {name: 0.9 * g for name, g in aux[0].items()}) > 0.05
+
+
+class FixedGRPO(GRPOTrainer):
+    """Scores given completions instead of sampling."""
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        return self.completions_of(prompt_ids), None
+
+    def completions_of(self, prompt_ids):
+        queues = {prompt: list(completions) for prompt, completions in self.given.items()}
+        return [queues[tuple(ids)].pop(0) for ids in prompt_ids]
+
+
+class FixedRLOO(RLOOTrainer):
+    completions_of = FixedGRPO.completions_of
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        return self.completions_of(prompt_ids)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [("luspo", "luspo"), ("dr_grpo", "dr_grpo"), ("grpo", "grpo"), ("dapo", "dapo"), ("luspo", "rloo")],
+)
+def test_one_agent_and_one_turn_is_trl_s_trainer(tmp_path, ours, theirs):
+    """The same gradients as GRPOTrainer's, and MARLOO's as RLOOTrainer's, on the same completions."""
+    environment = FunctionEnvironment({"solo": "{prompt}"}, count_reward)
+    dataset = tiny_items(2).add_column("prompt", ["First task:", "The second task:"])
+    trainer_class, config_class = TRAINERS["rloo" if theirs == "rloo" else "mean"]
+    gradients, trainer, before = one_update(
+        tmp_path,
+        tiny_team(("solo",)),
+        environment=environment,
+        trainer=trainer_class,
+        config=config_class,
+        train_dataset=dataset,
+        loss_type=ours,
+    )
+    settings = {
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "max_steps": 1,
+        "max_grad_norm": 0.0,
+        "bf16": False,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "beta": 0.0,
+    }
+    if theirs == "rloo":
+        single_class, args = FixedRLOO, RLOOConfig(str(tmp_path / "trl"), **settings)
+    else:
+        args = GRPOConfig(str(tmp_path / "trl"), loss_type=theirs, scale_rewards="none", **settings)
+        single_class = FixedGRPO
+    expected = Gradients()
+    single = single_class(
+        before.agents["solo"],
+        lambda completions, **columns: count_reward([{"solo": text} for text in completions]),
+        args=args,
+        train_dataset=dataset,
+        processing_class=before.tokenizers["solo"],
+        callbacks=[expected],
+    )
+    samples = [node.samples["solo"] for node in trainer._levels[0]]
+    single.given = {tuple(s.prompt_ids): s.completion_ids for s in samples}
+    single.train()
+    assert distance({name.removeprefix("agents.solo."): g for name, g in gradients.items()}, expected.of) < 1e-5
