@@ -1,0 +1,82 @@
+"""The code-generation task: a helper's author and a main function's author solve HumanEval-shaped problems together."""
+
+from collections.abc import Callable, Sequence
+
+from trl_multiagent.environments.base import JointAction, Outcome, Prompt, Turn
+from trl_multiagent.sandbox import Sandbox
+
+from . import feedback
+from .prompts import aux_prompt, main_prompt, single_prompt
+from .reward import score_code
+
+
+class CodeGenerationEnvironment:
+    """
+    Two agents write one program: `aux` a helper function, `main` the entry point that may call it. With one agent, `main`
+    writes everything.
+
+    Items are rows of [`load_code_dataset`]. The reward is the joint reward of `reward.py`, at most 4.0, or 2.1 for one agent.
+
+    Args:
+        num_agents (`int`, *optional*, defaults to `2`):
+            2 or 1.
+        mode (`str`, *optional*, defaults to `"level_feedback"`):
+            What the agents are told between turns: `"level_feedback"`, `"level_passed"`, `"passed"` or `"plain"`.
+        sandbox_slice (`int` or `str`, *optional*, defaults to `1`):
+            Asserts whose results they are told: the first n, the last n if negative, all for 0, `"all"` or `None`.
+        sandbox (`Sandbox`, *optional*):
+            Where the programs run; one with default settings if not given.
+        first_prompts (`Callable[[dict], dict[str, Prompt]]`, *optional*):
+            From the item to each role's prompt of the first turn, in place of the default ones.
+    """
+
+    def __init__(
+        self,
+        num_agents: int = 2,
+        mode: str = "level_feedback",
+        sandbox_slice: int | str | None = 1,
+        sandbox: Sandbox | None = None,
+        first_prompts: Callable[[dict], dict[str, Prompt]] | None = None,
+    ):
+        if num_agents not in (1, 2):
+            raise ValueError(f"Code generation takes 1 or 2 agents, not {num_agents}.")
+        if mode in ("expert_edits", "expert", "edits"):
+            raise ValueError(
+                f"The mode {mode!r} (edits by an expert model) is not available: choose {', '.join(feedback.MODES)}."
+            )
+        if mode not in feedback.MODES:
+            raise ValueError(f"Unknown mode {mode!r}: choose {', '.join(feedback.MODES)}.")
+        self.roles = ("aux", "main") if num_agents == 2 else ("main",)
+        self.mode = mode
+        self.sandbox_slice = _slice(sandbox_slice)
+        self.sandbox = sandbox or Sandbox()
+        self.first_prompts = first_prompts
+
+    def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
+        if history:
+            return feedback.next_prompts(item, history[-1].outcome.info, self.roles, self.mode, self.sandbox_slice)
+        if self.first_prompts is not None:
+            prompts = self.first_prompts(item)
+            return {role: prompts[role] for role in self.roles}
+        if self.roles == ("main",):
+            return {"main": single_prompt(item)}
+        return {"aux": aux_prompt(item), "main": main_prompt(item)}
+
+    def score(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
+    ) -> list[Outcome]:
+        return score_code(self.sandbox, items, joint_actions)
+
+
+def _slice(sandbox_slice: int | str | None) -> int:
+    if sandbox_slice is None or sandbox_slice == "all":
+        return 0
+    try:
+        if isinstance(sandbox_slice, bool):
+            raise ValueError
+        return int(str(sandbox_slice))
+    except ValueError:
+        raise ValueError(
+            f"`sandbox_slice` must be a whole number, 'all' or None, not {sandbox_slice!r}: the first n asserts, the last n "
+            "if negative, all of them for 0."
+        ) from None

@@ -1,0 +1,125 @@
+"""What the agents are told between turns, from the verdict of the run that scored their last answer."""
+
+from collections.abc import Sequence
+
+from trl_multiagent.sandbox import Check
+
+from .reward import CodeResult
+
+
+MODES = ("level_feedback", "level_passed", "passed", "plain")
+MAX_TEXT = 300  # characters of an assert or of an error message
+MAX_REASONS = 2
+
+
+def next_prompts(
+    item: dict, result: CodeResult, roles: Sequence[str], mode: str, sandbox_slice: int
+) -> dict[str, str]:
+    """
+    Each agent's prompt for its next answer.
+
+    Args:
+        item (`dict`): The dataset row.
+        result (`CodeResult`): What scoring the last joint action showed.
+        roles (`Sequence[str]`): `("aux", "main")` or `("main",)`.
+        mode (`str`):
+            How much is told: `"plain"` nothing, `"passed"` whether all went well, `"level_passed"` how each level went,
+            `"level_feedback"` also why.
+        sandbox_slice (`int`): Asserts whose results count: the first n, the last n if negative, all if 0.
+    """
+    checks = slice_checks(result.verdict.checks, sandbox_slice) if result.verdict else ()
+    prompts = {}
+    for role in roles:
+        name = "aux" if role == "aux" else item["entry_point"]
+        if mode == "plain":
+            lines = []
+        elif mode == "passed":
+            lines = [_all_passed(result, checks)]
+        else:
+            detailed = mode == "level_feedback"
+            lines = ["Result of your last answer:", *_definitions(item, result, role, roles, detailed)]
+            lines += [*_syntax(result, detailed), *_tests(result, checks, detailed)]
+            if role == "main" and "aux" in roles:
+                lines += _aux_usage(result, detailed)
+        need = " if needed" if mode == "passed" else ""
+        lines += [f"Revise your function `{name}`{need}. Answer with the Python code of the function alone."]
+        prompts[role] = "\n".join(lines) + "\n"
+    return prompts
+
+
+def slice_checks(checks: Sequence[Check], sandbox_slice: int) -> Sequence[Check]:
+    """The first n checks, the last n if n is negative, all of them if it is 0."""
+    return checks[sandbox_slice:] if sandbox_slice < 0 else checks[: sandbox_slice or None]
+
+
+def _all_passed(result: CodeResult, checks: Sequence[Check]) -> str:
+    passed = bool(checks) and all(check.status == "passed" for check in checks)
+    return "All levels passed" if passed else "Not all levels passed"
+
+
+def _definitions(item: dict, result: CodeResult, role: str, roles: Sequence[str], detailed: bool) -> list[str]:
+    """Whether the functions were found: an agent's own first, its partner's only in the detailed form."""
+    problems = {"aux": result.analysis.aux_problem, "main": result.analysis.main_problem}
+    names = {"aux": "aux", "main": item["entry_point"]}
+    if not detailed:
+        return [f"- Implementation: {'not found' if problems[role] else 'OK'}"]
+    lines = []
+    for other in sorted(roles, key=lambda other: other != role):
+        whose = "Your function" if other == role else "Your partner's function"
+        state = f"MISSING, {problems[other]}" if problems[other] else "FOUND"
+        lines.append(f"- {whose} `{names[other]}`: {state}")
+    return lines
+
+
+def _syntax(result: CodeResult, detailed: bool) -> list[str]:
+    problem = result.analysis.syntax_problem
+    if detailed:
+        return [f"- Syntax: {f'ERROR, {problem}' if problem else 'OK'}"]
+    return [f"- Syntax: {'not correct' if problem else 'correct'}"]
+
+
+def _tests(result: CodeResult, checks: Sequence[Check], detailed: bool) -> list[str]:
+    if result.verdict is None:
+        return ["- Tests: not run"]
+    passed = sum(check.status == "passed" for check in checks)
+    if not detailed:
+        share = {len(checks): "all passed", 0: "none passed"}.get(passed, f"{passed} of {len(checks)} passed")
+        return [f"- Tests: {share}"]
+    lines = [f"- Tests: {passed}/{len(checks)} passed"]
+    if result.verdict.definitions.status != "passed":
+        lines.append(f"  - The code does not load: {_reason(result.verdict.definitions)}")
+        return lines
+    return lines + [f"  - {_short(check.source)}: {_reason(check)}" for check in checks if check.status != "passed"]
+
+
+def _reason(check: Check) -> str:
+    if check.status == "failed":
+        return "the assertion is false"
+    if check.status == "not_run":
+        return f"not run, {_short(check.error)}" if check.error else "not run"
+    return _short(check.error) or check.status
+
+
+def _aux_usage(result: CodeResult, detailed: bool) -> list[str]:
+    analysis = result.analysis
+    if analysis.main_problem:
+        usage = "no main function"
+    elif analysis.syntax_problem:
+        usage = "not known, the code does not parse"
+    elif not analysis.calls_aux:
+        usage = "not called"
+    elif analysis.ignored_values:
+        usage = "called, but its result is not used"
+        if detailed:
+            usage += f" ({'; '.join(analysis.ignored_values[:MAX_REASONS])})"
+    else:
+        usage = "called, and its result is used"
+    lines = [f"- Use of `aux`: {usage}"]
+    if detailed and analysis.thin_wrapper:
+        lines.append("- Warning: your function only passes on what `aux` returns; do a part of the work yourself")
+    return lines
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."

@@ -1,0 +1,68 @@
+"""What the agents are asked at the first turn. No agent is shown another agent's code, at this turn or a later one."""
+
+from .data import read_problem
+
+
+def aux_prompt(item: dict) -> str:
+    """The aux agent's first prompt."""
+    return f"""\
+Two programmers solve the problem below together. You write a helper function, your partner writes `{item["entry_point"]}` \
+and can call your helper. You cannot see each other's code.
+
+{item["prompt"].strip()}
+
+Write the helper:
+- It is named `aux`, does a useful part of the work, and returns its result.
+- Answer with the Python code of the function alone: no explanation, no code fence, no tests, no `{item["entry_point"]}`.
+
+The answer has this form:
+
+def aux(...):
+    ...
+    return result
+
+Your answer:
+"""
+
+
+def main_prompt(item: dict) -> str:
+    """The main agent's first prompt, if there is an aux agent."""
+    return f"""\
+Two programmers solve the problem below together. You write `{item["entry_point"]}`, your partner writes a helper function \
+`aux(...)` that you can call. You cannot see each other's code.
+
+{item["prompt"].strip()}
+
+Write the function:
+- It solves the problem with the help of `aux`: use the value that `aux` returns, and do your own part of the work.
+- Answer with the Python code of the function alone: no explanation, no code fence, no tests, no definition of `aux`.
+
+The answer has this form:
+
+{read_problem(item["prompt"], item["entry_point"]).signature}
+    ...
+    return result
+
+Your answer:
+"""
+
+
+def single_prompt(item: dict) -> str:
+    """The first prompt of an agent that works alone."""
+    return f"""\
+Solve the problem below.
+
+{item["prompt"].strip()}
+
+Write the function:
+- It is complete: everything that it needs is in your answer.
+- Answer with the Python code alone: no explanation, no code fence, no tests.
+
+The answer has this form:
+
+{read_problem(item["prompt"], item["entry_point"]).signature}
+    ...
+    return result
+
+Your answer:
+"""

@@ -1,0 +1,100 @@
+"""The joint reward of a team's code, 0 to 4.0, or 2.1 for a single agent."""
+
+from dataclasses import dataclass
+
+from trl_multiagent.environments.base import JointAction, Outcome
+from trl_multiagent.sandbox import Program, Sandbox, Verdict
+
+from .data import count_asserts
+from .extraction import Analysis, analyze
+
+
+AUX_DEFINED = 0.4
+MAIN_DEFINED = 0.6
+SYNTAX = 0.5
+TESTS = 1.0  # times the share of asserts that passed
+AUX_USED = 0.5
+NOT_A_WRAPPER = 1.0
+VALUE_IGNORED = -0.5
+
+
+@dataclass(frozen=True)
+class CodeResult:
+    """
+    What scoring a joint action showed; the next turn's feedback is made of it.
+
+    Args:
+        analysis (`Analysis`): What the syntax trees say.
+        verdict (`Verdict`, *optional*): What running the program showed; None if scoring stopped before that.
+    """
+
+    analysis: Analysis
+    verdict: Verdict | None = None
+
+
+def score_code(sandbox: Sandbox, items: list[dict], joint_actions: list[JointAction]) -> list[Outcome]:
+    """
+    Scores joint actions. All programs of the batch go through the sandbox in one call.
+
+    Args:
+        sandbox (`Sandbox`): Where the programs run.
+        items (`list[dict]`): Rows of a code dataset, one per joint action.
+        joint_actions (`list[JointAction]`): `{"aux": ..., "main": ...}`, or `{"main": ...}` for a single agent.
+
+    Returns:
+        `list[Outcome]`: Reward, its parts as metrics, and the `CodeResult` as `info`.
+    """
+    analyses = [
+        analyze(item["prompt"], item["entry_point"], joint_action.get("aux"), joint_action["main"])
+        for item, joint_action in zip(items, joint_actions, strict=True)
+    ]
+    runnable = [k for k, analysis in enumerate(analyses) if not analysis.main_problem and not analysis.syntax_problem]
+    programs = [
+        Program(
+            source=analyses[k].source,
+            entry_point=items[k]["entry_point"],
+            checks=items[k]["test"],
+            setup=analyses[k].setup,
+        )
+        for k in runnable
+    ]
+    verdicts = dict(zip(runnable, sandbox.run(programs), strict=True)) if programs else {}
+    return [
+        _outcome(CodeResult(analysis, verdicts.get(k)), count_asserts(items[k]["test"]))
+        for k, analysis in enumerate(analyses)
+    ]
+
+
+def _outcome(result: CodeResult, tests_total: int) -> Outcome:
+    analysis, verdict = result.analysis, result.verdict
+    definition = AUX_DEFINED * (not analysis.aux_problem) + MAIN_DEFINED * (not analysis.main_problem)
+    syntax = pass_rate = used = own_work = ignored = 0.0
+    passed = timeouts = 0
+    if verdict is not None:
+        syntax = SYNTAX
+        passed = verdict.passed
+        timeouts = sum(check.status == "timeout" for check in (verdict.definitions, *verdict.checks))
+        pass_rate = passed / tests_total
+        if analysis.calls_aux and passed:
+            used = AUX_USED
+            own_work = 0.0 if analysis.thin_wrapper else NOT_A_WRAPPER
+            ignored = VALUE_IGNORED if analysis.ignored_values else 0.0
+    reward = definition + syntax + TESTS * pass_rate + used + own_work + ignored
+    return Outcome(
+        reward=reward,
+        metrics={
+            "syntax_valid_rate": float(not analysis.syntax_problem),
+            "definition_reward": definition,
+            "syntax_reward": syntax,
+            "execution_reward": TESTS * pass_rate,
+            "tests_passed": float(passed),
+            "tests_total": float(tests_total),
+            "test_pass_rate": pass_rate,
+            "timeouts": float(timeouts),
+            "collab_aux_usage": used,
+            "collab_non_wrapper": own_work,
+            "collab_ignored_aux_call_penalty": -ignored,
+            "total_reward": reward,
+        },
+        info=result,
+    )
