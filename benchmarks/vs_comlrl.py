@@ -1,0 +1,285 @@
+"""
+Side by side with CoMLRL 1.4.3: MAGRPO steps of both systems on the same work, on this machine's CPU.
+
+    python benchmarks/vs_comlrl.py            # everything: about 20 minutes on two cores
+    python benchmarks/vs_comlrl.py --quick    # fewer steps, one seed: about 4 minutes
+
+The first call makes an environment for the peer in the cache folder (`TRL_MULTIAGENT_CACHE`), with the library versions of
+`constraints.txt`. Each system runs in a process of its own; the two take their steps in turn, so that noise of the machine
+hits both. Runs without network access otherwise.
+
+Equal for both: the demo's base model (two full copies, float32), items in the same order, prompts, G, turns, number of new
+tokens, sampling at temperature 1 from the whole distribution, early termination off, number of threads, advantages without
+division by their standard deviation, and AdamW with torch's defaults, a constant learning rate and no clipping. In the
+second turn each agent sees its first prompt and its answer, and then its first prompt once more.
+
+What is measured:
+- a step: from the first item's prompt until the weights of all agents have changed, over 8 items. The peer's buffer is as
+  large as all nodes of 8 items, so that it updates once per 8 items and turn;
+- generate, reward: the time inside those phases; update: all the rest of the step, bookkeeping included;
+- cpu: processor time of the process in the step, sandbox helpers not included; less touched by other programs' load;
+- generate calls: calls of `generate` of transformers; optimizer steps: calls of `step` of a torch optimizer;
+- peak memory: the largest resident size of the process since its start, libraries included, sandbox helpers not;
+- the reward curve: mean joint reward of the sampled joint actions against env steps, at the same learning rate.
+
+The joint reward is `code` (the demo's tests, run in this project's sandbox by both systems; the peer asks for one joint
+action at a time, as it does with any reward) or `text` (a formula on the text, next to no time; no ties, so no sibling set
+has zero advantage). Steps are timed at a learning rate of 1e-6, which leaves both systems sampling from the base model.
+
+Differences that remain, all of them the systems' own:
+- The peer takes one optimizer step per agent and turn, here one step for the whole team; env steps are what is compared.
+- The peer leaves the last position of a padded completion out of the loss and trains on the padding after shorter
+  completions; here every completion token counts once and padding never.
+- Siblings with zero advantage are left out of the update here, since they add nothing to its gradient.
+- The process of this project also holds TRL and accelerate, so it starts larger. With the reward `code` both hold it.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from trl_multiagent.demo import demo_dataset, demo_model, demo_prompts
+from trl_multiagent.demo.model import cache_folder
+
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parent
+PEER = "comlrl==1.4.3"
+SYSTEMS = ("ours", "peer")
+PHASES = ("step", "generate", "reward", "update", "cpu")
+ITEMS_PER_STEP = 8
+COMMON = {
+    "items_per_step": ITEMS_PER_STEP,
+    "num_generations": 4,
+    "max_new_tokens": 40,
+    "advantage_normalization": False,
+    "rows_per_forward": 32,
+}
+# What a step has to be faster by, per number of turns
+TARGETS = {1: 6.0, 2: 8.0}
+CURVE_LEARNING_RATE = 5e-4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
+    parser.add_argument("--quick", action="store_true", help="fewer steps and one seed")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of each system (default: 1)")
+    parser.add_argument("--steps", type=int, help="timed steps per setting (default: 8, quick: 3)")
+    parser.add_argument("--seeds", type=int, help="seeds of the reward curve (default: 3, quick: 1, 0: no curve)")
+    parser.add_argument("--output", type=Path, default=Path("vs_comlrl.json"), help="where the JSON goes")
+    options = parser.parse_args()
+    timed_steps = options.steps if options.steps is not None else 3 if options.quick else 8
+    seeds = options.seeds if options.seeds is not None else 1 if options.quick else 3
+    curve_steps = 16 if options.quick else 40
+
+    pythons = {"ours": sys.executable, "peer": peer_python()}
+    common = {**COMMON, "threads": options.threads, "model": demo_model()}
+    results = {"machine": machine(), "settings": {**COMMON, "threads": options.threads}, "times": [], "curve": None}
+    for num_turns in (1, 2):
+        for reward in ("code", "text"):
+            settings = {
+                **common, "num_turns": num_turns, "reward": reward, "learning_rate": 1e-6, "seed": 0,
+                "items": items(timed_steps + 1, seed=0),
+            }  # fmt: skip
+            records = run(pythons, settings, f"T = {num_turns}, reward {reward}")
+            results["times"].append(
+                {"num_turns": num_turns, "reward": reward, "load": os.getloadavg(), **compare(records)}
+            )
+            print_times(results["times"][-1])
+    if seeds:
+        curves = []
+        for seed in range(seeds):
+            settings = {
+                **common, "num_turns": 1, "reward": "code", "learning_rate": CURVE_LEARNING_RATE, "seed": seed,
+                "items": items(curve_steps, seed),
+            }  # fmt: skip
+            curves.append(run(pythons, settings, f"reward curve, seed {seed}"))
+        results["curve"] = compare_curves(curves)
+        print_curve(results["curve"])
+    options.output.write_text(json.dumps(results, indent=2) + "\n")
+    print(f"\nAll numbers: {options.output}")
+
+
+def peer_python() -> str:
+    """The Python of the peer's environment, which is made if it is not there."""
+    folder = cache_folder() / f"{PEER.replace('==', '-')}-python{sys.version_info.major}.{sys.version_info.minor}"
+    python = folder / "bin" / "python"
+    complete = folder / "complete"
+    if not complete.is_file():
+        print(f"Making an environment for {PEER} in {folder} ...", flush=True)
+        venv.create(folder, clear=True, with_pip=True)
+        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        constraints = REPOSITORY / "constraints.txt"
+        torch = next(line for line in constraints.read_text().splitlines() if line.startswith("torch=="))
+        subprocess.run([*install, torch], check=True)
+        # This project too: its sandbox gives the peer the same reward
+        subprocess.run([*install, "-c", constraints, PEER, "-e", REPOSITORY], check=True)
+        complete.touch()
+    return str(python)
+
+
+def items(steps: int, seed: int) -> list[dict]:
+    """The items of a run, in order, with their prompts."""
+    rows = demo_dataset("train").shuffle(seed).select(range(steps * ITEMS_PER_STEP)).to_list()
+    return [{**row, **{f"{role}_prompt": text for role, text in demo_prompts(row).items()}} for row in rows]
+
+
+def run(pythons: dict[str, str], settings: dict, title: str) -> dict[str, list[dict]]:
+    """Lets both systems take their steps in turn, and returns each system's records of them."""
+    steps = len(settings["items"]) // ITEMS_PER_STEP
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "settings.json"
+        path.write_text(json.dumps(settings))
+        systems = {name: System(name, pythons[name], path, settings["threads"]) for name in SYSTEMS}
+        try:
+            for system in systems.values():
+                system.read()  # it is ready
+            records = {name: [] for name in SYSTEMS}
+            for step in tqdm(range(steps), desc=title, unit="step"):
+                for name in SYSTEMS if step % 2 == 0 else reversed(SYSTEMS):
+                    records[name].append(systems[name].step())
+        finally:
+            for system in systems.values():
+                system.close()
+    return records
+
+
+class System:
+    """One system in a process of its own."""
+
+    def __init__(self, name: str, python: str, settings: Path, threads: int):
+        self.name = name
+        self.log = settings.with_name(f"{name}.log")
+        environment = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "WANDB_MODE": "disabled",
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": str(threads),
+        }
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [python, HERE / f"vs_comlrl_{name}.py", settings],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
+            )
+
+    def step(self) -> dict:
+        self.process.stdin.write("step\n")
+        self.process.stdin.flush()
+        return self.read()
+
+    def read(self) -> dict:
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"The process of {self.name!r} ended. Its last words:\n{self.log.read_text()[-3000:]}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+def compare(records: dict[str, list[dict]]) -> dict:
+    """Medians over the steps after the first, which warms up, and the ratios peer / ours."""
+    result = {}
+    for name, steps in records.items():
+        result[name] = {
+            "seconds": {phase: statistics.median(step["seconds"][phase] for step in steps[1:]) for phase in PHASES},
+            "generate_calls": steps[-1]["generate_calls"],
+            "optimizer_steps": steps[-1]["optimizer_steps"],
+            "env_steps": steps[-1]["env_steps"],
+            "peak_memory_mb": steps[-1]["peak_memory_mb"],
+            "steps": steps,
+        }
+    ours, peer = (result[name]["seconds"] for name in SYSTEMS)
+    result["ratio"] = {phase: peer[phase] / ours[phase] for phase in PHASES}
+    return result
+
+
+def compare_curves(curves: list[dict[str, list[dict]]], points: int = 8) -> dict:
+    """
+    Mean reward of each system in consecutive stretches of env steps, over all seeds.
+
+    Returns:
+        `dict` with `"env_steps"` (the end of each stretch), per system `"reward"` (mean over seeds) and `"by_seed"`, and
+        the difference ours - peer of the mean reward over the whole run with its standard error over seeds.
+    """
+    steps = len(curves[0]["ours"])
+    ends = [round(steps * k / points) for k in range(1, points + 1)]
+    result = {"learning_rate": CURVE_LEARNING_RATE}
+    result["env_steps"] = [sum(step["env_steps"] for step in curves[0]["ours"][:end]) for end in ends]
+    for name in SYSTEMS:
+        by_seed = [
+            [
+                statistics.mean(step["reward"] for step in curve[name][start:end])
+                for start, end in zip([0, *ends], ends, strict=False)
+            ]
+            for curve in curves
+        ]
+        result[name] = {
+            "reward": [statistics.mean(column) for column in zip(*by_seed, strict=True)],
+            "by_seed": by_seed,
+        }
+    differences = [
+        statistics.mean(ours) - statistics.mean(peer)
+        for ours, peer in zip(result["ours"]["by_seed"], result["peer"]["by_seed"], strict=True)
+    ]
+    spread = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else None
+    result["difference"] = {"mean": statistics.mean(differences), "standard_error": spread, "by_seed": differences}
+    return result
+
+
+def machine() -> dict:
+    return {"cores": len(os.sched_getaffinity(0)), "load": os.getloadavg(), "python": sys.version.split()[0]}
+
+
+def print_times(times: dict) -> None:
+    ours, peer = (times[name] for name in SYSTEMS)
+    target = TARGETS[times["num_turns"]]
+    print(
+        f"\n{ITEMS_PER_STEP} items, G = {COMMON['num_generations']}, T = {times['num_turns']}, reward {times['reward']}"
+    )
+    print(f"{'':24}{'CoMLRL':>10}{'ours':>10}{'ratio':>9}")
+    for phase in PHASES:
+        note = f"   (target {target:g}x)" if phase == "step" else ""
+        print(
+            f"{phase + ', s':24}{peer['seconds'][phase]:10.3f}{ours['seconds'][phase]:10.3f}"
+            f"{times['ratio'][phase]:8.1f}x{note}"
+        )
+    for key in ("generate_calls", "optimizer_steps", "env_steps"):
+        print(f"{key.replace('_', ' '):24}{peer[key]:10}{ours[key]:10}")
+    print(f"{'peak memory, MB':24}{peer['peak_memory_mb']:10.0f}{ours['peak_memory_mb']:10.0f}")
+    print(f"load of the machine: {times['load'][0]:.1f}", flush=True)
+
+
+def print_curve(curve: dict) -> None:
+    print(f"\nMean joint reward against env steps, T = 1, learning rate {curve['learning_rate']:g}")
+    print("env steps up to " + "".join(f"{end:7}" for end in curve["env_steps"]))
+    for label, name in (("CoMLRL", "peer"), ("ours", "ours")):
+        print(f"{label:16}" + "".join(f"{value:7.2f}" for value in curve[name]["reward"]))
+    difference = curve["difference"]
+    error = "" if difference["standard_error"] is None else f" +- {difference['standard_error']:.2f} (standard error)"
+    print(f"ours - CoMLRL over the whole run: {difference['mean']:+.2f}{error}, {len(difference['by_seed'])} seeds")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""CoMLRL's side of `vs_comlrl.py`: takes the training steps that standard input asks for. Run by the peer's own Python."""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import torch
+from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
+from datasets import Dataset
+from vs_comlrl_task import ROLES, Steps, load_reward
+
+
+settings = json.loads(Path(sys.argv[1]).read_text())
+random.seed(settings["seed"])
+torch.manual_seed(settings["seed"])
+steps = Steps()
+score = load_reward(settings["reward"])
+rewards = []
+
+
+def joint_reward(aux: list[str], main: list[str], *, batch_items: list[dict]) -> list[float]:
+    """Called with one joint action at a time, as this trainer does."""
+    values = score(batch_items, [dict(zip(ROLES, texts, strict=True)) for texts in zip(aux, main, strict=True)])
+    rewards.extend(values)
+    return values
+
+
+def ask_again(prompt, agent_completions, num_agents, prompt_history_per_agent, response_history_per_agent):
+    """The next turn: all that the agent was asked and answered, and its first prompt once more."""
+    return [
+        f"{prompts[-1]}{responses[-1]}\n\n{prompts[0]}"
+        for prompts, responses in zip(prompt_history_per_agent, response_history_per_agent, strict=True)
+    ]
+
+
+nodes_per_item = sum(settings["num_generations"] ** turn for turn in range(settings["num_turns"]))
+args = MAGRPOConfig(
+    num_train_epochs=1,
+    agent_learning_rate=settings["learning_rate"],
+    num_agents=2,
+    agent_devices="cpu",
+    num_generations=settings["num_generations"],
+    max_new_tokens=settings["max_new_tokens"],
+    temperature=1.0,
+    top_p=1.0,
+    top_k=0,  # None would leave the 50 of transformers
+    num_turns=settings["num_turns"],
+    joint_mode="aligned",
+    early_termination_threshold=None,
+    external_prompt_passthrough=True,
+    eval_interval=0,
+    rollout_buffer_size=settings["items_per_step"] * nodes_per_item,
+    advantage_normalization=settings["advantage_normalization"],
+)
+trainer = MAGRPOTrainer(
+    agent_model=settings["model"],
+    num_agents=2,
+    train_dataset=Dataset.from_list(settings["items"]),
+    reward_func=joint_reward,
+    formatters=[lambda item, role=role: item[f"{role}_prompt"] for role in ROLES],
+    external_transition=ask_again if settings["num_turns"] > 1 else None,
+    args=args,
+)
+trainer._generate_completions = steps.timed("generate", trainer._generate_completions)
+trainer._compute_rewards = steps.timed("reward", trainer._compute_rewards)
+train_on_item = trainer._train_step_returns
+items_done = 0
+
+
+def train_on_item_in_steps(batch_item, **kwargs):
+    """One item; the last of a step fills the buffer, and so brings the update."""
+    global items_done
+    if items_done % settings["items_per_step"] == 0:
+        steps.wait()
+    train_on_item(batch_item, **kwargs)
+    items_done += 1
+    if items_done % settings["items_per_step"] == 0:
+        steps.done(rewards)
+        rewards.clear()
+
+
+trainer._train_step_returns = train_on_item_in_steps
+steps.reply(ready=True)
+trainer.train()

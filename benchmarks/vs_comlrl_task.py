@@ -1,0 +1,111 @@
+"""
+What both systems of `vs_comlrl.py` are given: items, prompts, joint reward; and how their steps are taken and measured.
+
+Imports nothing of either system, so that the peer's process holds no more than the peer needs.
+"""
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from transformers import GenerationMixin
+
+
+ROLES = ("aux", "main")
+
+
+def text_reward(item: dict, joint_action: dict[str, str]) -> float:
+    """A joint reward that costs nothing and is hardly ever the same for two different texts."""
+    words = " ".join(joint_action.values()).split()
+    return -abs(len(words) - 20) / 20 - 0.001 * sum(map(len, words))
+
+
+def load_reward(name: str) -> Callable[[list[dict], list[dict[str, str]]], list[float]]:
+    """
+    The joint reward of a batch of joint actions, `(items, joint_actions) -> rewards`.
+
+    `"code"` runs the demo's tests in the sandbox of `trl_multiagent`; `"text"` is [`text_reward`].
+    """
+    if name == "text":
+        return lambda items, joint_actions: list(map(text_reward, items, joint_actions))
+
+    from trl_multiagent.environments.code_generation import CodeGenerationEnvironment
+
+    environment = CodeGenerationEnvironment()
+    return lambda items, joint_actions: [
+        outcome.reward for outcome in environment.score(items, joint_actions, [()] * len(items))
+    ]
+
+
+class Steps:
+    """
+    Takes one training step per line on standard input, and answers with one JSON line about it on standard output.
+
+    A step lasts from the line that asks for it until [`~Steps.done`]; all that the system does in between counts.
+    """
+
+    def __init__(self):
+        self.replies = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # whatever the system prints goes to standard error
+        self.seconds = {}
+        self.counts = {"generate_calls": 0, "optimizer_steps": 0}
+        self._count_generate_calls()
+        register_optimizer_step_post_hook(self._count_optimizer_step)
+
+    def _count_generate_calls(self) -> None:
+        generate = GenerationMixin.generate
+
+        def counted(*args, **kwargs):
+            self.counts["generate_calls"] += 1
+            return generate(*args, **kwargs)
+
+        GenerationMixin.generate = counted
+
+    def _count_optimizer_step(self, *_) -> None:
+        self.counts["optimizer_steps"] += 1
+
+    def timed(self, phase: str, function: Callable) -> Callable:
+        """The function, with the time that it takes added to a phase of the step."""
+
+        def wrapper(*args, **kwargs):
+            start = time.perf_counter()
+            result = function(*args, **kwargs)
+            self.seconds[phase] += time.perf_counter() - start
+            return result
+
+        return wrapper
+
+    def wait(self) -> None:
+        """Sleeps until the next step is asked for."""
+        if not sys.stdin.readline():
+            sys.exit("The benchmark has gone.")
+        self.seconds = {"generate": 0.0, "reward": 0.0}
+        self.counts = dict.fromkeys(self.counts, 0)
+        self.start, self.cpu_start = time.perf_counter(), time.process_time()
+
+    def done(self, rewards: list[float]) -> None:
+        """
+        Ends a step.
+
+        Args:
+            rewards (`list[float]`): The reward of every joint action of the step.
+        """
+        step = time.perf_counter() - self.start
+        cpu = time.process_time() - self.cpu_start
+        update = step - self.seconds["generate"] - self.seconds["reward"]
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        self.reply(
+            seconds={"step": step, **self.seconds, "update": update, "cpu": cpu},
+            **self.counts,
+            env_steps=len(rewards),
+            reward=sum(rewards) / len(rewards),
+            peak_memory_mb=peak,
+        )
+
+    def reply(self, **values) -> None:
+        self.replies.write(json.dumps(values) + "\n")
+        self.replies.flush()
