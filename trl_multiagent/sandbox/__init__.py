@@ -1,6 +1,7 @@
 """Runs untrusted Python: `Sandbox.run(programs) -> verdicts`. It knows nothing about rewards or agents."""
 
-from trl_multiagent.sandbox.program import Check, Program, SandboxError, Verdict
+from .program import Check, Program, SandboxError, Verdict
+from .sandbox import Sandbox
 
 
-__all__ = ["Check", "Program", "SandboxError", "Verdict"]
+__all__ = ["Check", "Program", "Sandbox", "SandboxError", "Verdict"]

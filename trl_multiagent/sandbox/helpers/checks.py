@@ -1,0 +1,68 @@
+"""Turns trusted checks into code that reports every assert on its own."""
+
+import ast
+import functools
+from typing import NamedTuple
+
+
+class Checks(NamedTuple):
+    """
+    Compiled checks.
+
+    Args:
+        setup (`types.CodeType`): The problem's set-up code.
+        code (`types.CodeType`): The checks, every assert replaced by a report to `__begin__`, `__end__` and `__raised__`.
+        sources (`tuple[str, ...]`): Text of each assert, in the order of the source.
+        guards (`frozenset[int]`): Asserts that are constantly false: reaching one fails it.
+        has_check (`bool`): Whether the checks stand in a function `check(candidate)`, or at the top level.
+    """
+
+    setup: object
+    code: object
+    sources: tuple
+    guards: frozenset
+    has_check: bool
+
+
+class _Instrument(ast.NodeTransformer):
+    """Replaces asserts, so that one that fails or raises is recorded and the next statement runs."""
+
+    def __init__(self):
+        self.sources = []
+        self.guards = set()
+
+    def visit_Assert(self, node):
+        constant = isinstance(node.test, ast.Constant)
+        if constant and node.test.value:
+            return ast.copy_location(ast.Pass(), node)  # padding: it cannot fail
+        index = len(self.sources)
+        self.sources.append(ast.unparse(node))
+        if constant:
+            self.guards.add(index)
+        template = ast.parse(
+            f"try:\n    __begin__({index})\n    __end__({index}, None)\n"
+            f"except __caught__ as __error__:\n    __raised__({index}, __error__)"
+        ).body[0]
+        template.body[1].value.args[1] = node.test
+        for inner in ast.walk(template):
+            ast.copy_location(inner, node)
+        return template
+
+
+@functools.lru_cache(maxsize=4096)
+def compile_checks(setup: str, checks: str) -> Checks:
+    """
+    Compiles checks; the same ones are compiled once.
+
+    Raises:
+        SyntaxError, ValueError: if the trusted source is not Python.
+    """
+    instrument = _Instrument()
+    tree = instrument.visit(ast.parse(checks))
+    return Checks(
+        compile(setup, "<setup>", "exec", dont_inherit=True),
+        compile(ast.fix_missing_locations(tree), "<checks>", "exec", dont_inherit=True),
+        tuple(instrument.sources),
+        frozenset(instrument.guards),
+        any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body),
+    )

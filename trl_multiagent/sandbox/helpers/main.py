@@ -1,0 +1,13 @@
+"""Entry of both helper processes."""
+
+import json
+import sys
+
+
+def main():
+    _, _, role, fds, config = sys.argv
+    if role == "verifier":
+        from .verifier import main as body
+    else:
+        from .zygote import main as body
+    body(*json.loads(fds), json.loads(config))
