@@ -202,7 +202,7 @@ class AgentTeam(nn.Module):
 
     @property
     def is_gradient_checkpointing(self) -> bool:
-        return self.active_agent.is_gradient_checkpointing
+        return self.active_agent.is_activation_checkpointing
 
     def generate(self, *args, **kwargs):
         return self.active_agent.generate(*args, **kwargs)
