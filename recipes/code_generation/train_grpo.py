@@ -1,0 +1,36 @@
+"""
+Trains one agent to write code, with GRPO: MAGRPO with a team of one.
+
+    accelerate launch recipes/code_generation/train_grpo.py \
+        --config recipes/code_generation/configs/grpo_he_config.yaml
+
+`--dry_run` checks the settings and prints the plan, `--help` lists them.
+"""
+
+from collections.abc import Sequence
+
+from trl_multiagent import AgentTeam, MAGRPOConfig, MAGRPOTrainer
+from trl_multiagent.environments.code_generation.task import code_generation_datasets, code_generation_environment
+from trl_multiagent.plan import print_plan
+from trl_multiagent.recipe import parse_recipe
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    recipe = parse_recipe("grpo", MAGRPOConfig, argv)
+    environment = code_generation_environment(recipe)
+    if recipe.dry_run:
+        return print_plan(recipe, environment.roles, code_generation_datasets)
+    train_dataset, eval_dataset = code_generation_datasets(recipe)
+    team = AgentTeam.from_pretrained(recipe.models(), environment.roles, dtype=recipe.dtype)
+    trainer = MAGRPOTrainer(
+        team=team,
+        environment=environment,
+        args=recipe.training_args,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+    )
+    recipe.train_and_save(trainer)
+
+
+if __name__ == "__main__":
+    main()

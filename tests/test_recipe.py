@@ -1,0 +1,477 @@
+"""Settings: reading, merging and checking them, and what they mean for the trainer. No model is loaded here."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trl_multiagent import MAGRPOConfig, MAReMaxConfig
+from trl_multiagent.plan import count, print_plan, slice_length
+from trl_multiagent.recipe import build_recipe, parse_recipe
+from trl_multiagent.settings import ConfigError, make_parser, merge, parse_value
+
+
+@pytest.fixture(autouse=True)
+def no_run_id(monkeypatch):
+    monkeypatch.delenv("RUN_ID", raising=False)
+    monkeypatch.delenv("JOB_ID", raising=False)
+
+
+@pytest.fixture
+def parse(tmp_path, capsys):
+    """Parses sections, as a YAML file, and arguments."""
+
+    def parse(sections: dict | str = "", *argv: str, algorithm: str = "magrpo", config_class=MAGRPOConfig):
+        base = {"agent_model": {"name": "org/model"}, "dataset": {"name": "org/humaneval"}}
+        text = yaml.safe_dump(merge([base, sections])) if isinstance(sections, dict) else sections
+        (tmp_path / "config.yaml").write_text(text)
+        recipe = parse_recipe(algorithm, config_class, ["--config", str(tmp_path / "config.yaml"), *argv])
+        recipe.stderr = capsys.readouterr().err
+        return recipe
+
+    return parse
+
+
+@pytest.fixture
+def error_of(parse):
+    """The message that wrong settings end with."""
+
+    def error_of(*args, **kwargs) -> str:
+        with pytest.raises(SystemExit) as exit_info:
+            parse(*args, **kwargs)
+        return str(exit_info.value.code)
+
+    return error_of
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("true", True),
+        ("False", False),
+        ("None", None),
+        ("null", None),
+        ("3", 3),
+        ("1e-5", 1e-5),
+        ("-0.2", -0.2),
+        ("[1.5,0.5]", [1.5, 0.5]),
+        ("(1, 2)", [1, 2]),
+        ("'quoted'", "quoted"),
+        ("bigcode/starcoder2-3b", "bigcode/starcoder2-3b"),
+        ("test[33:163]", "test[33:163]"),
+        ("../shared/data.jsonl", "../shared/data.jsonl"),
+        ("", ""),
+        ("a=b", "a=b"),
+    ],
+)
+def test_values_on_the_command_line(text, value):
+    parsed = parse_value(text)
+    assert parsed == value and type(parsed) is type(value)
+
+
+def test_layers_win_in_order(parse):
+    sections = {"magrpo": {"num_turns": 3, "num_generations": 5, "max_new_tokens": 7}, "output": {"base_dir": "a"}}
+    recipe = parse(sections, "--override", "magrpo.num_turns=2", "magrpo.num_generations=6", "--num_generations", "8")
+    assert recipe.training_args.num_turns == 2
+    assert recipe.training_args.num_generations == 8
+    assert recipe.training_args.max_completion_length == 7
+    assert recipe.output.base_dir == "a"
+
+
+def test_override_is_split_at_the_first_equals_sign_and_may_be_repeated(parse):
+    recipe = parse(
+        {"dataset": {"name": "x=y"}}, "--override", "dataset.name=mbpp=2", "seed=5", "--override", "wandb.name=n"
+    )
+    assert recipe.dataset.name == "mbpp=2"
+    assert recipe.training_args.seed == 5
+    assert recipe.wandb.name == "n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "field", "value"),
+    [
+        (["--override", "grpo.learning_rate=3e-5"], "learning_rate", 3e-5),
+        (["--num_epochs", "10"], "num_train_epochs", 10),
+        (["--num_turns", "2"], "num_turns", 2),
+        (
+            ["--num_turns", "2", "--handoff", "best", "--turn_gradient_weights", "1.2", "0.8"],
+            "turn_gradient_weights",
+            [1.2, 0.8],
+        ),
+        (["--temperature", "0.5"], "temperature", 0.5),
+        (["--log_completions"], "log_completions", True),
+        (["--gradient_checkpointing", "false"], "gradient_checkpointing", False),
+        (["--lr_scheduler_type", "constant"], "lr_scheduler_type", "constant"),
+        (["--push_to_hub", "--hub_model_id", "me/team"], "hub_model_id", "me/team"),
+        (["--output_dir", "here"], "output_dir", "here"),
+    ],
+)
+def test_every_field_of_the_configuration_class_can_be_set(parse, argv, field, value):
+    recipe = parse({"agent_model": {"temperature": 0.6}}, *argv, algorithm="grpo")
+    assert getattr(recipe.training_args, field) == value
+
+
+def test_short_flags(parse):
+    recipe = parse({}, "--model_name", "Qwen/Qwen2.5-Coder-7B", "--output_base_dir", "there")
+    assert recipe.models() == "Qwen/Qwen2.5-Coder-7B"
+    assert recipe.run_folder.parent == Path("there")
+
+
+def test_numbers_that_yaml_reads_as_text(parse):
+    recipe = parse(
+        "agent_model: {name: m}\ndataset: {name: d}\nmagrpo: {agent_learning_rate: 2e-5, save_strategy: no}"
+    )
+    assert recipe.training_args.learning_rate == 2e-5
+    assert recipe.training_args.save_strategy == "no"
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "field", "expected"),
+    [
+        ("magrpo", "agent_learning_rate", 0.5, "learning_rate", 0.5),
+        ("magrpo", "max_new_tokens", 99, "max_completion_length", 99),
+        ("magrpo", "eval_batch_size", 3, "per_device_eval_batch_size", 3),
+        ("magrpo", "termination_threshold", 0.5, "early_termination_threshold", 0.5),
+        ("magrpo", "normalize_advantage", True, "advantage_normalization", True),
+        ("magrpo", "joint_mode", "crossed", "joint_mode", "cross"),
+        ("magrpo", "reward_shift", -4, "reward_shift", -4),
+        ("magrpo", "seed", 11, "seed", 11),
+        ("magrpo", "num_agents", 3, "num_agents", 3),
+        ("agent_model", "temperature", 0.7, "temperature", 0.7),
+        ("agent_model", "top_p", 0.9, "top_p", 0.9),
+        ("agent_model", "top_k", 50, "top_k", 50),
+        ("agent_model", "top_k", None, "top_k", 0),
+        ("reward_processor", "shift", -4, "reward_shift", -4),
+        ("reward_processor", "scale_factor", 0.5, "reward_scale", 0.5),
+        ("output", "verbose", True, "log_completions", True),
+    ],
+)
+def test_names_of_other_releases(parse, section, key, value, field, expected):
+    recipe = parse({section: {key: value}})
+    assert getattr(recipe.training_args, field) == expected
+    assert recipe.stderr == ""
+
+
+def test_other_names_of_the_model(parse):
+    assert parse("model_name: a\ndataset: {name: d}").models() == "a"
+    assert parse("model: {name: a, dtype: bfloat16}\ndataset: {name: d}").agent_model.torch_dtype == "bfloat16"
+    assert parse({"agents": ["a", "b"]}).models() == ["a", "b"]
+    assert parse({}, "--override", "model_name='bigcode/starcoder2-3b'").models() == "bigcode/starcoder2-3b"
+
+
+def test_two_names_of_one_setting_in_one_place_must_agree(parse, error_of):
+    message = error_of({"magrpo": {"learning_rate": 1e-5, "agent_learning_rate": 2e-5}})
+    assert "`magrpo.agent_learning_rate: 2e-05` and `magrpo.learning_rate: 1e-05`" in message
+    assert parse({"magrpo": {"learning_rate": 1e-5, "agent_learning_rate": 1e-5}}).training_args.learning_rate == 1e-5
+
+
+def test_the_reward_processor_can_be_switched_off(parse):
+    recipe = parse({"reward_processor": {"enabled": False, "scale_factor": 2.0, "shift": -4}})
+    assert (recipe.training_args.reward_scale, recipe.training_args.reward_shift) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("section", "items"),
+    [
+        ({}, 1),
+        ({"per_device_train_batch_size": 1}, 1),
+        ({"items_per_device": 3}, 3),
+        ({"per_device_train_batch_size": 8}, 2),  # 4 rows an item
+        ({"gradient_accumulation_steps": 2}, 4),  # of 8 rows
+        ({"rollout_buffer_size": 4}, 4),
+        ({"rollout_buffer_size": 4, "num_turns": 2}, 1),  # a tree has 5 nodes
+        ({"rollout_buffer_size": 11, "num_turns": 2}, 2),
+        ({"rollout_buffer_size": 4, "num_turns": 2, "handoff": "best"}, 2),
+        ({"rollout_buffer_size": 34, "num_turns": 2, "joint_mode": "crossed"}, 2),  # 17 nodes
+    ],
+)
+def test_items_of_an_optimizer_step(parse, section, items):
+    assert parse({"magrpo": section}).training_args.items_per_device == items
+
+
+@pytest.mark.parametrize(
+    ("section", "strategy", "steps"),
+    [
+        ({"eval_interval": 16}, "steps", 16),
+        ({"eval_interval": 16, "items_per_device": 4}, "steps", 4),
+        ({"eval_interval": 2, "items_per_device": 4}, "steps", 1),
+        ({"eval_interval": 0}, "no", None),
+        ({}, "no", None),
+        ({"eval_strategy": "steps", "eval_steps": 7}, "steps", 7),
+    ],
+)
+def test_evaluation_interval(parse, section, strategy, steps):
+    args = parse({"magrpo": section, "dataset": {"eval_split": "test[:4]"}}).training_args
+    assert args.eval_strategy == strategy
+    assert steps is None or args.eval_steps == steps
+
+
+@pytest.mark.parametrize(
+    ("section", "beta"),
+    [
+        ({"reference_kl_enabled": True}, 0.1),
+        ({"reference_kl_enabled": True, "reference_kl_coef": 0.05}, 0.05),
+        ({"reference_kl_enabled": False, "reference_kl_coef": 0.05}, 0.0),
+        ({"beta": 0.2}, 0.2),
+    ],
+)
+def test_reference_kl(parse, section, beta):
+    assert parse({"magrpo": section}).training_args.beta == beta
+
+
+def test_turn_weights_without_a_handoff_mean_a_random_one(parse):
+    recipe = parse({}, "--num_turns", "2", "--turn_gradient_weights", "1.2", "0.8")
+    assert recipe.training_args.handoff == "random"
+    assert "handoff" in recipe.stderr
+    assert parse({}, "--num_turns", "2", "--turn_gradient_weights", "1", "1").training_args.handoff is None
+
+
+def test_wandb(parse, monkeypatch):
+    monkeypatch.setattr("trl_multiagent.recipe.is_wandb_available", lambda: True)
+    recipe = parse({"wandb": {"project": "p", "run_name": "r", "tags": ["a", "b"], "dir": "d"}})
+    assert recipe.training_args.report_to == ["wandb"]
+    assert recipe.training_args.run_name == "r"
+    assert recipe.wandb.tags == ["a", "b"]
+    assert parse({"wandb": {"project": None, "name": "r"}}).training_args.report_to == []
+    assert parse({"wandb": {"project": "p"}, "magrpo": {"report_to": "none"}}).training_args.report_to == []
+
+
+def test_wandb_that_is_not_installed_is_noticed_before_the_run(parse, error_of, monkeypatch):
+    monkeypatch.setattr("trl_multiagent.recipe.is_wandb_available", lambda: False)
+    assert "not installed" in error_of({"wandb": {"project": "p"}})
+    assert "not installed" in parse({"wandb": {"project": "p"}}, "--dry_run").stderr
+
+
+def test_known_settings_without_effect_are_named_in_one_line(parse):
+    recipe = parse(
+        {
+            "agent_model": {"type": "qwen", "max_length": 2048, "special_tokens": {}},
+            "tokenizer": {"padding_side": "left"},
+            "external": {"expert_model": "deepseek-coder"},
+            "magrpo": {"parallel_training": "none", "agent_devices": ["cuda:0"], "reference_devices": None},
+        }
+    )
+    assert len(recipe.stderr.splitlines()) == 1
+    for name in ("agent_model.type", "agent_model.max_length", "tokenizer", "magrpo.agent_devices"):
+        assert name in recipe.stderr
+    assert "special_tokens" not in recipe.stderr and "reference_devices" not in recipe.stderr
+
+
+@pytest.mark.parametrize(
+    ("sections", "argv", "parts"),
+    [
+        ({"magrpo": {"num_turn": 2}}, [], ["`magrpo.num_turn`", "did you mean `magrpo.num_turns`?"]),
+        ({"num_turns": 2}, [], ["`num_turns`", "did you mean `magrpo.num_turns`?"]),
+        ({"agent_model": {"nmae": "x"}}, [], ["`agent_model.nmae`", "did you mean `agent_model.name`?"]),
+        ({"datasets": {"name": "x"}}, [], ["`datasets`", "did you mean `dataset`?"]),
+        ({}, ["--override", "magrpo.zzz=1"], ["`magrpo.zzz`", "not a known setting"]),
+        ({}, ["--override", "magrpo.num_turns"], ["'magrpo.num_turns'", "section.key=value"]),
+        ({}, ["--num_turn", "2"], ["'--num_turn'", "did you mean `--num_turns`?"]),
+        ({"magrpo": {"num_turns": "two"}}, [], ["`magrpo.num_turns` is 'two' (str), expected int"]),
+        ({"magrpo": {"num_turns": True}}, [], ["`magrpo.num_turns` is True (bool), expected int"]),
+        ({"magrpo": {"learning_rate": None}}, [], ["`magrpo.learning_rate` is null, expected float"]),
+        ({"magrpo": {"learning_rate": "fast"}}, [], ["`magrpo.learning_rate`", "expected float"]),
+        ({"magrpo": {"bf16": "yes"}}, [], ["`magrpo.bf16`", "expected bool or null"]),
+        (
+            {"magrpo": {"turn_gradient_weights": [1, "a"]}},
+            [],
+            ["`magrpo.turn_gradient_weights`", "list[float] or null"],
+        ),
+        ({"agent_model": {"torch_dtype": "float8"}}, [], ["`agent_model.torch_dtype`", "'bfloat16'"]),
+        ({"agents": "x"}, [], ["`agents`", "list[str] or null"]),
+        ({"agent_model": "x"}, [], ["`agent_model` is 'x'", "section"]),
+        ({"magrpo": {"handoff": None, "num_turns": 2, "turn_gradient_weights": [1.5, 0.5]}}, [], ["handoff"]),
+        ({"magrpo": {"num_turns": 2, "turn_gradient_weights": [1.5]}}, [], ["1 entries for 2 turns"]),
+        ({"magrpo": {"joint_mode": "diagonal"}}, [], ["`joint_mode` is 'diagonal'"]),
+        ({"magrpo": {"num_generations": 1}}, [], ["`num_generations`"]),
+        ({"magrpo": {"lr_scheduler_type": "wavy"}}, [], ["section `magrpo`", "wavy"]),
+        ({"magrpo": {"items_per_device": 2, "rollout_buffer_size": 2}}, [], ["rollout_buffer_size", "give one"]),
+        ({"magrpo": {"rollout_buffer_size": 0}}, [], ["rollout_buffer_size", "at least 1"]),
+        ({"magrpo": {"eval_interval": 4, "eval_steps": 4}}, [], ["eval_interval", "eval_steps"]),
+        ({"magrpo": {"eval_interval": 4}}, [], ["`dataset.eval_split`"]),
+        (
+            {"magrpo": {"reward_shift": -1}, "reward_processor": {"shift": -4}},
+            [],
+            ["reward_processor.shift", "-4", "-1"],
+        ),
+        ({"magrpo": {"beta": 0.2, "reference_kl_enabled": True}}, [], ["reference_kl_coef", "0.1", "0.2"]),
+        ({"external": {"mode": "expert_edits"}}, [], ["`external.mode: expert_edits`", "later release"]),
+        ({"external": {"mode": "telepathy"}}, [], ["`external.mode`", "'level_feedback'"]),
+        ({"external": {"sandbox_slice": "most"}}, [], ["`external.sandbox_slice`", "'most'"]),
+        (
+            {"external": {"original_prompt": False}, "magrpo": {"num_turns": 2}},
+            [],
+            ["`external.original_prompt: False`"],
+        ),
+        ({"magrpo": {"external_previous_response": False, "num_turns": 2}}, [], ["previous_response"]),
+        ({"external": {"memory_mode": "last"}, "magrpo": {"num_turns": 2}}, [], ["`external.memory_mode: last`"]),
+        ({"peft": {"r": 8}}, [], ["`peft`", "LoRA"]),
+        ({"critic_model": {"name": "x"}}, [], ["`critic_model`", "critics"]),
+        ({"reward": {"type": "model"}}, [], ["`reward.type`", "'function'"]),
+        ({"grpo": {"num_turns": 1}}, [], ["`grpo`", "trains with `magrpo`"]),
+        ({"agents": ["a"]}, [], ["`agents` has 1 entries for 2 agents"]),
+        ({"agent_model": {"name": None}}, [], ["`agent_model.name` is missing"]),
+        ({"dataset": {"name": None}}, [], ["`dataset.name` is missing"]),
+        ({"dataset": {"name": "nowhere/humaneval.jsonl"}}, [], ["`dataset.name`", "nowhere/humaneval.jsonl"]),
+        ({}, ["--resume_from_checkpoint", "nowhere"], ["resume_from_checkpoint", "'nowhere'"]),
+        ({}, ["--resume_from_checkpoint"], ["RUN_ID"]),
+        ("- a\n- b", [], ["sections"]),
+        ("a: [", [], ["not valid YAML"]),
+    ],
+)
+def test_wrong_settings_are_named(error_of, sections, argv, parts):
+    message = error_of(sections, *argv)
+    for part in parts:
+        assert part in message
+
+
+def test_a_missing_file_is_named(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        parse_recipe("magrpo", MAGRPOConfig, ["--config", "nowhere.yaml"])
+    assert "nowhere.yaml" in str(exit_info.value.code)
+
+
+def test_sections_that_do_not_apply_may_be_empty(parse):
+    assert parse({"peft": None, "critic_model": {}, "critics": None, "grpo": None, "wandb": None, "agents": None})
+
+
+def test_past_turns_are_no_matter_with_one_turn(parse):
+    assert "external.original_prompt" in parse({"external": {"original_prompt": False}}).stderr
+    recipe = parse(
+        {"magrpo": {"num_turns": 2}},
+        "--override",
+        "magrpo.external_original_prompt=True",
+        "magrpo.external_previous_response=True",
+    )
+    assert recipe.stderr == ""
+
+
+def test_grpo_is_one_agent(parse, error_of):
+    assert parse({"grpo": {}}, algorithm="grpo").num_agents == 1
+    assert "one agent" in error_of({"grpo": {"num_agents": 2}}, algorithm="grpo")
+
+
+def test_each_algorithm_keeps_its_own_baseline(parse, error_of):
+    recipe = parse({"maremax": {}}, algorithm="maremax", config_class=MAReMaxConfig)
+    assert recipe.training_args.advantage_mode == "max"
+    message = error_of({"maremax": {"advantage_mode": "mean"}}, algorithm="maremax", config_class=MAReMaxConfig)
+    assert "'mean'" in message
+
+
+def test_folder_of_a_run(parse, monkeypatch):
+    assert parse({"output": {"base_dir": "b"}}).run_folder.name.startswith("job_")
+    assert parse({"magrpo": {"num_turns": 2}}).run_folder.name.startswith("mt_job_")
+    assert parse({"magrpo": {"output_dir": "exactly/here"}}).run_folder == Path("exactly/here")
+    monkeypatch.setenv("RUN_ID", "my run/7")
+    recipe = parse({"output": {"base_dir": "b"}})
+    assert recipe.run_folder == Path("b/job_my_run_7")
+    assert recipe.team_folder == Path("b/job_my_run_7/final_model")
+    assert parse({"output": {"save_path": "team"}}).team_folder == Path("team")
+
+
+def test_resuming(parse, error_of, tmp_path, monkeypatch):
+    run = tmp_path / "runs" / "job_7"
+    for step in (2, 10):
+        (run / f"checkpoint-{step}").mkdir(parents=True)
+    recipe = parse({}, "--resume_from_checkpoint", str(run / "checkpoint-2"))
+    assert recipe.resume_from_checkpoint == str(run / "checkpoint-2")
+    assert recipe.run_folder == run
+    monkeypatch.setenv("RUN_ID", "7")
+    recipe = parse({"output": {"base_dir": str(run.parent)}}, "--resume_from_checkpoint", "true")
+    assert recipe.resume_from_checkpoint == str(run / "checkpoint-10")
+    assert recipe.run_folder == run
+    monkeypatch.setenv("RUN_ID", "8")
+    assert "no checkpoint" in error_of({"output": {"base_dir": str(run.parent)}}, "--resume_from_checkpoint", "true")
+    assert parse({}).resume_from_checkpoint is None
+
+
+def test_the_merged_settings_are_the_same_recipe(parse, monkeypatch):
+    monkeypatch.setenv("RUN_ID", "7")
+    sections = {
+        "agent_model": {"temperature": 0.6, "top_k": None},
+        "magrpo": {"rollout_buffer_size": 11, "num_turns": 2},
+    }
+    recipe = parse(sections, "--override", "magrpo.agent_learning_rate=3e-5", "--num_generations", "4")
+    again = build_recipe("magrpo", MAGRPOConfig, yaml.safe_load(yaml.safe_dump(recipe.merged)))
+    assert again.merged == recipe.merged
+    assert again.training_args.to_dict() == recipe.training_args.to_dict()
+
+
+def test_where_there_is_no_gpu_weights_are_float32(parse):
+    recipe = parse({"agent_model": {"torch_dtype": "bfloat16"}}, "--use_cpu")
+    assert recipe.dtype == "float32"
+    assert recipe.training_args.bf16 is False
+
+
+def test_help_lists_every_flag_and_section():
+    text = make_parser("maremax", MAReMaxConfig).format_help()
+    for part in ("--override", "--dry_run", "--num_turns", "--rollout_buffer_size", "--push_to_hub", "external:"):
+        assert part in text
+    assert text.count("  --num_turns ") == 1
+    assert text.index("--num_turns") < text.index("--per_device_train_batch_size")
+
+
+# The plan of --dry_run
+
+
+class Items(list):
+    """As long as a dataset, and nothing else."""
+
+
+def plan_of(recipe, capsys, num_train=10, num_eval=3) -> dict[str, str]:
+    print_plan(recipe, ["aux", "main"], lambda recipe: (Items(range(num_train)), Items(range(num_eval))))
+    lines = capsys.readouterr().out.splitlines()[1:]
+    return {line[:17].strip(): line[17:].strip() for line in lines}
+
+
+def test_plan(parse, capsys):
+    section = {"num_turns": 2, "num_generations": 3, "items_per_device": 4, "num_train_epochs": 2, "eval_interval": 8}
+    recipe = parse({"magrpo": section, "dataset": {"eval_split": "test[:3]"}, "agents": ["a", "b"]})
+    plan = plan_of(recipe, capsys)
+    assert plan["agents"].startswith("aux: a, main: b")
+    assert plan["training"].startswith("10 items of org/humaneval")
+    assert plan["evaluation"] == "3 items of split test[:3], every 2 steps"
+    assert plan["tree of an item"] == "4 nodes, 12 joint actions = env steps, 12 rows"
+    assert plan["optimizer step"] == "4 items x 1 process, 48 env steps"
+    assert plan["optimizer steps"].startswith("4 ")  # two whole batches of 4 in 10 items, twice
+    assert plan["env steps"] == "192"
+
+
+def test_plan_of_a_cross_tree_that_may_end_early(parse, capsys):
+    section = {"num_turns": 2, "joint_mode": "cross", "num_generations": 2, "early_termination_threshold": 0.0}
+    plan = plan_of(parse({"magrpo": section | {"max_steps": 7}}), capsys)
+    assert plan["tree of an item"] == "5 nodes, 20 joint actions = env steps, 10 rows at most"
+    assert plan["optimizer steps"] == "7 (max_steps)"
+    assert plan["env steps"] == "140 at most"
+
+
+def test_plan_without_the_data(parse, capsys):
+    def unreachable(recipe):
+        raise ConnectionError("no network")
+
+    recipe = parse({"dataset": {"train_split": "test[33:163]"}, "magrpo": {"num_train_epochs": 1}})
+    print_plan(recipe, ["aux", "main"], unreachable)
+    out = capsys.readouterr().out
+    assert "no network" in out and "130 items of org/humaneval" in out and "130 (1 epochs" in out
+    print_plan(parse({"dataset": {"train_split": "[16:]"}}), ["aux", "main"], unreachable)
+    assert "unknown number of items" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("split", "rows"), [("test[33:163]", 130), ("[:16]", 16), ("test[16:]", None), ("test", None), (None, None)]
+)
+def test_slice_length(split, rows):
+    assert slice_length(split) == rows
+
+
+def test_count():
+    assert [count(1, "item"), count(2, "item"), count(2, "process", "processes")] == [
+        "1 item",
+        "2 items",
+        "2 processes",
+    ]
+
+
+def test_errors_are_value_errors():
+    with pytest.raises(ConfigError, match=r"dataset\.name"):
+        build_recipe("magrpo", MAGRPOConfig, {})

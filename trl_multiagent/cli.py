@@ -1,0 +1,96 @@
+"""The command `trl-multiagent`: `env` for bug reports, `train` to launch a recipe without a script."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from accelerate.commands.launch import launch_command, launch_command_parser
+from trl.scripts.env import print_env
+
+from trl_multiagent import (
+    AgentTeam,
+    MAGRPOConfig,
+    MAGRPOTrainer,
+    MAREINFORCEConfig,
+    MAREINFORCETrainer,
+    MAReMaxConfig,
+    MAReMaxTrainer,
+    MARLOOConfig,
+    MARLOOTrainer,
+    __version__,
+)
+from trl_multiagent.environments.code_generation.task import code_generation_datasets, code_generation_environment
+from trl_multiagent.plan import print_plan
+from trl_multiagent.recipe import parse_recipe
+
+
+ALGORITHMS = {
+    "grpo": (MAGRPOConfig, MAGRPOTrainer),
+    "magrpo": (MAGRPOConfig, MAGRPOTrainer),
+    "marloo": (MARLOOConfig, MARLOOTrainer),
+    "maremax": (MAReMaxConfig, MAReMaxTrainer),
+    "mareinforce": (MAREINFORCEConfig, MAREINFORCETrainer),
+}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="trl-multiagent", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands.add_parser("env", help="Print the versions that a bug report needs.")
+    train = commands.add_parser(
+        "train",
+        help="Train a team on code generation through `accelerate launch`.",
+        description="Trains a team on code generation through `accelerate launch`. All other arguments go to the "
+        "recipe: `trl-multiagent train magrpo --help` lists them.",
+        usage="%(prog)s ALGORITHM [--accelerate_config FILE] [--num_processes N] --config FILE [recipe arguments]",
+        allow_abbrev=False,
+        add_help=False,
+    )
+    train.add_argument("--accelerate_config", metavar="FILE", help="Configuration for `accelerate launch`.")
+    train.add_argument("--num_processes", metavar="N", help="Number of processes, for `accelerate launch`.")
+    run = commands.add_parser(
+        "run", help="What `train` launches in every process.", allow_abbrev=False, add_help=False
+    )
+    for command in (train, run):
+        command.add_argument("algorithm", metavar="ALGORITHM", choices=ALGORITHMS, help=", ".join(ALGORITHMS))
+    return parser
+
+
+def launch(algorithm: str, accelerate_config: str | None, num_processes: str | None, argv: Sequence[str]) -> None:
+    """Starts `trl-multiagent run` in as many processes as asked for."""
+    options = []
+    if accelerate_config is not None:
+        options += ["--config_file", accelerate_config]
+    if num_processes is not None:
+        options += ["--num_processes", num_processes]
+    target = ["--module", "trl_multiagent.cli", "run", algorithm, *argv]
+    launch_command(launch_command_parser().parse_args(options + target))
+
+
+def run(algorithm: str, argv: Sequence[str]) -> None:
+    """Trains in this process; the same as the scripts in recipes/code_generation."""
+    config_class, trainer_class = ALGORITHMS[algorithm]
+    recipe = parse_recipe(algorithm, config_class, argv, prog=f"trl-multiagent train {algorithm}")
+    environment = code_generation_environment(recipe)
+    if recipe.dry_run:
+        return print_plan(recipe, environment.roles, code_generation_datasets)
+    train_dataset, eval_dataset = code_generation_datasets(recipe)
+    team = AgentTeam.from_pretrained(recipe.models(), environment.roles, dtype=recipe.dtype)
+    trainer = trainer_class(team, environment, recipe.training_args, train_dataset, eval_dataset)
+    recipe.train_and_save(trainer)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments, rest = make_parser().parse_known_args(argv)
+    if arguments.command == "env":
+        print(f"trl-multiagent {__version__}")
+        print_env()
+    elif arguments.command == "run" or {"-h", "--help"} & set(rest):
+        run(arguments.algorithm, rest)
+    else:
+        launch(arguments.algorithm, arguments.accelerate_config, arguments.num_processes, rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""What `--dry_run` prints: how large a run would be."""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+
+from datasets import Dataset
+
+from trl_multiagent.recipe import Recipe
+
+
+def print_plan(
+    recipe: Recipe, roles: Sequence[str], load_datasets: Callable[[Recipe], tuple[Dataset, Dataset | None]]
+) -> None:
+    """
+    Prints what a run would do, without loading a model.
+
+    Args:
+        recipe ([`Recipe`]): The recipe.
+        roles (`list[str]`): The environment's roles.
+        load_datasets (`Callable`): Loads the recipe's training and evaluation set.
+    """
+    args, dataset = recipe.training_args, recipe.dataset
+    remarks = []
+    try:
+        train_dataset, eval_dataset = load_datasets(recipe)
+        num_train, num_eval = len(train_dataset), len(eval_dataset or ())
+    except ConnectionError as error:
+        num_train, num_eval = slice_length(dataset.train_split), slice_length(dataset.eval_split)
+        if num_eval is not None and recipe.eval_num_samples is not None:
+            num_eval = min(num_eval, recipe.eval_num_samples)
+        remarks = [f"The dataset was not reached; its size is what the splits say. {error}"]
+    if args.process_index != 0:
+        return
+
+    names = recipe.agents or [recipe.agent_model.name] * len(roles)
+    nodes = sum(args.nodes_per_turn)
+    joint_actions = nodes * args.joint_actions_per_node  # each is one env step
+    env_steps = recipe.items_per_step * joint_actions  # of one optimizer step
+    at_most = " at most" if args.early_termination_threshold is not None and args.num_turns > 1 else ""
+    if args.max_steps > 0:
+        steps, length = args.max_steps, "max_steps"
+    else:
+        length = f"{args.num_train_epochs:g} epochs of the training items"
+        steps = None if num_train is None else math.ceil(args.num_train_epochs * (num_train // recipe.items_per_step))
+    evaluation = {
+        "no": "none",
+        "steps": f"{count(num_eval, 'item')} of split {dataset.eval_split}, every {args.eval_steps} steps",
+        "epoch": f"{count(num_eval, 'item')} of split {dataset.eval_split}, after every epoch",
+    }
+
+    lines = {
+        "algorithm": f"{recipe.algorithm}, advantage_mode {args.advantage_mode}",
+        "agents": ", ".join(f"{role}: {name}" for role, name in zip(roles, names, strict=True)) + f" ({recipe.dtype})",
+        "training": f"{count(num_train, 'item')} of {dataset.name}, split {dataset.train_split or 'whole'}",
+        "evaluation": evaluation[args.eval_strategy.value],
+        "rollouts": f"{count(args.num_turns, 'turn')}, joint_mode {args.joint_mode}, handoff {args.handoff}, "
+        f"{args.num_generations} completions per agent and node",
+        "tree of an item": f"{count(nodes, 'node')}, {joint_actions} joint actions = env steps, "
+        f"{args.rows_per_item} rows{at_most}",
+        "optimizer step": f"{count(args.items_per_device, 'item')} x {count(args.world_size, 'process', 'processes')}, "
+        f"{env_steps} env steps{at_most}",
+        "optimizer steps": f"{'unknown' if steps is None else steps} ({length})",
+        "env steps": "unknown" if steps is None else f"{steps * env_steps}{at_most}",
+        "output folder": recipe.run_folder,
+        "trained team": recipe.team_folder if recipe.output.save_final_model else "not saved: output.save_final_model",
+        "reported to": ", ".join(args.report_to) or "none",
+    }
+    print("Dry run: no model was loaded, nothing was written.", *remarks, sep="\n")
+    for name, text in lines.items():
+        print(f"  {name:<15}  {text}")
+
+
+def count(number: int | None, one: str, many: str | None = None) -> str:
+    if number is None:
+        return f"unknown number of {many or one + 's'}"
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def slice_length(split: str | None) -> int | None:
+    """Rows that a split such as `test[33:163]` selects from a large enough set; `None` where it does not say."""
+    match = re.search(r"\[(\d*):(\d+)\]$", split or "")
+    return int(match[2]) - int(match[1] or 0) if match else None

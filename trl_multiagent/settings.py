@@ -1,0 +1,316 @@
+"""
+The settings of a recipe: read from a YAML file, `--override` and flags, brought to one set of names, merged and checked.
+
+Each of the three is a layer, a dict of sections. Later layers win: file, overrides, flags.
+"""
+
+import argparse
+import ast
+import dataclasses
+import difflib
+import inspect
+import re
+import types
+import typing
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trl_multiagent.sections import (
+    ALGORITHMS,
+    HISTORY,
+    NO_EFFECT,
+    RENAMED,
+    SECTIONS,
+    UNAVAILABLE,
+    VALUES,
+    AlgorithmExtras,
+)
+from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
+
+
+class ConfigError(ValueError):
+    """A setting is wrong; the message names it and says what to do."""
+
+
+def make_parser(algorithm: str, config_class: type[MAGRPOConfig], prog: str | None = None) -> argparse.ArgumentParser:
+    """The command line of a recipe; every field of the configuration class is a flag."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage="%(prog)s --config FILE [--override KEY=VALUE ...] [--dry_run] [--FIELD VALUE ...]",
+        description=f"Trains a team with the settings of the section '{algorithm}'. A flag wins over --override, and "
+        "--override over the file.",
+        epilog=describe_sections(algorithm),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    recipe = parser.add_argument_group("recipe")
+    recipe.add_argument("--config", metavar="FILE", default=None, help="YAML file with the sections listed below.")
+    recipe.add_argument(
+        "--override",
+        metavar="KEY=VALUE",
+        nargs="+",
+        action="extend",
+        default=[],
+        help=f"Single settings, such as agent_model.name=Qwen/Qwen2.5-0.5B {algorithm}.num_turns=2.",
+    )
+    recipe.add_argument(
+        "--dry_run", action="store_true", default=False, help="Check everything, print the plan, stop."
+    )
+    recipe.add_argument("--model_name", metavar="NAME", help="Short for --override agent_model.name=NAME.")
+    recipe.add_argument("--output_base_dir", metavar="FOLDER", help="Short for --override output.base_dir=FOLDER.")
+    recipe.add_argument("--num_epochs", nargs="*", metavar="N", help="Short for --num_train_epochs N.")
+
+    # Fields are grouped by the class that defines them or changes their default
+    classes = [AlgorithmExtras, *config_class.__mro__[:-1]]
+    fields = {field.name: field for cls in (config_class, AlgorithmExtras) for field in dataclasses.fields(cls)}
+    for cls in classes:
+        names = [name for name in inspect.get_annotations(cls) if name in fields]
+        group = parser.add_argument_group(f"flags from {cls.__name__}, also keys of the section '{algorithm}'")
+        for field in [fields.pop(name) for name in names]:
+            default = None if field.default is dataclasses.MISSING else field.default
+            text = f"{field.metadata['help']} (default: {default})".replace("%%", "%").replace("%", "%%")
+            group.add_argument(f"--{field.name}", nargs="*", metavar="VALUE", help=text)
+    return parser
+
+
+def describe_sections(algorithm: str) -> str:
+    lines = ["sections of the YAML file:", "  agents: list of model ids, one per agent, instead of agent_model.name"]
+    lines += ["  seed: random seed", f"  {algorithm}: every flag of the groups above"]
+    for section, cls in SECTIONS.items():
+        lines.append(f"  {section}:")
+        lines += [f"    {field.name}: {field.metadata['help']}" for field in dataclasses.fields(cls)]
+    return "\n".join(lines)
+
+
+# Layers
+
+
+def read_layers(algorithm: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """The three layers, under the names of this release."""
+    layers = [read_yaml(arguments.config), parse_overrides(arguments.override), flag_layer(algorithm, arguments)]
+    for layer in layers:
+        rename(algorithm, layer)
+    return layers
+
+
+def read_yaml(path: str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        sections = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise ConfigError(f"--config {path} cannot be read: {error.strerror}.") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config {path} is not valid YAML: {error}") from error
+    if not isinstance(sections, dict):
+        raise ConfigError(f"--config {path} must hold sections, each a name with keys below it, not {sections!r}.")
+    return sections
+
+
+def parse_overrides(overrides: list[str]) -> dict[str, Any]:
+    layer = {}
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        if not equals or not path:
+            raise ConfigError(f"--override {override!r} must have the form section.key=value.")
+        put(layer, path, parse_value(text))
+    return layer
+
+
+def flag_layer(algorithm: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    flags = {name: value for name, value in vars(arguments).items() if name not in ("config", "override", "dry_run")}
+    layer = {}
+    for name, path in {"model_name": "agent_model.name", "output_base_dir": "output.base_dir"}.items():
+        if name in flags:
+            put(layer, path, flags.pop(name))
+    for name, texts in flags.items():
+        values = [parse_value(text) for text in texts] or [True]  # a flag without a value switches something on
+        put(layer, f"{algorithm}.{name}", values if len(values) > 1 else values[0])
+    return layer
+
+
+def parse_value(text: str) -> Any:
+    """true, false, none and null in any case, Python literals, or the text as it is."""
+    constants = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in constants:
+        return constants[text.lower()]
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return list(value) if isinstance(value, tuple) else value
+
+
+def put(layer: dict[str, Any], path: str, value: Any) -> None:
+    """Sets `layer["a"]["b"]` for the path `a.b`."""
+    *parents, name = path.split(".")
+    for parent in parents:
+        if not isinstance(layer.get(parent), dict):
+            layer[parent] = {}
+        layer = layer[parent]
+    layer[name] = value
+
+
+def take(layer: dict[str, Any], path: str) -> tuple[bool, Any]:
+    """Removes the path `a.b`; returns whether it was there, and its value."""
+    *parents, name = path.split(".")
+    for parent in parents:
+        layer = layer.get(parent)
+        if not isinstance(layer, dict):
+            return False, None
+    return name in layer, layer.pop(name, None)
+
+
+def rename(algorithm: str, layer: dict[str, Any]) -> None:
+    """Replaces other names of a setting, in place."""
+    for old, new in RENAMED.items():
+        old, new = old.format(algorithm=algorithm), new.format(algorithm=algorithm)
+        found, value = take(layer, old)
+        if found:
+            twice, other = take(layer, new)
+            if twice and other != value:
+                raise ConfigError(f"`{old}: {value}` and `{new}: {other}` are one setting; give one of them.")
+            put(layer, new, value)
+
+
+def merge(layers: list[dict[str, Any]]) -> dict[str, Any]:
+    """One dict of all: dicts are merged, anything else is replaced by a later layer's."""
+    merged = {}
+    for layer in layers:
+        for name, value in layer.items():
+            both = isinstance(value, dict) and isinstance(merged.get(name), dict)
+            merged[name] = merge([merged[name], value]) if both else value
+    return merged
+
+
+# Checks
+
+
+def check(
+    algorithm: str, config_class: type[MAGRPOConfig], merged: dict[str, Any]
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """
+    Checks names and types of all settings.
+
+    Args:
+        algorithm (`str`): Name of the algorithm's section.
+        config_class (`type`): Its configuration class.
+        merged (`dict`): The merged layers.
+
+    Returns:
+        The settings by section (those of no section under `""`), and the paths of known settings that have no effect.
+
+    Raises:
+        ConfigError: an unknown name, a wrong type, or something that this release does not offer.
+    """
+    known = known_settings(algorithm, config_class)
+    idle = [path.format(algorithm=algorithm) for path in NO_EFFECT]
+    values = {section: {} for section in ("", algorithm, *SECTIONS)}
+    without_effect, history = [], {}
+    for section, body in merged.items():
+        if section in UNAVAILABLE or (section in ALGORITHMS and section != algorithm):
+            if body:
+                reason = UNAVAILABLE.get(section, f"this script trains with `{algorithm}`")
+                raise ConfigError(f"the section `{section}` cannot be used: {reason}. Remove it.")
+            continue
+        is_section = section in SECTIONS or section == algorithm
+        if is_section and not isinstance(body, dict | None):
+            raise ConfigError(f"`{section}` is {body!r}, it must be a section with keys.")
+        settings = {f"{section}.{name}": x for name, x in (body or {}).items()} if is_section else {section: body}
+        for path, value in settings.items():
+            if path in idle:
+                if value not in (None, {}, []):
+                    without_effect.append(path)
+            elif path in HISTORY:
+                history[path] = value
+            elif path in known:
+                section, _, name = path.rpartition(".")
+                values[section][name] = checked(path, value, known[path])
+            else:
+                raise ConfigError(f"`{path}` is not a known setting{nearest(path, [*known, *idle, *SECTIONS])}")
+
+    for path, value in history.items():
+        if value not in HISTORY[path]:
+            if values[algorithm].get("num_turns", 1) > 1:
+                raise ConfigError(
+                    f"`{path}: {value}` is not available in this release: at every turn an agent sees all of its own "
+                    f"prompts and responses. Remove it, or set it to {HISTORY[path][0]}."
+                )
+            without_effect.append(path)
+    return values, without_effect
+
+
+def known_settings(algorithm: str, config_class: type[MAGRPOConfig]) -> dict[str, Any]:
+    """Paths of all settings, with their types."""
+    known = dict(VALUES)
+    for section, cls in SECTIONS.items():
+        known |= {f"{section}.{name}": hint for name, hint in typing.get_type_hints(cls).items()}
+    for cls in (config_class, AlgorithmExtras):
+        known |= {f"{algorithm}.{name}": hint for name, hint in typing.get_type_hints(cls).items()}
+    known[f"{algorithm}.top_k"] = int | None  # null, no cut, is 0 in TRL
+    return known
+
+
+def nearest(path: str, known: list[str]) -> str:
+    """The end of a message, with a suggestion: the same name in another section, or a similar one."""
+    name = path.rpartition(".")[2]
+    candidates = [other for other in known if other.rpartition(".")[2] == name]
+    candidates += difflib.get_close_matches(path, known, n=1) + difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean `{candidates[0]}`?" if candidates else "; see --help."
+
+
+def checked(path: str, value: Any, hint: Any) -> Any:
+    try:
+        return convert(value, hint)
+    except TypeError:
+        given = "null" if value is None else f"{value!r} ({type(value).__name__})"
+        raise ConfigError(f"`{path}` is {given}, expected {describe_type(hint)}.") from None
+
+
+def describe_type(hint: Any) -> str:
+    """A type hint in words: `int or null`."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(describe_type(option) for option in typing.get_args(hint))
+    if typing.get_origin(hint) is typing.Literal:
+        return ", ".join(map(repr, typing.get_args(hint)))
+    if hint is types.NoneType:
+        return "null"
+    return hint.__name__ if typing.get_origin(hint) is None else str(hint)
+
+
+def convert(value: Any, hint: Any) -> Any:
+    """The value as the type hint wants it; `TypeError` if it does not fit."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        for option in arguments:
+            try:
+                return convert(value, option)
+            except TypeError:
+                continue
+    elif origin is typing.Literal:
+        if any(value is option or (isinstance(value, str) and value == option) for option in arguments):
+            return value
+    elif origin is list and isinstance(value, list):
+        return [convert(x, arguments[0]) for x in value]
+    elif origin is dict and isinstance(value, dict):
+        return {convert(k, arguments[0]): convert(x, arguments[1]) for k, x in value.items()}
+    elif hint is float and not isinstance(value, bool):
+        if isinstance(value, int | float):
+            return value
+        if isinstance(value, str) and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", value):
+            return float(value)  # YAML reads 1e-5, without a point, as text
+    elif hint is int:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    elif inspect.isclass(hint) and issubclass(hint, Enum):
+        if value is False:
+            return "no"  # YAML reads a bare `no` as false
+    elif origin is None and isinstance(value, hint):
+        return value
+    raise TypeError
