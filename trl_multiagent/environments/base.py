@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -126,7 +127,7 @@ class FunctionEnvironment:
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
         if not history:
             return {
-                role: template(item) if callable(template) else template.format(**item)
+                role: template(item) if callable(template) else _fill(role, template, item)
                 for role, template in self.templates.items()
             }
         if self.transition is None:
@@ -140,7 +141,9 @@ class FunctionEnvironment:
         kwargs["prompts"] = [self.prompts(item, history) for item, history in zip(items, histories, strict=True)]
         kwargs["completions"] = joint_actions
         outputs = [function(**kwargs) for function in self.reward_funcs]
-        outputs = asyncio.run(_gather(outputs))
+        if any(inspect.isawaitable(output) for output in outputs):
+            with ThreadPoolExecutor(1) as thread:  # a notebook already runs an event loop in this one
+                outputs = thread.submit(asyncio.run, _gather(outputs)).result()
         outcomes = [Outcome(reward=0.0) for _ in joint_actions]
         for function, weight, rewards in zip(self.reward_funcs, self.reward_weights, outputs, strict=True):
             if len(rewards) != len(joint_actions):
@@ -159,6 +162,15 @@ class FunctionEnvironment:
                 f"{items[unscored]!r}; at least one must score it."
             )
         return outcomes
+
+
+def _fill(role: str, template: str, item: dict) -> str:
+    try:
+        return template.format(**item)
+    except KeyError as error:
+        raise ValueError(
+            f"The prompt template of `{role}` needs the column {error}; the items have {', '.join(item)}."
+        ) from None
 
 
 async def _gather(outputs: list) -> list:

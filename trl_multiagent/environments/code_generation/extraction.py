@@ -450,26 +450,30 @@ def _ignored_values(function: ast.AST, calls: set[ast.Call]) -> Iterator[str]:
             captured.update(node.names)
         elif node is not function and isinstance(node, (*DEFINITIONS, ast.Lambda)):
             captured |= _read_names(node)
+    for block in _blocks(function):
+        for index, statement in enumerate(block):
+            lost = list(_unused_calls(statement, calls))
+            names = _names_of_value(statement) if lost else None
+            if names is None or names & captured:
+                continue
+            read = names & read_names(function)
+            if not names:
+                reason = "a value is dropped"
+            elif not read:
+                reason = f"`{', '.join(sorted(names))}` is never read"
+            elif all(_is_overwritten(block, index, name, read_names, block is function.body) for name in read):
+                reason = f"`{', '.join(sorted(read))}` is replaced before it is read"
+            else:
+                continue
+            yield from [reason] * len(lost)
+
+
+def _blocks(function: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The statement lists of a function: its body and those of its loops, branches and so on."""
     for node in (function, *(node for node in _scope_nodes(function) if not isinstance(node, SCOPES))):
-        for _, block in ast.iter_fields(node):
-            if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
-                for index, statement in enumerate(block):
-                    lost = list(_unused_calls(statement, calls))
-                    if not lost:
-                        continue
-                    names = _names_of_value(statement)
-                    if names is None or names & captured:
-                        continue
-                    read = names & read_names(function)
-                    if not names:
-                        reason = "a value is dropped"
-                    elif not read:
-                        reason = f"`{', '.join(sorted(names))}` is never read"
-                    elif all(_is_overwritten(block, index, name, read_names, block is function.body) for name in read):
-                        reason = f"`{', '.join(sorted(read))}` is replaced before it is read"
-                    else:
-                        continue
-                    yield from [reason] * len(lost)
+        for _, value in ast.iter_fields(node):
+            if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+                yield value
 
 
 def _names_of_value(statement: ast.stmt) -> set[str] | None:

@@ -15,7 +15,7 @@ SYNTAX = 0.5
 TESTS = 1.0  # times the share of asserts that passed
 AUX_USED = 0.5
 NOT_A_WRAPPER = 1.0
-VALUE_IGNORED = -0.5
+VALUE_IGNORED = 0.5  # taken off
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _outcome(result: CodeResult, tests_total: int) -> Outcome:
             used = AUX_USED
             own_work = 0.0 if analysis.thin_wrapper else NOT_A_WRAPPER
             ignored = VALUE_IGNORED if analysis.ignored_values else 0.0
-    reward = definition + syntax + TESTS * pass_rate + used + own_work + ignored
+    reward = definition + syntax + TESTS * pass_rate + used + own_work - ignored
     return Outcome(
         reward=reward,
         metrics={
@@ -93,7 +93,7 @@ def _outcome(result: CodeResult, tests_total: int) -> Outcome:
             "timeouts": float(timeouts),
             "collab_aux_usage": used,
             "collab_non_wrapper": own_work,
-            "collab_ignored_aux_call_penalty": -ignored,
+            "collab_ignored_aux_call_penalty": ignored,
             "total_reward": reward,
         },
         info=result,
