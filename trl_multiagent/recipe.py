@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from accelerate.utils import broadcast_object_list
 from transformers import Trainer
@@ -109,7 +110,8 @@ class Recipe:
             (self.run_folder / "config.yaml").write_text(yaml.safe_dump(self.merged, sort_keys=False))
         report = None
         if self.dataset.type == "demo":
-            from trl_multiagent.demo import DemoReport, demo_dataset
+            from trl_multiagent.demo import demo_dataset
+            from trl_multiagent.demo.report import DemoReport
 
             report = DemoReport(demo_dataset("test"))
             report.before(trainer)
@@ -248,8 +250,10 @@ def make_training_args(
     if values["wandb"].get("project") is not None:
         kwargs.setdefault("report_to", ["wandb"])
         kwargs.setdefault("run_name", values["wandb"].get("name"))
-    if "bf16" not in kwargs and (kwargs.get("use_cpu") or not is_torch_bf16_gpu_available()):
-        kwargs["bf16"] = False
+    if not torch.accelerator.is_available():
+        kwargs.setdefault("use_cpu", True)  # otherwise several processes would not find each other
+    if kwargs.get("use_cpu") or not is_torch_bf16_gpu_available():
+        kwargs.setdefault("bf16", False)
 
     if extras.rollout_buffer_size is not None and "items_per_device" in kwargs:
         raise ConfigError(f"`{algorithm}.rollout_buffer_size` sets `{algorithm}.items_per_device`; give one of them.")
