@@ -11,6 +11,7 @@ export HF_HUB_OFFLINE = 1
 export HF_DATASETS_OFFLINE = 1
 export TRANSFORMERS_OFFLINE = 1
 export HF_HUB_DISABLE_TELEMETRY = 1
+export HF_HUB_DISABLE_PROGRESS_BARS = 1
 # The models here are too small for more threads to help, and threads that wait for each other slow a busy machine down
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
@@ -25,10 +26,10 @@ setup: $(VENV)/.installed  ## Make .venv with the pinned versions of constraints
 
 # torch comes first and by itself, so that a machine's own build of that version can be chosen
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(VENV)/bin/python -m pip install --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $@
 
 demo: setup  ## Train two small agents to write code together (about 3 minutes)

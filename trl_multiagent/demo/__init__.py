@@ -6,6 +6,7 @@ In a recipe's configuration `dataset.name: demo` and `agent_model.name: demo` se
 
 from trl_multiagent.demo.model import demo_model
 from trl_multiagent.demo.problems import demo_dataset, demo_prompts
+from trl_multiagent.demo.report import DemoReport
 
 
-__all__ = ["demo_dataset", "demo_model", "demo_prompts"]
+__all__ = ["DemoReport", "demo_dataset", "demo_model", "demo_prompts"]

@@ -13,7 +13,14 @@ from trl_multiagent.demo.problems import Problem
 CONVENTIONS = ("A", "B")
 # Shares of the ways a demonstration goes wrong; the rest is clean
 AUX_FAULTS = {"no return": 0.10, "condition": 0.12, "syntax": 0.10, "name": 0.04}
-MAIN_FAULTS = {"no return": 0.10, "reduction": 0.10, "syntax": 0.08, "wrapper": 0.10, "ignores aux": 0.07, "solo": 0.10}
+MAIN_FAULTS = {
+    "no return": 0.10,
+    "reduction": 0.10,
+    "syntax": 0.08,
+    "wrapper": 0.10,
+    "ignores aux": 0.07,
+    "solo": 0.10,
+}
 
 
 def demonstrate(problem: Problem, role: str, rng: random.Random) -> str:

@@ -194,7 +194,9 @@ def imitate(
     prompts = tokenizer([prompt for prompt, _ in demonstrations])["input_ids"]
     answers = tokenizer([answer + EOS for _, answer in demonstrations])["input_ids"]
     steps = len(demonstrations) // BATCH_SIZE
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01, fused=True
+    )
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.05, cycle_momentum=False, final_div_factor=0.8
     )

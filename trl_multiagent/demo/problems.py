@@ -7,8 +7,10 @@ splits naturally into a helper that prepares a list and a main function that red
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 from datasets import Dataset
 
@@ -102,6 +104,12 @@ WORDINGS = (
 )
 
 
+@cache
+def compiled(code: str) -> Callable[[list | str], Any]:
+    """An expression of `values` as a function."""
+    return eval(f"lambda values: {code}")
+
+
 @dataclass(frozen=True)
 class Problem:
     """One combination of a condition, a map and a reduction."""
@@ -121,15 +129,15 @@ class Problem:
 
     def kept(self, values: list | str) -> list:
         """What the condition lets through."""
-        return eval(f"[x for x in values if {self.condition.code}]", {"values": values})
+        return compiled(f"[x for x in values if {self.condition.code}]")(values)
 
     def mapped(self, values: list) -> list:
         """Every value mapped once."""
-        return eval(f"[{self.map.code} for x in values]", {"values": values})
+        return compiled(f"[{self.map.code} for x in values]")(values)
 
-    def reduced(self, values: list) -> object:
+    def reduced(self, values: list) -> Any:
         """What is left of the values."""
-        return eval(self.reduction.code, {"ys": values})
+        return compiled(self.reduction.code.replace("ys", "values"))(values)
 
     def inputs(self, rng: random.Random, length: int) -> list | str:
         """
@@ -173,7 +181,7 @@ class Problem:
             f"    return {self.reduction.code}\n",
         }
 
-    def solve(self, values: list | str) -> object:
+    def solve(self, values: list | str) -> Any:
         """The right answer."""
         return self.reduced(self.mapped(self.kept(values)))
 

@@ -10,7 +10,6 @@ from accelerate import PartialState
 from matplotlib.figure import Figure
 from tqdm.auto import tqdm
 from transformers import ProgressCallback
-from transformers.utils import logging
 
 from trl_multiagent.demo.conventions import conventions
 from trl_multiagent.demo.problems import demo_problems
@@ -56,11 +55,6 @@ class Evaluation:
         """Mean share of a problem's tests that pass."""
         return mean(self.test_pass_rates)
 
-    @property
-    def solved(self) -> float:
-        """Share of the answers that pass all tests."""
-        return mean([rate == 1.0 for rate in self.test_pass_rates])
-
     def agreed(self, *names: str) -> float:
         """Share of the answers in which both agents follow the same one of the conventions named."""
         return mean([c["aux"] == c["main"] and c["aux"] in names for c in self.conventions])
@@ -90,7 +84,6 @@ class DemoReport:
         self.items = list(items)
         self.num_episodes = num_episodes
         self.is_main_process = PartialState().is_main_process
-        logging.disable_progress_bar()  # the bars of loading and saving a model of 2 MB
         self.print(INTRODUCTION)
 
     def print(self, text: str = "") -> None:
@@ -179,7 +172,6 @@ def comparison(start: Evaluation, end: Evaluation, problems: int, num_episodes: 
     rows = [
         ("joint reward (0 to 4)", f"{start.reward:.2f}", f"{end.reward:.2f}"),
         ("tests passed", f"{start.test_pass_rate:.0%}", f"{end.test_pass_rate:.0%}"),
-        ("answers that pass all tests", f"{start.solved:.0%}", f"{end.solved:.0%}"),
         ("both agents follow the same convention", f"{start.agreed('A', 'B'):.0%}", f"{end.agreed('A', 'B'):.0%}"),
         ("    A: aux keeps, main maps", f"{start.agreed('A'):.0%}", f"{end.agreed('A'):.0%}"),
         ("    B: aux keeps and maps", f"{start.agreed('B'):.0%}", f"{end.agreed('B'):.0%}"),
@@ -192,7 +184,9 @@ def comparison(start: Evaluation, end: Evaluation, problems: int, num_episodes: 
 def sample_episodes(items: list[dict], num_episodes: int) -> list[int]:
     """The first episode of the first problem about lists and of the first about strings: not picked by their result."""
     starts = ("xs", "s")
-    first = {start: k for start in starts for k, item in reversed(list(enumerate(items))) if f"({start}):" in item["prompt"]}
+    first = {
+        start: k for start in starts for k, item in reversed(list(enumerate(items))) if f"({start}):" in item["prompt"]
+    }
     return [k * num_episodes for k in first.values()]
 
 

@@ -1,0 +1,58 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def run_without_network(tmp_path_factory):
+    """Runs Python in a process that has no network; gives the finished process and what it tried to reach."""
+
+    def run(*arguments: str, **environment: str) -> tuple[subprocess.CompletedProcess, str]:
+        log = tmp_path_factory.mktemp("network") / "log"
+        guard = str(Path(__file__).parent / "no_network")
+        process = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=REPOSITORY,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([guard, str(REPOSITORY)]),
+                "NETWORK_LOG": str(log),
+                "OMP_NUM_THREADS": "1",
+                "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
+        return process, log.read_text() if log.exists() else ""
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def demo_cache(tmp_path_factory) -> Path:
+    """The cache folder of the tests, empty at first."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def demo_run(run_without_network, demo_cache, tmp_path_factory):
+    """One training step of the demo's recipe, with an empty cache and no network: process, log of the network, folder."""
+    outputs = tmp_path_factory.mktemp("outputs")
+    process, network = run_without_network(
+        "recipes/code_generation/train_magrpo.py",
+        "--config",
+        "recipes/code_generation/configs/magrpo_demo.yaml",
+        "--override",
+        "magrpo.max_steps=1",
+        f"output.base_dir={outputs}",
+        TRL_MULTIAGENT_CACHE=str(demo_cache),
+    )
+    return process, network, outputs

@@ -1,0 +1,35 @@
+import random
+
+from trl_multiagent.demo.conventions import conventions
+from trl_multiagent.demo.demonstrations import AUX_FAULTS, MAIN_FAULTS, write_aux, write_main
+from trl_multiagent.demo.problems import demo_problems
+from trl_multiagent.sandbox import Sandbox
+
+
+def test_conventions_are_told_apart_by_behaviour():
+    problems, answers, expected = [], [], []
+
+    def add(problem, aux_code, main_code, aux, main):
+        problems.append(problem)
+        answers.append({"aux": aux_code, "main": main_code})
+        expected.append({"aux": aux, "main": main})
+
+    for problem in demo_problems("test")[:8]:
+        argument = problem.argument
+        for aux in "AB":
+            for main in "AB":
+                add(problem, write_aux(problem, aux), write_main(problem, main), aux=aux, main=main)
+        # Other texts, same behaviour: a loop that keeps and maps, and a main that copies what it got
+        loop = f"def aux(v):\n    out = []\n    for x in v:\n        if {problem.condition.code}:\n"
+        loop += f"            out.append({problem.map.code})\n    return out\n"
+        copy = f"def {problem.name}({argument}):\n    ys = [x for x in aux({argument})]\n    return {problem.reduction.code}\n"
+        add(problem, loop, copy, aux="B", main="B")
+    for fault in AUX_FAULTS:
+        aux_code = write_aux(problem, "B", fault, random.Random(1))
+        add(problem, aux_code, write_main(problem, "B"), aux=None, main="B")
+    for fault in MAIN_FAULTS:
+        main_code = write_main(problem, "A", fault, random.Random(1))
+        add(problem, write_aux(problem, "A"), main_code, aux="A", main=None)
+
+    with Sandbox(check_timeout=5.0) as sandbox:
+        assert conventions(problems, answers, sandbox) == expected

@@ -1,0 +1,61 @@
+import re
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trl_multiagent import AgentTeam
+from trl_multiagent.demo import demo_dataset, demo_model, demo_prompts
+from trl_multiagent.environments.code_generation import CodeGenerationEnvironment
+
+
+def test_the_guard_refuses_and_records_the_network(run_without_network):
+    process, network = run_without_network(
+        "-c", "import socket; socket.create_connection(('192.0.2.1', 9), timeout=1)"
+    )
+    assert process.returncode == 1 and "no network here" in process.stderr
+    assert "socket.getaddrinfo 192.0.2.1" in network
+    process, network = run_without_network("-c", "import socket; socket.socket().connect(('192.0.2.1', 9))")
+    assert process.returncode == 1 and network == "socket.connect 192.0.2.1\n"
+
+
+def test_the_demo_runs_without_a_network(demo_run):
+    process, network, _ = demo_run
+    assert process.returncode == 0, process.stderr[-3000:]
+    assert network == ""
+
+
+def test_the_demo_shows_progress_result_and_paths(demo_run):
+    process, _, outputs = demo_run
+    for phase in ("Building the demo's base model", "Before training", "Training", "After training"):
+        assert f"{phase}" in process.stderr
+    assert "Warning" not in process.stderr
+    rows = dict(re.findall(r"^(\S.*?) {2,}(\S+ +\S+)$", process.stdout, flags=re.MULTILINE))
+    assert {"joint reward (0 to 4)", "tests passed", "both agents follow the same convention"} <= set(rows)
+    assert process.stdout.count("Sample answer:") == 2
+    assert max(map(len, process.stdout.splitlines())) <= 100
+
+    team_folder, picture = (re.search(rf"{name} +(\S+)", process.stdout).group(1) for name in ("Saved team", "curve"))
+    assert team_folder.startswith(str(outputs))
+    assert AgentTeam.from_pretrained(team_folder).roles == ("aux", "main")
+    with open(picture, "rb") as file:
+        assert file.read(8) == b"\x89PNG\r\n\x1a\n"
+
+
+def test_the_base_model_is_mediocre_as_it_should_be(demo_run, demo_cache, monkeypatch):
+    assert demo_run[0].returncode == 0
+    monkeypatch.setenv("TRL_MULTIAGENT_CACHE", str(demo_cache))
+    monkeypatch.setattr("trl_multiagent.demo.model.build_model", lambda *args, **kwargs: pytest.fail("not cached"))
+    path = demo_model()
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    torch.manual_seed(0)
+    items = [item for item in demo_dataset("test") for _ in range(3)]
+    answers = {}
+    for role in ("aux", "main"):
+        prompts = tokenizer([demo_prompts(item)[role] for item in items], return_tensors="pt", padding=True)
+        output = model.generate(**prompts, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=40)
+        answers[role] = tokenizer.batch_decode(output[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
+    joint_actions = [{"aux": aux, "main": main} for aux, main in zip(answers["aux"], answers["main"], strict=True)]
+    environment = CodeGenerationEnvironment(num_agents=2, first_prompts=demo_prompts)
+    outcomes = environment.score(items, joint_actions, [[] for _ in items])
+    assert 1.4 < sum(outcome.reward for outcome in outcomes) / len(outcomes) < 2.1

@@ -1,0 +1,87 @@
+import random
+import re
+
+import pytest
+
+from trl_multiagent.demo import demo_dataset, demo_prompts
+from trl_multiagent.demo.demonstrations import AUX_FAULTS, MAIN_FAULTS, write_aux, write_main
+from trl_multiagent.demo.problems import demo_problems
+
+
+def passed(source: str, item: dict) -> int:
+    """Number of the item's asserts that a program passes."""
+    namespace = {}
+    exec(source, namespace)
+    count = 0
+    for line in item["test"].splitlines()[1:]:
+        try:
+            exec(line.strip().replace("candidate", item["entry_point"]), namespace)
+            count += 1
+        except (AssertionError, TypeError, ValueError, IndexError):
+            pass
+    return count
+
+
+def test_splits_share_no_problem():
+    train, test = demo_problems("train"), demo_problems("test")
+    assert (len(train), len(test)) == (386, 96)
+    assert not {problem.name for problem in train} & {problem.name for problem in test}
+    assert {problem.family.argument for problem in test} == {"xs", "s"}
+    with pytest.raises(ValueError, match="'train' and 'test', not 'validation'"):
+        demo_dataset("validation")
+
+
+def test_rows_have_the_schema_of_humaneval():
+    for split, rows in (("train", 1158), ("test", 96)):
+        dataset = demo_dataset(split)
+        assert dataset.column_names == ["task_id", "prompt", "entry_point", "test", "canonical_solution"]
+        assert len(set(dataset["task_id"])) == len(dataset) == rows
+        for item in dataset:
+            assert item["prompt"].startswith(f"def {item['entry_point']}(")
+            assert item["test"].count("    assert candidate(") == 4
+
+
+def test_canonical_solutions_and_examples_are_right():
+    for item in [*demo_dataset("test"), *demo_dataset("train")]:
+        solution = item["prompt"] + item["canonical_solution"]
+        assert passed(solution, item) == 4
+        call, result = re.search(r">>> (.*)\n    (.*)\n", item["prompt"]).groups()
+        namespace = {}
+        exec(solution, namespace)
+        assert eval(call, namespace) == eval(result)
+
+
+def test_only_agents_of_one_convention_solve_a_problem():
+    problems = {problem.name: problem for problem in demo_problems("test")}
+    for item in demo_dataset("test"):
+        problem = problems[item["entry_point"]]
+        for aux in "AB":
+            for main in "AB":
+                program = write_aux(problem, aux) + write_main(problem, main)
+                assert passed(program, item) == (4 if aux == main else 0), program
+
+
+def test_faults_are_faults():
+    problem = demo_problems("test")[0]
+    item = demo_dataset("test")[0]
+    good = {"aux": write_aux(problem, "A"), "main": write_main(problem, "A")}
+    for role, write, faults in (("aux", write_aux, AUX_FAULTS), ("main", write_main, MAIN_FAULTS)):
+        for fault in faults:
+            bad = write(problem, "A", fault, random.Random(0))
+            assert bad != good[role]
+            try:
+                result = passed("".join({**good, role: bad}.values()), item)
+            except SyntaxError:
+                assert fault == "syntax"
+            except NameError:
+                assert fault == "name"
+            else:
+                assert result == (4 if fault == "solo" else 0), bad
+
+
+def test_prompts_hold_the_problem_and_end_with_the_role():
+    item = demo_dataset("test")[0]
+    prompts = demo_prompts(item)
+    assert list(prompts) == ["aux", "main"]
+    for role, prompt in prompts.items():
+        assert item["prompt"] in prompt and prompt.endswith(f"# {role}:\n")
