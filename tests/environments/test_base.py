@@ -135,7 +135,7 @@ def test_an_exception_in_a_reward_function_is_not_hidden():
 def test_later_turns_come_from_the_transition():
     history = [Turn({"poet": "p", "critic": "c"}, ACTIONS[0], Outcome(0.5))]
     env = environment(
-        transition=lambda item, history: {role: f"{item['topic']} {history[-1].outcome.reward}" for role in PROMPTS}
+        transition=lambda item, history: dict.fromkeys(PROMPTS, f"{item['topic']} {history[-1].outcome.reward}")
     )
     assert env.prompts(ITEMS[0], history) == {"poet": "rain 0.5", "critic": "rain 0.5"}
     with pytest.raises(ValueError, match="needs a `transition`"):

@@ -262,6 +262,10 @@ def _mbpp_row(row: dict, where: str) -> dict:
     `canonical_solution`, unless the signature itself needs them.
     """
     _check_fields(row, MBPP_FIELDS, where)
+    for field in ("test_imports", "test_list"):
+        for text in row[field]:
+            if not isinstance(text, str):
+                raise ValueError(f"{where}: field `{field}` must hold text, not {_kind(text)}.")
     try:
         code = ast.parse(row["code"])
     except PARSE_ERRORS as error:
@@ -297,9 +301,7 @@ def _mbpp_row(row: dict, where: str) -> dict:
     }
 
 
-def _mbpp_assert(test: object, where: str) -> ast.Assert:
-    if not isinstance(test, str):
-        raise ValueError(f"{where}: field `test_list` must hold text, not {_kind(test)}.")
+def _mbpp_assert(test: str, where: str) -> ast.Assert:
     try:
         body = ast.parse(test).body
     except PARSE_ERRORS as error:

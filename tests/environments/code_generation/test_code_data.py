@@ -1,0 +1,287 @@
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from trl_multiagent.environments.code_generation import load_code_dataset
+from trl_multiagent.environments.code_generation.data import read_problem
+
+
+def row(number, **changes):
+    return {
+        "task_id": f"Toy/{number}",
+        "prompt": f'def add_{number}(x):\n    """Adds {number}."""\n',
+        "entry_point": f"add_{number}",
+        "test": f"def check(candidate):\n    assert candidate(1) == {number + 1}\n",
+        **changes,
+    }
+
+
+def mbpp_row(number, **changes):
+    return {
+        "source_file": "x",
+        "task_id": number,
+        "prompt": "Write a function to add.",
+        "code": "def add(x, y=1):\n  return x + y",
+        "test_imports": [],
+        "test_list": ["assert add(1) == 2", "assert add(1, 3) == 4"],
+        **changes,
+    }
+
+
+def write(path, rows):
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def solves(item):
+    """Runs the item's reference solution, which this file wrote itself or which comes with the benchmark."""
+    namespace = {}
+    exec(item["prompt"] + item["canonical_solution"], namespace)
+    checks = {}
+    exec(f"{read_problem(item['prompt'], item['entry_point']).prefix}\n{item['test']}", checks)
+    checks["check"](namespace[item["entry_point"]])
+    return True
+
+
+# Reading and slicing
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
+def test_every_kind_of_file_gives_the_same_rows(tmp_path, suffix):
+    path = write(tmp_path / f"humaneval{suffix}", [row(n, extra=n) for n in range(3)])
+    dataset = load_code_dataset(path)
+    assert dataset.column_names == ["task_id", "prompt", "entry_point", "test"]
+    assert dataset.to_list() == [row(n) for n in range(3)]
+
+
+def test_the_canonical_solution_is_kept_where_there_is_one(tmp_path):
+    path = write(tmp_path / "humaneval.jsonl", [row(1, canonical_solution="    return x + 1\n")])
+    assert solves(load_code_dataset(path)[0])
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        (None, range(20)),
+        ("test", range(20)),
+        ("test[3:7]", range(3, 7)),
+        ("[16:]", range(16, 20)),
+        ("[:4]", range(4)),
+        ("test[-2:]", range(18, 20)),
+        ("train[:10%]", range(2)),
+        ("test[:2]+test[5:6]", [0, 1, 5]),
+    ],
+)
+def test_splits_of_a_file(tmp_path, split, expected):
+    path = write(tmp_path / "humaneval.jsonl", [row(n) for n in range(20)])
+    assert load_code_dataset(path, split=split)["task_id"] == [f"Toy/{n}" for n in expected]
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"), [(None, range(3)), ("[1:]", range(1, 3)), ("test[:1]", [0]), ("train", [7])]
+)
+def test_splits_of_a_dataset_with_several(tmp_path, split, expected):
+    folder = tmp_path / "humaneval"
+    folder.mkdir()
+    write(folder / "test.jsonl", [row(n) for n in range(3)])
+    write(folder / "train.jsonl", [row(7)])
+    assert load_code_dataset(str(folder), split=split)["task_id"] == [f"Toy/{n}" for n in expected]
+
+
+def test_the_only_split_of_a_dataset_needs_no_name(tmp_path):
+    folder = tmp_path / "humaneval"
+    folder.mkdir()
+    write(folder / "train.jsonl", [row(n) for n in range(3)])
+    assert load_code_dataset(str(folder), split="[2:]")["task_id"] == ["Toy/2"]
+    write(folder / "validation.jsonl", [row(5)])
+    with pytest.raises(ValueError, match=r"has the splits .*train.*: name one, e.g. \w+\[2:\]"):
+        load_code_dataset(str(folder), split="[2:]")
+
+
+@pytest.mark.parametrize("split", ["test[", "test[a:b]", "test[:1]+train[:1]", "two words"])
+def test_a_split_that_cannot_be_read_is_an_error(tmp_path, split):
+    path = write(tmp_path / "humaneval.jsonl", [row(1)])
+    with pytest.raises(ValueError, match=r"does not select rows of .*humaneval.jsonl"):
+        load_code_dataset(path, split=split)
+
+
+def test_a_split_without_rows_is_an_error(tmp_path):
+    path = write(tmp_path / "humaneval.jsonl", [row(1)])
+    with pytest.raises(ValueError, match=r"'test\[5:\]' selects none of the 1 rows"):
+        load_code_dataset(path, split="test[5:]")
+
+
+def test_the_type_is_inferred_or_checked(tmp_path):
+    path = write(tmp_path / "problems.jsonl", [row(1)])
+    with pytest.raises(ValueError, match="give the dataset's type"):
+        load_code_dataset(path)
+    with pytest.raises(
+        ValueError, match="Unknown dataset type 'apps': expected one of humaneval, coophumaneval, mbpp"
+    ):
+        load_code_dataset(path, type="apps")
+    for type in ("humaneval", "coophumaneval", "mbpp"):
+        assert len(load_code_dataset(path, type=type)) == 1
+    mbpp = write(tmp_path / "problems_2.jsonl", [mbpp_row(1)])
+    assert load_code_dataset(mbpp, type="mbpp")["task_id"] == ["MBPP/1"]
+
+
+# Malformed input
+
+
+def test_a_missing_file_is_an_error():
+    with pytest.raises(FileNotFoundError, match=r"There is no file nowhere/humaneval\.jsonl"):
+        load_code_dataset("nowhere/humaneval.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt": None}, "field `prompt` is missing"),
+        ({"test": ...}, "field `test` is missing"),
+        ({"task_id": 7}, "field `task_id` must be text, not an integer"),
+        ({"test": ["assert True"]}, "field `test` must be text, not a list"),
+        ({"entry_point": "  "}, "field `entry_point` is empty"),
+        ({"task_id": "Toy/0"}, "field `task_id` is 'Toy/0', as in row 1"),
+        ({"prompt": "def add_1(x:\n"}, "field `prompt` is malformed: it is not Python source"),
+        ({"prompt": "def other(x):\n    pass\n"}, "field `prompt` .* does not define the entry point `add_1`"),
+        ({"prompt": "'''def add_1(x): return'''\n"}, "field `prompt` .* does not define the entry point `add_1`"),
+        ({"prompt": "class A:\n    def add_1(x):\n        pass\n"}, "does not define the entry point"),
+        ({"test": "def check(candidate)\n"}, "field `test` is not Python source"),
+        ({"test": "def check(candidate):\n    assert '\ud800'\n"}, "field `test` is not Python source"),
+        ({"test": "assert add_1(1) == 2"}, "field `test` does not define `check"),
+        ({"test": "def check():\n    assert 1 == 2"}, "field `test`: `check` must take one argument"),
+        (
+            {"test": "def check(candidate):\n    candidate(1)\n    assert True"},
+            "field `test` has no assert that can fail",
+        ),
+        ({"canonical_solution": None}, "field `canonical_solution` is missing"),
+    ],
+)
+def test_a_malformed_row_names_file_row_and_field(tmp_path, changes, message):
+    bad = {key: value for key, value in row(1, **changes).items() if value is not ...}
+    good = [row(0), row(2)]
+    if "canonical_solution" in changes:
+        good = [row(n, canonical_solution="    return 0\n") for n in (0, 2)]
+    path = write(tmp_path / "humaneval.jsonl", [good[0], bad, good[1]])
+    with pytest.raises(ValueError, match=rf"humaneval\.jsonl, row 2: .*{message}"):
+        load_code_dataset(path, split="test[:1]")  # a bad row is reported wherever it is
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"code": ...}, "field `code` is missing"),
+        ({"task_id": "2"}, "field `task_id` must be an integer, not text"),
+        ({"task_id": True}, "field `task_id` must be an integer, not true or false"),
+        ({"test_list": "assert add(1) == 2"}, "field `test_list` must be a list, not text"),
+        ({"test_list": []}, "field `test_list` is empty"),
+        ({"test_list": ["add(1) == 2"]}, "field `test_list`, .* is not one assert"),
+        ({"test_list": [3]}, "field `test_list` must hold text"),
+        ({"test_list": ["assert add(1"]}, "field `test_list`, .* is not Python source"),
+        ({"test_imports": [3]}, "field `test_imports` must hold text"),
+        (
+            {"test_list": ["assert sub(1) == 2"]},
+            "field `code` defines no function that every entry of `test_list` calls",
+        ),
+        ({"code": "def add(x:"}, "field `code` is not Python source"),
+    ],
+)
+def test_a_malformed_mbpp_row_names_file_row_and_field(tmp_path, changes, message):
+    bad = {key: value for key, value in mbpp_row(2, **changes).items() if value is not ...}
+    path = write(tmp_path / "mbpp.jsonl", [mbpp_row(1), bad])
+    with pytest.raises(ValueError, match=rf"mbpp\.jsonl, row 2: .*{message}"):
+        load_code_dataset(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("humaneval.jsonl", json.dumps(row(1)) + "\n{'task_id'", "humaneval.jsonl, row 2 is not a line of JSON"),
+        ("humaneval.jsonl", "[1]\n", "humaneval.jsonl, row 1 must be an object .*, not a list"),
+        ("humaneval.jsonl", "\n", "humaneval.jsonl has no rows"),
+        ("humaneval.json", "{}", "humaneval.json must hold a list of rows, not an object"),
+        ("humaneval.json", "[", "humaneval.json is not JSON"),
+        ("humaneval.json", "[]", "humaneval.json has no rows"),
+    ],
+)
+def test_a_malformed_file_is_an_error(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_code_dataset(str(tmp_path / name))
+
+
+def test_text_that_is_not_utf_8_is_an_error(tmp_path):
+    (tmp_path / "humaneval.jsonl").write_bytes(b'{"task_id": "\xff"}')
+    with pytest.raises(ValueError, match=r"humaneval\.jsonl is not UTF-8"):
+        load_code_dataset(str(tmp_path / "humaneval.jsonl"))
+
+
+# Prompts and MBPP's schema
+
+
+def test_what_a_prompt_gives():
+    problem = read_problem(
+        'import math\r\nFIX = ")"\r\n\r\ndef helper(a):\r\n    return a\r\n\r\n'
+        '@staticmethod\r\ndef f(a, *b: int, c=(1, [2]), d="x):") -> dict[str, int]:\r\n    """def f(z): ..."""\r\n',
+        "f",
+    )
+    assert problem.prefix == 'import math\nFIX = ")"\n\ndef helper(a):\n    return a'
+    assert problem.signature == "def f(a, *b: int, c=(1, [2]), d='x):') -> dict[str, int]:"
+    assert read_problem("def f():\n", "f").signature == "def f():"
+    assert read_problem("def f():\n", "f").prefix == ""
+
+
+def test_an_mbpp_row_in_humaneval_form(tmp_path):
+    changes = {
+        "code": "import math as m\nSCALE = 2\ndef half(v):\n  return v / SCALE\nclass Box:\n  value = 1\n"
+        'def add(x, y=1, *rest):\n  """Old text."""\n  text = """a\nb"""\n  return half(2 * x) + y + m.floor(0) + len(text) - 3',
+        "test_imports": ["import math"],
+        "test_list": ["assert math.isclose(add(1), 2)", "assert add(add(1), 3) == 5, 'add'"],
+        "prompt": 'Write a function to "add".',
+    }
+    (item,) = load_code_dataset(write(tmp_path / "mbpp.jsonl", [mbpp_row(5, **changes)])).to_list()
+    assert item["task_id"] == "MBPP/5" and item["entry_point"] == "add"
+    assert (
+        item["prompt"]
+        == 'import math as m\n\n\ndef add(x, y=1, *rest):\n    """ Write a function to "add".\n    """\n'
+    )
+    assert item["test"] == (
+        "import math\n\n\ndef check(candidate):\n    assert math.isclose(candidate(1), 2)\n"
+        "    assert candidate(candidate(1), 3) == 5, 'add'\n"
+    )
+    assert "Old text" not in item["canonical_solution"]
+    assert solves(item)
+
+
+def test_helpers_that_the_signature_needs_are_part_of_the_prompt(tmp_path):
+    code = "class Box:\n  value = 4\nSTEP = Box.value\ndef add(x: int, y=STEP):\n  return x + y"
+    row = mbpp_row(5, code=code, test_list=["assert add(1) == 5"])
+    (item,) = load_code_dataset(write(tmp_path / "mbpp.jsonl", [row])).to_list()
+    assert item["prompt"].startswith("class Box:") and "Box" not in item["canonical_solution"]
+    assert solves(item)
+
+
+# The benchmarks themselves
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "has_solution"),
+    [("humaneval.jsonl", 164, True), ("coophumaneval.jsonl", 82, False), ("mbpp_sanitized.jsonl", 427, True)],
+)
+def test_the_benchmarks_load(shared_data, name, rows, has_solution):
+    dataset = load_code_dataset(str(shared_data / name))
+    assert len(dataset) == rows
+    assert ("canonical_solution" in dataset.column_names) == has_solution
+
+
+def test_published_slices_of_the_benchmarks(shared_data):
+    humaneval, coop = str(shared_data / "humaneval.jsonl"), str(shared_data / "coophumaneval.jsonl")
+    assert load_code_dataset(humaneval, "test[33:163]")["task_id"][::129] == ["HumanEval/33", "HumanEval/162"]
+    assert len(load_code_dataset(coop, "[16:]")) == 66 and len(load_code_dataset(coop, "[:16]")) == 16

@@ -1,0 +1,267 @@
+import re
+
+import pytest
+
+from trl_multiagent.environments.base import Outcome, Turn
+from trl_multiagent.environments.code_generation import CodeGenerationEnvironment
+from trl_multiagent.environments.code_generation.extraction import analyze
+from trl_multiagent.environments.code_generation.feedback import slice_checks
+from trl_multiagent.environments.code_generation.reward import CodeResult
+from trl_multiagent.sandbox import Check, Program, Sandbox, Verdict
+
+
+ITEM = {
+    "task_id": "Toy/0",
+    "prompt": 'def helper(a, b):\n    return a\n\ndef solve(xs: list[int], key=(1, ")"), *rest) -> int:\n    """Solves it."""\n',
+    "entry_point": "solve",
+    "test": "def check(candidate):\n    assert candidate([1]) == 1\n    assert candidate([2]) == 2\n    assert candidate([3]) == 3\n",
+}
+AUX = "def aux(x):\n    secret_of_aux = x\n    return secret_of_aux\n"
+MAIN = "def solve(xs, key=0, *rest):\n    secret_of_main = aux(xs)\n    return secret_of_main[0]\n"
+PASSED = Check("passed", "assert candidate([1]) == 1")
+FAILED = Check("failed", "assert candidate([2]) == 2")
+RAISED = Check("error", "assert candidate([3]) == 3", "ZeroDivisionError: division by zero")
+LOADED = Check("passed", "")
+
+
+class NoSandbox:
+    def run(self, programs):
+        raise AssertionError("nothing is to run")
+
+
+def environment(**settings):
+    return CodeGenerationEnvironment(**{"sandbox": NoSandbox(), **settings})
+
+
+def turn(result):
+    prompts = {"aux": "first", "main": "first"}
+    return Turn(prompts, {"aux": AUX, "main": MAIN}, Outcome(0.0, info=result))
+
+
+def result(*checks, aux=AUX, main=MAIN, definitions=LOADED):
+    analysis = analyze(ITEM["prompt"], "solve", aux, main)
+    return CodeResult(analysis, Verdict(definitions, checks) if checks else None)
+
+
+def feedback(outcome, mode, sandbox_slice="all", num_agents=2):
+    env = environment(mode=mode, sandbox_slice=sandbox_slice, num_agents=num_agents)
+    return env.prompts(ITEM, [turn(result(FAILED)), turn(outcome)])
+
+
+# First prompts
+
+
+def test_the_first_prompts_pose_the_problem_to_both_roles():
+    prompts = environment().prompts(ITEM, [])
+    assert list(prompts) == ["aux", "main"]
+    assert all(ITEM["prompt"].strip() in prompt and prompt.endswith("\n") for prompt in prompts.values())
+    signature = "def solve(xs: list[int], key=(1, ')'), *rest) -> int:\n"
+    assert signature in prompts["main"].replace(ITEM["prompt"].strip(), "")
+    assert "def aux(" in prompts["aux"] and "def aux(" not in prompts["main"]
+
+
+def test_a_single_agent_hears_nothing_of_aux():
+    env = environment(num_agents=1)
+    assert env.roles == ("main",)
+    prompts = env.prompts(ITEM, [])
+    assert list(prompts) == ["main"] and "aux" not in prompts["main"] and "partner" not in prompts["main"]
+
+
+def test_a_function_without_parameters():
+    item = {**ITEM, "prompt": 'def now():\n    """Time."""\n', "entry_point": "now"}
+    assert "\ndef now():\n    ..." in environment().prompts(item, [])["main"]
+
+
+def test_other_first_prompts_replace_the_default_ones():
+    def first_prompts(item):
+        return {"aux": f"A {item['task_id']}", "main": "M"}
+
+    assert environment(first_prompts=first_prompts).prompts(ITEM, []) == {"aux": "A Toy/0", "main": "M"}
+    assert environment(first_prompts=first_prompts, num_agents=1).prompts(ITEM, []) == {"main": "M"}
+
+
+# Feedback
+
+
+@pytest.mark.parametrize("mode", ["plain", "passed", "level_passed", "level_feedback"])
+def test_no_agent_sees_code_and_each_is_asked_for_its_own_function(mode):
+    prompts = feedback(result(PASSED, FAILED, RAISED), mode)
+    assert list(prompts) == ["aux", "main"]
+    assert not any("secret_of" in prompt for prompt in prompts.values())
+    assert re.search(r"Revise your function `aux`( if needed)?\.", prompts["aux"])
+    assert re.search(r"Revise your function `solve`( if needed)?\.", prompts["main"])
+
+
+def test_plain_tells_nothing():
+    assert feedback(result(PASSED), "plain") == feedback(result(), "plain")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "sandbox_slice", "passed"),
+    [
+        (result(PASSED, PASSED), "all", True),
+        (result(PASSED, FAILED), "all", False),
+        (result(PASSED, FAILED), 1, True),
+        (result(PASSED, FAILED), -1, False),
+        (result(PASSED, Check("not_run", "assert 1")), "all", False),
+        (result(aux="def aux(x):\n    return x x"), "all", False),
+        (result(main=""), "all", False),
+    ],
+)
+def test_passed_is_one_of_two_signals(outcome, sandbox_slice, passed):
+    prompts = feedback(outcome, "passed", sandbox_slice)
+    signal = "All levels passed" if passed else "Not all levels passed"
+    assert all(prompt.split("\n")[0] == signal for prompt in prompts.values())
+    assert all("revise" in prompt.lower() and "if needed" in prompt for prompt in prompts.values())
+
+
+@pytest.mark.parametrize(
+    ("outcome", "aux_lines", "main_lines"),
+    [
+        (
+            result(PASSED, FAILED),
+            ["Implementation: OK", "Syntax: correct", "Tests: 1 of 2 passed"],
+            ["Implementation: OK", "Syntax: correct", "Tests: 1 of 2 passed", "Use of `aux`: called, and its result is used"],
+        ),
+        (
+            result(PASSED, aux="x = 1", main="def solve(xs):\n    return 1"),
+            ["Implementation: not found", "Syntax: correct", "Tests: all passed"],
+            ["Implementation: OK", "Syntax: correct", "Tests: all passed", "Use of `aux`: not called"],
+        ),
+        (
+            result(FAILED, main="def solve(xs):\n    aux(xs)\n    return 1"),
+            ["Implementation: OK", "Syntax: correct", "Tests: none passed"],
+            ["Implementation: OK", "Syntax: correct", "Tests: none passed", "Use of `aux`: called, but its result is not used"],
+        ),
+        (
+            result(main="def other(xs):\n    return 1"),
+            ["Implementation: OK", "Syntax: correct", "Tests: not run"],
+            ["Implementation: not found", "Syntax: correct", "Tests: not run", "Use of `aux`: no main function"],
+        ),
+        (
+            result(main="def solve(xs):\n    return 1 1"),
+            ["Implementation: OK", "Syntax: not correct", "Tests: not run"],
+            ["Implementation: OK", "Syntax: not correct", "Tests: not run", "Use of `aux`: not known, the code does not parse"],
+        ),
+    ],
+)  # fmt: skip
+def test_level_passed_says_how_each_level_went(outcome, aux_lines, main_lines):
+    prompts = feedback(outcome, "level_passed")
+    for role, lines in (("aux", aux_lines), ("main", main_lines)):
+        assert [line[2:] for line in prompts[role].split("\n") if line.startswith("- ")] == lines
+
+
+def test_level_feedback_says_why():
+    prompts = feedback(result(PASSED, FAILED, RAISED), "level_feedback")
+    aux, main = prompts["aux"].split("\n"), prompts["main"].split("\n")
+    own, partner = "- Your function `aux`: FOUND", "- Your partner's function `solve`: FOUND"
+    assert aux.index(own) < aux.index(partner)
+    assert main.index("- Your function `solve`: FOUND") < main.index("- Your partner's function `aux`: FOUND")
+    for lines in (aux, main):
+        assert "- Syntax: OK" in lines and "- Tests: 1/3 passed" in lines
+        assert "  - assert candidate([2]) == 2: the assertion is false" in lines
+        assert "  - assert candidate([3]) == 3: ZeroDivisionError: division by zero" in lines
+        assert not any("candidate([1])" in line for line in lines)
+    assert "- Use of `aux`: called, and its result is used" in main
+    assert not any("Use of `aux`" in line for line in aux)
+
+
+def test_level_feedback_names_what_is_missing_or_wrong():
+    prompts = feedback(
+        result(aux="def aux(x):\n    y = x x\n", main="def solve(xs):\n    print(xs)"), "level_feedback"
+    )
+    assert "- Your function `aux`: MISSING, `aux` does not return a value" in prompts["aux"]
+    assert "- Your partner's function `solve`: MISSING, `solve` does not return a value" in prompts["aux"]
+    assert "- Syntax: ERROR, code for `aux`, line 2, column " in prompts["main"]
+    assert "- Tests: not run" in prompts["main"]
+
+    ignoring = "def solve(xs):\n    aux(1)\n    y = aux(2)\n    aux(3)\n    return 1"
+    main = feedback(result(FAILED, main=ignoring), "level_feedback")["main"]
+    assert "called, but its result is not used (a value is dropped; `y` is never read)\n" in main
+
+    thin = feedback(result(FAILED, main="def solve(xs):\n    return aux(xs)"), "level_feedback")
+    assert "Warning" in thin["main"] and "Warning" not in thin["aux"]
+
+    crash = Check("error", "", "NameError: name 'nowhere' is not defined")
+    not_run = Check("not_run", "assert candidate([1]) == 1")
+    prompts = feedback(result(not_run, definitions=crash), "level_feedback")
+    assert "  - The code does not load: NameError: name 'nowhere' is not defined" in prompts["aux"]
+
+
+def test_long_texts_are_cut():
+    check = Check("error", "assert candidate(1) == " + "9" * 5000, "ValueError: " + "x\n" * 5000)
+    assert len(feedback(result(check), "level_feedback")["main"]) < 1500
+
+
+@pytest.mark.parametrize("mode", ["plain", "passed", "level_passed", "level_feedback"])
+def test_feedback_to_a_single_agent_hears_nothing_of_aux(mode):
+    prompts = feedback(result(PASSED, FAILED, aux=None), mode, num_agents=1)
+    assert list(prompts) == ["main"] and "aux" not in prompts["main"] and "partner" not in prompts["main"]
+
+
+@pytest.mark.parametrize(
+    ("sandbox_slice", "shown"),
+    [(1, [1]), (2, [1, 2]), (9, [1, 2, 3]), (-1, [3]), (-2, [2, 3]), (-9, [1, 2, 3]), (0, [1, 2, 3]), (None, [1, 2, 3]),
+     ("all", [1, 2, 3]), ("2", [1, 2]), ("-1", [3])],
+)  # fmt: skip
+def test_the_slice_selects_asserts(sandbox_slice, shown):
+    checks = tuple(Check("failed", f"assert candidate([{n}]) == {n}") for n in (1, 2, 3))
+    prompt = feedback(result(*checks), "level_feedback", sandbox_slice)["main"]
+    assert [int(n) for n in re.findall(r"candidate\(\[(\d)\]\)", prompt)] == shown
+    assert f"- Tests: 0/{len(shown)} passed" in prompt
+
+
+def test_the_default_slice_is_the_first_assert():
+    assert environment().sandbox_slice == 1 and environment().mode == "level_feedback"
+    assert slice_checks((PASSED, FAILED), 1) == (PASSED,)
+
+
+# The environment as a whole
+
+
+def test_a_second_turn_is_built_from_the_run_that_scored_the_first():
+    class CountingSandbox(Sandbox):
+        runs = 0
+
+        def run(self, programs: list[Program]) -> list[Verdict]:
+            self.runs += 1
+            return super().run(programs)
+
+    with CountingSandbox(workers=1, check_timeout=2.0) as sandbox:
+        env = CodeGenerationEnvironment(sandbox=sandbox, sandbox_slice="all")
+        prompts = env.prompts(ITEM, [])
+        action = {"aux": AUX, "main": MAIN.replace("[0]", "[0] // (3 - xs[0]) * 2")}
+        (outcome,) = env.score([ITEM], [action], [[]])
+        lines = env.prompts(ITEM, [Turn(prompts, action, outcome)])["main"].split("\n")
+        assert sandbox.runs == 1
+    assert outcome.metrics["tests_passed"] == 0.0
+    (failed, doubled, raised) = [line for line in lines if line.startswith("  - ")]
+    assert failed == "  - assert candidate([1]) == 1: the assertion is false"
+    assert doubled == "  - assert candidate([2]) == 2: the assertion is false"
+    assert raised.startswith("  - assert candidate([3]) == 3: ZeroDivisionError: ")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_agents": 3}, "takes 1 or 2 agents, not 3"),
+        ({"num_agents": 0}, "takes 1 or 2 agents, not 0"),
+        (
+            {"mode": "expert_edits"},
+            "'expert_edits' .* is not available: choose level_feedback, level_passed, passed, plain",
+        ),
+        ({"mode": "bandit"}, "Unknown mode 'bandit': choose level_feedback, level_passed, passed, plain"),
+        ({"sandbox_slice": "some"}, "`sandbox_slice` must be a whole number, 'all' or None, not 'some'"),
+        ({"sandbox_slice": 1.5}, "not 1.5"),
+        ({"sandbox_slice": True}, "not True"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        environment(**settings)
+
+
+def test_history_options_are_not_settings():
+    for option in ("original_prompt", "previous_response", "memory_mode"):
+        with pytest.raises(TypeError, match=option):
+            environment(**{option: True})
