@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from tiny import byte_tokenizer, tiny_llama
 
 

@@ -1,9 +1,10 @@
 import pytest
 import torch
-from tiny import byte_tokenizer, tiny_llama
 from transformers import GenerationConfig
 
 from trl_multiagent.generation import generate_groups
+
+from tiny import byte_tokenizer, tiny_llama
 
 
 def config(**changes):

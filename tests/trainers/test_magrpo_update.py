@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from tiny import count_reward, tiny_environment, tiny_items, tiny_team, tiny_trainer
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
@@ -19,6 +18,8 @@ from trl_multiagent import (
     MARLOOConfig,
     MARLOOTrainer,
 )
+
+from tiny import count_reward, tiny_environment, tiny_items, tiny_team, tiny_trainer
 
 
 class Gradients(TrainerCallback):

@@ -114,7 +114,10 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         self._levels = []  # the nodes of the last batch, for error reports
         self._loss_scale = 1.0
         self._seconds = defaultdict(float)  # of each phase of the current optimizer step
-        self._step_losses = defaultdict(float)  # of each agent, over the micro-batches of the current optimizer step
+        # Each agent's loss and token means over the micro-batches of the current optimizer step
+        self._step_losses = defaultdict(float)
+        self._step_tokens = defaultdict(float)
+        self._step_sums = defaultdict(float)
 
         # The reference policy is every agent's initial policy
         reference_team = copy.deepcopy(team).requires_grad_(False) if args.beta != 0.0 else None
@@ -335,10 +338,11 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             if args.mask_truncated_completions:
                 eos_token_ids = self._agent_attributes[role]["eos_token_ids"]
                 masks = [m if ids[-1] in eos_token_ids else 0 * m for m, ids in zip(masks, completions, strict=True)]
+            # A row of padding has a prompt of one token, for attention to attend to, and no completion
             token = torch.tensor([tokenizer.pad_token_id])
             prompts += [token] * padding_rows
-            completions += [token] * padding_rows
-            masks += [torch.zeros_like(token)] * padding_rows
+            completions += [token.repeat(2)] * padding_rows
+            masks += [torch.tensor([0, 0])] * padding_rows
             rows_of_agent = {
                 "prompt_ids": pad(prompts, tokenizer.pad_token_id, "left"),
                 "prompt_mask": pad([torch.ones_like(ids) for ids in prompts], 0, "left"),
@@ -376,11 +380,20 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         for role in rows:
             with self.agent_scope(role):
                 loss = self._compute_loss(lambda role=role, **_: outputs[role], rows[role]) * self._loss_scale
+                self._weigh_token_means(role, rows[role])
             if not loss.isfinite():
                 self._stop(f"The loss of agent {role!r} is {loss.item()}", self._rollout_records())
             self._step_losses[role] += loss.detach()
             losses.append(loss)
         return sum(losses)
+
+    def _weigh_token_means(self, role: str, rows: dict[str, torch.Tensor]) -> None:
+        """Adds up GRPO's means over the tokens of a micro-batch, which may hold few tokens or none."""
+        metrics = self._metrics["train"]
+        tokens = self.accelerator.reduce(rows["completion_mask"].sum().float(), "sum").item()
+        self._step_tokens[role] += tokens
+        for name in ("entropy", "kl") if self.beta != 0.0 else ("entropy",):
+            self._step_sums[role, name] += metrics.pop(name)[0] * tokens
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         rollout = self._seconds["generate"] + self._seconds["reward"]
@@ -396,8 +409,10 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             step_losses = torch.stack([self._step_losses[role] for role in self.team.roles])
             for role, value in zip(self.team.roles, self.accelerator.reduce(step_losses, "mean"), strict=True):
                 metrics[f"agents/{role}/loss"].append(value.item())
-            self._seconds.clear()
-            self._step_losses.clear()
+            for (role, name), total in self._step_sums.items():
+                metrics[f"agents/{role}/{name}"].append(total / max(1.0, self._step_tokens[role]))
+            for record in (self._seconds, self._step_losses, self._step_tokens, self._step_sums):
+                record.clear()
         return loss
 
     # Evaluation: sampled episodes, no loss
@@ -533,7 +548,8 @@ def agent_rows(batch: dict[str, torch.Tensor], role: str) -> dict[str, torch.Ten
 def trim_padding(rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Cuts the columns that are padding in every row: left of the prompts, right of the completions."""
     prompt = slice(rows["prompt_mask"].any(dim=0).int().argmax().item(), None)
-    completion = slice(None, max(1, int(rows["completion_mask"].any(dim=0).sum())))
+    # At least two columns: GRPO's metrics take one column for a value per sequence
+    completion = slice(None, max(2, int(rows["completion_mask"].any(dim=0).sum())))
     columns = {
         "prompt_ids": prompt,
         "prompt_mask": prompt,

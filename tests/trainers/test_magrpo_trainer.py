@@ -1,0 +1,547 @@
+"""What a trainer must do around the update: sampling, evaluation, logging, checkpoints, TRL's own features."""
+
+import copy
+import json
+import math
+
+import pandas as pd
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, TrainerCallback
+from trl import RichProgressCallback
+
+from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOConfig, MARLOOConfig
+
+from tiny import byte_tokenizer, count_reward, tiny_environment, tiny_items, tiny_team, tiny_trainer
+
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}</{{ message['role'] }}>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def weights(team):
+    return {name: x.clone() for name, x in team.state_dict().items()}
+
+
+def count_generate_calls(team, monkeypatch):
+    calls = dict.fromkeys(team.roles, 0)
+    for role, agent in team.agents.items():
+
+        def counted(*args, role=role, generate=agent.generate, **kwargs):
+            calls[role] += 1
+            return generate(*args, **kwargs)
+
+        monkeypatch.setattr(agent, "generate", counted)
+    return calls
+
+
+@pytest.mark.parametrize(("num_turns", "joint_mode"), [(1, "align"), (3, "align"), (2, "cross")])
+def test_one_generate_call_per_turn_and_agent(tmp_path, monkeypatch, num_turns, joint_mode):
+    team = tiny_team()
+    calls = count_generate_calls(team, monkeypatch)
+    trainer = tiny_trainer(
+        tmp_path, team, num_turns=num_turns, joint_mode=joint_mode, num_agents=2, items_per_device=4, num_generations=3
+    )
+    trainer.train()
+    assert calls == {"aux": num_turns, "main": num_turns}
+    assert len(trainer._levels) == num_turns
+
+
+def test_a_token_budget_splits_a_level(tmp_path, monkeypatch):
+    team = tiny_team()
+    calls = count_generate_calls(team, monkeypatch)
+    tiny_trainer(tmp_path, team, items_per_device=4, generation_token_budget=200).train()
+    assert all(1 < number <= 4 for number in calls.values())
+
+
+def test_learns(tmp_path):
+    """Two agents that must write letters of one kind each, together."""
+
+    def reward(completions, **columns):
+        return [
+            sum(c in "abcdefgh" for c in x["aux"]) * sum(c in "ABCDEFGH" for c in x["main"]) / 16 for x in completions
+        ]
+
+    trainer = tiny_trainer(
+        tmp_path,
+        environment=tiny_environment(reward=reward),
+        items_per_device=12,
+        num_generations=6,
+        max_completion_length=4,
+        max_steps=60,
+        learning_rate=2e-2,
+        per_device_train_batch_size=72,
+        max_grad_norm=1.0,
+    )
+    trainer.train()
+    rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+    assert sum(rewards[:5]) / 5 < 0.1
+    assert sum(rewards[-5:]) / 5 > 0.6
+
+
+def test_metrics(tmp_path):
+    trainer = tiny_trainer(tmp_path, num_turns=2, max_steps=2, beta=0.1, max_grad_norm=0.01)
+    trainer.train()
+    first, second = trainer.state.log_history[:2]
+    nodes = [node for level in trainer._levels for node in level]
+    rewards = [reward for node in nodes for reward in node.rewards]
+    mean = sum(rewards) / len(rewards)
+    assert second["reward"] == pytest.approx(mean)
+    assert second["reward_std"] == pytest.approx(torch.tensor(rewards).std().item(), rel=1e-4)
+    for turn, level in enumerate(trainer._levels, start=1):
+        of_turn = [reward for node in level for reward in node.rewards]
+        returns = [value for node in level for value in node.returns]
+        assert second[f"turn_{turn}/reward_mean"] == pytest.approx(sum(of_turn) / len(of_turn))
+        assert second[f"turn_{turn}/expected_return"] == pytest.approx(sum(returns) / len(returns))
+        assert second[f"turn_{turn}/early_terminated"] == 0.0
+    assert 0 <= second["frac_reward_zero_std"] < 1
+    assert (first["env_step"], second["env_step"]) == (40, 80)
+    for role in ("aux", "main"):
+        lengths = [len(ids) for node in nodes for ids in node.samples[role].completion_ids]
+        assert second[f"agents/{role}/completions/mean_length"] == pytest.approx(sum(lengths) / len(lengths))
+        ended = [ids[-1] == 256 for node in nodes for ids in node.samples[role].completion_ids]
+        assert second[f"agents/{role}/completions/clipped_ratio"] == pytest.approx(1 - sum(ended) / len(ended))
+        assert second[f"agents/{role}/kl"] > first[f"agents/{role}/kl"] == 0.0
+        assert 4 < second[f"agents/{role}/entropy"] < math.log(258)
+        assert math.isfinite(second[f"agents/{role}/loss"])
+    # The agents' norms are those before clipping, and so is the team's
+    norms = [second[f"agents/{role}/grad_norm"] for role in ("aux", "main")]
+    assert math.hypot(*norms) == pytest.approx(second["grad_norm"], rel=1e-3)
+    assert second["grad_norm"] > 0.01
+    losses = [second[f"agents/{role}/loss"] for role in ("aux", "main")]
+    assert sum(losses) == pytest.approx(second["loss"], abs=1e-5)
+    for phase in ("generate", "reward", "update"):
+        assert second[f"time/{phase}"] > 0
+    assert not [name for name in second if "clip_ratio/" in name]
+
+
+def test_environment_metrics_are_logged_by_turn(tmp_path):
+    trainer = tiny_trainer(tmp_path, num_turns=2)
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert log["turn_2/rewards/count_reward"] == pytest.approx(log["turn_2/reward_mean"])
+
+
+def test_rewards_are_scaled_then_shifted(tmp_path):
+    trainer = tiny_trainer(tmp_path, reward_scale=2.0, reward_shift=-4.0)
+    trainer.train()
+    node = trainer._levels[0][0]
+    assert node.rewards == pytest.approx([2 * outcome.reward - 4 for outcome in node.outcomes])
+    assert trainer.state.log_history[0]["reward"] < -3
+
+
+def test_evaluation_plays_sampled_episodes(tmp_path):
+    environment = tiny_environment()
+    scored = []
+    score = environment.score
+    environment.score = lambda *args: scored.append(len(args[0])) or score(*args)
+    trainer = tiny_trainer(
+        tmp_path,
+        environment=environment,
+        eval_dataset=tiny_items(4),
+        num_turns=2,
+        num_generations_eval=3,
+        per_device_eval_batch_size=6,
+        early_termination_threshold=-1.0,  # would end every branch in training
+    )
+    metrics = trainer.evaluate()
+    assert scored == [6, 6, 6, 6]  # 4 items x 3 episodes in batches of 6, two turns each
+    assert metrics["eval_turn_1/expected_return"] == pytest.approx(
+        metrics["eval_turn_1/reward_mean"] + metrics["eval_turn_2/reward_mean"]
+    )
+    assert metrics["eval_reward"] == pytest.approx(
+        (metrics["eval_turn_1/reward_mean"] + metrics["eval_turn_2/reward_mean"]) / 2
+    )
+    assert "eval_loss" not in metrics
+    assert trainer.env_step == 0
+
+
+def test_evaluation_during_training_and_the_best_checkpoint(tmp_path):
+    trainer = tiny_trainer(
+        tmp_path,
+        eval_dataset=tiny_items(4),
+        max_steps=4,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="steps",
+        save_steps=2,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_reward",
+        greater_is_better=True,
+        learning_rate=0.05,
+    )
+    trainer.train()
+    evaluations = {
+        entry["step"]: entry["eval_reward"] for entry in trainer.state.log_history if "eval_reward" in entry
+    }
+    best = max(evaluations, key=evaluations.get)
+    assert trainer.state.best_model_checkpoint.endswith(f"checkpoint-{best}")
+    saved = AgentTeam.from_pretrained(trainer.state.best_model_checkpoint).state_dict()
+    assert all(torch.equal(x, saved[name]) for name, x in trainer.team.state_dict().items())
+
+
+def test_collaborate(tmp_path):
+    trainer = tiny_trainer(tmp_path, num_turns=2)
+    episodes = trainer.collaborate([{"x": "first"}, {"x": "second"}], num_episodes=3)
+    assert len(episodes) == 6 and all(len(turns) == 2 for turns in episodes)
+    assert [turns[0].prompts["aux"] for turns in episodes] == ["Task first, part aux:"] * 3 + [
+        "Task second, part aux:"
+    ] * 3
+    assert set(episodes[0][1].joint_action) == {"aux", "main"}
+    assert episodes[4][1].outcome.reward == count_reward([episodes[4][1].joint_action])[0]
+    assert trainer.model.training and trainer.env_step == 0
+
+
+def test_history_as_text_is_the_agent_s_own(tmp_path):
+    trainer = tiny_trainer(tmp_path, num_turns=3)
+    trainer.train()
+    for node in trainer._levels[2]:
+        for role in ("aux", "main"):
+            first, second = node.history
+            expected = (
+                f"{first.prompts[role]}{first.joint_action[role]}\n\n{second.prompts[role]}{second.joint_action[role]}\n\n"
+                f"{node.prompts[role]}"
+            )
+            assert trainer.team.tokenizers[role].decode(node.samples[role].prompt_ids) == expected
+
+
+@pytest.mark.parametrize("use_chat_template", [None, True, False])
+def test_history_as_chat_where_there_is_a_template(tmp_path, use_chat_template):
+    trainer = tiny_trainer(
+        tmp_path, tiny_team(chat_template=CHAT_TEMPLATE), num_turns=2, use_chat_template=use_chat_template
+    )
+    trainer.train()
+    node = trainer._levels[1][0]
+    (past,) = node.history
+    prompt = trainer.team.tokenizers["main"].decode(node.samples["main"].prompt_ids)
+    if use_chat_template is False:
+        assert prompt == f"{past.prompts['main']}{past.joint_action['main']}\n\n{node.prompts['main']}"
+    else:
+        assert prompt == (
+            f"<user>{past.prompts['main']}</user><assistant>{past.joint_action['main']}</assistant>"
+            f"<user>{node.prompts['main']}</user><assistant>"
+        )
+
+
+def test_chat_prompts_of_the_environment(tmp_path):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Go."}]
+    environment = FunctionEnvironment({"solo": lambda item: messages}, count_reward)
+    trainer = tiny_trainer(tmp_path, tiny_team(("solo",), CHAT_TEMPLATE), environment)
+    trainer.train()
+    prompt = trainer.team.tokenizers["solo"].decode(trainer._levels[0][0].samples["solo"].prompt_ids)
+    assert prompt == "<system>Be brief.</system><user>Go.</user><assistant>"
+    with pytest.raises(ValueError, match="no chat template"):
+        tiny_trainer(tmp_path, tiny_team(("solo",)), environment).train()
+
+
+def test_completions_table(tmp_path):
+    trainer = tiny_trainer(tmp_path, num_turns=2, log_completions=True, items_per_device=1, num_generations=2)
+    trainer.train()
+    table = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    assert list(table["turn"]) == [1, 1, 2, 2, 2, 2]
+    node = trainer._levels[0][0]
+    assert list(table["reward"][:2]) == pytest.approx(node.rewards)
+    assert list(table["return"][:2]) == pytest.approx(node.returns)
+    assert table["completion"][0] == f"[aux] {node.joint_actions[0]['aux']}\n[main] {node.joint_actions[0]['main']}"
+
+
+def test_agents_learn_at_their_own_rates(tmp_path):
+    team = tiny_team()
+    before = weights(team)
+    trainer = tiny_trainer(
+        tmp_path, team, agent_learning_rates={"aux": 0.0}, max_steps=2, lr_scheduler_type="linear", learning_rate=0.01
+    )
+    trainer.train()
+    moved = {name for name, x in team.state_dict().items() if not torch.equal(x, before[name])}
+    assert moved == {name for name in before if name.startswith("agents.main")}
+    assert {group["initial_lr"] for group in trainer.optimizer.param_groups} == {0.0, 0.01}
+    assert trainer.state.log_history[1]["learning_rate"] in (0.0, 0.005)
+
+
+def test_learning_rate_schedule(tmp_path):
+    trainer = tiny_trainer(tmp_path, max_steps=4, lr_scheduler_type="linear", learning_rate=0.4)
+    trainer.train()
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+    assert rates == pytest.approx([0.4, 0.3, 0.2, 0.1])
+
+
+def test_gradient_clipping(tmp_path):
+    """With plain SGD the step is the clipped gradient."""
+    team = tiny_team()
+    before = weights(team)
+    tiny_trainer(tmp_path, team, optim="sgd", learning_rate=1.0, max_grad_norm=0.05, weight_decay=0.0).train()
+    step = [x - before[f"{name}"] for name, x in team.named_parameters()]
+    assert torch.nn.utils.get_total_norm(step).item() == pytest.approx(0.05, rel=1e-3)
+
+
+class KeepGradients(TrainerCallback):
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def gradients_with(tmp_path, **settings):
+    callback = KeepGradients()
+    trainer = tiny_trainer(tmp_path, callbacks=[callback], **settings)
+    trainer.train()
+    return callback.gradients, trainer
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_gradient_checkpointing_changes_nothing(tmp_path, use_reentrant):
+    plain, _ = gradients_with(tmp_path)
+    checkpointed, trainer = gradients_with(
+        tmp_path, gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": use_reentrant}
+    )
+    assert trainer.team.is_gradient_checkpointing
+    assert all(torch.allclose(plain[name], checkpointed[name], atol=1e-7) for name in plain)
+
+
+def test_mixed_precision(tmp_path):
+    """bf16 autocast: nearly the same gradients on 32-bit weights."""
+    seen = []
+
+    class Dtypes(TrainerCallback):
+        def on_train_begin(self, args, state, control, model=None, **kwargs):
+            layer = model.agents["main"].model.layers[0].mlp.up_proj
+            layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+
+    keep = KeepGradients()
+    trainer = tiny_trainer(tmp_path, bf16=True, callbacks=[keep, Dtypes()])
+    trainer.train()
+    assert set(seen) == {torch.bfloat16}  # in generation as in the update
+    assert {x.dtype for x in trainer.team.parameters()} == {torch.float32}
+    assert {gradient.dtype for gradient in keep.gradients.values()} == {torch.float32}
+    assert all(gradient.isfinite().all() for gradient in keep.gradients.values())
+
+
+def test_reference_team_can_follow_the_policy(tmp_path):
+    trainer = tiny_trainer(
+        tmp_path,
+        beta=0.1,
+        sync_ref_model=True,
+        ref_model_sync_steps=2,
+        ref_model_mixup_alpha=1.0,
+        max_steps=2,
+        learning_rate=0.01,
+    )
+    initial = weights(trainer.team)
+    trainer.train()
+    assert all(torch.equal(x, trainer.ref_model.state_dict()[name]) for name, x in trainer.team.state_dict().items())
+    assert not all(torch.equal(x, initial[name]) for name, x in trainer.team.state_dict().items())
+
+
+def test_trl_s_progress_callback_and_trackers(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboardX")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "runs"))
+    trainer = tiny_trainer(tmp_path, callbacks=[RichProgressCallback()], report_to="tensorboard")
+    trainer.train()
+    events = b"".join(path.read_bytes() for path in (tmp_path / "runs").rglob("events*"))
+    assert b"agents/main/grad_norm" in events and b"turn_1/reward_mean" in events
+
+
+def test_checkpoint_layout(tmp_path):
+    trainer = tiny_trainer(tmp_path, save_strategy="steps", save_steps=1, max_steps=3, save_total_limit=2)
+    trainer.train()
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
+    folder = tmp_path / "checkpoint-3"
+    assert {"team.json", "optimizer.pt", "trainer_state.json", "README.md"} <= {
+        path.name for path in folder.iterdir()
+    } | {path.name for path in tmp_path.iterdir()}
+    for role, agent in trainer.team.agents.items():
+        alone = AutoModelForCausalLM.from_pretrained(folder / "agents" / role)
+        assert all(torch.equal(x, alone.state_dict()[name]) for name, x in agent.state_dict().items())
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_turns": 2, "handoff": "random", "beta": 0.05}])
+def test_resume_is_exact(tmp_path, settings):
+    """A run that starts again from a checkpoint ends with the same weights and the same metrics, over epochs too."""
+    settings = {
+        "max_steps": 8,  # of 6 items an epoch, 3 steps
+        "train_dataset": tiny_items(6),
+        "save_strategy": "steps",
+        "save_steps": 5,
+        "learning_rate": 0.01,
+        "lr_scheduler_type": "linear",
+        **settings,
+    }
+    whole = tiny_trainer(tmp_path / "whole", **settings)
+    whole.train()
+    resumed = tiny_trainer(tmp_path / "whole", **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
+    assert all(torch.equal(x, resumed.team.state_dict()[name]) for name, x in whole.team.state_dict().items())
+
+    def comparable(entry):
+        timed = ("time/", "runtime", "per_second", "step_time", "train_loss")
+        return {name: x for name, x in entry.items() if not any(word in name for word in timed)}
+
+    assert [comparable(e) for e in resumed.state.log_history] == [comparable(e) for e in whole.state.log_history]
+    assert resumed.env_step == whole.env_step > 0
+
+
+def test_push_to_hub_uploads_the_team(tmp_path, monkeypatch):
+    uploads = []
+
+    class Api:
+        def create_repo(self, repo_id, **kwargs):
+            return type("Repo", (), {"repo_id": "someone/" + repo_id})
+
+        def upload_folder(self, repo_id, folder_path, **kwargs):
+            from pathlib import Path
+
+            uploads.append(
+                {str(path.relative_to(folder_path)) for path in Path(folder_path).rglob("*") if path.is_file()}
+            )
+
+            class Job:
+                def done(self):
+                    return True
+
+                def result(self):
+                    return None
+
+            return Job()
+
+    import transformers.trainer
+
+    monkeypatch.setattr(transformers.trainer, "hf_api", lambda *args, **kwargs: Api())
+    trainer = tiny_trainer(
+        tmp_path, push_to_hub=True, hub_model_id="poets", save_strategy="steps", save_steps=1, max_steps=1
+    )
+    trainer.train()
+    trainer.push_to_hub()
+    wanted = {"team.json", "README.md"} | {
+        f"agents/{role}/{name}"
+        for role in ("aux", "main")
+        for name in ("config.json", "model.safetensors", "tokenizer.json")
+    }
+    assert len(uploads) >= 2
+    assert all(wanted <= files for files in uploads)
+    assert "model.safetensors" not in uploads[-1]
+
+
+def test_a_reward_that_is_not_finite_ends_the_run(tmp_path):
+    environment = tiny_environment(
+        reward=lambda completions, **columns: [1.0] * 5 + [float("nan")] * (len(completions) - 5)
+    )
+    trainer = tiny_trainer(tmp_path, environment=environment)
+    with pytest.raises(FloatingPointError, match="failure_step0_process0"):
+        trainer.train()
+    report = json.loads((tmp_path / "failure_step0_process0.json").read_text())
+    assert report["agents"] == ["aux", "main"]
+    assert report["joint_actions"][0]["item"]["x"] in tiny_items()["x"]
+    assert set(report["joint_actions"][0]["completions"]) == {"aux", "main"}
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
+    team = tiny_team()
+    trainer = tiny_trainer(tmp_path, team)
+    play = trainer._play_trees
+
+    def break_after_sampling(items):
+        levels = play(items)
+        with torch.no_grad():
+            team.agents["main"].model.norm.weight.fill_(float("nan"))
+        return levels
+
+    trainer._play_trees = break_after_sampling
+    with pytest.raises(FloatingPointError, match="loss of agent 'main'"):
+        trainer.train()
+    report = json.loads((tmp_path / "failure_step0_process0.json").read_text())
+    assert len(report["joint_actions"]) == 8
+
+
+def test_outcomes_must_be_as_many_as_joint_actions(tmp_path):
+    environment = tiny_environment()
+    score = environment.score
+    environment.score = lambda *args: score(*args)[:-1]
+    with pytest.raises(ValueError, match="7 outcomes for 8 joint actions"):
+        tiny_trainer(tmp_path, environment=environment).train()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"team": tiny_team(("a", "b")), "environment": tiny_environment(("b", "a"))},
+            r"roles \['a', 'b'\], the environment",
+        ),
+        ({"num_agents": 3}, "`num_agents` is 3"),
+        ({"agent_learning_rates": {"critic": 0.1}}, "critic"),
+        ({"items_per_device": 13}, "12 items, fewer than the 13"),
+    ],
+)
+def test_refusals(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_trainer(tmp_path, **arguments)
+
+
+def test_without_a_dataset(tmp_path):
+    with pytest.raises(TypeError, match="`train_dataset` must be"):
+        tiny_trainer(tmp_path, train_dataset=None)
+
+
+def config(**settings):
+    return MAGRPOConfig(output_dir="unused", use_cpu=True, bf16=False, report_to="none", **settings)
+
+
+def test_config_sizes():
+    args = config(num_turns=2, items_per_device=3, per_device_train_batch_size=8)
+    assert (args.rows_per_item, args.gradient_accumulation_steps, args.rows_per_device) == (20, 8, 64)
+    args = config(num_turns=3, joint_mode="crossed", num_agents=2, num_generations=2, items_per_device=1)
+    assert args.nodes_per_turn == [1, 4, 16] and args.rows_per_item == 42
+    args = config(num_turns=3, handoff="best", items_per_device=1)
+    assert args.nodes_per_turn == [1, 1, 1] and args.turn_gradient_weights == [1.0, 1.0, 1.0]
+    args = config(per_device_train_batch_size=8, gradient_accumulation_steps=3)
+    assert args.items_per_device == 6
+    assert config(num_generations=1, advantage_mode="raw", items_per_device=1).num_generations == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"joint_mode": "pairs"}, "`joint_mode` is 'pairs', it must be one of 'align', 'cross'"),
+        ({"handoff": "worst"}, "`handoff` is 'worst'"),
+        ({"advantage_mode": "median"}, "`advantage_mode` is 'median'"),
+        ({"loss_type": "bnpo"}, "`loss_type` is 'bnpo'"),
+        ({"scale_rewards": "group"}, "`scale_rewards` is 'group'"),
+        ({"num_turns": 0}, "`num_turns` is 0"),
+        ({"num_generations": 1}, "`num_generations` is 1"),
+        ({"items_per_device": 0}, "`items_per_device` is 0"),
+        ({"num_turns": 2}, "Set `items_per_device`"),
+        ({"num_turns": 2, "handoff": "best", "turn_gradient_weights": [1.0]}, "1 entries for 2 turns"),
+        ({"num_turns": 2, "turn_gradient_weights": [1.0, 2.0]}, "set `handoff`"),
+        ({"num_turns": 2, "joint_mode": "cross", "items_per_device": 1}, "needs `num_agents`"),
+        ({"num_iterations": 2}, "`num_iterations=2` is not supported"),
+        ({"use_vllm": True}, "`use_vllm=True` is not supported"),
+        ({"steps_per_generation": 4}, "set `items_per_device`"),
+    ],
+)
+def test_config_refusals(settings, message):
+    with pytest.raises(ValueError, match=message):
+        config(**settings)
+
+
+def test_variant_configs_keep_their_mode():
+    with pytest.raises(ValueError, match="use another trainer"):
+        MARLOOConfig(output_dir="unused", advantage_mode="max")
+
+
+def test_nothing_of_the_team_is_shared_with_the_reference(tmp_path):
+    trainer = tiny_trainer(tmp_path, beta=0.1)
+    ours = {x.data_ptr() for x in trainer.team.parameters()}
+    assert not ours & {x.data_ptr() for x in trainer.ref_model.parameters()}
+    assert not any(x.requires_grad for x in trainer.ref_model.parameters())
+
+
+def test_tokenizer_without_a_padding_token(tmp_path):
+    team = tiny_team()
+    tokenizers = {role: byte_tokenizer() for role in team.roles}
+    for tokenizer in tokenizers.values():
+        tokenizer.pad_token = None
+    team = AgentTeam(dict(team.agents), tokenizers)
+    assert tokenizers["aux"].pad_token == "<eos>"
+    gradients, _ = gradients_with(tmp_path, team=team)
+    reference, _ = gradients_with(tmp_path, team=copy.deepcopy(tiny_team()))
+    assert all(torch.allclose(gradients[name], reference[name], atol=1e-6) for name in gradients)
