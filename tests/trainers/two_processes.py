@@ -17,14 +17,14 @@ from tiny import tiny_items, tiny_trainer
 class Deterministic(MAGRPOTrainer):
     def _sample(self, role, nodes):
         samples = []
-        for node, prompt_ids in zip(nodes, self._tokenize_prompts_of(role, nodes), strict=True):
+        for prompt_ids in self._prompt_ids(role, nodes):
             generator = torch.Generator().manual_seed(zlib.crc32(bytes(prompt_ids)))
             lengths = torch.randint(2, 9, (4,), generator=generator).tolist()
             ids = [torch.randint(33, 122, (length,), generator=generator).tolist() for length in lengths]
             samples.append(Samples(prompt_ids, ids, self.team.tokenizers[role].batch_decode(ids)))
         return samples
 
-    def _tokenize_prompts_of(self, role, nodes):
+    def _prompt_ids(self, role, nodes):
         with self.agent_scope(role):
             return self._tokenize_nodes(role, nodes)
 
