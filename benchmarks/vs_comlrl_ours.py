@@ -84,5 +84,5 @@ with tempfile.TemporaryDirectory() as output_dir:
     )
     trainer._sample = steps.timed("generate", trainer._sample)
     trainer._score = steps.timed("reward", trainer._score)
-    steps.reply(ready=True)
+    steps.ready()
     trainer.train()

@@ -81,5 +81,5 @@ def train_on_item_in_steps(batch_item, **kwargs):
 
 
 trainer._train_step_returns = train_on_item_in_steps
-steps.reply(ready=True)
+steps.ready()
 trainer.train()

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 
+import numpy as np
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import GenerationMixin
 
@@ -51,19 +52,17 @@ class Steps:
     def __init__(self):
         self.replies = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # whatever the system prints goes to standard error
-        self.seconds = {}
+        self.phases = {}
         self.counts = {"generate_calls": 0, "optimizer_steps": 0}
-        self._count_generate_calls()
+        GenerationMixin.generate = self._counted(GenerationMixin.generate)
         register_optimizer_step_post_hook(self._count_optimizer_step)
 
-    def _count_generate_calls(self) -> None:
-        generate = GenerationMixin.generate
-
-        def counted(*args, **kwargs):
+    def _counted(self, generate: Callable) -> Callable:
+        def wrapper(*args, **kwargs):
             self.counts["generate_calls"] += 1
             return generate(*args, **kwargs)
 
-        GenerationMixin.generate = counted
+        return wrapper
 
     def _count_optimizer_step(self, *_) -> None:
         self.counts["optimizer_steps"] += 1
@@ -72,20 +71,24 @@ class Steps:
         """The function, with the time that it takes added to a phase of the step."""
 
         def wrapper(*args, **kwargs):
-            start = time.perf_counter()
+            start = clocks()
             result = function(*args, **kwargs)
-            self.seconds[phase] += time.perf_counter() - start
+            self.phases[phase] += clocks() - start
             return result
 
         return wrapper
+
+    def ready(self) -> None:
+        """Says that everything is loaded."""
+        self.reply(memory_mb=peak_memory())
 
     def wait(self) -> None:
         """Sleeps until the next step is asked for."""
         if not sys.stdin.readline():
             sys.exit("The benchmark has gone.")
-        self.seconds = {"generate": 0.0, "reward": 0.0}
+        self.phases = {"generate": np.zeros(2), "reward": np.zeros(2)}
         self.counts = dict.fromkeys(self.counts, 0)
-        self.start, self.cpu_start = time.perf_counter(), time.process_time()
+        self.start = clocks()
 
     def done(self, rewards: list[float]) -> None:
         """
@@ -94,18 +97,27 @@ class Steps:
         Args:
             rewards (`list[float]`): The reward of every joint action of the step.
         """
-        step = time.perf_counter() - self.start
-        cpu = time.process_time() - self.cpu_start
-        update = step - self.seconds["generate"] - self.seconds["reward"]
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        step = clocks() - self.start
+        phases = {"step": step, **self.phases, "update": step - self.phases["generate"] - self.phases["reward"]}
         self.reply(
-            seconds={"step": step, **self.seconds, "update": update, "cpu": cpu},
+            seconds={phase: times[0] for phase, times in phases.items()},
+            cpu_seconds={phase: times[1] for phase, times in phases.items()},
             **self.counts,
             env_steps=len(rewards),
             reward=sum(rewards) / len(rewards),
-            peak_memory_mb=peak,
+            peak_memory_mb=peak_memory(),
         )
 
     def reply(self, **values) -> None:
         self.replies.write(json.dumps(values) + "\n")
         self.replies.flush()
+
+
+def clocks() -> np.ndarray:
+    """Wall time and processor time of this process, in seconds."""
+    return np.array([time.perf_counter(), time.process_time()])
+
+
+def peak_memory() -> float:
+    """Largest resident size of this process since its start, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
