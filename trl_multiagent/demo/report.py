@@ -32,7 +32,7 @@ A mixed pair fails. What they learn from is one joint reward between 0 and 4: ho
 code passes together, and whether main makes real use of aux. Here are 100 seconds of MAGRPO.
 """
 CHUNK = 16  # held-out problems per advance of the progress bar
-SMOOTHING = 10  # steps of the moving average in the learning curve
+SMOOTHING = 10  # width of the moving average in the learning curve, in steps
 
 
 @dataclass
@@ -194,7 +194,7 @@ def sample(start: Evaluation, end: Evaluation, episode: int) -> str:
     """One problem and the team's answers to it, before and after side by side."""
     column = WIDTH // 2 - 2
     signature, docstring = start.items[episode]["prompt"].splitlines()[:2]
-    lines = [f"\nSample answer: {signature[4:-1]}   {docstring.strip().strip(chr(34))}"]
+    lines = [f"\nSample answer: {signature[4:-1]}", f"  {docstring.strip().strip(chr(34))}"]
     headings = [
         f"{name}: reward {side.rewards[episode]:.2f}, {side.test_pass_rates[episode]:.0%} of the tests"
         for name, side in (("before", start), ("after", end))
@@ -224,7 +224,7 @@ def draw_learning_curve(log_history: list[dict], start: Evaluation, end: Evaluat
     figure = Figure(figsize=(10, 4), layout="constrained")
     for axes, (title, key, maximum, held_out) in zip(figure.subplots(1, 2), panels, strict=True):
         values = [entry[key] for entry in logs]
-        smooth = [mean(values[max(0, k - SMOOTHING + 1) : k + 1]) for k in range(len(values))]
+        smooth = [mean(values[max(0, k - SMOOTHING // 2) : k + SMOOTHING // 2]) for k in range(len(values))]
         axes.axhline(maximum, color="0.6", linestyle=":", label="maximum")
         axes.plot(steps, values, color="tab:blue", alpha=0.3, label="training batch")
         axes.plot(steps, smooth, color="tab:blue", linewidth=2, label=f"training, mean of {SMOOTHING} steps")

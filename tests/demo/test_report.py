@@ -1,0 +1,111 @@
+import re
+from types import SimpleNamespace
+
+import pytest
+from transformers import ProgressCallback
+
+from trl_multiagent.demo import DemoReport, demo_dataset, demo_prompts
+from trl_multiagent.demo.demonstrations import write_aux, write_main
+from trl_multiagent.demo.problems import demo_problems
+from trl_multiagent.demo.report import RewardProgressCallback, draw_learning_curve
+from trl_multiagent.environments.base import Outcome, Turn
+
+
+ITEMS = demo_dataset("test").select(range(12))
+PROBLEMS = {problem.name: problem for problem in demo_problems("test")}
+
+
+class ScriptedTrainer:
+    """A trainer whose team follows the conventions it is told, and whose rewards are 4 for a match and 1 for a clash."""
+
+    def __init__(self, output_dir):
+        self.args = SimpleNamespace(output_dir=str(output_dir), disable_tqdm=False)
+        self.state = SimpleNamespace(global_step=30, log_history=[])
+        self.callbacks = [ProgressCallback]
+        self.conventions = [("A", "B")]
+
+    def remove_callback(self, callback):
+        self.callbacks.remove(callback)
+
+    def add_callback(self, callback):
+        self.callbacks.append(callback)
+
+    def collaborate(self, items, num_episodes):
+        turns = []
+        for item in items:
+            for episode in range(num_episodes):
+                aux, main = self.conventions[episode % len(self.conventions)]
+                problem = PROBLEMS[item["entry_point"]]
+                answers = {"aux": write_aux(problem, aux), "main": write_main(problem, main)}
+                match = aux == main
+                outcome = Outcome(4.0 if match else 1.0, {"test_pass_rate": 1.0 if match else 0.25})
+                turns.append([Turn(demo_prompts(item), answers, outcome)])
+        return turns
+
+
+@pytest.fixture
+def shown(tmp_path, capsys) -> tuple[str, ScriptedTrainer]:
+    """What a report prints: all clash before, after it half the answers follow A, a quarter B, a quarter clash."""
+    trainer = ScriptedTrainer(tmp_path)
+    trainer.state.log_history = [
+        {"step": k, "reward": 1.0 + k / 10, "turn_1/test_pass_rate": k / 30} for k in range(1, 31)
+    ] + [{"step": 30, "train_runtime": 3.0}]
+    report = DemoReport(ITEMS, num_episodes=4)
+    report.before(trainer)
+    trainer.conventions = [("A", "A"), ("B", "B"), ("A", "A"), ("B", "A")]
+    report.after(trainer, tmp_path / "final_model")
+    return capsys.readouterr().out, trainer
+
+
+def test_table_compares_before_and_after(shown):
+    rows = dict(re.findall(r"^ *(\S.*?) {2,}(\S+ +\S+)$", shown[0], flags=re.MULTILINE))
+    rows = {name: values.split() for name, values in rows.items()}
+    assert rows["12 held-out problems, 4 sampled answers each"] == ["before", "after"]
+    assert rows["joint reward (0 to 4)"] == ["1.00", "3.25"]
+    assert rows["tests passed"] == ["25%", "81%"]
+    assert rows["both agents follow the same convention"] == ["0%", "75%"]
+    assert rows["A: aux keeps, main maps"] == ["0%", "50%"]
+    assert rows["B: aux keeps and maps"] == ["0%", "25%"]
+
+
+def test_sample_answers_paths_and_width(shown, tmp_path):
+    text, _ = shown
+    assert text.count("Sample answer:") == 2
+    for argument in ("xs", "s"):  # the first problem of each family, the first answer to it
+        item = next(item for item in ITEMS if f"({argument}):" in item["prompt"])
+        problem = PROBLEMS[item["entry_point"]]
+        sample = text[text.index(f"Sample answer: {item['entry_point']}") :]
+        assert "before: reward 1.00, 25% of the tests" in sample and "after: reward 4.00, 100% of the tests" in sample
+        left, right = write_main(problem, "B").splitlines()[1], write_main(problem, "A").splitlines()[1]
+        assert re.search(re.escape(left) + " +" + re.escape(right), sample)
+    assert f"Saved team       {tmp_path / 'final_model'}\n" in text
+    assert f"Learning curve   {tmp_path / 'learning_curve.png'}\n" in text
+    assert max(len(line) for line in text.splitlines() if str(tmp_path) not in line) <= 100
+
+
+def test_learning_curve_shows_training_and_held_out_values(shown, tmp_path, monkeypatch):
+    assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    figures = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, *args, **kwargs: figures.append(self))
+    start, end = (SimpleNamespace(reward=r, test_pass_rate=p) for r, p in ((1.5, 0.2), (3.5, 0.9)))
+    draw_learning_curve(shown[1].state.log_history, start, end, tmp_path / "again.png")
+    reward, tests = figures[0].axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in reward.lines}
+    assert lines["training batch"] == [[k, 1.0 + k / 10] for k in range(1, 31)]
+    assert lines["training, mean of 10 steps"][-1] == [30, pytest.approx(1.0 + 28 / 10)]
+    assert lines["held-out problems"] == [[0, 1.5], [30, 3.5]]
+    assert [line.get_xydata().tolist() for line in tests.lines][-1] == [[0, 0.2], [30, 0.9]]
+
+
+def test_one_bar_replaces_the_lines_of_the_log(shown, capsys):
+    assert shown[1].callbacks == [RewardProgressCallback]
+    callback = RewardProgressCallback()
+    state = SimpleNamespace(is_world_process_zero=True, max_steps=2, global_step=1)
+    callback.on_train_begin(None, state, None)
+    callback.on_log(None, state, None, logs={"reward": 2.345, "loss": 1.0})
+    callback.on_step_end(None, state, None)
+    callback.on_log(None, state, None, logs={"train_runtime": 3.0})
+    callback.on_train_end(None, state, None)
+    output = capsys.readouterr()
+    assert "joint reward 2.35" in output.err.replace("2.34", "2.35") and "Training" in output.err
+    assert "loss" not in output.err + output.out and "train_runtime" not in output.err + output.out
