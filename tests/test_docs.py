@@ -1,0 +1,75 @@
+"""The examples in the documents run."""
+
+import doctest
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+
+import trl_multiagent.environments.base
+
+from tiny import tiny_team, tiny_trainer
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def python_blocks(path):
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+def test_docstring_examples():
+    result = doctest.testmod(trl_multiagent.environments.base)
+    assert result.attempted > 0 and result.failed == 0
+
+
+def test_readme_example(tiny_model, tmp_path):
+    """The README's own task, with a tiny model in place of the named one and fewer steps."""
+    (example,) = [block for block in python_blocks(ROOT / "README.md") if "FunctionEnvironment(" in block]
+    assert len(example.strip().splitlines()) <= 25
+    code = example.replace('"Qwen/Qwen2.5-0.5B-Instruct"', repr(tiny_model)).replace("max_steps=200", "max_steps=2")
+    assert code.count(tiny_model) == 1 and "max_steps=2," in code
+    script = tmp_path / "own_task.py"
+    script.write_text(code)
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert (tmp_path / "haiku" / "agents" / "poet" / "config.json").is_file()
+    assert "'reward':" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+)
+def test_links_and_commands_name_files_that_exist(path):
+    text = path.read_text()
+    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
+        assert (path.parent / target).exists(), target
+    for target in re.findall(r"(?:recipes|accelerate_configs|benchmarks)/[\w/]+\.(?:py|yaml)", text):
+        assert (ROOT / target).exists(), target
+
+
+def test_environment_examples(tmp_path):
+    first, second = python_blocks(ROOT / "docs" / "environments.md")
+    names = {}
+    exec(first + second, names)
+    functions = names["environment"]
+    item = {"thing": "grass", "limit": 3}
+    outcome, other = functions.score(
+        [item, item], [{"left": "green", "right": " green"}, {"left": "a", "right": "b"}], [[], []]
+    )
+    assert (round(outcome.reward, 6), other.reward) == (0.9, 0.0)
+    turn = trl_multiagent.Turn(functions.prompts(item, []), {"left": "green", "right": "green"}, outcome)
+    assert functions.prompts(item, [turn])["right"] == "You agreed. Name the colour of grass again:"
+    numbers = names["GuessTheNumber"]()
+    trainer = tiny_trainer(
+        tmp_path,
+        tiny_team(numbers.roles),
+        numbers,
+        train_dataset=Dataset.from_dict({"number": [10, 50, 90]}),
+        num_turns=2,
+    )
+    trainer.train()
+    assert trainer.state.log_history[0]["turn_2/error"] > 0
