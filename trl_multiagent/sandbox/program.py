@@ -27,7 +27,7 @@ class Program:
         setup (`str`, *optional*):
             Trusted source that runs before `checks` in the same namespace: imports and helper functions of the problem.
         watch (`tuple[str, ...]`, *optional*):
-            Names of functions in `source` whose calls are counted.
+            Names of top-level functions of `source` whose calls are counted, and whose values are tried for their effect.
     """
 
     source: str
@@ -64,13 +64,27 @@ class Verdict:
         definitions (`Check`): Whether the module's own code ran, with its error if not.
         checks (`tuple[Check, ...]`): One entry per assert, in the order of the source.
         calls (`dict[str, int]`): How often each watched function was called while a check that passed was running.
+        mattered (`dict[str, bool]`):
+            Whether the values of each watched function mattered: run again with a bare object in place of every value it
+            returns, some check that had passed no longer did. False for a function that was not called.
         seconds (`float`): Wall time of the whole program.
+        cpu_seconds (`float`): Processor time of the program's processes.
+        memory_mb (`float`): Largest resident size of the program's processes, in MiB.
+        suspicious (`tuple[str, ...]`):
+            Acts that no honest program needs: audit events such as `"socket.connect"`, a broken protocol, an ended
+            process, values that pretend to be equal to others. The records' business only; no status depends on them.
+        tier (`str`): The protection that was in force.
     """
 
     definitions: Check
     checks: tuple[Check, ...]
     calls: dict[str, int] = field(default_factory=dict)
+    mattered: dict[str, bool] = field(default_factory=dict)
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    memory_mb: float = 0.0
+    suspicious: tuple[str, ...] = ()
+    tier: str = ""
 
     @property
     def passed(self) -> int:
@@ -79,3 +93,11 @@ class Verdict:
     @property
     def total(self) -> int:
         return len(self.checks)
+
+    @property
+    def timeouts(self) -> int:
+        return sum(check.status == "timeout" for check in (self.definitions, *self.checks))
+
+    @property
+    def out_of_memory(self) -> bool:
+        return any(check.error.startswith("MemoryError") for check in (self.definitions, *self.checks))

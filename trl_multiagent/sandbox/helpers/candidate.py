@@ -2,7 +2,7 @@
 The process of one program. Everything below may be subverted by it: all it can do is answer calls with plain data.
 
 Messages on the socket, in order: hello (written before any untrusted byte is read), the program (read), the outcome of its
-definitions, then one answer per question.
+definitions, then one answer per question. Notes about suspicious acts come in between; they are for the records only.
 """
 
 import ast
@@ -16,56 +16,119 @@ from .wire import MAX_FRAME, MAX_JOB, Encoder, Inbox, Unsendable, decode, pack
 FD = 3  # the candidate's only open file besides /dev/null on 0, 1 and 2
 MAX_TEXT = 300  # characters of an exception's message
 
+# Audit events that no answer to a coding task needs; a final dot stands for the whole family
+_SUSPICIOUS = (
+    "open",
+    "os.",
+    "subprocess.",
+    "socket.connect",
+    "socket.bind",
+    "socket.sendto",
+    "ctypes.",
+    "shutil.",
+    "code.__new__",
+)
+_SUSPICIOUS += (
+    "resource.",
+    "gc.get_",
+    "fcntl.",
+    "mmap.",
+    "pty.",
+    "signal.pthread_kill",
+    "sys._current_frames",
+    "sys.set",
+)
+_noted = None  # names of the suspicious acts reported so far; None before a program runs
+
+
+def watch_acts():
+    """Installs the hook that notes suspicious acts. It protects nothing."""
+
+    def hook(event, args):
+        if _noted is not None and event.startswith(_SUSPICIOUS):
+            if not (event == "open" and str(args[0]).endswith(".py")):  # tracebacks look for their source
+                _note(event)
+
+    sys.addaudithook(hook)
+
+
+def _note(act):
+    if act not in _noted and len(_noted) < 8:
+        _noted.add(act)
+        _write(pack({"suspicious": act}))
+
 
 def serve():
     """Says hello, runs the program's module code and answers calls until the socket closes."""
+    global _noted
     _write(pack({"hello": True}))
     inbox = Inbox(MAX_JOB)
     program = _read(inbox)
-    watched = dict.fromkeys(program["watch"], 0)
+    calls = dict.fromkeys(program["watch"], 0)
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
-    namespace = module.__dict__
+    pristine = _builtins()
+    _noted = set()
     try:
-        exec(_compile(program["source"], watched, namespace), namespace)
-        entry = namespace.get(program["entry_point"])
+        code = _compile(program["source"], calls, program["stub"], vars(module))
+        exec(code, vars(module))
+        entry = vars(module).get(program["entry_point"])
         if not callable(entry):
             raise NameError(f"the program does not define {program['entry_point']!r}")
     except BaseException as error:
-        _write(pack({"raised": describe(error)}))
+        _write(pack({"raised": _describe(error)}))
         return
     _write(pack({"defined": True}))
     functions = [entry]
     while True:
-        question = _read(inbox)
-        _write(_answer(question, functions, inbox, watched))
+        frame = _answer(_read(inbox), functions, inbox, calls)
+        if _builtins() != pristine:
+            _note("builtins changed")
+        _write(frame)
 
 
-def _compile(source, watched, namespace):
-    if not watched:
+def _builtins():
+    # a few that a forger would want; comparing all of them would copy their memory in every candidate
+    return abs, all, any, isinstance, len, sorted, sum, eval, exec
+
+
+def _compile(source, calls, stub, namespace):
+    """Compiles the program; the functions it is watched for count their calls."""
+    if not calls:
         return compile(source, "<program>", "exec", dont_inherit=True)
     tree = ast.parse(source, "<program>")
-
-    def count(function):
-        def counted(*args, **kwargs):
-            watched[function.__name__] += 1
-            return function(*args, **kwargs)
-
-        return counted
-
-    namespace["__count__"] = count
     for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name in watched:
-            decorator = ast.Name("__count__", ast.Load())
-            node.decorator_list.append(ast.copy_location(decorator, node))
-    return compile(ast.fix_missing_locations(tree), "<program>", "exec", dont_inherit=True)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name in calls:
+            watch = ast.Call(ast.Name("__watch__", ast.Load()), [ast.Constant(node.name)], [])
+            node.decorator_list.insert(0, watch)
+            ast.fix_missing_locations(ast.copy_location(watch, node))
+    depth = 0
+
+    def watched(name):
+        def decorate(function):
+            def call(*args, **kwargs):
+                nonlocal depth
+                calls[name] += 1
+                depth += 1
+                try:
+                    value = function(*args, **kwargs)
+                finally:
+                    depth -= 1
+                return object() if name == stub and depth == 0 else value
+
+            return call
+
+        return decorate
+
+    namespace["__watch__"] = watched
+    return compile(tree, "<program>", "exec", dont_inherit=True)
 
 
-def _answer(question, functions, inbox, watched):
+def _answer(question, functions, inbox, calls):
     """The frame that answers one call: its value and what it changed in its arguments, or what it raised."""
     number = question["id"]
     try:
-        before = dict(watched)
+        before = dict(calls)
 
         def stand_in(index):
             return lambda *args, **kwargs: _call_back(index, args, kwargs, inbox)
@@ -73,7 +136,7 @@ def _answer(question, functions, inbox, watched):
         args = [decode(value, stand_in) for value in question["args"]]
         kwargs = {name: decode(value, stand_in) for name, value in question["kwargs"].items()}
         result = functions[question["function"]](*args, **kwargs)
-        answer = {"id": number, "value": Encoder(functions).encode(result)}
+        answer = {"id": number, "value": Encoder(functions, _note).encode(result)}
         changed = {}
         for index, value in enumerate(args):
             if type(value) in (list, dict, set, bytearray):
@@ -82,14 +145,14 @@ def _answer(question, functions, inbox, watched):
                     changed[index] = after
         if changed:
             answer["changed"] = changed
-        if watched:
-            answer["calls"] = {name: watched[name] - before[name] for name in watched}
+        if calls:
+            answer["calls"] = [calls[name] - before[name] for name in calls]
         frame = pack(answer)
         if len(frame) > MAX_FRAME:
             raise Unsendable(f"the answer has {len(frame)} bytes, the limit is {MAX_FRAME}")
         return frame
     except BaseException as error:
-        return pack({"id": number, "raised": describe(error)})
+        return pack({"id": number, "raised": _describe(error)})
 
 
 def _call_back(index, args, kwargs, inbox):
@@ -103,7 +166,7 @@ def _call_back(index, args, kwargs, inbox):
     return decode(answer["value"], None)
 
 
-def describe(error):
+def _describe(error):
     """Type and message of an exception, whatever its methods do."""
     try:
         return [type(error).__name__[:80], str(error)[:MAX_TEXT]]

@@ -6,7 +6,9 @@ import sys
 
 def main():
     _, _, role, fds, config = sys.argv
-    if role == "verifier":
+    if role == "probe":
+        from .kernel import main as body
+    elif role == "verifier":
         from .verifier import main as body
     else:
         from .zygote import main as body

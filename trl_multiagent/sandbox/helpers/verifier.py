@@ -7,18 +7,23 @@ import builtins
 import json
 import os
 import random
+import resource
 import select
 import signal
 import socket
+import sys
 import time
 
+from . import kernel
 from .checks import compile_checks
 from .wire import MAX_FRAME, MAX_JOB, Encoder, Inbox, WireError, decode, pack
 
 
 STRETCH = 5  # on a loaded machine a limit grows up to this factor, until the candidate has had its share of a core
 POLLRDHUP = 0x2000
-HELLO_SECONDS = 30.0
+MEMORY = 2 << 30  # bytes of the verifier's address space
+ANSWER_SECONDS = 60.0  # for the zygote
+MAX_SOURCE = 1 << 20  # characters of a program
 MAX_DEATHS = 10  # candidates of one program that may die before the rest of its checks is given up
 
 
@@ -58,8 +63,9 @@ def main(job_fd: int, control_fd: int, config: dict):
     jobs = socket.socket(fileno=job_fd)
     control = socket.socket(fileno=control_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    report = json.loads(_receive_packet(control))
-    jobs.sendall(pack({"ready": report}))
+    _lock_down(config["layers"])
+    started = _receive_packet(control)
+    jobs.sendall(pack({"ready": True} if started == b"ready" else {"fault": started.decode()}))
     inbox = Inbox(MAX_JOB)
     while True:
         while (job := inbox.next()) is None:
@@ -67,166 +73,212 @@ def main(job_fd: int, control_fd: int, config: dict):
             if not chunk:
                 os._exit(0)
             inbox.data += chunk
+        # answers that make the checks themselves spin end this process, whatever loop it is in; the trainer knows the signal
+        signal.setitimer(signal.ITIMER_VIRTUAL, config["cpu_seconds"])
         try:
-            result = Run(job, jobs, control, config).run()
+            result = _judge(job, jobs, control, config)
         except SandboxFault as fault:
             result = {"fault": str(fault)}
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         jobs.sendall(pack(result))
 
 
+def _lock_down(layers):
+    kernel.drop_capabilities()
+    kernel.hide_memory()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    if "landlock" in layers:
+        kernel.restrict_files([path for path in sys.path if os.path.isdir(path)])  # checks may import
+    if "seccomp" in layers:
+        kernel.filter_verifier()
+
+
 def _receive_packet(control):
-    readable, _, _ = select.select([control], [], [], HELLO_SECONDS)
+    readable, _, _ = select.select([control], [], [], ANSWER_SECONDS)
     packet = control.recv(1 << 16) if readable else b""
     if not packet:
         raise SandboxFault("the zygote does not answer")
     return packet
 
 
-class Run:
-    """One program against its checks."""
+def _judge(job, jobs, control, config):
+    """Runs one job; the verdict in JSON's types."""
+    try:
+        checks = compile_checks(job["setup"], job["checks"])
+    except (SyntaxError, ValueError) as error:
+        return {"bad_checks": f"{type(error).__name__}: {error}"}
+    run = Run(job, checks, jobs, control, config)
+    run.run()
+    mattered = {}
+    for name, count in run.calls.items():
+        mattered[name] = False
+        if count:
+            limit = min(config["check_timeout"], 1 + 10 * run.seconds)
+            again = Run(
+                job, checks, jobs, control, config | {"check_timeout": limit}, stub=name, expected=run.statuses
+            )
+            again.run()
+            mattered[name] = again.differs
+    return {
+        "definitions": [run.definitions[0], "", run.definitions[1]],
+        "checks": list(zip(run.statuses, checks.sources, run.errors, strict=True)),
+        "calls": run.calls,
+        "mattered": mattered,
+        "seconds": run.seconds,
+        "cpu_seconds": run.cpu_seconds,
+        "memory_mb": run.memory_kb / 1024,
+        "suspicious": sorted(run.suspicious),
+    }
 
-    def __init__(self, job, jobs, control, config):
+
+class Run:
+    """
+    One program against its checks.
+
+    Args:
+        stub (`str`, *optional*): A watched function whose values are replaced by a bare object.
+        expected (`list[str]`, *optional*): Statuses of an earlier run; this one ends when a passed check no longer passes.
+    """
+
+    def __init__(self, job, checks, jobs, control, config, stub=None, expected=None):
         self.job = job
+        self.checks = checks
         self.jobs = jobs
         self.control = control
         self.limit = config["check_timeout"]
+        self.whole_limit = config["cpu_seconds"]
         self.max_timeouts = config["max_timeouts"]
-        self.socket = None
+        self.stub = stub
+        self.expected = expected
+        self.differs = False
         self.definitions = ["not_run", ""]
-        self.statuses = []
-        self.errors = []
-        self.current = None
-        self.calls = {}
-        self.pending_calls = {}
-        self.deadline_start = 0.0
-        self.timeouts = 0
-        self.deaths = 0
-        self.memory_kb = 0
-        self.cpu_seconds = 0.0
-
-    def run(self):
-        start = time.monotonic()
-        try:
-            checks = compile_checks(self.job["setup"], self.job["checks"])
-        except (SyntaxError, ValueError) as error:
-            return {"bad_checks": f"{type(error).__name__}: {error}"}
         self.statuses = ["not_run"] * len(checks.sources)
         self.errors = [""] * len(checks.sources)
-        self.calls = dict.fromkeys(self.job["watch"], 0)
+        self.calls = dict.fromkeys(job["watch"], 0)
+        self.check_calls = dict.fromkeys(job["watch"], 0)
+        self.suspicious = set()
+        self.socket = None
+        self.clock = 0.0
+        self.timeouts = 0
+        self.deaths = 0
+        self.seconds = 0.0
+        self.cpu_seconds = 0.0
+        self.memory_kb = 0
+
+    def run(self):
+        self.begun = time.monotonic()
         random.seed(self.job["checks"])  # the same program gets the same verdict
         try:
             self._start()
-            completed = self._run_checks(checks)
-            if completed:
-                for guard in checks.guards:
+            if self._run_checks():
+                for guard in self.checks.guards:
                     if self.statuses[guard] == "not_run":
                         self.statuses[guard] = "passed"
         except (CheckTimeout, CandidateDied, GiveUp):
             pass  # recorded where it happened
         finally:
             self._end()
-        return {
-            "definitions": self.definitions,
-            "checks": list(zip(self.statuses, checks.sources, self.errors, strict=True)),
-            "calls": self.calls,
-            "seconds": time.monotonic() - start,
-        }
+        self.seconds = time.monotonic() - self.begun
+        if self.expected:
+            self.differs = any(
+                old == "passed" and new != "passed" for old, new in zip(self.expected, self.statuses, strict=True)
+            )
 
     # -- the checks
 
-    def _run_checks(self, checks):
+    def _run_checks(self):
+        """Whether the checks ran to their end."""
+
         def candidate(*args, **kwargs):
             return self._call(0, args, kwargs)
 
         namespace = {
             "__name__": "checks",
             "__builtins__": builtins,
-            "__begin__": self._begin,
-            "__end__": self._finish,
-            "__raised__": self._raised,
+            "__begin__": self._begin_check,
+            "__end__": self._end_check,
+            "__raised__": self._raised_in_check,
             "__caught__": (Exception, CheckTimeout, CandidateDied),
         }
-        self.deadline_start = time.monotonic()
         try:
-            exec(checks.setup, namespace)
+            exec(self.checks.setup, namespace)
             namespace["candidate"] = namespace[self.job["entry_point"]] = candidate
-            exec(checks.code, namespace)
-            if checks.has_check:
+            exec(self.checks.code, namespace)
+            if self.checks.has_check:
                 check = namespace["check"]
                 namespace[self.job["entry_point"]] = candidate  # also where the program's function is called `check`
                 check(candidate)
-        except Exception as error:
+        except (Exception, CheckTimeout, CandidateDied) as error:
             # the code between the asserts failed: what comes after it does not run
-            self.errors = [
-                error_text or _text(error) if status == "not_run" else error_text
-                for status, error_text in zip(self.statuses, self.errors, strict=True)
-            ]
+            for index, status in enumerate(self.statuses):
+                if status == "not_run":
+                    self.errors[index] = _text(error)
             return False
         return True
 
-    def _begin(self, index):
-        self.current = index
-        self.pending_calls = dict.fromkeys(self.calls, 0)
-        self.deadline_start = time.monotonic()
+    def _begin_check(self, index):
+        self.check_calls = dict.fromkeys(self.calls, 0)
+        self.clock = time.monotonic()
 
-    def _finish(self, index, value):
+    def _end_check(self, index, value):
         if not value:
-            self.statuses[index] = "failed"
-        elif self.statuses[index] == "not_run":
+            self._settle(index, "failed", "")
+        elif self.statuses[index] in ("not_run", "passed"):
             self.statuses[index] = "passed"
-        if self.statuses[index] == "passed":
-            for name, count in self.pending_calls.items():
+            for name, count in self.check_calls.items():
                 self.calls[name] += count
-        self.deadline_start = time.monotonic()
+        self.clock = time.monotonic()
 
-    def _raised(self, index, error):
-        if self.statuses[index] in ("not_run", "passed"):
-            self.statuses[index] = "timeout" if isinstance(error, CheckTimeout) else "error"
-            self.errors[index] = _text(error)
-        self.deadline_start = time.monotonic()
+    def _raised_in_check(self, index, error):
+        self._settle(index, "timeout" if isinstance(error, CheckTimeout) else "error", _text(error))
+        self.clock = time.monotonic()
+
+    def _settle(self, index, status, error):
+        if self.statuses[index] in ("not_run", "passed"):  # in a loop, the first failure stays
+            self.statuses[index], self.errors[index] = status, error
+        if self.expected and self.expected[index] == "passed":
+            raise GiveUp  # the difference is found
 
     # -- the candidate's process
 
     def _start(self):
         """Forks a candidate and has it run the program's definitions."""
-        own, theirs = socket.socketpair()
-        socket.send_fds(self.control, [b"F"], [theirs.fileno()])
-        theirs.close()
-        own.setblocking(False)
-        self.socket = own
+        if len(self.job["source"]) > MAX_SOURCE:
+            self.definitions = ["error", f"the source has more than {MAX_SOURCE} characters"]
+            raise GiveUp
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self.control, [b"F"], [theirs.fileno()])
+        self.socket.setblocking(False)
         self.inbox = Inbox(MAX_FRAME)
         self.poll = select.poll()
-        self.poll.register(own, select.POLLIN)
+        self.poll.register(self.socket, select.POLLIN)
         self.poll.register(self.jobs, POLLRDHUP)
-        self.deadline_start = time.monotonic()
-        program = {name: self.job[name] for name in ("source", "entry_point", "watch")}
+        self.clock = time.monotonic()
         hello = False
         try:
-            self._send(program)
+            self._send({name: self.job[name] for name in ("source", "entry_point", "watch")} | {"stub": self.stub})
             hello = self._receive() == {"hello": True}
-            if not hello:
-                raise CandidateDied("the answer breaks the protocol")
-            message = self._receive()
-        except CheckTimeout:
-            self.definitions = ["timeout", _text(CheckTimeout(self.limit))]
-            self._end()
-            raise
-        except CandidateDied as error:
-            if not hello:
+            outcome = self._receive()
+            if "raised" in outcome:
+                raise _remote_error(outcome["raised"])
+            if outcome != {"defined": True}:
+                raise WireError("a message that breaks the protocol")
+        except (Exception, CheckTimeout, CandidateDied) as error:
+            if not hello and not isinstance(error, CheckTimeout):
                 raise SandboxFault("a candidate's process ended before it read its program") from error
-            self.definitions = ["error", _text(error)]
-            raise
-        if "raised" in message:
-            self.definitions = ["error", _remote_text(message["raised"])]
-            self._end()
-            raise GiveUp
+            self.definitions = ["timeout" if isinstance(error, CheckTimeout) else "error", _text(error)]
+            self._book(error)
+            raise GiveUp from error
         self.definitions = ["passed", ""]
-        self.deadline_start = time.monotonic()
+        self.clock = time.monotonic()
 
     def _end(self):
-        """Ends the candidate's process and books what it used."""
+        """Ends the candidate's process and books what it used; the number of the signal that had ended it, or 0."""
         if self.socket is None:
-            return {}
+            return 0
         self.socket.close()
         self.socket = None
         self.control.send(b"K")
@@ -235,11 +287,31 @@ class Run:
             raise SandboxFault("a candidate's process could not be forked")
         self.memory_kb = max(self.memory_kb, ending["memory_kb"])
         self.cpu_seconds += ending["cpu_seconds"]
-        return ending
+        return ending["signal"]
+
+    def _book(self, error):
+        """Counts what ended a call or the definitions, and ends a process that can no longer be used."""
+        if isinstance(error, CheckTimeout):
+            self.timeouts += 1
+        elif isinstance(error, CandidateDied):
+            self.deaths += 1
+            self.suspicious.add("ended its process")
+        elif isinstance(error, WireError):
+            self.deaths += 1
+            self.suspicious.add("broke the protocol")
+        elif str(error).startswith(("SystemExit", "KeyboardInterrupt", "GeneratorExit")):
+            self.suspicious.add("tried to exit")
+            return
+        else:
+            return
+        number = self._end()
+        if number and isinstance(error, CandidateDied):
+            error.args = (f"{error} ({signal.Signals(number).name})",)
 
     def _call(self, function, args, kwargs):
         """Asks the candidate for the value of one call."""
-        if self.timeouts >= self.max_timeouts or self.deaths >= MAX_DEATHS:
+        too_long = time.monotonic() - self.begun > 2 * self.whole_limit
+        if self.timeouts >= self.max_timeouts or self.deaths >= MAX_DEATHS or too_long:
             raise GiveUp
         functions = []
         encode = Encoder(functions).encode
@@ -251,10 +323,7 @@ class Run:
             "kwargs": {name: encode(value) for name, value in kwargs.items()},
         }
         if self.socket is None:
-            try:
-                self._start()
-            except (CheckTimeout, CandidateDied) as error:
-                raise GiveUp from error
+            self._start()
         try:
             self._send(question)
             answer = self._receive()
@@ -262,21 +331,10 @@ class Run:
                 self._send(self._call_back(answer, functions))
                 answer = self._receive()
             if answer.get("id") != number:
-                raise CandidateDied("the answer breaks the protocol")
+                raise WireError("a message that breaks the protocol")
             return self._accept(answer, args)
-        except WireError as error:
-            self.deaths += 1
-            self._end()
-            raise CandidateDied(str(error)) from error
-        except CheckTimeout:
-            self.timeouts += 1
-            self._end()
-            raise
-        except CandidateDied as error:
-            self.deaths += 1
-            ending = self._end()
-            if ending["signal"]:
-                raise CandidateDied(f"{error} ({signal.Signals(ending['signal']).name})") from error
+        except (Exception, CheckTimeout, CandidateDied) as error:
+            self._book(error)
             raise
 
     def _accept(self, answer, args):
@@ -296,8 +354,10 @@ class Run:
             else:
                 target.clear()
                 target.update(after)
-        for name, count in answer.get("calls", {}).items():
-            self.pending_calls[name] = self.pending_calls.get(name, 0) + int(count)
+        for name, count in zip(self.calls, answer.get("calls", ()), strict=True):
+            if type(count) is not int:
+                raise WireError("a count that is no number")
+            self.check_calls[name] += count
         return value
 
     def _call_back(self, request, functions):
@@ -322,7 +382,15 @@ class Run:
                 raise CandidateDied("the program ended its process") from error
 
     def _receive(self):
-        while (message := self.inbox.next()) is None:
+        while True:
+            message = self.inbox.next()
+            if type(message) is dict and "suspicious" not in message:
+                return message
+            if type(message) is dict:
+                self.suspicious.add(str(message["suspicious"])[:80])
+                continue
+            if message is not None:
+                raise WireError("a message that breaks the protocol")
             self._wait(select.POLLIN)
             try:
                 chunk = self.socket.recv(1 << 16)
@@ -333,16 +401,13 @@ class Run:
             if not chunk:
                 raise CandidateDied("the program ended its process")
             self.inbox.data += chunk
-        if type(message) is not dict:
-            raise WireError("a message that breaks the protocol")
-        return message
 
     def _wait(self, event):
         if event != select.POLLIN:
             self.poll.modify(self.socket, event)
         limit = self.limit
         while True:
-            left = self.deadline_start + limit - time.monotonic()
+            left = self.clock + limit - time.monotonic()
             if left <= 0:
                 limit = self._stretched(limit)
                 continue
@@ -357,8 +422,8 @@ class Run:
     def _stretched(self, limit):
         """The limit that still holds, given how long the candidate waited for a core; raises CheckTimeout if none."""
         self.control.send(b"S")
-        schedule = json.loads(_receive_packet(self.control))
-        had = min(limit, limit - schedule["waited"])
+        waited = json.loads(_receive_packet(self.control))
+        had = limit - waited
         if limit >= STRETCH * self.limit or had >= self.limit / STRETCH:
             raise CheckTimeout(self.limit)
         return limit + self.limit / STRETCH

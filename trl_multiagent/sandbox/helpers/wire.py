@@ -77,11 +77,14 @@ class Encoder:
     """
     Turns values into what JSON can carry.
 
-    Functions travel as a number, their index in `functions`: the other side gets a function that calls back.
+    Args:
+        functions (`list`): Functions that a value holds are appended; they travel as their index in this list.
+        note (`Callable[[str], None]`, *optional*): Is told of values that pretend to be equal to others.
     """
 
-    def __init__(self, functions: list):
+    def __init__(self, functions: list, note=None):
         self.functions = functions
+        self.note = note
         self.left = MAX_NODES
 
     def encode(self, value, depth: int = 0):
@@ -124,33 +127,34 @@ class Encoder:
         return self._encode_other(value, kind, depth)
 
     def _encode_other(self, value, kind, depth):
+        written_here = [base for base in kind.__mro__ if base.__module__ in ("solution", "unittest.mock")]
+        if self.note and any("__eq__" in vars(base) for base in written_here):
+            self.note("own equality")
         # a subclass travels as the plain value it extends, read by the plain type's own methods
-        if issubclass(kind, int):
-            return self.encode(int.__add__(value, 0), depth)
-        if issubclass(kind, float):
-            return float.__add__(value, 0.0)
-        if issubclass(kind, str):
-            return self.encode(str.__str__(value), depth)
-        for base, items in (
-            (list, list.__iter__),
-            (tuple, tuple.__iter__),
-            (dict, dict.items),
-            (set, set.__iter__),
-            (frozenset, frozenset.__iter__),
-        ):
+        for base, plain in _PLAIN_PARTS.items():
             if issubclass(kind, base):
-                return self.encode(base(items(value)), depth)
-        if getattr(builtins, getattr(value, "__name__", ""), None) is value and value.__name__ in _BUILTIN_FUNCTIONS:
+                return self.encode(plain(value), depth)
+        if any(value is function for function in _BUILTIN_FUNCTIONS.values()):
             return {"builtin": value.__name__}
         if callable(value):
             self.functions.append(value)
             return {"function": len(self.functions) - 1}
-        if hasattr(kind, "__next__") or kind in (type({}.keys()), type({}.values()), type({}.items())):
-            items = []
-            for item in value:
-                items.append(self.encode(item, depth + 1))
-            return {"iterator": items}
+        if hasattr(kind, "__next__") or kind in _VIEWS:
+            return {"iterator": [self.encode(item, depth + 1) for item in value]}
         return {"object": None}
+
+
+_PLAIN_PARTS = {
+    int: lambda value: int.__add__(value, 0),
+    float: lambda value: float.__add__(value, 0.0),
+    str: str.__str__,
+    list: lambda value: list(list.__iter__(value)),
+    tuple: lambda value: tuple(tuple.__iter__(value)),
+    dict: lambda value: dict(dict.items(value)),
+    set: lambda value: set(set.__iter__(value)),
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+}
+_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 
 
 def decode(data, function):
