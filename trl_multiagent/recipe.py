@@ -17,6 +17,8 @@ from transformers.integrations import is_wandb_available
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import is_torch_bf16_gpu_available
 
+from trl_multiagent.demo import demo_dataset, demo_model
+from trl_multiagent.demo.report import DemoReport
 from trl_multiagent.sections import (
     SECTIONS,
     AgentModel,
@@ -50,6 +52,7 @@ class Recipe:
         dry_run (`bool`): Whether to print the plan and stop.
         resume_from_checkpoint (`str`, *optional*): Folder of the checkpoint to continue from.
         notes (`list[str]`): What the user should know about the settings.
+        report ([`~trl_multiagent.demo.report.DemoReport`], *optional*): Shows a run of the demo.
     """
 
     algorithm: str
@@ -65,6 +68,7 @@ class Recipe:
     dry_run: bool
     resume_from_checkpoint: str | None
     notes: list[str]
+    report: DemoReport | None = None
 
     @property
     def num_agents(self) -> int:
@@ -96,8 +100,6 @@ class Recipe:
         if self.agents is not None:
             return self.agents
         if self.agent_model.name == "demo":
-            from trl_multiagent.demo import demo_model
-
             with self.training_args.main_process_first(desc="building the demo's model"):
                 return demo_model()
         return self.agent_model.name
@@ -108,20 +110,15 @@ class Recipe:
         if trainer.is_world_process_zero():
             self.run_folder.mkdir(parents=True, exist_ok=True)
             (self.run_folder / "config.yaml").write_text(yaml.safe_dump(self.merged, sort_keys=False))
-        report = None
-        if self.dataset.type == "demo":
-            from trl_multiagent.demo import demo_dataset
-            from trl_multiagent.demo.report import DemoReport
-
-            report = DemoReport(demo_dataset("test"))
-            report.before(trainer)
+        if self.report is not None:
+            self.report.before(trainer)
         trainer.train(resume_from_checkpoint=self.resume_from_checkpoint)
         if self.output.save_final_model:
             trainer.save_model(str(self.team_folder))
         if self.training_args.push_to_hub:
-            trainer.push_to_hub(dataset_name=self.dataset.name)
-        if report is not None:
-            report.after(trainer, self.team_folder)
+            trainer.push_to_hub(dataset_name=None if Path(self.dataset.name).exists() else self.dataset.name)
+        if self.report is not None:
+            self.report.after(trainer, self.team_folder)
 
 
 def parse_recipe(
@@ -151,6 +148,8 @@ def parse_recipe(
     if recipe.training_args.process_index == 0:
         for note in recipe.notes:
             print(f"{parser.prog}: note: {note}", file=sys.stderr)
+    if recipe.dataset.type == "demo" and not recipe.dry_run:
+        recipe.report = DemoReport(demo_dataset("test"))  # its introduction comes before everything else
     return recipe
 
 

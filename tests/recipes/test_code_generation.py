@@ -1,6 +1,7 @@
 """The recipe scripts, run as users run them."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -112,29 +113,36 @@ def test_scripts_train_a_tiny_team(algorithm, config, tiny_model, shared_data, t
     assert not (folder / "final_model").exists()
 
 
-def launch(*argv: str, **environment: str) -> str:
-    command = [sys.executable, "-m", "accelerate.commands.launch", *argv]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout + result.stderr
-
-
-def test_launched_in_two_processes_saved_and_resumed(tiny_model, shared_data, tmp_path):
-    script = [
-        str(RECIPES / "train_magrpo.py"),
-        *("--config", str(RECIPES / "configs" / "mt_magrpo_he_config.yaml"), "--override"),
+def test_saved_and_resumed(tiny_model, shared_data, tmp_path):
+    arguments = [
+        *("--config", str(RECIPES / "configs" / "magrpo_he_config.yaml"), "--override"),
         *(f"agent_model.name={tiny_model}", f"dataset.name={shared_data / FILES['he']}"),
         *(f"output.base_dir={tmp_path}", "output.save_final_model=true", "magrpo.eval_interval=0"),
         *("--max_completion_length", "8", "--save_steps", "1", "--disable_tqdm"),
     ]
-    two_processes = ["--config_file", "accelerate_configs/ddp.yaml"]
-    launch(*two_processes, *script, "--max_steps", "1", RUN_ID="")
-    (folder,) = tmp_path.iterdir()  # both processes chose the same one
-    assert folder.name.startswith("mt_job_")
+    run_script("magrpo", *arguments, "--max_steps", "1")
+    (folder,) = tmp_path.iterdir()
     assert AgentTeam.from_pretrained(str(folder / "final_model")).roles == ("aux", "main")
     assert AutoModelForCausalLM.from_pretrained(folder / "final_model" / "agents" / "aux")
 
-    launch(*two_processes, *script, "--max_steps", "2", "--resume_from_checkpoint", str(folder / "checkpoint-1"))
+    run_script("magrpo", *arguments, "--max_steps", "2", "--resume_from_checkpoint", str(folder / "checkpoint-1"))
     assert list(tmp_path.iterdir()) == [folder]
-    assert (folder / "checkpoint-2").is_dir()
+    history = json.loads((folder / "checkpoint-2" / "trainer_state.json").read_text())
+    assert history["global_step"] == 2
+
+
+def test_launched_in_two_processes(tiny_model, shared_data, tmp_path):
+    command = [
+        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/ddp.yaml"),
+        *(str(RECIPES / "train_magrpo.py"), "--config", str(RECIPES / "configs" / "mt_magrpo_he_config.yaml")),
+        *("--override", f"agent_model.name={tiny_model}", f"dataset.name={shared_data / FILES['he']}"),
+        *(f"output.base_dir={tmp_path}", "magrpo.max_steps=1", "magrpo.eval_interval=0"),
+        *("--max_completion_length", "8", "--logging_steps", "1", "--save_strategy", "no"),
+    ]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (folder,) = tmp_path.iterdir()  # both processes chose the same one
+    assert folder.name.startswith("mt_job_")
+    assert (folder / "config.yaml").is_file()
+    assert "'env_step': '40'" in result.stdout  # one item with 20 joint actions in each process
