@@ -95,14 +95,16 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
             f"code for `{name}`, {error}" for name, error in ((AUX, aux_error), (entry_point, main_error)) if error
         ),
     }
-    if facts["syntax_problem"] or not _is_team(aux_tree, main_tree, entry_point):
+    if AUX not in main_code or facts["syntax_problem"] or not _is_team(aux_tree, main_tree, entry_point):
         return Analysis(**facts)
     function = _function(main_tree, entry_point)
     reached, calls = _follow(main_tree, function)
+    if not calls:
+        return Analysis(**facts)
     return Analysis(
         **facts,
-        calls_aux=bool(calls),
-        thin_wrapper=bool(calls) and _is_thin_wrapper(function, calls),
+        calls_aux=True,
+        thin_wrapper=_is_thin_wrapper(function, calls),
         ignored_values=tuple(reason for scope in reached for reason in _ignored_values(scope, calls)),
     )
 
@@ -296,9 +298,13 @@ def _scope_names(scope: ast.AST) -> set[str]:
 
 def _read_names(node: ast.AST) -> set[str]:
     """Names that are read anywhere in a node; `x += 1` reads `x`."""
-    names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load)}
-    updated = [inner.target for inner in ast.walk(node) if isinstance(inner, ast.AugAssign)]
-    return names | {target.id for target in updated if isinstance(target, ast.Name)}
+    names = set()
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load):
+            names.add(inner.id)
+        elif isinstance(inner, ast.AugAssign) and isinstance(inner.target, ast.Name):
+            names.add(inner.target.id)
+    return names
 
 
 def _written_names(node: ast.AST) -> set[str]:
