@@ -54,6 +54,16 @@ def test_run_is_the_recipe_of_the_algorithm(algorithm, capsys):
     assert ("aux: demo" in out) == (algorithm != "grpo")
 
 
+def test_a_failed_run_is_one_message(monkeypatch):
+    def fail(arguments):
+        raise subprocess.CalledProcessError(3, "python")
+
+    monkeypatch.setattr(cli, "launch_command", fail)
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["train", "magrpo"])
+    assert exit_info.value.code == 3
+
+
 def test_train_from_the_shell(tmp_path):
     command = [sys.executable, "-m", "trl_multiagent.cli", "train", "magrpo", "--dry_run", "--model_name", "demo"]
     result = subprocess.run(

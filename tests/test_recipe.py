@@ -7,7 +7,8 @@ import yaml
 
 from trl_multiagent import MAGRPOConfig, MAReMaxConfig
 from trl_multiagent.plan import count, print_plan, slice_length
-from trl_multiagent.recipe import build_recipe, parse_recipe
+from trl_multiagent.recipe import build_recipe, parse_recipe, set_up_wandb
+from trl_multiagent.sections import Wandb
 from trl_multiagent.settings import ConfigError, make_parser, merge, parse_value
 
 
@@ -98,6 +99,10 @@ def test_override_is_split_at_the_first_equals_sign_and_may_be_repeated(parse):
             "turn_gradient_weights",
             [1.2, 0.8],
         ),
+        (["--turn_gradient_weights", "1"], "turn_gradient_weights", [1]),
+        (["--report_to", "tensorboard"], "report_to", ["tensorboard"]),
+        (["--report_to", "none"], "report_to", []),
+        (["--agent_learning_rates", '{"main": 1e-5}'], "agent_learning_rates", {"main": 1e-5}),
         (["--temperature", "0.5"], "temperature", 0.5),
         (["--log_completions"], "log_completions", True),
         (["--gradient_checkpointing", "false"], "gradient_checkpointing", False),
@@ -236,6 +241,22 @@ def test_wandb(parse, monkeypatch):
     assert parse({"wandb": {"project": "p"}, "magrpo": {"report_to": "none"}}).training_args.report_to == []
 
 
+def test_wandb_gets_its_section_as_environment_variables(monkeypatch):
+    monkeypatch.setattr("os.environ", environment := {})
+    set_up_wandb(Wandb(project="p", entity="e", dir="d", tags=["a", "b"], id="7", resume="allow"))
+    assert environment == {
+        "WANDB_PROJECT": "p",
+        "WANDB_ENTITY": "e",
+        "WANDB_DIR": "d",
+        "WANDB_TAGS": "a,b",
+        "WANDB_RUN_ID": "7",
+        "WANDB_RESUME": "allow",
+    }
+    environment.clear()
+    set_up_wandb(Wandb())
+    assert environment == {}
+
+
 def test_wandb_that_is_not_installed_is_noticed_before_the_run(parse, error_of, monkeypatch):
     monkeypatch.setattr("trl_multiagent.recipe.is_wandb_available", lambda: False)
     assert "not installed" in error_of({"wandb": {"project": "p"}})
@@ -269,7 +290,8 @@ def test_known_settings_without_effect_are_named_in_one_line(parse):
         ({}, ["--num_turn", "2"], ["'--num_turn'", "did you mean `--num_turns`?"]),
         ({"magrpo": {"num_turns": "two"}}, [], ["`magrpo.num_turns` is 'two' (str), expected int"]),
         ({"magrpo": {"num_turns": True}}, [], ["`magrpo.num_turns` is True (bool), expected int"]),
-        ({"magrpo": {"learning_rate": None}}, [], ["`magrpo.learning_rate` is null, expected float"]),
+        ({"magrpo": {"learning_rate": None}}, [], ["`magrpo.learning_rate`", "is null, expected float"]),
+        ({"agent_model": {"top_p": "most"}}, [], ["`agent_model.top_p` is 'most' (str), expected float"]),
         ({"magrpo": {"learning_rate": "fast"}}, [], ["`magrpo.learning_rate`", "expected float"]),
         ({"magrpo": {"bf16": "yes"}}, [], ["`magrpo.bf16`", "expected bool or null"]),
         (
@@ -278,7 +300,7 @@ def test_known_settings_without_effect_are_named_in_one_line(parse):
             ["`magrpo.turn_gradient_weights`", "list[float] or null"],
         ),
         ({"agent_model": {"torch_dtype": "float8"}}, [], ["`agent_model.torch_dtype`", "'bfloat16'"]),
-        ({"agents": "x"}, [], ["`agents`", "list[str] or null"]),
+        ({"agents": 3}, [], ["`agents` is 3 (int), expected list[str] or null"]),
         ({"agent_model": "x"}, [], ["`agent_model` is 'x'", "section"]),
         ({"magrpo": {"handoff": None, "num_turns": 2, "turn_gradient_weights": [1.5, 0.5]}}, [], ["handoff"]),
         ({"magrpo": {"num_turns": 2, "turn_gradient_weights": [1.5]}}, [], ["1 entries for 2 turns"]),
@@ -376,6 +398,7 @@ def test_resuming(parse, error_of, tmp_path, monkeypatch):
     recipe = parse({}, "--resume_from_checkpoint", str(run / "checkpoint-2"))
     assert recipe.resume_from_checkpoint == str(run / "checkpoint-2")
     assert recipe.run_folder == run
+    assert recipe.merged["magrpo"] == {}
     monkeypatch.setenv("RUN_ID", "7")
     recipe = parse({"output": {"base_dir": str(run.parent)}}, "--resume_from_checkpoint", "true")
     assert recipe.resume_from_checkpoint == str(run / "checkpoint-10")

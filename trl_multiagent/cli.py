@@ -1,6 +1,7 @@
 """The command `trl-multiagent`: `env` for bug reports, `train` to launch a recipe without a script."""
 
 import argparse
+import subprocess
 import sys
 from collections.abc import Sequence
 
@@ -65,7 +66,10 @@ def launch(algorithm: str, accelerate_config: str | None, num_processes: str | N
     if num_processes is not None:
         options += ["--num_processes", num_processes]
     target = ["--module", "trl_multiagent.cli", "run", algorithm, *argv]
-    launch_command(launch_command_parser().parse_args(options + target))
+    try:
+        launch_command(launch_command_parser().parse_args(options + target))
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)  # the process has said what was wrong
 
 
 def run(algorithm: str, argv: Sequence[str]) -> None:
@@ -93,4 +97,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -29,7 +29,7 @@ from trl_multiagent.sections import (
     RewardProcessor,
     Wandb,
 )
-from trl_multiagent.settings import ConfigError, check, make_parser, merge, nearest, read_layers
+from trl_multiagent.settings import ConfigError, check, make_parser, merge, nearest, read_layers, take
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
 
@@ -194,6 +194,7 @@ def build_recipe(
         prefix="mt_job" if training_args.num_turns > 1 else "job",
         resume=values[algorithm].get("resume_from_checkpoint"),
     )
+    take(merged, f"{algorithm}.resume_from_checkpoint")  # config.yaml describes the run, not how it was continued
     return Recipe(
         algorithm=algorithm,
         merged=merged,
@@ -230,8 +231,9 @@ def make_training_args(
         raise ConfigError(
             f"`grpo.num_agents` is {kwargs['num_agents']}: GRPO trains one agent; MAGRPO trains several."
         )
-    if kwargs.get("top_k", 0) is None:
-        kwargs["top_k"] = 0
+    for name, null in {"top_k": 0, "report_to": "none"}.items():  # what null is in TRL
+        if kwargs.get(name, null) is None:
+            kwargs[name] = null
     if "handoff" not in kwargs and set(kwargs.get("turn_gradient_weights") or [1.0]) != {1.0}:
         kwargs["handoff"] = "random"
         notes.append(f"`{algorithm}.turn_gradient_weights` weigh a chain of turns: `{algorithm}.handoff` is 'random'.")

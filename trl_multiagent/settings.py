@@ -228,8 +228,8 @@ def check(
             elif path in HISTORY:
                 history[path] = value
             elif path in known:
-                section, _, name = path.rpartition(".")
-                values[section][name] = checked(path, value, known[path])
+                owner, _, name = path.rpartition(".")
+                values[owner][name] = checked(algorithm, path, value, known[path])
             else:
                 raise ConfigError(f"`{path}` is not a known setting{nearest(path, [*known, *idle, *SECTIONS])}")
 
@@ -251,7 +251,7 @@ def known_settings(algorithm: str, config_class: type[MAGRPOConfig]) -> dict[str
         known |= {f"{section}.{name}": hint for name, hint in typing.get_type_hints(cls).items()}
     for cls in (config_class, AlgorithmExtras):
         known |= {f"{algorithm}.{name}": hint for name, hint in typing.get_type_hints(cls).items()}
-    known[f"{algorithm}.top_k"] = int | None  # null, no cut, is 0 in TRL
+    known[f"{algorithm}.top_k"] = int | None
     return known
 
 
@@ -263,12 +263,15 @@ def nearest(path: str, known: list[str]) -> str:
     return f"; did you mean `{candidates[0]}`?" if candidates else "; see --help."
 
 
-def checked(path: str, value: Any, hint: Any) -> Any:
+def checked(algorithm: str, path: str, value: Any, hint: Any) -> Any:
     try:
         return convert(value, hint)
     except TypeError:
+        names = [path] + [
+            old.format(algorithm=algorithm) for old, new in RENAMED.items() if new.format(algorithm=algorithm) == path
+        ]
         given = "null" if value is None else f"{value!r} ({type(value).__name__})"
-        raise ConfigError(f"`{path}` is {given}, expected {describe_type(hint)}.") from None
+        raise ConfigError(f"`{'` or `'.join(names)}` is {given}, expected {describe_type(hint)}.") from None
 
 
 def describe_type(hint: Any) -> str:
@@ -296,8 +299,8 @@ def convert(value: Any, hint: Any) -> Any:
     elif origin is typing.Literal:
         if any(value is option or (isinstance(value, str) and value == option) for option in arguments):
             return value
-    elif origin is list and isinstance(value, list):
-        return [convert(x, arguments[0]) for x in value]
+    elif origin is list:
+        return [convert(x, arguments[0]) for x in (value if isinstance(value, list) else [value])]
     elif origin is dict and isinstance(value, dict):
         return {convert(k, arguments[0]): convert(x, arguments[1]) for k, x in value.items()}
     elif hint is float and not isinstance(value, bool):

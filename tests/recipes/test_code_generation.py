@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -64,7 +65,48 @@ def test_splits_select_the_published_rows_of_local_files(config, items, shared_d
     run_script(algorithm, "--config", str(path), "--dry_run", "--override", f"dataset.name={data}")
     out = capsys.readouterr().out
     assert f"{items} items of {data}" in out
+    assert "evaluation       4 items" in out  # eval_num_samples
     assert "not reached" not in out
+
+
+@pytest.mark.parametrize(
+    ("config", "argv", "parts"),
+    [
+        (
+            "magrpo_he",
+            "--override agent_model.name=bigcode/starcoder2-3b magrpo.num_turns=1",
+            ["aux: bigcode/starcoder2-3b"],
+        ),
+        ("magrpo_he", "--override model_name='bigcode/starcoder2-3b'", ["aux: bigcode/starcoder2-3b"]),
+        ("grpo_che", "--override grpo.num_train_epochs=20 grpo.learning_rate=3e-5", ["20 epochs"]),
+        (
+            "mt_magrpo_che",
+            "--override dataset.train_split='test[16:]' dataset.eval_split='test[:16]' magrpo.num_turns=2 "
+            "magrpo.turn_gradient_weights=[1.5,0.5]",
+            ["split test[16:]", "handoff random"],
+        ),
+        ("magrpo_he", "--model_name Qwen/Qwen2.5-Coder-7B", ["main: Qwen/Qwen2.5-Coder-7B"]),
+        (
+            "mt_magrpo_he",
+            "--num_epochs 10 --num_turns 2 --turn_gradient_weights 1.2 0.8",
+            ["10 epochs", "handoff random"],
+        ),
+        (
+            "mt_magrpo_he",
+            "--override magrpo.external_original_prompt=True magrpo.external_previous_response=True",
+            ["2 turns"],
+        ),
+        ("mt_magrpo_che", "--override external.mode='level_feedback' external.sandbox_slice=-2", ["2 turns"]),
+        ("mt_magrpo_he", "--override external.mode='plain' magrpo.handoff='best'", ["handoff best"]),
+    ],
+)
+def test_command_lines_of_other_releases(config, argv, parts, capsys):
+    algorithm = "grpo" if config.startswith("grpo") else "magrpo"
+    path = RECIPES / "configs" / f"{config}_config.yaml"
+    run_script(algorithm, "--config", str(path), "--dry_run", *shlex.split(argv))
+    out = capsys.readouterr().out
+    for part in parts:
+        assert part in out
 
 
 @pytest.mark.parametrize(
