@@ -337,13 +337,17 @@ class Sandbox:
             totals["timeouts"] += verdict.timeouts
             totals["memory_kills"] += verdict.out_of_memory
             totals["suspicious"] += bool(verdict.suspicious)
-            if verdict.suspicious and self.keep_suspicious is not None:
-                number = next(self._kept)
-                if number < KEPT_PROGRAMS:
-                    self.keep_suspicious.mkdir(parents=True, exist_ok=True)
-                    record = {"suspicious": verdict.suspicious, "passed": verdict.passed, **vars(program)}
-                    path = self.keep_suspicious / f"program_{self._owner}_{number:04d}.json"
-                    path.write_text(json.dumps(record, indent=2))
+            if verdict.suspicious and self.keep_suspicious is not None and next(self._kept) < KEPT_PROGRAMS:
+                self._keep(program, verdict)
+
+    def _keep(self, program, verdict):
+        record = {"suspicious": verdict.suspicious, "passed": verdict.passed, **vars(program)}
+        try:
+            self.keep_suspicious.mkdir(parents=True, exist_ok=True)
+            path = self.keep_suspicious / f"program_{time.time_ns()}_{self._owner}.json"
+            path.write_text(json.dumps(record, indent=2))
+        except OSError as error:  # a full disk, say; the verdict stands
+            logger.warning("a suspicious program could not be kept: %s", error)
 
 
 def _share_of_cores():

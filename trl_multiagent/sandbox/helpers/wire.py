@@ -88,12 +88,11 @@ class Encoder:
         self.left = MAX_NODES
 
     def encode(self, value, depth: int = 0):
-        self.left -= 1
+        kind = type(value)
+        self.left -= len(value) >> 4 if kind is str or kind is bytes or kind is bytearray else 1
         if self.left < 0 or depth > MAX_DEPTH:
             raise Unsendable("the value is too large or nested too deeply to leave the sandbox")
-        kind = type(value)
         if kind is str:
-            self.left -= len(value) >> 4
             return value
         if kind is int:
             return value if -_SAFE_INTEGER < value < _SAFE_INTEGER else {"int": hex(value)}
@@ -106,7 +105,6 @@ class Encoder:
         if kind is dict:
             return {"dict": [[self.encode(k, depth + 1), self.encode(v, depth + 1)] for k, v in value.items()]}
         if kind is bytes or kind is bytearray:
-            self.left -= len(value) >> 4
             return {kind.__name__: value.hex()}
         if kind is complex:
             return {"complex": [value.real, value.imag]}
@@ -128,7 +126,7 @@ class Encoder:
 
     def _encode_other(self, value, kind, depth):
         written_here = [base for base in kind.__mro__ if base.__module__ in ("solution", "unittest.mock")]
-        if self.note and any("__eq__" in vars(base) for base in written_here):
+        if self.note and any(name in vars(base) for base in written_here for name in _COMPARING):
             self.note("own equality")
         # a subclass travels as the plain value it extends, read by the plain type's own methods
         for base, plain in _PLAIN_PARTS.items():
@@ -154,6 +152,7 @@ _PLAIN_PARTS = {
     set: lambda value: set(set.__iter__(value)),
     frozenset: lambda value: frozenset(frozenset.__iter__(value)),
 }
+_COMPARING = ("__eq__", "__lt__", "__sub__", "__abs__")
 _VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 
 

@@ -1,0 +1,183 @@
+"""Deadlines, memory, what the kernel keeps a program from, and the records of who tried."""
+
+import json
+import os
+import time
+
+import pytest
+
+from trl_multiagent.sandbox import Program, Sandbox, SandboxError
+from trl_multiagent.sandbox.sandbox import TIERS
+
+
+CHECKS = "def check(candidate):\n" + "".join(f"    assert candidate({n}) == {n}\n" for n in range(6))
+
+
+def statuses(verdict):
+    return [check.status for check in verdict.checks]
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(workers=2, check_timeout=0.5, max_timeouts=2, memory_mb=128) as sandbox:
+        yield sandbox
+
+
+def test_timed_out_checks_are_counted_and_the_rest_is_not_run(sandbox):
+    loop = "def f(x):\n    while x in (1, 3, 4): pass\n    return x"
+    sleep = "import time\ndef f(x):\n    if x == 2: time.sleep(60)\n    return x"
+    looping, sleeping = sandbox.run([Program(loop, "f", CHECKS), Program(sleep, "f", CHECKS)])
+    assert statuses(looping) == ["passed", "timeout", "passed", "timeout", "not_run", "not_run"]
+    assert looping.checks[1].error == "Timeout: no answer within 0.5 s"
+    assert statuses(sleeping) == ["passed", "passed", "timeout", "passed", "passed", "passed"]
+    assert looping.timeouts == 2
+
+
+def test_definitions_have_a_deadline(sandbox):
+    for source in ("while True: pass", "def f(x, y=sum(range(10**14))): return x"):
+        verdict = sandbox.run([Program(source, "f", CHECKS)])[0]
+        assert (verdict.definitions.status, set(statuses(verdict))) == ("timeout", {"not_run"})
+
+
+def test_a_program_that_dies_only_loses_the_check_that_it_died_in(sandbox):
+    verdict = sandbox.run([Program("import os\ndef f(x):\n    if x == 1: os._exit(0)\n    return x", "f", CHECKS)])[0]
+    assert statuses(verdict) == ["passed", "error"] + ["passed"] * 4
+    assert "ended its process" in verdict.suspicious
+
+
+def test_memory_is_limited(sandbox):
+    verdict = sandbox.run([Program("def f(x):\n    if x: bytearray(10**9)\n    return x", "f", CHECKS)])[0]
+    assert statuses(verdict) == ["passed"] + ["error"] * 5
+    assert verdict.out_of_memory
+    assert verdict.checks[1].error == "MemoryError"
+    assert verdict.memory_mb < 200
+
+
+def test_answers_are_limited(sandbox):
+    source = "def f(x):\n    a = []\n    for _ in range(10**5): a = [a]\n    return ['z' * 10**8, a, range(10)][x % 3]"
+    verdict = sandbox.run([Program(source, "f", CHECKS)])[0]
+    assert statuses(verdict)[:2] == ["error", "error"]
+    assert all("Unsendable" in check.error for check in verdict.checks[:2])
+
+
+def test_answers_that_make_the_checks_spin_cost_a_deadline(sandbox):
+    program = Program("def f(x): return range(10**12)", "f", "assert sum(f(1)) == 1\nassert f(2) == 2")
+    honest = Program("def f(x): return x", "f", CHECKS)
+    verdict, after = sandbox.run([program, honest])
+    assert statuses(verdict) == ["timeout", "timeout"]
+    assert after.passed == 6
+
+
+def test_stuck_programs_do_not_hold_up_the_others():
+    check = "def check(candidate):\n    assert candidate(1) == 1\n"
+    loops = [Program(f"def f(x):\n    while {n}: pass", "f", check) for n in range(1, 9)]
+    honest = [Program(f"def f(x): return x + {n} - {n}", "f", check) for n in range(56)]
+    with Sandbox(workers=2, check_timeout=2.0, max_timeouts=1) as sandbox:
+        sandbox.run(honest[:2])
+        start = time.monotonic()
+        verdicts = sandbox.run(loops + honest)
+        # one after the other on 2 workers they would take 8 s; on a busy machine a deadline grows
+        busy = max(1.0, os.getloadavg()[0] / 2)
+        assert time.monotonic() - start < 3.0 + 2.0 * min(busy, 2.0)
+    assert [verdict.passed for verdict in verdicts] == [0] * 8 + [1] * 56
+
+
+ACTS = """
+import os, sys
+def act(kind):
+    if kind == "read": return os.open("/etc/passwd", os.O_RDONLY)
+    if kind == "write": return os.open("/tmp/sandbox_was_here", os.O_CREAT | os.O_WRONLY)
+    if kind == "list": return os.listdir("/etc")
+    if kind == "fork": return os.fork()
+    if kind == "exec": return os.execv("/bin/true", ["true"])
+    if kind == "kill": return os.kill(os.getppid(), 0)
+    if kind == "socket": return __import__("socket").socket()
+    if kind == "unix": return __import__("socket").socket(1)
+    if kind == "memfd": return os.memfd_create("x")
+    if kind == "limit": return __import__("resource").setrlimit(7, (99, 99))
+    if kind == "descriptors": return sum(1 for n in range(4, 60) if os.fstat(n))
+def f(kind):
+    try:
+        act(kind)
+    except (OSError, ImportError, ValueError) as error:
+        return type(error).__name__
+    return "done"
+"""
+KINDS = ("read", "write", "list", "fork", "exec", "kill", "socket", "unix", "memfd", "limit", "descriptors")
+
+
+@pytest.mark.parametrize("tier", ["seccomp", "landlock", "namespaces"])
+def test_what_a_program_may_not_do(tier):
+    checks = "\n".join(f"assert f({kind!r}) != 'done'" for kind in KINDS)
+    with Sandbox(workers=1, max_tier=tier) as sandbox:
+        verdict = sandbox.run([Program(ACTS, "f", checks)])[0]
+        if sandbox.tier != tier:
+            pytest.skip(f"this machine has no tier {tier}")
+    assert [kind for kind, check in zip(KINDS, verdict.checks, strict=True) if check.status != "passed"] == []
+    assert verdict.tier == tier
+    assert {"open", "os.listdir", "os.fork"} <= set(verdict.suspicious)
+
+
+def test_the_weakest_tier_keeps_verdicts_honest_but_must_be_asked_for():
+    program = Program(ACTS, "f", "assert f('read') == 'done'\nassert f('write') == 'done'\nassert f('x') == 'no'")
+    with Sandbox(workers=1, max_tier="rlimits") as sandbox, pytest.raises(SandboxError, match="min_tier"):
+        sandbox.run([program])
+    with Sandbox(workers=1, max_tier="rlimits", min_tier="rlimits") as sandbox:
+        verdict = sandbox.run([program])[0]
+    assert verdict.tier == "rlimits"
+    assert "failed" in statuses(verdict)
+
+
+def test_what_is_forked_on_the_weakest_tier_is_ended():
+    source = "import os, time\ndef f(x):\n    pid = os.fork()\n    if not pid:\n        os.setsid(); time.sleep(50)\n    return pid"
+    with Sandbox(workers=1, max_tier="rlimits", min_tier="rlimits") as sandbox:
+        verdict = sandbox.run([Program(source, "f", "assert f(0) > 0\nassert f(1) < 0")])[0]
+        assert statuses(verdict) == ["passed", "failed"]
+        (zygote, _) = sandbox._slots[0].processes
+        children = [int(pid) for pid in open(f"/proc/{zygote.pid}/task/{zygote.pid}/children").read().split()]
+        assert children == []
+
+
+def test_the_environment_is_empty(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    source = "import os\ndef f(): return [dict(os.environ), os.getcwd()]"
+    with Sandbox(workers=1) as sandbox:
+        assert sandbox.run([Program(source, "f", "assert f() == [{}, '/']")])[0].passed == 1
+
+
+def test_modules_that_wait_in_memory_can_be_imported(sandbox):
+    source = "import statistics, asyncio, unittest.mock, inspect, csv\ndef f(x): return statistics.mean([x])"
+    verdict = sandbox.run([Program(source, "f", CHECKS)])[0]
+    assert (verdict.passed, verdict.suspicious) == (6, ())
+    missing = sandbox.run([Program("import numpy\ndef f(x): return x", "f", CHECKS)])[0]
+    assert missing.definitions.error == "ModuleNotFoundError: No module named 'numpy'"
+
+
+def test_metrics_and_kept_programs(tmp_path):
+    programs = [
+        Program("import os\ndef f(x): return open('/etc/passwd')", "f", CHECKS),
+        Program("def f(x): return x", "f", CHECKS),
+        Program("def f(x): return bytearray(10**10)", "f", CHECKS),
+        Program("def f(x):\n    while True: pass", "f", CHECKS),
+    ]
+    with Sandbox(workers=2, check_timeout=0.3, max_timeouts=1, keep_suspicious=tmp_path / "kept") as sandbox:
+        verdicts = sandbox.run(programs)
+        metrics = sandbox.metrics()
+        assert metrics.pop("executions_per_second") > 0
+        assert metrics == {"timeouts": 1.0, "memory_kills": 1.0, "suspicious": 1.0}
+        assert sandbox.metrics()["timeouts"] == 0.0
+    (kept,) = (tmp_path / "kept").iterdir()
+    record = json.loads(kept.read_text())
+    assert record["source"] == programs[0].source
+    assert record["suspicious"] == list(verdicts[0].suspicious) == ["open"]
+
+
+def test_arguments_are_checked_and_cores_are_shared(monkeypatch):
+    for wrong in ({"workers": 0}, {"check_timeout": 0}, {"max_timeouts": 0}, {"min_tier": "best"}, {"memory_mb": 1}):
+        with pytest.raises(ValueError, match=f"sandbox.{next(iter(wrong))}"):
+            Sandbox(**wrong)
+    cores = len(os.sched_getaffinity(0))
+    assert Sandbox().workers == cores
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert Sandbox().workers == max(1, cores // 2)
+    assert list(TIERS) == ["rlimits", "seccomp", "landlock", "namespaces"]

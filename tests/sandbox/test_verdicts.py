@@ -1,0 +1,282 @@
+"""What a verdict says about honest programs, wrong ones, and checks of every shape."""
+
+import json
+import re
+import textwrap
+
+import pytest
+
+from trl_multiagent.sandbox import Program, Sandbox
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(check_timeout=2.0) as sandbox:
+        yield sandbox
+
+
+def judge(sandbox, source, checks, entry_point="f", **fields):
+    body = textwrap.indent(textwrap.dedent(checks), "    ")
+    program = Program(textwrap.dedent(source), entry_point, f"def check(candidate):\n{body}", **fields)
+    return sandbox.run([program])[0]
+
+
+def statuses(verdict):
+    return [check.status for check in verdict.checks]
+
+
+def test_each_assert_is_a_check_of_its_own(sandbox):
+    verdict = judge(
+        sandbox,
+        "def f(x): return 1 / x",
+        """
+        assert candidate(1) == 1
+        assert candidate(2) == 2
+        assert candidate(0) == 0
+        assert True, "padding"
+        assert f(4) == 0.25
+        """,
+    )
+    assert statuses(verdict) == ["passed", "failed", "error", "passed"]
+    assert verdict.checks[2].error == "ZeroDivisionError: division by zero"
+    assert verdict.checks[0].source == "assert candidate(1) == 1"
+    assert (verdict.passed, verdict.total, verdict.definitions.status) == (2, 4, "passed")
+
+
+def test_checks_run_whole(sandbox):
+    verdict = judge(
+        sandbox,
+        "def f(xs): return sorted(xs)",
+        """
+        import random
+        def same(a, b):
+            return abs(a - b) < 1e-6
+        for size in range(5):
+            xs = [random.random() for _ in range(size)]
+            assert len(candidate(xs)) == size
+        assert candidate([2,
+                          1]) == [
+            1,
+            2,
+        ]
+        assert same(candidate([0.5])[0], 0.5)
+        result = candidate([3, 1])
+        assert result == [1, 3]
+        """,
+    )
+    assert statuses(verdict) == ["passed"] * 4
+    assert verdict.checks[1].source == "assert candidate([2, 1]) == [1, 2]"
+
+
+def test_a_loop_passes_only_if_every_round_does(sandbox):
+    checks = "for x in range(4):\n    assert candidate(x) == x\nfor x in []:\n    assert candidate(x)"
+    assert statuses(judge(sandbox, "def f(x): return min(x, 2)", checks)) == ["failed", "not_run"]
+
+
+def test_setup_code_is_the_problems_not_the_programs(sandbox):
+    verdict = judge(
+        sandbox,
+        "def double(x): return 0\ndef f(x): return x + x",
+        "assert double(candidate(1)) == 4",
+        setup="def double(x): return 2 * x",
+    )
+    assert statuses(verdict) == ["passed"]
+
+
+def test_a_failure_between_the_asserts_leaves_the_rest_not_run(sandbox):
+    verdict = judge(
+        sandbox,
+        "def f(x): raise KeyError('gone')",
+        "assert not 0 == 1\nresult = candidate(1)\nassert result == 1",
+    )
+    assert statuses(verdict) == ["passed", "not_run"]
+    assert "KeyError" in verdict.checks[1].error
+
+
+def test_definitions_that_fail(sandbox):
+    for source, error in (
+        ("def f(x:", "SyntaxError"),
+        ("raise ValueError('no')", "ValueError: no"),
+        ("def g(x): return x", "NameError: the program does not define 'f'"),
+        ("import os; os._exit(0)", "Died"),
+        ("x = '\udc00'\ndef f(x): return x", "UnicodeEncodeError"),
+    ):
+        verdict = judge(sandbox, source, "assert candidate(1) == 1")
+        assert verdict.definitions.status == "error"
+        assert error in verdict.definitions.error
+        assert statuses(verdict) == ["not_run"]
+
+
+def test_expected_exceptions_and_guards(sandbox):
+    checks = """
+        try:
+            candidate(-1)
+            assert False, "should have raised"
+        except ValueError as error:
+            assert str(error) == "negative"
+    """
+    careful = "def f(x):\n    if x < 0: raise ValueError('negative')"
+    assert statuses(judge(sandbox, careful, checks)) == ["passed", "passed"]
+    assert statuses(judge(sandbox, "def f(x): return 0", checks)) == ["failed", "not_run"]
+
+
+def test_values_cross_as_exact_types(sandbox):
+    verdict = judge(
+        sandbox,
+        """
+        from collections import Counter, OrderedDict, deque, namedtuple
+        from decimal import Decimal
+        from fractions import Fraction
+        import datetime
+        Point = namedtuple("Point", "x y")
+        def f(k): return k() if callable(k) else {
+            1: (1, "a", None, True, 2.5), 2: {1, 2}, 3: {(1, 2): [b"x"]}, 4: frozenset([1]), 5: 2 + 3j, 6: 10**5000,
+            7: Counter("aab"), 8: Point(1, 2), 9: deque([1]), 10: Decimal("1.10"), 11: Fraction(1, 3),
+            12: datetime.date(2020, 2, 29), 13: float("inf"), 14: int, 15: range(3), 16: "é\\u4e2d\\ud800",
+        }[k]
+        """,
+        """
+        from collections import deque
+        from decimal import Decimal
+        from fractions import Fraction
+        import datetime
+        assert candidate(1) == (1, "a", None, True, 2.5)
+        assert candidate(2) == {1, 2}
+        assert candidate(3) == {(1, 2): [b"x"]}
+        assert type(candidate(4)) is frozenset
+        assert candidate(5) == 2 + 3j
+        assert candidate(6) == 10**5000
+        assert candidate(7) == {"a": 2, "b": 1} and type(candidate(7)) is dict
+        assert candidate(8) == (1, 2)
+        assert candidate(9) == deque([1])
+        assert str(candidate(10)) == "1.10"
+        assert candidate(11) * 3 == 1
+        assert candidate(12) == datetime.date(2020, 2, 29)
+        assert candidate(13) == float("inf")
+        assert candidate(14) is int
+        assert list(candidate(15)) == [0, 1, 2]
+        assert candidate(16) == "é\\u4e2d\\ud800"
+        """,
+    )
+    assert statuses(verdict) == ["passed"] * 16
+
+
+def test_functions_iterators_and_changed_arguments(sandbox):
+    verdict = judge(
+        sandbox,
+        """
+        import re
+        def f(kind, value=None, key=None):
+            if kind == "function": return lambda v: v + value
+            if kind == "iterator": return (v * v for v in range(value))
+            if kind == "call": return [key(v) for v in value]
+            if kind == "match": return re.match("a", value)
+            value.sort()
+        """,
+        """
+        assert candidate("function", 2)(3) == 5
+        assert list(candidate("iterator", 3)) == [0, 1, 4]
+        assert candidate("call", [1, 2], key=lambda v: -v) == [-1, -2]
+        assert candidate("call", ["ab"], key=len) == [2]
+        assert candidate("match", "abc")
+        assert not candidate("match", "xyz")
+        xs = [3, 1, 2]
+        assert candidate("sort", xs) is None
+        assert xs == [1, 2, 3]
+        """,
+    )
+    assert statuses(verdict) == ["passed"] * 8
+
+
+def test_bare_asserts_and_a_function_that_is_called_check(sandbox):
+    verdicts = sandbox.run(
+        [
+            Program("def f(x): return x", "f", "assert f(1) == 1\nassert f(2) == 3"),
+            Program("def check(x): return x > 0", "check", "def check(candidate):\n    assert check(1) == True"),
+        ]
+    )
+    assert [statuses(verdict) for verdict in verdicts] == [["passed", "failed"], ["passed"]]
+
+
+def test_what_is_equal_to_everything_is_equal_to_nothing(sandbox):
+    verdict = judge(
+        sandbox,
+        """
+        class Equal(float):
+            def __eq__(self, other): return True
+            def __sub__(self, other): return 0.0
+            __hash__ = float.__hash__
+        class Any:
+            def __eq__(self, other): return True
+        def f(kind): return {"float": Equal(0), "object": Any(), "list": [Any()], "mock": __import__("unittest.mock").mock.ANY}[kind]
+        """,
+        """
+        assert abs(candidate("float") - 5.0) < 1e-6
+        assert candidate("object") == 5
+        assert candidate("list") == [5]
+        assert candidate("mock") == 5
+        """,
+    )
+    assert "passed" not in statuses(verdict)
+    assert "own equality" in verdict.suspicious
+
+
+def test_watched_calls_and_whether_their_values_mattered(sandbox):
+    def collaboration(body, checks="assert candidate(1) == 2\nassert candidate(2) == 3"):
+        source = "def aux(x): return x\n" + textwrap.dedent(body)
+        verdict = judge(sandbox, source, checks, watch=("aux",))
+        return verdict.calls["aux"], verdict.mattered["aux"]
+
+    assert collaboration("def f(x): return aux(x) + 1") == (2, True)
+    assert collaboration("def f(x):\n    aux(x)\n    return x + 1") == (2, False)
+    assert collaboration("def f(x, helper=aux): return helper(helper(x)) + 1") == (4, True)
+    assert collaboration("def f(x): return x + 1") == (0, False)
+    # calls in checks that fail do not count
+    assert collaboration("def f(x): return aux(x) + x") == (1, True)
+    assert collaboration("def f(x): return aux(x) - 9") == (0, False)
+
+
+def test_equal_programs_run_once_and_order_is_kept(sandbox):
+    sandbox.metrics()
+    programs = [Program(f"def f(x): return {n % 3}", "f", "assert f(0) == 1") for n in range(30)]
+    verdicts = sandbox.run(programs)
+    assert [verdict.passed for verdict in verdicts] == [n % 3 == 1 for n in range(30)]
+    assert len({id(verdict) for verdict in verdicts}) == 3
+    assert sandbox.run([]) == []
+
+
+def test_checks_that_cannot_be_compiled_are_the_callers_error(sandbox):
+    with pytest.raises(ValueError, match="SyntaxError"):
+        sandbox.run([Program("def f(x): return x", "f", "def check(candidate:")])
+    assert judge(sandbox, "def f(x): return x", "assert candidate(1) == 1").passed == 1
+
+
+def test_the_same_program_gets_the_same_verdict(sandbox):
+    program = Program("import random\ndef f(x): return random.random()", "f", "assert f(0) < 0.5\nassert f(0) < 0.9")
+    other = Program(program.source, "f", "import random\nassert f(0) < random.random()")
+    first = [statuses(verdict) for verdict in sandbox.run([program, other])]
+    sandbox.close()
+    assert [statuses(verdict) for verdict in sandbox.run([program, other])] == first
+
+
+def test_canonical_solutions_pass(sandbox, shared_data):
+    programs = []
+    for line in (shared_data / "humaneval.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        start = re.search(rf"^def {row['entry_point']}\b", row["prompt"], re.MULTILINE).start()
+        source = row["prompt"] + row["canonical_solution"]
+        programs.append(Program(source, row["entry_point"], row["test"], setup=row["prompt"][:start]))
+    verdicts = sandbox.run(programs)
+    assert sum(verdict.passed == verdict.total > 0 for verdict in verdicts) == 164
+
+
+def test_mbpp_solutions_pass(sandbox, shared_data):
+    programs = []
+    for line in (shared_data / "mbpp_sanitized.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        names = re.findall(r"^def (\w+)", row["code"], re.MULTILINE)
+        entry_point = next(name for name in reversed(names) if re.search(rf"\b{name}\b", row["test_list"][0]))
+        checks = "\n".join([*row["test_imports"], *row["test_list"]])
+        programs.append(Program(row["code"], entry_point, checks))
+    verdicts = sandbox.run(programs)
+    assert sum(verdict.passed == verdict.total > 0 for verdict in verdicts) >= 425
