@@ -16,7 +16,8 @@ def sibling_advantages(returns: torch.Tensor, mode: str, normalize: bool = False
 
     Args:
         returns (`torch.Tensor`):
-            Returns R of shape `(..., G)`, siblings in the last dimension.
+            Returns R of shape `(..., G)`, siblings in the last dimension. Equal siblings have advantages of exactly
+            zero, except in mode `"raw"`.
         mode (`str`):
             One of the modes above.
         normalize (`bool`, *optional*, defaults to `False`):
@@ -26,7 +27,8 @@ def sibling_advantages(returns: torch.Tensor, mode: str, normalize: bool = False
     Returns:
         `torch.Tensor` of the shape of `returns`.
     """
-    mean = returns.mean(-1, keepdim=True)
+    equal = (returns == returns[..., :1]).all(-1, keepdim=True)
+    mean = torch.where(equal, returns, returns.mean(-1, keepdim=True))  # rounding must not tell equal siblings apart
     if mode == "mean":
         advantages = returns - mean
     elif mode == "rloo":

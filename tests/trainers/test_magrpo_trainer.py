@@ -452,6 +452,12 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
     assert len(report["joint_actions"]) == 8
 
 
+def test_an_empty_prompt(tmp_path):
+    environment = FunctionEnvironment({"aux": "{x}", "main": ""}, count_reward)
+    with pytest.raises(ValueError, match="prompt of agent 'main' has no tokens"):
+        tiny_trainer(tmp_path, environment=environment).train()
+
+
 def test_outcomes_must_be_as_many_as_joint_actions(tmp_path):
     environment = tiny_environment()
     score = environment.score

@@ -268,7 +268,10 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         if as_chat is None:
             as_chat = self.processing_class.chat_template is not None
         render = chat_prompt if as_chat else text_prompt
-        return self._tokenize_prompts([render(role, node.history, node.prompts[role]) for node in nodes])[0]
+        prompt_ids = self._tokenize_prompts([render(role, node.history, node.prompts[role]) for node in nodes])[0]
+        if not all(prompt_ids):
+            raise ValueError(f"A prompt of agent {role!r} has no tokens: the environment must ask something.")
+        return prompt_ids
 
     def _score(self, nodes: list[Node]) -> list[list[Outcome]]:
         """The environment's outcomes of all joint actions of a turn."""
@@ -293,7 +296,8 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
     def _timed(self, phase: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        self._seconds[phase] += time.perf_counter() - start
+        if self.model.training:  # an evaluation is part of no optimizer step
+            self._seconds[phase] += time.perf_counter() - start
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> dict[str, torch.Tensor]:
         self._levels = self._play_trees(inputs)
