@@ -179,12 +179,12 @@ def test_launched_in_two_processes(tiny_model, shared_data, tmp_path):
         *(str(RECIPES / "train_magrpo.py"), "--config", str(RECIPES / "configs" / "mt_magrpo_he_config.yaml")),
         *("--override", f"agent_model.name={tiny_model}", f"dataset.name={shared_data / FILES['he']}"),
         *(f"output.base_dir={tmp_path}", "magrpo.max_steps=1", "magrpo.eval_interval=0"),
-        *("--max_completion_length", "8", "--logging_steps", "1", "--save_strategy", "no"),
+        *("--max_completion_length", "8", "--logging_steps", "1", "--save_steps", "1"),
     ]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
-    (folder,) = tmp_path.iterdir()  # both processes chose the same one
+    (folder,) = tmp_path.iterdir()  # every process writes to a checkpoint: both chose the same folder
     assert folder.name.startswith("mt_job_")
     assert (folder / "config.yaml").is_file()
     assert "'env_step': '40'" in result.stdout  # one item with 20 joint actions in each process
