@@ -150,6 +150,7 @@ class Run:
         self.limit = config["check_timeout"]
         self.whole_limit = config["cpu_seconds"]
         self.max_timeouts = config["max_timeouts"]
+        self.sealed = "seccomp" in config["layers"]
         self.stub = stub
         self.expected = expected
         self.differs = False
@@ -250,7 +251,7 @@ class Run:
             raise GiveUp
         self.socket, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self.control, [b"F"], [theirs.fileno()])
+            self._command(b"F", theirs.fileno())
         self.socket.setblocking(False)
         self.inbox = Inbox(MAX_FRAME)
         self.poll = select.poll()
@@ -275,16 +276,24 @@ class Run:
         self.definitions = ["passed", ""]
         self.clock = time.monotonic()
 
-    def _end(self):
+    def _command(self, command, *fds):
+        try:
+            socket.send_fds(self.control, [command], fds)
+        except OSError as error:
+            raise SandboxFault("the zygote is gone") from error
+
+    def _end(self, died=False):
         """Ends the candidate's process and books what it used; the number of the signal that had ended it, or 0."""
         if self.socket is None:
             return 0
         self.socket.close()
         self.socket = None
-        self.control.send(b"K")
+        self._command(b"K")
         ending = json.loads(_receive_packet(self.control))
         if not ending["forked"]:
             raise SandboxFault("a candidate's process could not be forked")
+        if died and ending["signal"] == signal.SIGKILL and ending["cpu_seconds"] < self.whole_limit and self.sealed:
+            raise SandboxFault("a candidate's process was killed from outside")  # none can send itself a signal
         self.memory_kb = max(self.memory_kb, ending["memory_kb"])
         self.cpu_seconds += ending["cpu_seconds"]
         return ending["signal"]
@@ -304,8 +313,9 @@ class Run:
             return
         else:
             return
-        number = self._end()
-        if number and isinstance(error, CandidateDied):
+        died = isinstance(error, CandidateDied)
+        number = self._end(died)
+        if number and died:
             error.args = (f"{error} ({signal.Signals(number).name})",)
 
     def _call(self, function, args, kwargs):
@@ -421,7 +431,7 @@ class Run:
 
     def _stretched(self, limit):
         """The limit that still holds, given how long the candidate waited for a core; raises CheckTimeout if none."""
-        self.control.send(b"S")
+        self._command(b"S")
         waited = json.loads(_receive_packet(self.control))
         had = limit - waited
         if limit >= STRETCH * self.limit or had >= self.limit / STRETCH:

@@ -1,0 +1,239 @@
+"""The sandbox's own failures: killed helpers, refused forks, a full disk, an interrupted or killed trainer."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from trl_multiagent.sandbox import Program, Sandbox, SandboxError
+from trl_multiagent.sandbox import sandbox as sandbox_module
+
+
+CHECK = "def check(candidate):\n    assert candidate(1) == 1\n"
+PIDS = Path("/sys/fs/cgroup/pids")
+
+
+def honest(count, seconds=0.0):
+    pause = f"    time.sleep({seconds})\n" if seconds else ""
+    return [Program(f"import time\ndef f(x):\n{pause}    return x + {n} - {n}", "f", CHECK) for n in range(count)]
+
+
+def start(script, *command, **kwargs):
+    """Starts a script that has the sandbox's names."""
+    code = "from isolated import *\n" + textwrap.dedent(script)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    return subprocess.Popen(
+        [*command, sys.executable, "-c", code],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **kwargs,
+    )
+
+
+def helpers(mark):
+    """Processes of sandboxes whose configuration holds this text."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if mark in process.read_text():
+                found.append(int(process.parent.name))
+        except OSError:
+            continue  # it ended meanwhile
+    return found
+
+
+def wait_until(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def test_killed_helpers_cost_no_verdict():
+    programs = honest(24, seconds=0.05)
+    stop = threading.Event()
+    killed = 0
+    with Sandbox(workers=2, retries=8) as sandbox:
+
+        def kill():
+            nonlocal killed
+            while killed < 6 and not stop.wait(0.4):
+                if sandbox._slots:
+                    victim = sandbox._slots[killed % len(sandbox._slots)].processes[killed % 2]
+                    victim.kill()
+                    killed += 1
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            verdicts = sandbox.run(programs)
+        finally:
+            stop.set()
+            killer.join()
+        assert killed > 0
+        assert [verdict.passed for verdict in verdicts] == [1] * 24
+        assert sandbox.run(programs[:2])[0].passed == 1  # helpers killed while idle are replaced
+
+
+def test_helpers_that_do_not_start_are_an_error(monkeypatch):
+    with Sandbox(workers=1) as sandbox:
+        assert sandbox.run(honest(1))[0].passed == 1
+        sandbox.close()
+        monkeypatch.setattr(sandbox_module.sys, "executable", "/bin/false")
+        with pytest.raises(SandboxError, match="3 times"):
+            sandbox.run(honest(1))
+        monkeypatch.undo()
+        assert sandbox.run(honest(1))[0].passed == 1
+
+
+def test_a_refused_fork_is_tried_again_then_an_error(monkeypatch):
+    refused = []
+
+    def refuse(*args, **kwargs):
+        refused.append(args)
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with Sandbox(workers=1) as sandbox:
+        sandbox.run(honest(1))
+        sandbox.close()
+        monkeypatch.setattr(sandbox_module.time, "sleep", lambda seconds: None)
+        monkeypatch.setattr(sandbox_module.subprocess, "Popen", refuse)
+        with pytest.raises(SandboxError, match="temporarily unavailable"):
+            sandbox.run(honest(1))
+    assert len(refused) == 3
+
+
+@pytest.mark.skipif(
+    not os.access(PIDS, os.W_OK), reason="limiting the number of processes takes a writable pids cgroup"
+)
+@pytest.mark.parametrize("limit", [1, 4])
+def test_exhausted_pids_are_an_error_and_no_score(limit):
+    # 1: no helper can be started; 4: the helpers start, but no candidate can be forked
+    group = PIDS / f"sandbox_test_{os.getpid()}"
+    group.mkdir()
+    try:
+        process = start(
+            f"""
+            import pathlib
+            with Sandbox(workers=1) as sandbox:
+                sandbox._choose_tier()
+                pathlib.Path("{group}/pids.max").write_text("{limit}")
+                pathlib.Path("{group}/cgroup.procs").write_text("0")
+                try:
+                    print(sandbox.run([Program("def f(x): return x", "f", "assert f(1) == 1")]))
+                except SandboxError as error:
+                    print("refused:", error)
+            """
+        )
+        output, errors = process.communicate(timeout=60)
+        assert output.startswith("refused:"), (output, errors)
+    finally:
+        wait_until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system takes root")
+def test_a_full_disk_changes_nothing(tmp_path):
+    process = start(
+        f"""
+        import os, subprocess
+        disk = "{tmp_path}"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", disk], check=True)
+        os.environ["TMPDIR"] = disk
+        os.chdir(disk)
+        try:
+            open("full", "wb").write(bytes(1 << 20))
+        except OSError:
+            pass
+        with Sandbox(workers=1, keep_suspicious=disk + "/kept") as sandbox:
+            source = "def f(x):\\n    try: open('x')\\n    except OSError: return x"
+            verdict, = sandbox.run([Program(source, "f", "assert f(1) == 1")])
+            print(verdict.passed, verdict.suspicious)
+        """,
+        *("unshare", "--mount"),
+    )
+    output, errors = process.communicate(timeout=60)
+    assert output == "1 ('open',)\n", errors
+    assert "could not be kept" in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_orphan_when_the_trainer_is_interrupted_or_killed(number):
+    seconds = 1000 + os.getpid() % 1000 + number / 100
+    process = start(
+        f"""
+        with Sandbox(workers=2, check_timeout={seconds}) as sandbox:
+            print("ready", flush=True)
+            sandbox.run([Program(f"def f(x):\\n    while {{n}}: pass", "f", "assert f(1)") for n in (1, 2, 3)])
+        """
+    )
+    mark = f'"check_timeout": {seconds}'
+    assert process.stdout.readline() == "ready\n"
+    wait_until(lambda: len(helpers(mark)) >= 6)
+    time.sleep(0.5)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
+    wait_until(lambda: not helpers(mark), seconds=5.0)
+
+
+def test_an_interrupted_sandbox_can_be_used_again():
+    loop = Program("def f(x):\n    while True: pass", "f", CHECK)
+    with Sandbox(workers=1, check_timeout=30.0) as sandbox:
+        threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            sandbox.run([loop])
+        assert sandbox._slots == []
+        assert sandbox.run(honest(1))[0].passed == 1
+
+
+def test_a_forked_copy_of_the_trainer_has_helpers_of_its_own():
+    with Sandbox(workers=1) as sandbox:
+        sandbox.run(honest(1))
+        own = [process.pid for slot in sandbox._slots for process in slot.processes]
+        child = os.fork()
+        if not child:
+            correct = sandbox.run(honest(3))[2].passed == 1
+            sandbox.close()
+            os._exit(0 if correct else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert sandbox.run(honest(2))[1].passed == 1
+        assert [process.pid for slot in sandbox._slots for process in slot.processes] == own
+
+
+def test_two_ranks_share_the_cores():
+    script = """
+    import os
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    with Sandbox() as sandbox:
+        programs = [Program(f"def f(x): return x + {n} - {n}", "f", "assert f(1) == 1") for n in range(100)]
+        print(sum(verdict.passed for verdict in sandbox.run(programs)), sandbox.workers)
+    """
+    ranks = [start(script) for _ in range(2)]
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert [rank.communicate(timeout=60)[0] for rank in ranks] == [f"100 {share}\n"] * 2
+
+
+def test_nothing_grows_over_many_programs():
+    with Sandbox(workers=2) as sandbox:
+
+        def size():
+            pids = [os.getpid(), *(process.pid for slot in sandbox._slots for process in slot.processes)]
+            files = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
+            return files, sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
+
+        sandbox.run(honest(100))
+        files, pages = size()
+        for n in range(3):
+            sandbox.run([Program(f"def f(x): return x + {n} * {m} * 0", "f", CHECK) for m in range(100)])
+        assert size()[0] == files
+        assert size()[1] < pages * 1.05
