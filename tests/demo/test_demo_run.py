@@ -27,8 +27,8 @@ def test_the_demo_runs_without_a_network(demo_run):
 
 def test_the_demo_shows_progress_result_and_paths(demo_run):
     process, _, outputs = demo_run
-    for phase in ("Building the demo's base model", "Before training", "Training", "After training"):
-        assert f"{phase}" in process.stderr
+    for phase in ("Building the base model", "Held-out problems, before", "Training", "Held-out problems, after"):
+        assert f"{phase}: 100%" in process.stderr
     assert "Warning" not in process.stderr
     rows = dict(re.findall(r"^(\S.*?) {2,}(\S+ +\S+)$", process.stdout, flags=re.MULTILINE))
     assert {"joint reward (0 to 4)", "tests passed", "both agents follow the same convention"} <= set(rows)

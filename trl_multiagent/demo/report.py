@@ -96,7 +96,7 @@ class DemoReport:
 
         Every process of a distributed run has to call this.
         """
-        self.start = self.evaluate(trainer, "Before training: held-out problems")
+        self.start = self.evaluate(trainer, "Held-out problems, before")
         if not trainer.args.disable_tqdm:
             trainer.remove_callback(ProgressCallback)
             trainer.add_callback(RewardProgressCallback)
@@ -113,7 +113,7 @@ class DemoReport:
             team_folder (`str` or `Path`): Where the team was saved.
         """
         seconds = perf_counter() - self.started_at
-        self.end = self.evaluate(trainer, "After training: held-out problems ")
+        self.end = self.evaluate(trainer, "Held-out problems, after")
         if not self.is_main_process:
             return
         picture = Path(trainer.args.output_dir) / "learning_curve.png"
@@ -121,29 +121,32 @@ class DemoReport:
         self.print(comparison(self.start, self.end, len(self.items), self.num_episodes))
         for k in sample_episodes(self.items, self.num_episodes):
             self.print(sample(self.start, self.end, k))
-        self.print(f"Training         {trainer.state.global_step} steps in {seconds:.0f} s")
+        self.print(f"\nTraining         {trainer.state.global_step} steps in {seconds:.0f} s")
         self.print(f"Saved team       {team_folder}")
         self.print(f"Learning curve   {picture}\n")
 
     def evaluate(self, trainer, description: str) -> Evaluation:
         """Plays sampled episodes on the held-out problems with the team as it is."""
-        episodes: list[list[Turn]] = []
-        with tqdm(total=len(self.items), desc=description, unit="problem", disable=not self.is_main_process) as bar:
+        problems = {problem.name: problem for split in ("train", "test") for problem in demo_problems(split)}
+        turns: list[Turn] = []
+        followed = []
+        with (
+            Sandbox(check_timeout=2.0) as sandbox,
+            tqdm(total=len(self.items), desc=description, unit="problem", disable=not self.is_main_process) as bar,
+        ):
             for start in range(0, len(self.items), CHUNK):
                 chunk = self.items[start : start + CHUNK]
-                episodes += trainer.collaborate(chunk, num_episodes=self.num_episodes)
+                episodes = trainer.collaborate(chunk, num_episodes=self.num_episodes)
+                last_turns = [episode[-1] for episode in episodes]
+                asked = [problems[item["entry_point"]] for item in chunk for _ in range(self.num_episodes)]
+                followed += conventions(asked, [turn.joint_action for turn in last_turns], sandbox)
+                turns += last_turns
                 bar.update(len(chunk))
-        last_turns = [episode[-1] for episode in episodes]
-        items = [item for item in self.items for _ in range(self.num_episodes)]
-        problems = {problem.name: problem for split in ("train", "test") for problem in demo_problems(split)}
-        joint_actions = [turn.joint_action for turn in last_turns]
-        with Sandbox(check_timeout=2.0) as sandbox:
-            followed = conventions([problems[item["entry_point"]] for item in items], joint_actions, sandbox)
         return Evaluation(
-            items=items,
-            joint_actions=joint_actions,
-            rewards=[turn.outcome.reward for turn in last_turns],
-            test_pass_rates=[turn.outcome.metrics["test_pass_rate"] for turn in last_turns],
+            items=[item for item in self.items for _ in range(self.num_episodes)],
+            joint_actions=[turn.joint_action for turn in turns],
+            rewards=[turn.outcome.reward for turn in turns],
+            test_pass_rates=[turn.outcome.metrics["test_pass_rate"] for turn in turns],
             conventions=followed,
         )
 
@@ -152,10 +155,9 @@ class RewardProgressCallback(ProgressCallback):
     """The trainer's progress bar, with the latest reward behind it instead of a line per log entry."""
 
     def on_train_begin(self, args, state, control, **kwargs):
-        super().on_train_begin(args, state, control, **kwargs)
         if state.is_world_process_zero:
-            self.training_bar.set_description("Training")
-            self.training_bar.unit = "step"
+            self.training_bar = tqdm(total=state.max_steps, desc="Training", unit="step", dynamic_ncols=True)
+        self.current_step = 0
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_world_process_zero and self.training_bar is not None and "reward" in logs:
