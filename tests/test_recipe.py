@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from trl_multiagent import MAGRPOConfig, MAReMaxConfig
-from trl_multiagent.plan import count, print_plan, slice_length
-from trl_multiagent.recipe import build_recipe, parse_recipe, set_up_wandb
-from trl_multiagent.sections import Wandb
-from trl_multiagent.settings import ConfigError, make_parser, merge, parse_value
+from trl_multiagent.recipe.plan import count, print_plan, slice_length
+from trl_multiagent.recipe.recipe import build_recipe, parse_recipe, set_up_wandb
+from trl_multiagent.recipe.sections import Wandb
+from trl_multiagent.recipe.settings import ConfigError, make_parser, merge, parse_value
 
 
 @pytest.fixture(autouse=True)
@@ -232,7 +232,7 @@ def test_turn_weights_without_a_handoff_mean_a_random_one(parse):
 
 
 def test_wandb(parse, monkeypatch):
-    monkeypatch.setattr("trl_multiagent.recipe.is_wandb_available", lambda: True)
+    monkeypatch.setattr("trl_multiagent.recipe.recipe.is_wandb_available", lambda: True)
     recipe = parse({"wandb": {"project": "p", "run_name": "r", "tags": ["a", "b"], "dir": "d"}})
     assert recipe.training_args.report_to == ["wandb"]
     assert recipe.training_args.run_name == "r"
@@ -258,7 +258,7 @@ def test_wandb_gets_its_section_as_environment_variables(monkeypatch):
 
 
 def test_wandb_that_is_not_installed_is_noticed_before_the_run(parse, error_of, monkeypatch):
-    monkeypatch.setattr("trl_multiagent.recipe.is_wandb_available", lambda: False)
+    monkeypatch.setattr("trl_multiagent.recipe.recipe.is_wandb_available", lambda: False)
     assert "not installed" in error_of({"wandb": {"project": "p"}})
     assert "not installed" in parse({"wandb": {"project": "p"}}, "--dry_run").stderr
 

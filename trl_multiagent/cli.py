@@ -20,9 +20,8 @@ from trl_multiagent import (
     MARLOOTrainer,
     __version__,
 )
-from trl_multiagent.environments.code_generation.task import code_generation_datasets, code_generation_environment
-from trl_multiagent.plan import print_plan
-from trl_multiagent.recipe import parse_recipe
+from trl_multiagent.recipe import parse_recipe, print_plan
+from trl_multiagent.recipe.code_generation import code_generation_datasets, code_generation_environment
 
 
 ALGORITHMS = {

@@ -212,17 +212,21 @@ class AgentTeam(nn.Module):
 
     # What trainers do to a model is done to every agent
 
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict | None = None) -> None:
+    def activation_checkpointing_enable(self, activation_checkpointing_kwargs: dict | None = None, **kwargs) -> None:
         for agent in self.agents.values():
-            agent.gradient_checkpointing_enable(gradient_checkpointing_kwargs=gradient_checkpointing_kwargs)
+            agent.activation_checkpointing_enable(activation_checkpointing_kwargs, **kwargs)
 
-    def activation_checkpointing_enable(self, *args, **kwargs) -> None:
+    def activation_checkpointing_disable(self) -> None:
         for agent in self.agents.values():
-            agent.activation_checkpointing_enable(*args, **kwargs)
+            agent.activation_checkpointing_disable()
+
+    # The names that TRL calls; `transformers` knows them as older ones of the two above
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict | None = None) -> None:
+        self.activation_checkpointing_enable(gradient_checkpointing_kwargs)
 
     def gradient_checkpointing_disable(self) -> None:
-        for agent in self.agents.values():
-            agent.gradient_checkpointing_disable()
+        self.activation_checkpointing_disable()
 
     def add_model_tags(self, tags: list[str] | str) -> None:
         for agent in self.agents.values():

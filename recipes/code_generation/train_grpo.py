@@ -10,9 +10,8 @@ Trains one agent to write code, with GRPO: MAGRPO with a team of one.
 from collections.abc import Sequence
 
 from trl_multiagent import AgentTeam, MAGRPOConfig, MAGRPOTrainer
-from trl_multiagent.environments.code_generation.task import code_generation_datasets, code_generation_environment
-from trl_multiagent.plan import print_plan
-from trl_multiagent.recipe import parse_recipe
+from trl_multiagent.recipe import parse_recipe, print_plan
+from trl_multiagent.recipe.code_generation import code_generation_datasets, code_generation_environment
 
 
 def main(argv: Sequence[str] | None = None) -> None:

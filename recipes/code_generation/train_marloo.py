@@ -11,9 +11,8 @@ The baseline of a completion is the mean return of its siblings.
 from collections.abc import Sequence
 
 from trl_multiagent import AgentTeam, MARLOOConfig, MARLOOTrainer
-from trl_multiagent.environments.code_generation.task import code_generation_datasets, code_generation_environment
-from trl_multiagent.plan import print_plan
-from trl_multiagent.recipe import parse_recipe
+from trl_multiagent.recipe import parse_recipe, print_plan
+from trl_multiagent.recipe.code_generation import code_generation_datasets, code_generation_environment
 
 
 def main(argv: Sequence[str] | None = None) -> None:

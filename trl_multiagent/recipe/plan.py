@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from datasets import Dataset
 
-from trl_multiagent.recipe import Recipe
+from trl_multiagent.recipe.recipe import Recipe
 
 
 def print_plan(

@@ -5,7 +5,8 @@ from datasets import Dataset
 from trl_multiagent.demo import demo_dataset, demo_prompts
 from trl_multiagent.environments.code_generation.data import load_code_dataset
 from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
-from trl_multiagent.recipe import ConfigError, Recipe
+from trl_multiagent.recipe.recipe import Recipe
+from trl_multiagent.recipe.settings import ConfigError
 
 
 def code_generation_environment(recipe: Recipe) -> CodeGenerationEnvironment:

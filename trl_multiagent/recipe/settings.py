@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from trl_multiagent.sections import (
+from trl_multiagent.recipe.sections import (
     ALGORITHMS,
     HISTORY,
     NO_EFFECT,

@@ -19,7 +19,7 @@ from transformers.utils import is_torch_bf16_gpu_available
 
 from trl_multiagent.demo import demo_dataset, demo_model
 from trl_multiagent.demo.report import DemoReport
-from trl_multiagent.sections import (
+from trl_multiagent.recipe.sections import (
     SECTIONS,
     AgentModel,
     AlgorithmExtras,
@@ -29,7 +29,7 @@ from trl_multiagent.sections import (
     RewardProcessor,
     Wandb,
 )
-from trl_multiagent.settings import ConfigError, check, make_parser, merge, nearest, read_layers, take
+from trl_multiagent.recipe.settings import ConfigError, check, make_parser, merge, nearest, read_layers, take
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
 
@@ -47,7 +47,7 @@ class Recipe:
         merged (`dict`): All settings as they were given, under the names of this release; the run's `config.yaml`.
         training_args ([`MAGRPOConfig`]): The trainer's arguments. `output_dir` is the folder of the run.
         agents (`list[str]`, *optional*): One model id per agent. If `None`, all start from `agent_model.name`.
-        agent_model ([`~trl_multiagent.sections.AgentModel`]): The section of that name, as are the next four.
+        agent_model ([`~trl_multiagent.recipe.sections.AgentModel`]): The section of that name, as are the next four.
         eval_num_samples (`int`, *optional*): Evaluate on the first n items only.
         dry_run (`bool`): Whether to print the plan and stop.
         resume_from_checkpoint (`str`, *optional*): Folder of the checkpoint to continue from.
