@@ -84,12 +84,12 @@ _NUMBERS = {
     recvmsg:47:212 socketpair:53:199 getsockname:51:204 getsockopt:55:209 clone:56:220 exit:60:93 wait4:61:260 kill:62:129
     uname:63:160 fcntl:72:25 getcwd:79:17 chdir:80:49 readlink:89:- gettimeofday:96:169 getrusage:98:165 sysinfo:99:179
     times:100:153 getuid:102:174 getgid:104:176 geteuid:107:175 getegid:108:177 setpgid:109:154 getppid:110:173
-    sigaltstack:131:132 setpriority:141:140 prctl:157:167 gettid:186:178 futex:202:98 sched_getaffinity:204:123
+    sigaltstack:131:132 prctl:157:167 gettid:186:178 futex:202:98 sched_getaffinity:204:123
     getdents64:217:61 set_tid_address:218:96 restart_syscall:219:128 clock_gettime:228:113 clock_getres:229:114
     clock_nanosleep:230:115 exit_group:231:94 epoll_wait:232:- epoll_ctl:233:21 openat:257:56 newfstatat:262:79
     readlinkat:267:78 faccessat:269:48 pselect6:270:72 ppoll:271:73 set_robust_list:273:99 epoll_pwait:281:22
     eventfd2:290:19 epoll_create1:291:20 dup3:292:24 pipe2:293:59 prlimit64:302:261 getrandom:318:278 membarrier:324:283
-    statx:332:291 rseq:334:293 clone3:435:435 close_range:436:436 faccessat2:439:439
+    statx:332:291 rseq:334:293 clone3:435:435 faccessat2:439:439
     """.split()
     )
     if (number := dict(zip(("x86_64", "aarch64"), numbers, strict=True)).get(_MACHINE, "-")) != "-"
@@ -127,9 +127,9 @@ faccessat2 statx openat open
 """.split()
 
 
-def _install(rules, default):
-    """`rules`: call -> action, or (test, action where it holds, action where it does not)."""
-    program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _ARCHITECTURE), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
+def _assemble(rules, default):
+    """`rules`: call -> action, or (test, action where it holds, action where it does not). The kernel's form of a filter."""
+    program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _ARCHITECTURE or 0), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
     if _MACHINE == "x86_64":
         program += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _KILL)]  # the x32 numbers of the same calls
     for name, action in rules.items():
@@ -150,8 +150,12 @@ def _install(rules, default):
     program.append((_RETURN, 0, 0, default))
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in program))
     header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(code)))
+    return header, code  # the header points at the code
+
+
+def _install(assembled):
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    _prctl(_PR_SET_SECCOMP, 2, ctypes.addressof(header))
+    _prctl(_PR_SET_SECCOMP, 2, ctypes.addressof(assembled[0]))
 
 
 _REFUSE = _ERRNO | errno.EPERM
@@ -159,27 +163,30 @@ _RULES_COMPUTE = dict.fromkeys(_COMPUTE, _ALLOW) | {
     name: (test, _ALLOW, _REFUSE) for name, test in _COMPUTE_IF.items()
 }
 _NO_CLONE3 = {"clone3": _ERRNO | errno.ENOSYS}  # its flags are in memory, where a filter cannot look: libc uses clone
+_READING = {
+    "openat": ((2, "none of", _WRITING), _ALLOW, _REFUSE),
+    "open": ((1, "none of", _WRITING), _ALLOW, _REFUSE),
+}
+_FILTER_ZYGOTE = _assemble(_RULES_COMPUTE | dict.fromkeys(_ZYGOTE, _ALLOW) | _READING | _NO_CLONE3, _REFUSE)
+_FILTER_CANDIDATE = _assemble(
+    dict.fromkeys(_ZYGOTE, _REFUSE) | {"clone": ((0, "any of", _CLONE_THREAD), _ALLOW, _REFUSE)}, _ALLOW
+)
+_FILTER_VERIFIER = _assemble(_RULES_COMPUTE | dict.fromkeys(_VERIFIER, _ALLOW) | _READING | _NO_CLONE3, _REFUSE)
 
 
 def filter_zygote():
     """Only what a candidate may do, and what forking and ending candidates takes."""
-    reading = {"openat": ((2, "none of", _WRITING), _ALLOW, _REFUSE)}
-    _install(_RULES_COMPUTE | dict.fromkeys(_ZYGOTE, _ALLOW) | reading | _NO_CLONE3, _REFUSE)
+    _install(_FILTER_ZYGOTE)
 
 
 def filter_candidate():
     """On top of the zygote's filter: gives up what the zygote keeps for itself. Short, because it is set up per program."""
-    refused = dict.fromkeys(_ZYGOTE, _REFUSE) | {"clone": ((0, "any of", _CLONE_THREAD), _ALLOW, _REFUSE)}
-    _install(refused, _ALLOW)
+    _install(_FILTER_CANDIDATE)
 
 
 def filter_verifier():
     """Computing, its sockets, and reading files; no new process, no new connection, no signal to another process."""
-    reading = {
-        "openat": ((2, "none of", _WRITING), _ALLOW, _REFUSE),
-        "open": ((1, "none of", _WRITING), _ALLOW, _REFUSE),
-    }
-    _install(_RULES_COMPUTE | dict.fromkeys(_VERIFIER, _ALLOW) | reading | _NO_CLONE3, _REFUSE)
+    _install(_FILTER_VERIFIER)
 
 
 # ------------------------------------------------------------------------------------------------------------ Landlock

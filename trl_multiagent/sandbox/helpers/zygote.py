@@ -6,6 +6,7 @@ and everything it left behind, and reports what it used; `S` reports how long th
 """
 
 import gc
+import importlib
 import json
 import os
 import random
@@ -13,51 +14,71 @@ import resource
 import signal
 import socket
 import sys
-import time
+from pathlib import Path
 
-from . import kernel, modules
+from . import kernel
 from .candidate import FD, serve, watch_acts
+
+
+# What a program may import: nothing can be opened after the lock-down, so all of it is loaded before.
+MODULES = """
+abc array ast asyncio base64 binascii bisect calendar cmath collections collections.abc concurrent.futures contextlib copy
+csv dataclasses datetime decimal difflib enum fractions functools gc graphlib hashlib heapq html inspect io itertools json
+keyword locale logging math numbers operator os pprint queue random re secrets shlex statistics string struct sys textwrap
+threading time timeit tokenize traceback types typing unicodedata unittest unittest.mock urllib.parse uuid warnings weakref
+zlib zoneinfo _strptime encodings.ascii encodings.latin_1 encodings.utf_16 encodings.utf_32 encodings.idna
+""".split()
+ABSENT = ("_hashlib", "_ssl", "ssl")  # OpenSSL is large, and asyncio and hashlib do without it
 
 
 def main(control_fd: int, config: dict):
     """Body of the zygote's process."""
     control = socket.socket(fileno=control_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    modules.load()
-    time.strptime("2020", "%Y")
-    with open("/proc/self/statm") as file:
-        own_size = int(file.read().split()[0]) * resource.getpagesize()
-    limits = [
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, 32),
-        (resource.RLIMIT_CPU, int(config["cpu_seconds"]) + 1),
-        (resource.RLIMIT_AS, own_size + config["memory_mb"] * (1 << 20)),
-    ]
+    # modules want to repair their locks after a fork, which costs more than the fork; this process has one thread
+    os.register_at_fork = lambda **hooks: None
+    sys.modules.update(dict.fromkeys(ABSENT))
+    for name in MODULES:
+        importlib.import_module(name)
+    sys.meta_path[:] = sys.meta_path[:2]  # built-in and frozen modules: no other import touches a file
+    sys.path.clear()
+    sys.argv[:] = [""]
+    random.seed(0)  # every candidate starts from the same state
     try:
-        _lock_down(config["layers"])
+        _lock_down(config)
     except OSError as error:
         control.send(f"the zygote cannot be locked down: {error}".encode())
         raise
     watch_acts()
-    sys.argv[:] = [""]
     for name in [name for name in sys.modules if name.partition(".")[0] == "helpers"]:
         del sys.modules[name]  # no program can import them
     gc.collect()
     gc.freeze()
     gc.disable()
     control.send(b"ready")
-    _serve(control, limits, config["layers"])
+    _serve(control, config)
 
 
-def _lock_down(layers):
+def _lock_down(config):
+    layers = config["layers"]
+    own_size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    for limit, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NOFILE, 32),
+        (resource.RLIMIT_AS, own_size + config["memory_mb"] * (1 << 20)),
+    ):
+        resource.setrlimit(limit, (value, value))
     if "namespaces" in layers:
         kernel.enter_namespaces()
     if "user" in layers:
         kernel.drop_user()
     kernel.drop_capabilities()
     kernel.hide_memory()
-    kernel.die_with_parent() if "namespaces" in layers else kernel.adopt_orphans()
+    if "namespaces" in layers:
+        kernel.die_with_parent()
+    else:
+        kernel.adopt_orphans()
     if "landlock" in layers:
         kernel.restrict_files(["/proc"] if "seccomp" in layers else [])
     if "seccomp" in layers:
@@ -65,46 +86,51 @@ def _lock_down(layers):
     os.environ.clear()
 
 
-def _serve(control, limits, layers):
+def _serve(control, config):
     child = 0
     while True:
         packet, fds, _, _ = socket.recv_fds(control, 64, 1)
         if not packet:
-            _end(child, layers)
+            _end(child, config["layers"])
             os._exit(0)
         if packet == b"F":
-            child = _fork(fds[0], limits, layers)
+            child = _fork(fds[0], control, config)
         elif packet == b"K":
-            control.send(json.dumps(_end(child, layers)).encode())
+            control.send(json.dumps(_end(child, config["layers"])).encode())
             child = 0
         elif packet == b"S":
-            control.send(json.dumps(_waited(child)).encode())
+            waited = Path(f"/proc/{child}/schedstat").read_text().split()[1]
+            control.send(str(int(waited) / 1e9).encode())
 
 
-def _fork(fd, limits, layers):
+def _fork(fd, control, config):
     try:
         child = os.fork()
     except OSError:
-        os.close(fd)  # without a hello the verifier knows that this is not the program's doing
-        return 0
-    if child:
+        child = 0  # without a hello the verifier knows that this is not the program's doing
+    else:
+        if not child:
+            try:
+                _become_candidate(fd, control, config)
+            finally:
+                os._exit(0)
+    os.close(fd)
+    return child
+
+
+def _become_candidate(fd, control, config):
+    kernel.die_with_parent()
+    os.setpgid(0, 0)
+    control.close()
+    if fd != FD:
+        os.dup2(fd, FD)
         os.close(fd)
-        return child
-    try:
-        kernel.die_with_parent()
-        if fd != FD:
-            os.dup2(fd, FD)
-        os.closerange(FD + 1, 64)
-        os.setpgid(0, 0)
-        for name, limit in limits:
-            resource.setrlimit(name, (limit, limit))
-        if "seccomp" in layers:
-            kernel.filter_candidate()
-        random.seed(0)  # every candidate starts from the same state
-        gc.enable()
-        serve()
-    finally:
-        os._exit(0)
+    seconds = int(config["cpu_seconds"]) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    if "seccomp" in config["layers"]:
+        kernel.filter_candidate()
+    gc.enable()
+    serve()
 
 
 def _end(child, layers):
@@ -128,17 +154,9 @@ def _end(child, layers):
 
 def _end_orphans():
     """Ends what the candidate forked, where nothing kept it from forking: its orphans are this process's children."""
-    while True:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            orphans = [int(pid) for pid in file.read().split()]
-        if not orphans:
-            return
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while orphans := [int(pid) for pid in children.read_text().split()]:
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
         for _ in orphans:
             os.waitpid(-1, 0)
-
-
-def _waited(child):
-    with open(f"/proc/{child}/schedstat") as file:
-        return int(file.read().split()[1]) / 1e9
