@@ -15,7 +15,6 @@ from accelerate.utils import broadcast_object_list
 from transformers import Trainer
 from transformers.integrations import is_wandb_available
 from transformers.trainer_utils import get_last_checkpoint
-from transformers.utils import is_torch_bf16_gpu_available
 
 from trl_multiagent.demo import demo_dataset, demo_model
 from trl_multiagent.demo.report import DemoReport
@@ -253,8 +252,6 @@ def make_training_args(
         kwargs.setdefault("run_name", values["wandb"].get("name"))
     if not torch.accelerator.is_available():
         kwargs.setdefault("use_cpu", True)  # otherwise several processes would not find each other
-    if kwargs.get("use_cpu") or not is_torch_bf16_gpu_available():
-        kwargs.setdefault("bf16", False)
 
     if extras.rollout_buffer_size is not None and "items_per_device" in kwargs:
         raise ConfigError(f"`{algorithm}.rollout_buffer_size` sets `{algorithm}.items_per_device`; give one of them.")

@@ -1,5 +1,6 @@
 from dataclasses import dataclass, field
 
+from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
 
@@ -66,6 +67,7 @@ class MAGRPOConfig(GRPOConfig):
     > - `loss_type`: Defaults to `"luspo"`, the sum over tokens of -A log pi, averaged over rows.
     > - `scale_rewards`: Defaults to `"none"`; see `advantage_normalization`.
     > - `num_generations`: Defaults to `4`, `num_generations_eval` to `1`.
+    > - `bf16`: Defaults to `True` only where a GPU supports it.
     """
 
     items_per_device: int | None = field(
@@ -117,6 +119,8 @@ class MAGRPOConfig(GRPOConfig):
 
     def __post_init__(self):
         self.joint_mode = JOINT_MODES.get(self.joint_mode, self.joint_mode)
+        if self.bf16 is None:
+            self.bf16 = not self.fp16 and not self.use_cpu and is_torch_bf16_gpu_available()
         if self.turn_gradient_weights is None:
             self.turn_gradient_weights = [1.0] * self.num_turns
         self._check_values()
