@@ -181,3 +181,24 @@ def test_arguments_are_checked_and_cores_are_shared(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert Sandbox().workers == max(1, cores // 2)
     assert list(TIERS) == ["rlimits", "seccomp", "landlock", "namespaces"]
+
+
+def test_a_program_that_closes_its_socket_has_ended(sandbox):
+    verdict = sandbox.run([Program("import os, time\ndef f(x):\n    os.close(3)\n    time.sleep(9)", "f", CHECKS)])[0]
+    assert set(statuses(verdict)) == {"error"}
+    assert "ended its process" in verdict.suspicious
+
+
+def test_a_flood_of_frames_is_bounded(sandbox):
+    source = """
+import os, struct, json
+def f(x):
+    n = 0
+    while True:
+        n += 1
+        body = json.dumps({"suspicious": str(n)} if x else {"call_back": 0, "args": [], "kwargs": {}}).encode()
+        os.write(3, struct.pack("<I", len(body)) + body)
+"""
+    verdict = sandbox.run([Program(source, "f", CHECKS)])[0]
+    assert "passed" not in statuses(verdict)
+    assert len(verdict.suspicious) < 20

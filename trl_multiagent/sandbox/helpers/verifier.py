@@ -24,6 +24,7 @@ POLLRDHUP = 0x2000
 MEMORY = 2 << 30  # bytes of the verifier's address space
 ANSWER_SECONDS = 60.0  # for the zygote
 MAX_SOURCE = 1 << 20  # characters of a program
+MAX_NOTES = 16  # suspicious acts of one program
 MAX_DEATHS = 10  # candidates of one program that may die before the rest of its checks is given up
 
 
@@ -43,7 +44,7 @@ class CheckTimeout(BaseException):
 
 
 class CandidateDied(BaseException):
-    """The candidate's process ended, or broke the protocol."""
+    """The candidate's process ended, or closed its socket."""
 
 
 class GiveUp(BaseException):
@@ -268,10 +269,10 @@ class Run:
             if outcome != {"defined": True}:
                 raise WireError("a message that breaks the protocol")
         except (Exception, CheckTimeout, CandidateDied) as error:
-            if not hello and not isinstance(error, CheckTimeout):
+            if not hello:
                 raise SandboxFault("a candidate's process ended before it read its program") from error
-            self.definitions = ["timeout" if isinstance(error, CheckTimeout) else "error", _text(error)]
             self._book(error)
+            self.definitions = ["timeout" if isinstance(error, CheckTimeout) else "error", _text(error)]
             raise GiveUp from error
         self.definitions = ["passed", ""]
         self.clock = time.monotonic()
@@ -282,18 +283,18 @@ class Run:
         except OSError as error:
             raise SandboxFault("the zygote is gone") from error
 
-    def _end(self, died=False):
-        """Ends the candidate's process and books what it used; the number of the signal that had ended it, or 0."""
+    def _end(self, command=b"K"):
+        """Ends the candidate's process and books what it used; the signal that had ended it before, or 0."""
         if self.socket is None:
             return 0
         self.socket.close()
         self.socket = None
-        self._command(b"K")
+        self._command(command)
         ending = json.loads(_receive_packet(self.control))
         if not ending["forked"]:
             raise SandboxFault("a candidate's process could not be forked")
-        if died and ending["signal"] == signal.SIGKILL and ending["cpu_seconds"] < self.whole_limit and self.sealed:
-            raise SandboxFault("a candidate's process was killed from outside")  # none can send itself a signal
+        if ending["signal"] == signal.SIGKILL and ending["cpu_seconds"] < self.whole_limit and self.sealed:
+            raise SandboxFault("a candidate's process was killed from outside")  # it cannot send itself a signal
         self.memory_kb = max(self.memory_kb, ending["memory_kb"])
         self.cpu_seconds += ending["cpu_seconds"]
         return ending["signal"]
@@ -302,21 +303,18 @@ class Run:
         """Counts what ended a call or the definitions, and ends a process that can no longer be used."""
         if isinstance(error, CheckTimeout):
             self.timeouts += 1
+            self._end()
         elif isinstance(error, CandidateDied):
             self.deaths += 1
             self.suspicious.add("ended its process")
+            if number := self._end(b"D"):
+                error.args = (f"{error} ({signal.Signals(number).name})",)
         elif isinstance(error, WireError):
             self.deaths += 1
             self.suspicious.add("broke the protocol")
+            self._end()
         elif str(error).startswith(("SystemExit", "KeyboardInterrupt", "GeneratorExit")):
             self.suspicious.add("tried to exit")
-            return
-        else:
-            return
-        died = isinstance(error, CandidateDied)
-        number = self._end(died)
-        if number and died:
-            error.args = (f"{error} ({signal.Signals(number).name})",)
 
     def _call(self, function, args, kwargs):
         """Asks the candidate for the value of one call."""
@@ -397,7 +395,8 @@ class Run:
             if type(message) is dict and "suspicious" not in message:
                 return message
             if type(message) is dict:
-                self.suspicious.add(str(message["suspicious"])[:80])
+                if len(self.suspicious) < MAX_NOTES:
+                    self.suspicious.add(str(message["suspicious"])[:80])
                 continue
             if message is not None:
                 raise WireError("a message that breaks the protocol")

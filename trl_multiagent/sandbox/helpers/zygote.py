@@ -2,7 +2,8 @@
 Forks one candidate per program. The zygote never sees a check, a program or an answer.
 
 Commands on its socket, one packet each: `F` with a descriptor forks a candidate that talks on it; `K` ends the candidate
-and everything it left behind, and reports what it used; `S` reports how long the candidate waited for a core.
+and everything it left behind, and reports what it used; `D` does so for one that seems to have ended, and gives it time to
+do so; `S` reports how long the candidate waited for a core.
 """
 
 import gc
@@ -14,6 +15,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
 from . import kernel
@@ -91,12 +93,12 @@ def _serve(control, config):
     while True:
         packet, fds, _, _ = socket.recv_fds(control, 64, 1)
         if not packet:
-            _end(child, config["layers"])
+            _end(child, b"K", config)
             os._exit(0)
         if packet == b"F":
             child = _fork(fds[0], control, config)
-        elif packet == b"K":
-            control.send(json.dumps(_end(child, config["layers"])).encode())
+        elif packet in (b"K", b"D"):
+            control.send(json.dumps(_end(child, packet, config)).encode())
             child = 0
         elif packet == b"S":
             waited = Path(f"/proc/{child}/schedstat").read_text().split()[1]
@@ -133,20 +135,24 @@ def _become_candidate(fd, control, config):
     serve()
 
 
-def _end(child, layers):
-    """Kills the candidate and whatever it forked, reaps it, and says how it ended."""
+def _end(child, command, config):
+    """Kills the candidate and whatever it forked, reaps it, and says how it had ended by then."""
     if not child:
         return {"forked": False}
-    if "namespaces" in layers:
-        os.kill(-1, signal.SIGKILL)  # everything in the namespace but this process
-    else:
+    end = time.monotonic() + (0.2 if command == b"D" else 0.0)
+    while True:
+        pid, status, usage = os.wait4(child, os.WNOHANG)
+        if pid or time.monotonic() >= end:
+            break
+        time.sleep(0.001)
+    if not pid:
         os.kill(child, signal.SIGKILL)
-    _, status, usage = os.wait4(child, 0)
-    if "seccomp" not in layers:
+        _, _, usage = os.wait4(child, 0)
+    if "seccomp" not in config["layers"]:
         _end_orphans()
     return {
         "forked": True,
-        "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0,
+        "signal": os.WTERMSIG(status) if pid and os.WIFSIGNALED(status) else 0,
         "memory_kb": usage.ru_maxrss,
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
     }
