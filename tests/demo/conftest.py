@@ -25,6 +25,7 @@ def run_without_network(tmp_path_factory):
                 "NETWORK_LOG": str(log),
                 "OMP_NUM_THREADS": "1",
                 "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+                "TRANSFORMERS_VERBOSITY": "warning",  # below it there is no progress bar
                 **environment,
             },
             capture_output=True,

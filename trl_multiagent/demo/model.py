@@ -202,7 +202,7 @@ def imitate(
     )
     losses = []
     model.train()
-    for step in tqdm(range(steps), desc="Building the base model", unit="step", mininterval=0.5, disable=not progress):
+    for step in tqdm(range(steps), desc="Building the base model", unit="step", mininterval=1, disable=not progress):
         rows = slice(step * BATCH_SIZE, (step + 1) * BATCH_SIZE)
         ids = [torch.tensor(prompt + answer) for prompt, answer in zip(prompts[rows], answers[rows], strict=True)]
         labels = [
