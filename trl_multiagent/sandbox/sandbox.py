@@ -30,7 +30,8 @@ TIERS = {
     "namespaces": {"seccomp", "namespaces"},
 }
 START_SECONDS = 60.0  # for a helper to come up, or to take a job
-STUCK_SECONDS = 1.0  # a program that runs longer gives its worker's place to another one
+STUCK_SECONDS = 0.3  # a program that runs longer gives its worker's place to another one
+SPARE_SLOTS = 12  # pairs of helpers kept beyond the workers, for batches with stuck programs
 KEPT_PROGRAMS = 1000  # suspicious programs written to disk at most
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from helpers.main import main; main()"
 
@@ -235,7 +236,7 @@ class Sandbox:
         idle = list(self._slots)
         running = set()
         # programs that seem stuck do not hold up the others: more helpers are started for those
-        most = 4 * self.workers + 8
+        most = 2 * self.workers + SPARE_SLOTS
         with selectors.DefaultSelector() as selector:
             while waiting or running:
                 now = time.monotonic()
@@ -278,7 +279,7 @@ class Sandbox:
                     if failures[index] > self.retries:
                         raise SandboxError(f"the sandbox failed {failures[index]} times in a row: {message['fault']}")
                     waiting.append(index)
-        while len(self._slots) > self.workers:
+        while len(self._slots) > self.workers + SPARE_SLOTS:
             self._slots.pop().close()
         return verdicts
 
