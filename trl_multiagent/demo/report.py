@@ -132,7 +132,13 @@ class DemoReport:
         followed = []
         with (
             Sandbox(check_timeout=2.0) as sandbox,
-            tqdm(total=len(self.items), desc=description, unit="problem", disable=not self.is_main_process) as bar,
+            tqdm(
+                total=len(self.items),
+                desc=description,
+                unit="problem",
+                dynamic_ncols=True,
+                disable=not self.is_main_process,
+            ) as bar,
         ):
             for start in range(0, len(self.items), CHUNK):
                 chunk = self.items[start : start + CHUNK]
