@@ -153,11 +153,6 @@ def _assemble(rules, default):
     return header, code  # the header points at the code
 
 
-def _install(assembled):
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    _prctl(_PR_SET_SECCOMP, 2, ctypes.addressof(assembled[0]))
-
-
 _REFUSE = _ERRNO | errno.EPERM
 _RULES_COMPUTE = dict.fromkeys(_COMPUTE, _ALLOW) | {
     name: (test, _ALLOW, _REFUSE) for name, test in _COMPUTE_IF.items()
@@ -167,26 +162,22 @@ _READING = {
     "openat": ((2, "none of", _WRITING), _ALLOW, _REFUSE),
     "open": ((1, "none of", _WRITING), _ALLOW, _REFUSE),
 }
-_FILTER_ZYGOTE = _assemble(_RULES_COMPUTE | dict.fromkeys(_ZYGOTE, _ALLOW) | _READING | _NO_CLONE3, _REFUSE)
-_FILTER_CANDIDATE = _assemble(
-    dict.fromkeys(_ZYGOTE, _REFUSE) | {"clone": ((0, "any of", _CLONE_THREAD), _ALLOW, _REFUSE)}, _ALLOW
-)
-_FILTER_VERIFIER = _assemble(_RULES_COMPUTE | dict.fromkeys(_VERIFIER, _ALLOW) | _READING | _NO_CLONE3, _REFUSE)
+_FILTERS = {
+    # only what a candidate may do, and what forking and ending candidates takes
+    "zygote": _assemble(_RULES_COMPUTE | dict.fromkeys(_ZYGOTE, _ALLOW) | _READING | _NO_CLONE3, _REFUSE),
+    # on top of it, gives up what the zygote keeps for itself; short, because it is set up for every program
+    "candidate": _assemble(
+        dict.fromkeys(_ZYGOTE, _REFUSE) | {"clone": ((0, "any of", _CLONE_THREAD), _ALLOW, _REFUSE)}, _ALLOW
+    ),
+    # computing, its sockets and reading files; no new process, no new connection, no signal to another process
+    "verifier": _assemble(_RULES_COMPUTE | dict.fromkeys(_VERIFIER, _ALLOW) | _READING | _NO_CLONE3, _REFUSE),
+}
 
 
-def filter_zygote():
-    """Only what a candidate may do, and what forking and ending candidates takes."""
-    _install(_FILTER_ZYGOTE)
-
-
-def filter_candidate():
-    """On top of the zygote's filter: gives up what the zygote keeps for itself. Short, because it is set up per program."""
-    _install(_FILTER_CANDIDATE)
-
-
-def filter_verifier():
-    """Computing, its sockets, and reading files; no new process, no new connection, no signal to another process."""
-    _install(_FILTER_VERIFIER)
+def filter_calls(role: str):
+    """Seccomp: from here on this process makes only the system calls of its role, `zygote`, `candidate` or `verifier`."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _prctl(_PR_SET_SECCOMP, 2, ctypes.addressof(_FILTERS[role][0]))
 
 
 # ------------------------------------------------------------------------------------------------------------ Landlock
@@ -271,27 +262,6 @@ def _mount(source, target, kind, flags, options=None):
 # --------------------------------------------------------------------------------------------------------------- probe
 
 
-def _tries_seccomp():
-    filter_zygote()
-    filter_candidate()
-    return all(_refused(action) for action in (lambda: os.open("/", os.O_RDONLY), os.fork, lambda: os.kill(0, 0)))
-
-
-def _tries_landlock():
-    restrict_files([])
-    return _refused(lambda: os.listdir("/"))
-
-
-def _tries_namespaces():
-    enter_namespaces()
-    return os.listdir("/") == ["proc"] and os.getpid() == 1
-
-
-def _tries_user():
-    drop_user()
-    return os.getuid() == NOBODY
-
-
 def _refused(action):
     try:
         action()
@@ -300,27 +270,35 @@ def _refused(action):
     return False
 
 
+def _works(layer):
+    if layer == "seccomp":
+        filter_calls("zygote")
+        filter_calls("candidate")
+        return all(_refused(act) for act in (lambda: os.open("/", os.O_RDONLY), os.fork, lambda: os.kill(0, 0)))
+    if layer == "landlock":
+        restrict_files([])
+        return _refused(lambda: os.listdir("/"))
+    if layer == "namespaces":
+        enter_namespaces()
+        return os.listdir("/") == ["proc"] and os.getpid() == 1
+    drop_user()
+    return os.getuid() == NOBODY
+
+
 def probe() -> list:
     """Names of the layers that this machine allows, each tried in a child of its own."""
     layers = []
-    for name, tries in (
-        ("seccomp", _tries_seccomp),
-        ("landlock", _tries_landlock),
-        ("namespaces", _tries_namespaces),
-        ("user", _tries_user),
-    ):
-        if name == "seccomp" and _ARCHITECTURE is None:
-            continue
+    for layer in ("seccomp", "landlock", "namespaces", "user"):
         child = os.fork()
         if not child:
             worked = False
             try:
-                worked = tries()
+                worked = (_ARCHITECTURE is not None or layer != "seccomp") and _works(layer)
             finally:
                 os._exit(0 if worked else 1)
         _, status = os.waitpid(child, 0)
         if os.waitstatus_to_exitcode(status) == 0:
-            layers.append(name)
+            layers.append(layer)
     return layers
 
 

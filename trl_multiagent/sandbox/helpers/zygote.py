@@ -84,7 +84,7 @@ def _lock_down(config):
     if "landlock" in layers:
         kernel.restrict_files(["/proc"] if "seccomp" in layers else [])
     if "seccomp" in layers:
-        kernel.filter_zygote()
+        kernel.filter_calls("zygote")
     os.environ.clear()
 
 
@@ -130,7 +130,7 @@ def _become_candidate(fd, control, config):
     seconds = int(config["cpu_seconds"]) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     if "seccomp" in config["layers"]:
-        kernel.filter_candidate()
+        kernel.filter_calls("candidate")
     gc.enable()
     serve()
 
