@@ -147,7 +147,7 @@ def parse_recipe(
     if recipe.training_args.process_index == 0:
         for note in recipe.notes:
             print(f"{parser.prog}: note: {note}", file=sys.stderr)
-    if recipe.dataset.type == "demo" and not recipe.dry_run:
+    if recipe.dataset.type == "demo" and recipe.num_agents == 2 and not recipe.dry_run:
         recipe.report = DemoReport(demo_dataset("test"))  # its introduction comes before everything else
     return recipe
 
