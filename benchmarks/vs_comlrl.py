@@ -17,14 +17,14 @@ What is measured:
 - a step: from the first item's prompt until the weights of all agents have changed, over 8 items. The peer's buffer is as
   large as all nodes of 8 items, so that it updates once per 8 items and turn;
 - generate, reward: the time inside those phases; update: all the rest of the step, bookkeeping included;
-- cpu: processor time of the process in the step, sandbox helpers not included; less touched by other programs' load;
+- processor time: that of the process, sandbox helpers not included. Other programs' load touches it less than wall time;
 - generate calls: calls of `generate` of transformers; optimizer steps: calls of `step` of a torch optimizer;
-- peak memory: the largest resident size of the process since its start, libraries included, sandbox helpers not;
+- peak memory: the largest resident size of the process since its start, libraries included, sandbox helpers not (Linux);
 - the reward curve: mean joint reward of the sampled joint actions against env steps, at the same learning rate.
 
 The joint reward is `code` (the demo's tests, run in this project's sandbox by both systems; the peer asks for one joint
-action at a time, as it does with any reward) or `text` (a formula on the text, next to no time; no ties, so no sibling set
-has zero advantage). Steps are timed at a learning rate of 1e-6, which leaves both systems sampling from the base model.
+action at a time, as it does with any reward) or `text` (a formula on the text that takes next to no time and seldom gives
+two siblings the same value, so few have zero advantage). Steps are timed at a learning rate of 1e-6, which leaves both systems sampling from the base model.
 
 Differences that remain, all of them the systems' own:
 - The peer takes one optimizer step per agent and turn, here one step for the whole team; env steps are what is compared.
@@ -35,6 +35,7 @@ Differences that remain, all of them the systems' own:
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -54,14 +55,16 @@ HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
 PEER = "comlrl==1.4.3"
 SYSTEMS = ("ours", "peer")
-PHASES = ("step", "generate", "reward", "update", "cpu")
+PHASES = ("step", "generate", "reward", "update")
+CLOCKS = ("seconds", "cpu_seconds")
+COUNTS = ("generate_calls", "optimizer_steps", "env_steps", "peak_memory_mb")
 ITEMS_PER_STEP = 8
 COMMON = {
     "items_per_step": ITEMS_PER_STEP,
     "num_generations": 4,
     "max_new_tokens": 40,
     "advantage_normalization": False,
-    "rows_per_forward": 32,
+    "rows_per_forward": 8,
 }
 # What a step has to be faster by, per number of turns
 TARGETS = {1: 6.0, 2: 8.0}
@@ -72,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
     parser.add_argument("--quick", action="store_true", help="fewer steps and one seed")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each system (default: 1)")
-    parser.add_argument("--steps", type=int, help="timed steps per setting (default: 8, quick: 3)")
+    parser.add_argument("--steps", type=int, help="timed steps per setting (default: 8, quick: 3, 0: no times)")
     parser.add_argument("--seeds", type=int, help="seeds of the reward curve (default: 3, quick: 1, 0: no curve)")
     parser.add_argument("--output", type=Path, default=Path("vs_comlrl.json"), help="where the JSON goes")
     options = parser.parse_args()
@@ -83,24 +86,30 @@ def main() -> None:
     pythons = {"ours": sys.executable, "peer": peer_python()}
     common = {**COMMON, "threads": options.threads, "model": demo_model()}
     results = {"machine": machine(), "settings": {**COMMON, "threads": options.threads}, "times": [], "curve": None}
-    for num_turns in (1, 2):
-        for reward in ("code", "text"):
-            settings = {
-                **common, "num_turns": num_turns, "reward": reward, "learning_rate": 1e-6, "seed": 0,
-                "items": items(timed_steps + 1, seed=0),
-            }  # fmt: skip
-            records = run(pythons, settings, f"T = {num_turns}, reward {reward}")
-            results["times"].append(
-                {"num_turns": num_turns, "reward": reward, "load": os.getloadavg(), **compare(records)}
-            )
-            print_times(results["times"][-1])
+    for num_turns, reward in itertools.product((1, 2), ("code", "text")) if timed_steps else ():
+        settings = {
+            **common,
+            "num_turns": num_turns,
+            "reward": reward,
+            "learning_rate": 1e-6,
+            "seed": 0,
+            "items": items(timed_steps + 1, seed=0),
+        }
+        records = run(pythons, settings, f"T = {num_turns}, reward {reward}")
+        times = {"num_turns": num_turns, "reward": reward, "load": os.getloadavg(), **compare(records)}
+        results["times"].append(times)
+        print_times(times)
     if seeds:
         curves = []
         for seed in range(seeds):
             settings = {
-                **common, "num_turns": 1, "reward": "code", "learning_rate": CURVE_LEARNING_RATE, "seed": seed,
+                **common,
+                "num_turns": 1,
+                "reward": "code",
+                "learning_rate": CURVE_LEARNING_RATE,
+                "seed": seed,
                 "items": items(curve_steps, seed),
-            }  # fmt: skip
+            }
             curves.append(run(pythons, settings, f"reward curve, seed {seed}"))
         results["curve"] = compare_curves(curves)
         print_curve(results["curve"])
@@ -202,16 +211,18 @@ def compare(records: dict[str, list[dict]]) -> dict:
     """Medians over the steps after the first, which warms up, and the ratios peer / ours."""
     result = {}
     for name, steps in records.items():
+        last = steps[-1]
         result[name] = {
-            "seconds": {phase: statistics.median(step["seconds"][phase] for step in steps[1:]) for phase in PHASES},
-            "generate_calls": steps[-1]["generate_calls"],
-            "optimizer_steps": steps[-1]["optimizer_steps"],
-            "env_steps": steps[-1]["env_steps"],
-            "peak_memory_mb": steps[-1]["peak_memory_mb"],
-            "steps": steps,
+            clock: {phase: statistics.median(step[clock][phase] for step in steps[1:]) for phase in PHASES}
+            for clock in CLOCKS
         }
-    ours, peer = (result[name]["seconds"] for name in SYSTEMS)
-    result["ratio"] = {phase: peer[phase] / ours[phase] for phase in PHASES}
+        for key in COUNTS:
+            result[name][key] = last[key]
+        result[name]["steps"] = steps
+    for clock in CLOCKS:
+        result[f"ratio_{clock}"] = {
+            phase: result["peer"][clock][phase] / result["ours"][clock][phase] for phase in PHASES
+        }
     return result
 
 
@@ -254,21 +265,21 @@ def machine() -> dict:
 
 def print_times(times: dict) -> None:
     ours, peer = (times[name] for name in SYSTEMS)
-    target = TARGETS[times["num_turns"]]
     print(
-        f"\n{ITEMS_PER_STEP} items, G = {COMMON['num_generations']}, T = {times['num_turns']}, reward {times['reward']}"
+        f"\n{ITEMS_PER_STEP} items, G = {COMMON['num_generations']}, T = {times['num_turns']}, "
+        f"reward {times['reward']}, load of the machine {times['load'][0]:.1f}"
     )
-    print(f"{'':24}{'CoMLRL':>10}{'ours':>10}{'ratio':>9}")
+    print(f"{'':18}{'------ wall, s ------':>27}{'---- processor, s ----':>29}")
+    print(f"{'':18}{'CoMLRL':>9}{'ours':>9}{'ratio':>9}{'CoMLRL':>11}{'ours':>9}{'ratio':>9}")
     for phase in PHASES:
-        note = f"   (target {target:g}x)" if phase == "step" else ""
-        print(
-            f"{phase + ', s':24}{peer['seconds'][phase]:10.3f}{ours['seconds'][phase]:10.3f}"
-            f"{times['ratio'][phase]:8.1f}x{note}"
-        )
-    for key in ("generate_calls", "optimizer_steps", "env_steps"):
-        print(f"{key.replace('_', ' '):24}{peer[key]:10}{ours[key]:10}")
-    print(f"{'peak memory, MB':24}{peer['peak_memory_mb']:10.0f}{ours['peak_memory_mb']:10.0f}")
-    print(f"load of the machine: {times['load'][0]:.1f}", flush=True)
+        cells = [f"{phase:18}"]
+        for clock, width in zip(CLOCKS, (9, 11), strict=True):
+            cells.append(f"{peer[clock][phase]:{width}.3f}{ours[clock][phase]:9.3f}")
+            cells.append(f"{times[f'ratio_{clock}'][phase]:8.1f}x")
+        print("".join(cells) + (f"   target {TARGETS[times['num_turns']]:g}x" if phase == "step" else ""))
+    for key in COUNTS:
+        print(f"{key.replace('_', ' '):18}{peer[key]:9.0f}{ours[key]:9.0f}")
+    sys.stdout.flush()
 
 
 def print_curve(curve: dict) -> None:
