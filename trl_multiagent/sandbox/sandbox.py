@@ -7,6 +7,7 @@ import os
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -47,7 +48,7 @@ def _start_helper(role, fds, config, **streams):
 class _Slot:
     """A verifier and its zygote, and the job that they are at."""
 
-    def __init__(self, config):
+    def __init__(self, config, share):
         self.inbox = Inbox(MAX_JOB)
         self.socket, verifier_end = socket.socketpair()
         self.socket.settimeout(START_SECONDS)
@@ -56,7 +57,9 @@ class _Slot:
         with verifier_end, control, zygote_end:
             try:
                 self.processes.append(_start_helper("zygote", [zygote_end.fileno()], config))
-                self.processes.append(_start_helper("verifier", [verifier_end.fileno(), control.fileno()], config))
+                self.processes.append(
+                    _start_helper("verifier", [verifier_end.fileno(), control.fileno(), share], config)
+                )
             except OSError:
                 self.close()
                 raise
@@ -103,8 +106,8 @@ class Sandbox:
             Programs that run at once. Defaults to this process's share of the node's cores: those it may use, divided by
             `LOCAL_WORLD_SIZE`, the number of ranks on the node.
         check_timeout (`float`, *optional*, defaults to `10.0`):
-            Seconds for each check, and for the program's definitions. A program that had to wait for a core gets more,
-            up to 5 times as much.
+            Seconds for each check, and for the program's definitions. Waiting for a core does not count, up to 5 times
+            this limit. Where more programs are stuck than there are workers, each can count on its share of a core only.
         max_timeouts (`int`, *optional*, defaults to `3`):
             Timed-out checks after which the rest of a program's checks is not run.
         memory_mb (`int`, *optional*, defaults to `512`):
@@ -152,6 +155,8 @@ class Sandbox:
         self.tier = None
         self._kept = itertools.count()
         self._totals = {"executions": 0, "seconds": 0.0, "timeouts": 0, "memory_kills": 0, "suspicious": 0}
+        # the part of a core that each running program can count on; verifiers read it, candidates do not have it
+        self._share = open(os.memfd_create("share"), "r+b", buffering=0)
         self._slots: list[_Slot] = []
         self._lock = threading.Lock()
         self._owner = os.getpid()
@@ -212,6 +217,8 @@ class Sandbox:
             return [verdicts[program] for program in programs]
 
     def _choose_tier(self):
+        if sys.platform != "linux":
+            raise SandboxError(f"the sandbox needs Linux, this is {sys.platform}")
         with _start_helper("probe", [], {}, stdout=subprocess.PIPE) as probe:
             output, _ = probe.communicate(timeout=START_SECONDS)
         if probe.returncode != 0:
@@ -250,6 +257,7 @@ class Sandbox:
                         slot.start(index, programs[index])
                     except OSError:
                         pass  # the verifier is gone: its socket reports the end of file
+                os.pwrite(self._share.fileno(), struct.pack("d", min(1.0, self.workers / len(running))), 0)
                 wake = [slot.started + self._hard_limit for slot in running]
                 if waiting:
                     wake += [slot.started + STUCK_SECONDS for slot in running if now - slot.started < STUCK_SECONDS]
@@ -301,7 +309,7 @@ class Sandbox:
         }
         for attempt in range(self.retries + 1):
             try:
-                slot = _Slot(config)
+                slot = _Slot(config, self._share.fileno())
             except OSError as error:
                 if attempt == self.retries:
                     raise SandboxError(f"the sandbox's helper processes cannot be started: {error}") from error
@@ -353,7 +361,8 @@ class Sandbox:
 
 def _share_of_cores():
     """Cores that this process may use, divided by the ranks that share the node."""
-    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _close_all(slots, owner):

@@ -1,6 +1,7 @@
 """Entry of both helper processes."""
 
 import json
+import os
 import sys
 
 
@@ -11,5 +12,7 @@ def main():
     elif role == "verifier":
         from .verifier import main as body
     else:
+        # modules want to repair locks and reseed after a fork, which costs more than the fork; a zygote has one thread
+        os.register_at_fork = lambda **hooks: None
         from .zygote import main as body
     body(*json.loads(fds), json.loads(config))

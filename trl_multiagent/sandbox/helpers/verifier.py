@@ -5,12 +5,14 @@ calls, rebuilds exact built-in types from the answers, and evaluates the asserts
 
 import builtins
 import json
+import mmap
 import os
 import random
 import resource
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 
@@ -19,7 +21,8 @@ from .checks import compile_checks
 from .wire import MAX_FRAME, MAX_JOB, Encoder, Inbox, WireError, decode, pack
 
 
-STRETCH = 5  # on a loaded machine a limit grows up to this factor, until the candidate has had its share of a core
+STRETCH = 5  # on a loaded machine a limit grows up to this factor,
+ENOUGH = 0.8  # until the candidate has had this part of its share of a core
 POLLRDHUP = 0x2000
 MEMORY = 2 << 30  # bytes of the verifier's address space
 ANSWER_SECONDS = 60.0  # for the zygote
@@ -59,11 +62,12 @@ class CandidateError(Exception):
     """Stands for an exception of the candidate that is no built-in one."""
 
 
-def main(job_fd: int, control_fd: int, config: dict):
+def main(job_fd: int, control_fd: int, share_fd: int, config: dict):
     """Body of the verifier's process: one job after the other, until the trainer closes its end."""
     jobs = socket.socket(fileno=job_fd)
     control = socket.socket(fileno=control_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config["share"] = mmap.mmap(share_fd, 8, prot=mmap.PROT_READ)
     _lock_down(config["layers"])
     started = _receive_packet(control)
     jobs.sendall(pack({"ready": True} if started == b"ready" else {"fault": started.decode()}))
@@ -151,6 +155,7 @@ class Run:
         self.limit = config["check_timeout"]
         self.whole_limit = config["cpu_seconds"]
         self.max_timeouts = config["max_timeouts"]
+        self.share = config["share"]
         self.sealed = "seccomp" in config["layers"]
         self.stub = stub
         self.expected = expected
@@ -429,9 +434,9 @@ class Run:
     def _stretched(self, limit):
         """The limit that still holds, given how long the candidate waited for a core; raises CheckTimeout if none."""
         self._command(b"S")
-        waited = json.loads(_receive_packet(self.control))
-        had = limit - waited
-        if limit >= STRETCH * self.limit or had >= self.limit / STRETCH:
+        had = limit - json.loads(_receive_packet(self.control))
+        (share,) = struct.unpack("d", self.share[:])
+        if limit >= STRETCH * self.limit or had >= ENOUGH * share * self.limit:
             raise CheckTimeout(self.limit)
         return limit + self.limit / STRETCH
 

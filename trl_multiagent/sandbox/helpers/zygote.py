@@ -37,8 +37,6 @@ def main(control_fd: int, config: dict):
     """Body of the zygote's process."""
     control = socket.socket(fileno=control_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # modules want to repair their locks after a fork, which costs more than the fork; this process has one thread
-    os.register_at_fork = lambda **hooks: None
     sys.modules.update(dict.fromkeys(ABSENT))
     for name in MODULES:
         importlib.import_module(name)
