@@ -37,7 +37,7 @@ def watch_acts():
         if event.startswith(_SUSPICIOUS):
             if not (event == "open" and str(args[0]).endswith(".py")):  # tracebacks look for their source
                 _note(event)
-        elif event == "sys._getframe" and args[0].f_code.co_filename == __file__:
+        elif event == "sys._getframe" and args and args[0].f_code.co_filename == __file__:
             _note(event)
         elif event == "import" and args[0] in ("multiprocessing", "trl_multiagent"):
             _note(f"import {args[0]}")
