@@ -104,7 +104,9 @@ def endless_loops(timeout):
             sandbox.run(loops + honest)
             seconds.append(time.monotonic() - start)
     first, later = seconds
-    print(f"\n64 programs, 8 endless: {first:.1f} s, then {later:.1f} s; deadline {timeout:g} s, the rest {rest:.1f} s")
+    print(
+        f"\n64 programs, 8 endless: {first:.1f} s, then {later:.1f} s; deadline {timeout:g} s, the rest {rest:.1f} s"
+    )
     return {"first": first, "later": later, "deadline": timeout, "rest": rest}
 
 
