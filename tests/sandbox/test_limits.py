@@ -207,11 +207,11 @@ def f(x):
 
 
 def test_waiting_for_a_core_is_not_held_against_a_program():
-    busy = [
-        subprocess.Popen([sys.executable, "-I", "-S", "-c", "while True: pass"]) for _ in range(2 * os.cpu_count())
-    ]
+    spin = [sys.executable, "-I", "-S", "-c", "while True: pass"]
+    # sessions of their own, because the kernel may share the cores out by session
+    busy = [subprocess.Popen(spin, start_new_session=True) for _ in range(3 * os.cpu_count())]
     try:
-        source = "import time\ndef f(x):\n    end = time.process_time() + 0.6\n    while time.process_time() < end: pass\n    return x"
+        source = "import time\ndef f(x):\n    end = time.process_time() + 0.7\n    while time.process_time() < end: pass\n    return x"
         with Sandbox(workers=1, check_timeout=1.0) as sandbox:
             verdict = sandbox.run([Program(source, "f", "assert f(1) == 1")])[0]
         assert verdict.passed == 1

@@ -242,6 +242,7 @@ class Sandbox:
         failures = [0] * len(programs)
         idle = list(self._slots)
         running = set()
+        crowd = self.workers
         # programs that seem stuck do not hold up the others: more helpers are started for those
         most = 2 * self.workers + SPARE_SLOTS
         with selectors.DefaultSelector() as selector:
@@ -257,7 +258,8 @@ class Sandbox:
                         slot.start(index, programs[index])
                     except OSError:
                         pass  # the verifier is gone: its socket reports the end of file
-                os.pwrite(self._share.fileno(), struct.pack("d", min(1.0, self.workers / len(running))), 0)
+                crowd = max(crowd, len(running))  # who shared a core before is not owed a whole one now
+                os.pwrite(self._share.fileno(), struct.pack("d", min(1.0, self.workers / crowd)), 0)
                 wake = [slot.started + self._hard_limit for slot in running]
                 if waiting:
                     wake += [slot.started + STUCK_SECONDS for slot in running if now - slot.started < STUCK_SECONDS]
