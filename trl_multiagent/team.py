@@ -10,6 +10,7 @@ from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    DynamicCache,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -165,7 +166,8 @@ class AgentTeam(nn.Module):
 
         Args:
             team_inputs (`dict[str, dict]`, *optional*):
-                Keyword arguments of each agent's forward. Without it, the arguments go to the active agent.
+                Keyword arguments of each agent's forward. Without it, the arguments go to the active agent. An agent's
+                `shared_prompts` are read first, and its rows continue them: see [`continue_prompts`].
 
         Returns:
             `dict` of the agents' outputs by role, or the active agent's output.
@@ -175,7 +177,7 @@ class AgentTeam(nn.Module):
         outputs = {}
         for role, inputs in team_inputs.items():
             with self.activate(role) as agent:
-                outputs[role] = agent(**inputs)
+                outputs[role] = continue_prompts(agent, **inputs)
         return outputs
 
     # What trainers read from a model comes from the active agent
@@ -231,6 +233,37 @@ class AgentTeam(nn.Module):
     def add_model_tags(self, tags: list[str] | str) -> None:
         for agent in self.agents.values():
             agent.add_model_tags(tags)
+
+
+def continue_prompts(agent: PreTrainedModel, shared_prompts: dict[str, torch.Tensor] | None = None, **inputs):
+    """
+    One forward in which several rows continue the same prompt, which is read once. Gradients reach the prompts too.
+
+    Args:
+        agent ([`~transformers.PreTrainedModel`]):
+            The model.
+        shared_prompts (`dict[str, torch.Tensor]`, *optional*):
+            `input_ids` and `attention_mask` of the prompts, of shape `(num_prompts, prompt_length)`, padded on the left,
+            and `owners` of shape `(num_rows,)`: which prompt each row continues.
+        **inputs:
+            Arguments of the forward; the attention mask covers prompts and rows.
+    """
+    if shared_prompts is None:
+        return agent(**inputs)
+    cache = DynamicCache(config=agent.config.get_text_config(decoder=True))
+    agent.base_model(
+        input_ids=shared_prompts["input_ids"],
+        attention_mask=shared_prompts["attention_mask"],
+        past_key_values=cache,
+        use_cache=True,
+    )
+    cache.batch_select_indices(shared_prompts["owners"])
+    return agent(past_key_values=cache, **inputs)
+
+
+def can_share_prompts(agent: PreTrainedModel) -> bool:
+    """Whether an agent keeps plain keys and values; those of recomputed activations are not kept."""
+    return agent._supports_default_dynamic_cache() and not agent.is_activation_checkpointing
 
 
 def _load_model(name: str, **kwargs) -> PreTrainedModel:

@@ -15,13 +15,13 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.models import prepare_deepspeed, unwrap_model_for_generation
 from trl.trainer.callbacks import SyncRefModelCallback
-from trl.trainer.utils import RepeatSampler, add_fused_lm_head, disable_dropout_in_model, pad
+from trl.trainer.utils import RepeatSampler, add_fused_lm_head, disable_dropout_in_model, pad, split_tensor_dict
 
 from trl_multiagent.advantages import sibling_advantages
 from trl_multiagent.environments.base import Environment, Outcome, Prompt, Turn
 from trl_multiagent.generation import generate_groups
 from trl_multiagent.rollout import Node, Samples, grow_trees
-from trl_multiagent.team import AgentTeam
+from trl_multiagent.team import AgentTeam, can_share_prompts
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 from trl_multiagent.trainers.team_trainer import TeamTrainerMixin, check_team
 
@@ -299,6 +299,15 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         if self.model.training:  # an evaluation is part of no optimizer step
             self._seconds[phase] += time.perf_counter() - start
 
+    def _prepare_inputs(self, generation_batch: list[dict]) -> dict[str, torch.Tensor]:
+        # GRPO shuffles the rows of a generation batch over its optimizer steps. Here all rows go into one step, where
+        # their order makes no difference, so siblings stay together and share their prompt
+        micro_batches = self.args.gradient_accumulation_steps
+        if self._step % micro_batches == 0 or self._buffered_inputs is None:
+            batch = self._generate_and_score_completions(generation_batch)
+            self._buffered_inputs = split_tensor_dict(batch, micro_batches)
+        return self._buffered_inputs[self._step % micro_batches]
+
     def _generate_and_score_completions(self, inputs: list[dict]) -> dict[str, torch.Tensor]:
         self._levels = self._play_trees(inputs)
         self._log_rollout("train", self._levels)
@@ -315,11 +324,12 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         """
         args, roles = self.args, self.team.roles
         rows = []  # (turn, samples by role, sibling, advantages by role)
-        for turn, nodes in enumerate(levels):
-            for node in nodes:
-                returns = torch.tensor([node.agent_returns(k) for k in range(len(roles))])
-                advantages = sibling_advantages(returns, args.advantage_mode, args.advantage_normalization)
-                rows += [(turn, node.samples, g, advantages[:, g]) for g in range(args.num_generations)]
+        nodes = [(turn, node) for turn, nodes in enumerate(levels) for node in nodes]
+        nodes.sort(key=lambda turn_and_node: longest_row(turn_and_node[1]))  # little padding within a micro-batch
+        for turn, node in nodes:
+            returns = torch.tensor([node.agent_returns(k) for k in range(len(roles))])
+            advantages = sibling_advantages(returns, args.advantage_mode, args.advantage_normalization)
+            rows += [(turn, node.samples, g, advantages[:, g]) for g in range(args.num_generations)]
         tokens = [sum(len(samples[role].completion_ids[g]) for _, samples, g, _ in rows) for role in roles]
         useful = rows if self.beta != 0.0 else [row for row in rows if row[-1].any()]
 
@@ -379,7 +389,10 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         rows = {role: trim_padding(agent_rows(inputs, role)) for role in self.team.roles}
-        outputs = model(team_inputs={role: forward_inputs(rows[role]) for role in rows})
+        team_inputs = {
+            role: forward_inputs(rows[role], can_share_prompts(agent)) for role, agent in self.team.agents.items()
+        }
+        outputs = model(team_inputs=team_inputs)
         losses = []
         for role in rows:
             with self.agent_scope(role):
@@ -565,13 +578,40 @@ def trim_padding(rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: x[:, columns[name]] if name in columns else x for name, x in rows.items()}
 
 
-def forward_inputs(rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Arguments of an agent's forward that returns the log-probabilities of its completions."""
+def forward_inputs(rows: dict[str, torch.Tensor], share_prompts: bool) -> dict:
+    """
+    Arguments of an agent's forward that returns the log-probabilities of its completions.
+
+    Args:
+        rows (`dict[str, torch.Tensor]`): One agent's rows.
+        share_prompts (`bool`): Whether siblings that follow each other share their prompt, all but its last token.
+    """
+    if share_prompts and rows["prompt_ids"].size(1) > 1:
+        prompts = torch.stack([rows["prompt_ids"], rows["prompt_mask"]], dim=-1)
+        prompts, owners = torch.unique_consecutive(prompts, return_inverse=True, dim=0)
+        # A row goes from the prompt's last token, which predicts the first of the completion, to the last but one
+        input_ids = torch.cat([rows["prompt_ids"][:, -1:], rows["completion_ids"][:, :-1]], dim=1)
+        return {
+            "shared_prompts": {
+                "input_ids": prompts[:, :-1, 0],
+                "attention_mask": prompts[:, :-1, 1],
+                "owners": owners,
+            },
+            "input_ids": input_ids,
+            "attention_mask": torch.cat([rows["prompt_mask"], rows["completion_mask"][:, :-1]], dim=1),
+            "shift_labels": rows["completion_ids"].masked_fill(rows["completion_mask"] == 0, -100),
+            "fused_lm_head": True,
+        }
     input_ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
     attention_mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
     labels = input_ids.masked_fill(attention_mask == 0, -100)
     labels[:, : rows["prompt_ids"].size(1)] = -100
     return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels, "fused_lm_head": True}
+
+
+def longest_row(node: Node) -> int:
+    """Tokens of the longest prompt with its longest completion at a node."""
+    return max(len(samples.prompt_ids) + max(map(len, samples.completion_ids)) for samples in node.samples.values())
 
 
 def by_role(texts: dict[str, str]) -> str:
