@@ -4,7 +4,7 @@ from transformers import GenerationConfig
 
 from trl_multiagent.generation import generate_groups
 
-from tiny import byte_tokenizer, tiny_llama
+from tiny import ARCHITECTURES, byte_tokenizer, other_model, tiny_llama
 
 
 def config(**changes):
@@ -33,6 +33,16 @@ def test_greedy_groups_equal_plain_generate():
     for prompt, group in zip(PROMPTS, groups, strict=True):
         plain = model.generate(input_ids=torch.tensor([prompt]), generation_config=greedy)[0, len(prompt) :].tolist()
         assert group == [plain] * 3
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_other_architectures(architecture):
+    """Positions that are learned, and caches that keep a window only."""
+    model = other_model(architecture)
+    greedy = config(do_sample=False, temperature=None, top_p=None, top_k=None)
+    for prompt, group in zip(PROMPTS, generate_groups(model, PROMPTS, 2, greedy), strict=True):
+        plain = model.generate(input_ids=torch.tensor([prompt]), generation_config=greedy)[0, len(prompt) :].tolist()
+        assert group == [plain] * 2
 
 
 def test_samples_follow_the_policy():

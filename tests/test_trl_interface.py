@@ -121,4 +121,7 @@ def test_the_loss_reads_what_a_batch_holds():
 
 def test_generate_takes_a_filled_cache():
     assert "_supports_default_dynamic_cache" in dir(transformers.LlamaForCausalLM), ADVICE
-    assert "batch_repeat_interleave" in dir(transformers.DynamicCache), ADVICE
+    assert {"batch_repeat_interleave", "batch_select_indices", "is_sliding"} <= {*dir(transformers.DynamicCache)}, (
+        ADVICE
+    )
+    assert list(inspect.signature(transformers.StaticCache).parameters)[:2] == ["config", "max_cache_len"], ADVICE

@@ -3,7 +3,18 @@
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOConfig, MAGRPOTrainer
 
@@ -40,6 +51,24 @@ def tiny_llama(seed: int = 0, **changes) -> LlamaForCausalLM:
         "tie_word_embeddings": True,
     }
     return LlamaForCausalLM(LlamaConfig(**{**config, **changes}))
+
+
+ARCHITECTURES = ["gpt2", "mistral with a sliding window", "gemma3"]
+
+
+def other_model(architecture: str) -> PreTrainedModel:
+    """Random models with learned positions, and with caches that keep a window only."""
+    torch.manual_seed(0)
+    size = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    size |= {"eos_token_id": 256, "pad_token_id": 257, "bos_token_id": None, "initializer_range": 0.3}
+    gqa = {"num_key_value_heads": 1, "intermediate_size": 64, "head_dim": 16, "sliding_window": 4}
+    if architecture == "gpt2":
+        return GPT2LMHeadModel(GPT2Config(n_positions=256, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **size))
+    elif architecture == "gemma3":
+        layers = ["sliding_attention", "full_attention"]
+        return Gemma3ForCausalLM(Gemma3TextConfig(layer_types=layers, **size, **gqa))
+    else:
+        return MistralForCausalLM(MistralConfig(**size, **gqa))
 
 
 def tiny_team(roles=("aux", "main"), chat_template: str | None = None) -> AgentTeam:

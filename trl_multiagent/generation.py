@@ -3,7 +3,7 @@
 import inspect
 
 import torch
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel, StaticCache
 from trl.trainer.utils import pad
 
 
@@ -72,7 +72,9 @@ def _generate_chunk(
     attention_mask = pad([torch.ones_like(ids) for ids in tensors], padding_value=0, padding_side="left").to(device)
     cache = {}
     if _can_share_prompts(model, generation_config):
-        cache["past_key_values"] = _read_prompts(model, input_ids, attention_mask, num_generations)
+        cache["past_key_values"] = _read_prompts(
+            model, input_ids, attention_mask, num_generations, generation_config.max_new_tokens
+        )
     output_ids = model.generate(
         input_ids=input_ids.repeat_interleave(num_generations, dim=0),
         attention_mask=attention_mask.repeat_interleave(num_generations, dim=0),
@@ -89,24 +91,47 @@ def _generate_chunk(
 
 def _can_share_prompts(model: PreTrainedModel, generation_config: GenerationConfig) -> bool:
     """Whether the model keeps plain keys and values, and takes the positions that left padding asks for."""
-    takes_positions = "position_ids" in inspect.signature(type(model).forward).parameters
-    return takes_positions and model._supports_default_dynamic_cache() and not generation_config.cache_implementation
+    plain_cache = model._supports_default_dynamic_cache() and not generation_config.cache_implementation
+    return plain_cache and takes_positions(model)
+
+
+def takes_positions(model: PreTrainedModel) -> bool:
+    """Whether the positions of the tokens can be told to the model (not with ALiBi, which needs none)."""
+    return "position_ids" in inspect.signature(type(model).forward).parameters
+
+
+def token_positions(attention_mask: torch.Tensor) -> torch.Tensor:
+    """Positions that do not count padding, of the mask's shape."""
+    return (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
 
 
 def _read_prompts(
-    model: PreTrainedModel, input_ids: torch.Tensor, attention_mask: torch.Tensor, num_generations: int
-) -> DynamicCache:
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    num_generations: int,
+    max_new_tokens: int,
+) -> Cache:
     """The cache of all prompt tokens but the last, which `generate` feeds itself, repeated for each completion."""
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    if input_ids.size(1) > 1:
-        position_ids = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
-        inputs = model.prepare_inputs_for_generation(
-            input_ids[:, :-1],
-            attention_mask=attention_mask[:, :-1],
-            position_ids=position_ids[:, :-1],
-            past_key_values=cache,
-            use_cache=True,
-        )
-        model.base_model(**inputs)  # the backbone: nothing here needs logits
+    config = model.config.get_text_config(decoder=True)
+    cache = DynamicCache(config=config)
+    if input_ids.size(1) == 1:
+        return cache
+    inputs = model.prepare_inputs_for_generation(
+        input_ids[:, :-1],
+        attention_mask=attention_mask[:, :-1],
+        position_ids=token_positions(attention_mask)[:, :-1],
+        past_key_values=cache,
+        use_cache=True,
+    )
+    model.base_model(**inputs)  # the backbone: nothing here needs logits
+    # Layers that keep a window, or autocast's keys and values of two types, need a cache that grows
+    if any(cache.is_sliding) or any(layer.keys.dtype != layer.values.dtype for layer in cache.layers):
         cache.batch_repeat_interleave(num_generations)
-    return cache
+        return cache
+    # Otherwise one with room for the completions: one that grows is copied as a whole at every token
+    roomy = StaticCache(config=config, max_cache_len=input_ids.size(1) + max_new_tokens)
+    for index, layer in enumerate(cache.layers):
+        keys, values = (x.repeat_interleave(num_generations, dim=0) for x in (layer.keys, layer.values))
+        roomy.update(keys, values, index)
+    return roomy

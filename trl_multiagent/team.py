@@ -18,6 +18,8 @@ from transformers import (
 from transformers.utils import cached_file
 from trl.trainer.utils import create_model_from_path
 
+from trl_multiagent.generation import takes_positions
+
 
 TEAM_FILE = "team.json"
 AGENTS_FOLDER = "agents"
@@ -243,27 +245,24 @@ def continue_prompts(agent: PreTrainedModel, shared_prompts: dict[str, torch.Ten
         agent ([`~transformers.PreTrainedModel`]):
             The model.
         shared_prompts (`dict[str, torch.Tensor]`, *optional*):
-            `input_ids` and `attention_mask` of the prompts, of shape `(num_prompts, prompt_length)`, padded on the left,
-            and `owners` of shape `(num_rows,)`: which prompt each row continues.
+            `owners` of shape `(num_rows,)`, which prompt each row continues; the rest are the backbone's inputs for the
+            prompts, of shape `(num_prompts, prompt_length)`, padded on the left.
         **inputs:
             Arguments of the forward; the attention mask covers prompts and rows.
     """
     if shared_prompts is None:
         return agent(**inputs)
     cache = DynamicCache(config=agent.config.get_text_config(decoder=True))
-    agent.base_model(
-        input_ids=shared_prompts["input_ids"],
-        attention_mask=shared_prompts["attention_mask"],
-        past_key_values=cache,
-        use_cache=True,
-    )
+    prompts = {name: x for name, x in shared_prompts.items() if name != "owners"}
+    agent.base_model(past_key_values=cache, use_cache=True, **prompts)
     cache.batch_select_indices(shared_prompts["owners"])
     return agent(past_key_values=cache, **inputs)
 
 
 def can_share_prompts(agent: PreTrainedModel) -> bool:
-    """Whether an agent keeps plain keys and values; those of recomputed activations are not kept."""
-    return agent._supports_default_dynamic_cache() and not agent.is_activation_checkpointing
+    """Whether rows of an agent can continue a prompt that was read once. Checkpointed activations keep no cache."""
+    plain_cache = agent._supports_default_dynamic_cache() and not agent.is_activation_checkpointing
+    return plain_cache and takes_positions(agent)
 
 
 def _load_model(name: str, **kwargs) -> PreTrainedModel:

@@ -8,6 +8,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from trl_multiagent import (
+    AgentTeam,
     FunctionEnvironment,
     MAGRPOConfig,
     MAGRPOTrainer,
@@ -19,7 +20,16 @@ from trl_multiagent import (
     MARLOOTrainer,
 )
 
-from tiny import count_reward, tiny_environment, tiny_items, tiny_team, tiny_trainer
+from tiny import (
+    ARCHITECTURES,
+    byte_tokenizer,
+    count_reward,
+    other_model,
+    tiny_environment,
+    tiny_items,
+    tiny_team,
+    tiny_trainer,
+)
 
 
 class Gradients(TrainerCallback):
@@ -142,6 +152,16 @@ def test_gradient_by_hand(tmp_path, mode, joint, num_turns):
 def test_other_team_sizes(tmp_path, roles, joint):
     gradients, trainer, before = one_update(tmp_path, tiny_team(roles), joint_mode=joint, num_generations=2)
     assert distance(gradients, reference_gradients(trainer._levels, before, joint=joint)) < 1e-5
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+def test_other_architectures(tmp_path, architecture, gradient_checkpointing):
+    """With prompts that siblings share, and without: gradient checkpointing keeps no keys and values."""
+    model = other_model(architecture)
+    team = AgentTeam({"solo": model}, {"solo": byte_tokenizer()})
+    gradients, trainer, before = one_update(tmp_path, team, num_turns=2, gradient_checkpointing=gradient_checkpointing)
+    assert distance(gradients, reference_gradients(trainer._levels, before)) < 1e-5
 
 
 def test_temperature(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 from torch.utils.data import DataLoader, Sampler
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.models import prepare_deepspeed, unwrap_model_for_generation
 from trl.trainer.callbacks import SyncRefModelCallback
@@ -19,7 +19,7 @@ from trl.trainer.utils import RepeatSampler, add_fused_lm_head, disable_dropout_
 
 from trl_multiagent.advantages import sibling_advantages
 from trl_multiagent.environments.base import Environment, Outcome, Prompt, Turn
-from trl_multiagent.generation import generate_groups
+from trl_multiagent.generation import generate_groups, takes_positions, token_positions
 from trl_multiagent.rollout import Node, Samples, grow_trees
 from trl_multiagent.team import AgentTeam, can_share_prompts
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
@@ -376,23 +376,22 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
 
     @torch.no_grad()
     def _reference_logps(self, role: str, rows: dict[str, torch.Tensor]) -> torch.Tensor:
-        with self.accelerator.unwrap_model(self.ref_model).activate(role):
-            return self._get_per_token_logps_and_entropies(
-                self.ref_model,
-                torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),
-                torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1),
-                rows["completion_ids"].size(1),
-                batch_size=self.args.per_device_train_batch_size,
-            )[0]
+        """Log-probabilities of one agent's completions under its reference policy, of the shape of the completions."""
+        agent = self.accelerator.unwrap_model(self.ref_model).agents[role]
+        size = self.args.per_device_train_batch_size
+        logps = []
+        for start in range(0, len(rows["prompt_ids"]), size):
+            chunk = {name: x[start : start + size] for name, x in rows.items() if x.dim() > 0}
+            with self.accelerator.autocast():
+                outputs = self.ref_model(team_inputs={role: forward_inputs(agent, chunk)})
+            logps.append(outputs[role].log_probs[:, -chunk["completion_ids"].size(1) :])
+        return torch.cat(logps)
 
     # Loss: one forward of the team, each agent's loss on its own output, one backward
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         rows = {role: trim_padding(agent_rows(inputs, role)) for role in self.team.roles}
-        team_inputs = {
-            role: forward_inputs(rows[role], can_share_prompts(agent)) for role, agent in self.team.agents.items()
-        }
-        outputs = model(team_inputs=team_inputs)
+        outputs = model(team_inputs={role: forward_inputs(self.team.agents[role], rows[role]) for role in rows})
         losses = []
         for role in rows:
             with self.agent_scope(role):
@@ -578,35 +577,34 @@ def trim_padding(rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: x[:, columns[name]] if name in columns else x for name, x in rows.items()}
 
 
-def forward_inputs(rows: dict[str, torch.Tensor], share_prompts: bool) -> dict:
+def forward_inputs(agent: PreTrainedModel, rows: dict[str, torch.Tensor]) -> dict:
     """
     Arguments of an agent's forward that returns the log-probabilities of its completions.
 
-    Args:
-        rows (`dict[str, torch.Tensor]`): One agent's rows.
-        share_prompts (`bool`): Whether siblings that follow each other share their prompt, all but its last token.
+    Siblings that follow each other share their prompt, all but its last token, where the agent can.
     """
-    if share_prompts and rows["prompt_ids"].size(1) > 1:
-        prompts = torch.stack([rows["prompt_ids"], rows["prompt_mask"]], dim=-1)
+    prompt_ids, prompt_mask = rows["prompt_ids"], rows["prompt_mask"]
+    input_ids = torch.cat([prompt_ids, rows["completion_ids"]], dim=1)
+    attention_mask = torch.cat([prompt_mask, rows["completion_mask"]], dim=1)
+    positions = token_positions(attention_mask)
+    labels = input_ids.masked_fill(attention_mask == 0, -100)
+    shared = prompt_ids.size(1) - 1
+    if shared > 0 and can_share_prompts(agent):
+        prompts = torch.stack([prompt_ids, prompt_mask, positions[:, : shared + 1]], dim=-1)
         prompts, owners = torch.unique_consecutive(prompts, return_inverse=True, dim=0)
+        input_names = ("input_ids", "attention_mask", "position_ids")
         # A row goes from the prompt's last token, which predicts the first of the completion, to the last but one
-        input_ids = torch.cat([rows["prompt_ids"][:, -1:], rows["completion_ids"][:, :-1]], dim=1)
         return {
-            "shared_prompts": {
-                "input_ids": prompts[:, :-1, 0],
-                "attention_mask": prompts[:, :-1, 1],
-                "owners": owners,
-            },
-            "input_ids": input_ids,
-            "attention_mask": torch.cat([rows["prompt_mask"], rows["completion_mask"][:, :-1]], dim=1),
-            "shift_labels": rows["completion_ids"].masked_fill(rows["completion_mask"] == 0, -100),
+            "shared_prompts": dict(zip(input_names, prompts[:, :shared].unbind(-1), strict=True)) | {"owners": owners},
+            "input_ids": input_ids[:, shared:-1],
+            "attention_mask": attention_mask[:, :-1],
+            "position_ids": positions[:, shared:-1],
+            "shift_labels": labels[:, shared + 1 :],
             "fused_lm_head": True,
         }
-    input_ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
-    attention_mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
-    labels = input_ids.masked_fill(attention_mask == 0, -100)
-    labels[:, : rows["prompt_ids"].size(1)] = -100
-    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels, "fused_lm_head": True}
+    labels[:, : shared + 1] = -100
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels, "fused_lm_head": True}
+    return inputs | {"position_ids": positions} if takes_positions(agent) else inputs
 
 
 def longest_row(node: Node) -> int:
