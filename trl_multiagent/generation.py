@@ -125,8 +125,8 @@ def _read_prompts(
         use_cache=True,
     )
     model.base_model(**inputs)  # the backbone: nothing here needs logits
-    # Layers that keep a window, or autocast's keys and values of two types, need a cache that grows
-    if any(cache.is_sliding) or any(layer.keys.dtype != layer.values.dtype for layer in cache.layers):
+    # Layers that keep a window, and autocast, whose keys and values have several types, need a cache that grows
+    if any(cache.is_sliding) or torch.is_autocast_enabled(input_ids.device.type):
         cache.batch_repeat_interleave(num_generations)
         return cache
     # Otherwise one with room for the completions: one that grows is copied as a whole at every token
