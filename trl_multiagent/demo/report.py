@@ -29,8 +29,8 @@ copies of one tiny language model that imitates careless demonstrations, of two 
   B  aux keeps and maps them, main only reduces
 
 A mixed pair fails. All they learn from is one joint reward between 0 and 4: how many tests their
-code passes together, and whether main makes real use of aux. Training takes about a
-minute on two free cores.
+code passes together, and whether main makes real use of aux. Training takes one to two
+minutes on two free cores.
 """
 CHUNK = 16  # held-out problems per advance of the progress bar
 SMOOTHING = 10  # width of the moving average in the learning curve, in steps
