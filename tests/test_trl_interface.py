@@ -17,7 +17,6 @@ from trl.trainer.utils import (
     add_fused_lm_head,
     create_model_from_path,
     pad,
-    shuffle_sequence_dict,
     split_tensor_dict,
 )
 
@@ -69,7 +68,6 @@ FUNCTIONS = {
     add_fused_lm_head: ["model", "temperature", "cast_lm_head_to_fp32", "outputs"],
     create_model_from_path: ["model_id", "architecture", "kwargs"],
     pad: ["tensors", "padding_value", "padding_side", "pad_to_multiple_of"],
-    shuffle_sequence_dict: ["seq_dict"],
     split_tensor_dict: ["tensor_dict", "num_chunks"],
 }
 # Attributes that `GRPOTrainer.__init__` sets and that are read or swapped here
