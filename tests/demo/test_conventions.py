@@ -24,6 +24,8 @@ def test_conventions_are_told_apart_by_behaviour():
         loop += f"            out.append({problem.map.code})\n    return out\n"
         copy = f"def {problem.name}({argument}):\n    ys = [x for x in aux({argument})]\n    return {problem.reduction.code}\n"
         add(problem, loop, copy, aux="B", main="B")
+    # What the reward leaves out of an answer does not count here either
+    add(problem, write_aux(problem, "B") + "def aux(v)]\n    return", write_main(problem, "B"), aux="B", main="B")
     for fault in AUX_FAULTS:
         aux_code = write_aux(problem, "B", fault, random.Random(1))
         add(problem, aux_code, write_main(problem, "B"), aux=None, main="B")

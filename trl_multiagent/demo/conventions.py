@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from trl_multiagent.demo.demonstrations import CONVENTIONS, write_aux
 from trl_multiagent.demo.problems import Problem
 from trl_multiagent.environments.base import JointAction
+from trl_multiagent.environments.code_generation.extraction import extract_code
 from trl_multiagent.sandbox import Program, Sandbox, Verdict
 
 
@@ -35,11 +36,13 @@ def conventions(
         inputs = [problem.inputs(rng, length=6) for _ in range(INPUTS)]
         kept = [problem.kept(values) for values in inputs]
         outputs = {"A": kept, "B": [problem.mapped(values) for values in kept]}
+        aux = extract_code(answers["aux"], "aux")  # the code that the reward is about, too
+        main = extract_code(answers["main"], problem.name)
         for convention in CONVENTIONS:
-            programs.append(Program(answers["aux"], "aux", check(inputs, outputs[convention])))
+            programs.append(Program(aux, "aux", check(inputs, outputs[convention])))
         solutions = [problem.solve(values) for values in inputs]
         for convention in CONVENTIONS:
-            source = write_aux(problem, convention) + answers["main"]
+            source = write_aux(problem, convention) + main
             programs.append(Program(source, problem.name, check(inputs, solutions)))
     verdicts = sandbox.run(programs)
     return [
