@@ -468,11 +468,18 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         # One object per process: its processes may have different turns, nodes and metrics
         local = {name: (len(x), sum(x), sum(v * v for v in x)) for name, x in values.items()}
         totals = defaultdict(lambda: (0, 0.0, 0.0))
-        for sums in gather_object([{**local, "num_tokens": (1, num_tokens, 0.0)}]):
+        of_environment = defaultdict(float)
+        for sums, numbers in gather_object(
+            [({**local, "num_tokens": (1, num_tokens, 0.0)}, self.environment.metrics())]
+        ):
             for name, entry in sums.items():
                 totals[name] = tuple(a + b for a, b in zip(totals[name], entry, strict=True))
+            for name, value in numbers.items():
+                of_environment[name] += value
         _, num_tokens, _ = totals.pop("num_tokens")
         metrics = self._metrics[mode]
+        for name, value in of_environment.items():
+            metrics[f"reward/{name}"].append(value)
         for name, (count, total, _) in totals.items():
             metrics[name].append(total / count)
         count, total, squares = totals["reward"]

@@ -141,6 +141,8 @@ class TeamTrainerMixin:
 
 def check_team(team: AgentTeam, environment: Environment, num_agents: int | None) -> None:
     """Refuses a team that does not fit the environment."""
+    if not isinstance(environment, Environment):
+        raise TypeError(f"`environment` must be an `Environment`, got `{type(environment).__name__}`: subclass it.")
     if tuple(team.roles) != tuple(environment.roles):
         raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
     if num_agents is not None and num_agents != len(team.roles):
