@@ -307,7 +307,17 @@ class AgentTeam(nn.Module):
         model = self.models[self._model_names[role or adapter]]
         return [parameter for name, parameter in model.named_parameters() if adapter in name.split(".")]
 
-    # The reference policy of a LoRA team: the base alone, or a copy of the adapter that an agent began from
+    # The reference policy: a frozen copy of the team. For a LoRA team the base alone, or a copy of the adapter that an agent began from
+
+    def frozen_copy(self) -> "AgentTeam":
+        """A copy whose weights are its own and are not trained."""
+        gathered = contextlib.nullcontext()
+        if is_deepspeed_zero3_enabled():
+            import deepspeed
+
+            gathered = deepspeed.zero.GatheredParameters(list(self.parameters()))  # a shard's copy would be empty
+        with gathered:
+            return copy.deepcopy(self).requires_grad_(False)
 
     def keep_reference(self) -> None:
         """Remembers the current adapters of a LoRA team as its reference policy."""

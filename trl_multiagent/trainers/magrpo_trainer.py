@@ -1,5 +1,4 @@
 import contextlib
-import copy
 import json
 import math
 import time
@@ -8,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from accelerate.utils import gather_object
 from datasets import Dataset
 from torch.utils.data import DataLoader, Sampler
@@ -124,7 +124,7 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         if args.beta != 0.0 and team.has_adapters:
             team.keep_reference()
         elif args.beta != 0.0:
-            reference_team = copy.deepcopy(team).requires_grad_(False)
+            reference_team = team.frozen_copy()
 
         # GRPO would load a single reference model, and asks `luspo` for sequence-level ratios, which are 1 here
         with _changed(args, beta=0.0, sync_ref_model=False, importance_sampling_level="sequence"):
@@ -598,12 +598,16 @@ def forward_inputs(agent: PreTrainedModel, rows: dict[str, torch.Tensor]) -> dic
     Siblings that follow each other share their prompt, all but its last token, where the agent can.
     """
     prompt_ids, prompt_mask = rows["prompt_ids"], rows["prompt_mask"]
+    sharing = can_share_prompts(agent)
+    if sharing and prompt_ids.size(1) == 1:
+        # Something to share, if only padding: under ZeRO-3 all processes must run the same forward passes
+        prompt_ids, prompt_mask = F.pad(prompt_ids, (1, 0)), F.pad(prompt_mask, (1, 0))
     input_ids = torch.cat([prompt_ids, rows["completion_ids"]], dim=1)
     attention_mask = torch.cat([prompt_mask, rows["completion_mask"]], dim=1)
     positions = token_positions(attention_mask)
     labels = input_ids.masked_fill(attention_mask == 0, -100)
     shared = prompt_ids.size(1) - 1
-    if shared > 0 and can_share_prompts(agent):
+    if sharing:
         prompts = torch.stack([prompt_ids, prompt_mask, positions[:, : shared + 1]], dim=-1)
         prompts, owners = torch.unique_consecutive(prompts, return_inverse=True, dim=0)
         input_names = ("input_ids", "attention_mask", "position_ids")
