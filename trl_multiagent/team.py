@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from huggingface_hub import CommitInfo
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -88,13 +89,14 @@ class AgentTeam(nn.Module):
         Returns:
             [`AgentTeam`]
         """
-        revision = model_init_kwargs.get("revision")
+        revision, token = model_init_kwargs.get("revision"), model_init_kwargs.get("token")
         subfolders = None
         if isinstance(name, str):
             team_file = cached_file(
                 name,
                 TEAM_FILE,
                 revision=revision,
+                token=token,
                 _raise_exceptions_for_missing_entries=False,
                 _raise_exceptions_for_connection_errors=False,
             )
@@ -115,7 +117,7 @@ class AgentTeam(nn.Module):
         for k, role in enumerate(roles):
             kwargs = {} if subfolders is None else {"subfolder": subfolders[k]}
             tokenizers[role] = AutoTokenizer.from_pretrained(
-                names[k], padding_side="left", truncation_side="left", revision=revision, **kwargs
+                names[k], padding_side="left", truncation_side="left", revision=revision, token=token, **kwargs
             )
             models[role] = _load_model(names[k], **kwargs, **model_init_kwargs)
         return cls(models, tokenizers)
@@ -143,6 +145,51 @@ class AgentTeam(nn.Module):
             "agents": [{"role": role, "folder": f"{AGENTS_FOLDER}/{role}"} for role in self.roles],
         }
         (folder / TEAM_FILE).write_text(json.dumps(team, indent=2) + "\n")
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        revision: str | None = None,
+        commit_message: str = "Upload team",
+        create_pr: bool = False,
+    ) -> CommitInfo:
+        """
+        Uploads the team and a model card to the Hugging Face Hub.
+
+        Args:
+            repo_id (`str`):
+                Repository, created if it does not exist.
+            private (`bool`, *optional*):
+                Whether a repository that is created is private.
+            token (`str`, *optional*):
+                Token with write access; by default the one of `hf auth login` or of the variable `HF_TOKEN`.
+            revision (`str`, *optional*):
+                Branch, created if it does not exist; by default `main`.
+            commit_message (`str`, *optional*, defaults to `"Upload team"`):
+                Message of the commit.
+            create_pr (`bool`, *optional*, defaults to `False`):
+                Whether to open a pull request, which takes no write access.
+
+        Returns:
+            [`~huggingface_hub.CommitInfo`]
+
+        Raises:
+            `RuntimeError`: The Hub cannot be reached, refused, or the upload was interrupted.
+        """
+        from trl_multiagent.hub import push_team  # which needs this class
+
+        return push_team(
+            self,
+            repo_id,
+            private=private,
+            token=token,
+            revision=revision,
+            commit_message=commit_message,
+            create_pr=create_pr,
+        )
 
     def load_weights(self, folder: str | Path) -> None:
         """Replaces the agents' weights by those of a team that [`~AgentTeam.save_pretrained`] wrote."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +12,14 @@ from transformers import GenerationConfig
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.team import AGENTS_FOLDER, TEAM_FILE, AgentTeam
+from trl_multiagent.team import AgentTeam
+from trl_multiagent.trainers.team_hub import TeamHubMixin
 
 
 STATE_FILE = "team_trainer_state.json"
 
 
-class TeamTrainerMixin:
+class TeamTrainerMixin(TeamHubMixin):
     """
     Makes a TRL trainer train an [`AgentTeam`].
 
@@ -129,14 +129,6 @@ class TeamTrainerMixin:
             super()._load_best_model()
         else:
             self.team.load_weights(self.state.best_model_checkpoint)
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        # The parent copies the files of a single model from the checkpoint to the folder that it uploads
-        if self.is_world_process_zero():
-            source, target = Path(checkpoint_folder), Path(self.args.output_dir)
-            shutil.copytree(source / AGENTS_FOLDER, target / AGENTS_FOLDER, dirs_exist_ok=True)
-            shutil.copy(source / TEAM_FILE, target / TEAM_FILE)
-        super()._push_from_checkpoint(checkpoint_folder)
 
 
 def check_team(team: AgentTeam, environment: Environment, num_agents: int | None) -> None:
