@@ -234,6 +234,8 @@ class Handler(BaseHTTPRequestHandler):
         repo = self.server.repos.get(repo_id)
         if repo is None or (repo.private and self.token not in (WRITER, READER)):
             self.refuse(404 if self.token else 401, "RepoNotFound", "Repository not found")
+        elif write and self.token is None:
+            self.refuse(401, "Unauthorized", "Invalid username or password.")
         elif write and self.token != WRITER:
             self.refuse(403, "Forbidden", f"You don't have the rights to write to {repo_id}")
         else:
