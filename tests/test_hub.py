@@ -107,6 +107,28 @@ result = [tokenizer.pad_token, all(torch.equal(x, expected[name]) for name, x in
     assert not any("agents/left" in request for request in server.requests)
 
 
+def test_one_adapter_alone_is_loaded_by_peft(server, client, tmp_path):
+    code = """
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from tiny import tiny_llama, tiny_team
+from transformers import AutoModelForCausalLM
+from trl_multiagent.hub import push_folder
+tiny_llama().push_to_hub("user/base")
+base = AutoModelForCausalLM.from_pretrained("user/base")
+adapter = get_peft_model(base, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+tiny_team(("main",)).save_pretrained(folder)
+(folder / "agents/main/model.safetensors").unlink()
+adapter.save_pretrained(folder / "agents/main")
+push_folder(folder, "user/adapter")
+base = AutoModelForCausalLM.from_pretrained("user/base")
+alone = PeftModel.from_pretrained(base, "user/adapter", subfolder="agents/main")
+ids = torch.arange(65, 75)[None]
+result = [torch.equal(alone(ids).logits, adapter(ids).logits), torch.equal(alone(ids).logits, tiny_llama()(ids).logits)]
+"""
+    assert client("from pathlib import Path; folder = Path(folder)" + code, folder=str(tmp_path)) == [True, False]
+
+
 def test_branches_pull_requests_and_private_repositories(server, client):
     code = """
 from tiny import tiny_llama, tiny_team

@@ -38,12 +38,13 @@ def test_what_is_no_id(name):
 
 def test_adapters_load_with_peft():
     team = tiny_team(("main",))
-    assert "AutoModelForCausalLM.from_pretrained" in str(team_card(team, "user/team"))
-    assert "AutoPeftModelForCausalLM" not in str(team_card(team, "user/team"))
+    card = str(team_card(team, "user/team"))
+    assert 'AutoModelForCausalLM.from_pretrained("user/team", subfolder="agents/main")' in card and "peft" not in card
     team.adapters = get_peft_model(tiny_llama(), LoraConfig(target_modules=["q_proj"]))
-    assert 'AutoPeftModelForCausalLM.from_pretrained("user/team", subfolder="agents/main")' in str(
-        team_card(team, "user/team")
-    )
+    team.agents["main"].config._name_or_path = "Qwen/Qwen2.5-0.5B"
+    card = str(team_card(team, "user/team"))
+    assert 'base = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")' in card
+    assert 'PeftModel.from_pretrained(base, "user/team", subfolder="agents/main")' in card
 
 
 def test_a_card_of_one_agent():
