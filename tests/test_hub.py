@@ -246,6 +246,25 @@ trainer.push_to_hub(dataset_name="openai/openai_humaneval")
     assert card["datasets"] == "openai/openai_humaneval" and "magrpo" in card["tags"]
 
 
+def test_training_goes_on_from_a_checkpoint_on_the_hub(server, client, tmp_path):
+    code = """
+from huggingface_hub import snapshot_download
+from pathlib import Path
+top = Path(folder)
+folder = top / "first"
+trainer(hub_strategy="checkpoint", max_steps=2).train()
+downloaded = snapshot_download(repo_id, allow_patterns="last-checkpoint/*", local_dir=top / "downloaded")
+folder = top / "second"
+resumed = trainer(max_steps=3, push_to_hub=False)
+resumed.train(resume_from_checkpoint=f"{downloaded}/last-checkpoint")
+result = [resumed.state.global_step, [entry["step"] for entry in resumed.state.log_history if "reward" in entry]]
+folder = top / "straight"
+trainer(max_steps=3, push_to_hub=False).train()
+"""
+    assert client(TRAINER + code, folder=str(tmp_path), repo_id="user/resume") == [3, [1, 2, 3]]
+    assert saved_weights(tmp_path / "second" / "checkpoint-3") == saved_weights(tmp_path / "straight" / "checkpoint-3")
+
+
 def test_files_do_not_change_under_a_push(server, client, tmp_path):
     """The second checkpoint comes while the first is still being sent: it is left to the push at the end."""
     code = """

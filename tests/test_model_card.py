@@ -5,6 +5,7 @@ import yaml
 from matplotlib.image import imread
 from peft import LoraConfig, get_peft_model
 
+import trl_multiagent
 from trl_multiagent import FunctionEnvironment
 from trl_multiagent.environments.code_generation import CodeGenerationEnvironment
 from trl_multiagent.model_card import draw_reward_curve, environment_name, hub_id, summarize, team_card
@@ -100,6 +101,7 @@ def test_the_card_of_a_trainer(tmp_path):
     assert f"| training | {rewards[0]:.3f} | {rewards[best]:.3f} (step {best + 1}) | {rewards[1]:.3f} |" in card
     assert "arxiv" not in card and "huggingface.co/papers/2508.04652" in card and "@misc{liu2025llm," in card
     assert "vonwerra2020trl" in card and "- TRL: 1.16" in card
+    assert f"- trl_multiagent: {trl_multiagent.__version__}" in card
     assert "{{" not in card.replace("{{TRL:", "").replace("{{LLM", "") and "{%" not in card
     assert "config.yaml" not in card
     (tmp_path / "run" / "config.yaml").touch()

@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from peft import PeftModel
 from trl.trainer.utils import get_config_model_id
 
+import trl_multiagent
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.team import AGENTS_FOLDER, AgentTeam
 
@@ -21,7 +22,7 @@ CURVE_FILE = "reward_curve.png"
 RECIPE_FILE = "config.yaml"
 TEMPLATE = Path(__file__).parent / "templates" / "team_card.md"
 TAGS = ["trl", "trl-multiagent", "multi-agent"]
-PACKAGES = {"trl_multiagent": "trl-multiagent", "TRL": "trl", "Transformers": "transformers", "Pytorch": "torch"}
+PACKAGES = {"TRL": "trl", "Transformers": "transformers", "Pytorch": "torch"}
 PACKAGES |= {"Datasets": "datasets", "Tokenizers": "tokenizers", "PEFT": "peft"}
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 WINDOW = 10  # at most so many log entries of training in one mean
@@ -95,6 +96,7 @@ def team_card(
         pipeline_tag="text-generation",
         tags=list(dict.fromkeys([*TAGS, *(tags or []), *(["generated_from_trainer"] if training else [])])),
     )
+    versions = {name: metadata.version(package) for name, package in PACKAGES.items()}
     one = "One language model"
     several = (
         f"A team of {len(agents)} language models that answer one task together, each with a completion of its own"
@@ -112,7 +114,7 @@ def team_card(
         results=summarize(training.log_history) if training else None,
         curve_file=CURVE_FILE,
         recipe_file=RECIPE_FILE,
-        versions={name: metadata.version(package) for name, package in PACKAGES.items()},
+        versions={"trl_multiagent": trl_multiagent.__version__, **versions},
     )
 
 
