@@ -148,16 +148,21 @@ result = [head(), head(revision="second"), head(revision="refs/pr/1"), pull_requ
     assert client(code) == [0.0, 1.0, 1.0, f"{server.url}/user/versions/discussions/1"]
     repo = server.repos["user/versions"]
     assert repo.private and set(repo.refs) == {"main", "second", "refs/pr/1"}
+
+
+def test_a_private_team_is_loaded_with_a_token(server, client):
     code = """
 import os
+from tiny import tiny_team
 from trl_multiagent import AgentTeam
-del os.environ["HF_TOKEN"]
+tiny_team().push_to_hub("user/secret", private=True)
+token = os.environ.pop("HF_TOKEN")
 try:
-    AgentTeam.from_pretrained("user/versions", token=token, force_download=True)
+    result = AgentTeam.from_pretrained("user/secret", token=reader).roles
 finally:
     os.environ["HF_TOKEN"] = token
 """
-    client(code, token=WRITER)
+    assert client(code, reader=READER) == ["aux", "main"]
 
 
 @pytest.mark.parametrize(("token", "reason"), [(None, "401"), (READER, "403")])
