@@ -6,9 +6,9 @@ from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trl_multiagent import AgentTeam
+from trl_multiagent import AgentTeam, FunctionEnvironment
 
-from tiny import FORMS, byte_tokenizer, team_of, tiny_llama, tiny_team
+from tiny import FORMS, byte_tokenizer, count_reward, team_of, tiny_llama, tiny_team
 
 
 def lora_team(path, roles=("aux", "main"), share_weights=False, target_modules="all-linear", **config):
@@ -235,3 +235,46 @@ def test_a_gathered_state_dict_is_saved_without_tied_copies(tmp_path):
     assert "model.embed_tokens.weight" in saved and "lm_head.weight" not in saved
     loaded = AgentTeam.from_pretrained(str(tmp_path))
     assert all(torch.equal(logits(loaded, role), logits(team, role)) for role in team.roles)
+
+
+class Dialogue(FunctionEnvironment):
+    def prompts(self, item, history):
+        if history:
+            return {role: f"{role} got {history[-1].outcome.reward}. Again:" for role in self.roles}
+        return {role: f"{role}: {item['prompt']}" for role in self.roles}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_collaborate_plays_an_episode(form):
+    team = team_of(form)
+    environment = Dialogue({"aux": "", "main": ""}, count_reward)
+    item = {"prompt": "Go.", "extra": 3}
+    turns = team.collaborate(item, environment, num_turns=2, do_sample=False, max_new_tokens=6)
+    assert [set(turn.joint_action) for turn in turns] == [{"aux", "main"}] * 2
+    for role in team.roles:
+        for k, past in enumerate(["", f"{role}: Go.{turns[0].joint_action[role]}\n\n"]):
+            ids = team.tokenizers[role](past + turns[k].prompts[role], return_tensors="pt")["input_ids"]
+            with team.activate(role) as agent:
+                greedy = agent.generate(ids, do_sample=False, max_new_tokens=6)[0, ids.size(1) :]
+            assert turns[k].joint_action[role] == team.tokenizers[role].decode(greedy, skip_special_tokens=True)
+    assert turns[1].outcome.reward == count_reward([turns[1].joint_action])[0]
+
+
+def test_collaborate_on_a_text():
+    environment = Dialogue({"aux": "", "main": ""}, count_reward)
+    (turn,) = tiny_team().collaborate("Go.", environment, max_new_tokens=4)
+    assert turn.prompts["aux"] == "aux: Go." and turn.outcome is None
+    with pytest.raises(ValueError, match="needs a whole item"):
+        tiny_team().collaborate("Go.", environment, num_turns=2)
+    with pytest.raises(ValueError, match=r"roles \['solo'\], the environment \['aux', 'main'\]"):
+        tiny_team(("solo",)).collaborate("Go.", environment)
+
+
+def test_collaborate_as_chat():
+    template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<assistant>"
+    team = tiny_team(chat_template=template)
+    environment = Dialogue({"aux": "", "main": ""}, count_reward)
+    chat = team.collaborate("Go.", environment, do_sample=False, max_new_tokens=6)[0].joint_action["main"]
+    ids = team.tokenizers["main"]("<user>main: Go.<assistant>", return_tensors="pt")["input_ids"]
+    greedy = team.agents["main"].generate(ids, do_sample=False, max_new_tokens=6)[0, ids.size(1) :]
+    assert chat == team.tokenizers["main"].decode(greedy, skip_special_tokens=True)

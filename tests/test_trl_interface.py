@@ -16,6 +16,9 @@ from trl.trainer.utils import (
     RepeatSampler,
     add_fused_lm_head,
     create_model_from_path,
+    get_comet_experiment_url,
+    get_config_model_id,
+    get_trackio_space_url,
     pad,
     split_tensor_dict,
 )
@@ -33,6 +36,7 @@ METHODS = {
         "_get_train_sampler": ["self", "dataset"],
         "get_train_dataloader": ["self"],
         "_save_checkpoint": ["self", "model", "trial"],
+        "create_model_card": ["self", "model_name", "dataset_name", "tags"],
         "_load_optimizer_and_scheduler": ["self", "checkpoint"],
     },
     Trainer: {
@@ -49,6 +53,9 @@ METHODS = {
         "_load_from_checkpoint": ["self", "resume_from_checkpoint", "model"],
         "_load_best_model": ["self"],
         "_push_from_checkpoint": ["self", "checkpoint_folder"],
+        "_finish_current_push": ["self"],
+        "init_hf_repo": ["self", "token", "private"],
+        "save_model": ["self", "output_dir", "_internal_call"],
         "_get_grad_norm": ["self", "model", "grad_norm"],
         "_get_output_dir": ["self", "trial"],
         "create_optimizer": ["self", "model"],
@@ -67,6 +74,9 @@ FUNCTIONS = {
     ],
     add_fused_lm_head: ["model", "temperature", "cast_lm_head_to_fp32", "outputs"],
     create_model_from_path: ["model_id", "architecture", "kwargs"],
+    get_comet_experiment_url: [],
+    get_config_model_id: ["config"],
+    get_trackio_space_url: [],
     pad: ["tensors", "padding_value", "padding_side", "pad_to_multiple_of"],
     split_tensor_dict: ["tensor_dict", "num_chunks"],
 }
@@ -84,6 +94,7 @@ ATTRIBUTES = [
     "shuffle_dataset",
     "log_completions",
     "temperature",
+    "hub_model_id",
     "importance_sampling_level",
     "beta",
 ]
@@ -108,6 +119,12 @@ def test_functions(function):
 def test_attributes():
     source = inspect.getsource(GRPOTrainer.__init__) + inspect.getsource(Trainer.__init__)
     assert [name for name in ATTRIBUTES if f"self.{name} =" not in source] == [], ADVICE
+
+
+def test_pushes_in_the_background():
+    assert "self.push_in_progress =" in inspect.getsource(Trainer.init_hf_repo), ADVICE
+    assert "self.push_in_progress.jobs" in inspect.getsource(Trainer._push_from_checkpoint), ADVICE
+    assert "self.processing_class is not None" in inspect.getsource(Trainer._push_from_checkpoint), ADVICE
 
 
 def test_the_loss_reads_what_a_batch_holds():

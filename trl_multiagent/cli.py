@@ -1,4 +1,4 @@
-"""The command `trl-multiagent`: `env` for bug reports, `train` to launch a recipe without a script."""
+"""The command `trl-multiagent`: `env` for bug reports, `push` to the Hub, `train` to launch a recipe without a script."""
 
 import argparse
 import subprocess
@@ -20,6 +20,7 @@ from trl_multiagent import (
     MARLOOTrainer,
     __version__,
 )
+from trl_multiagent.hub import push_folder
 from trl_multiagent.recipe import parse_recipe, print_plan
 from trl_multiagent.recipe.code_generation import code_generation_datasets, code_generation_environment
 
@@ -38,6 +39,22 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     commands.add_parser("env", help="Print the versions that a bug report needs.")
+    push = commands.add_parser(
+        "push",
+        help="Upload a saved team, or the folder of a run, to the Hugging Face Hub.",
+        description="Uploads a saved team, or the folder of a run without its checkpoints, to the Hugging Face Hub. Files "
+        "that are there already are not sent again.",
+        allow_abbrev=False,
+    )
+    push.add_argument("folder", metavar="FOLDER", help="What a team or a trainer saved.")
+    push.add_argument("repo_id", metavar="REPO_ID", help="Repository, created if it does not exist.")
+    push.add_argument(
+        "--private", action="store_true", default=None, help="Make a repository that is created private."
+    )
+    push.add_argument("--token", help="Token with write access; by default that of `hf auth login` or HF_TOKEN.")
+    push.add_argument("--revision", metavar="BRANCH", help="Branch, created if it does not exist; by default main.")
+    push.add_argument("--commit_message", metavar="TEXT", default="Upload team", help="Message of the commit.")
+    push.add_argument("--create_pr", action="store_true", help="Open a pull request instead.")
     train = commands.add_parser(
         "train",
         help="Train a team on code generation through `accelerate launch`.",
@@ -85,8 +102,18 @@ def run(algorithm: str, argv: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    arguments, rest = make_parser().parse_known_args(argv)
-    if arguments.command == "env":
+    parser = make_parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if arguments.command in ("env", "push") and rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    elif arguments.command == "push":
+        options = vars(arguments)
+        options.pop("command")
+        try:
+            print(push_folder(**options).commit_url)
+        except (ValueError, RuntimeError) as error:
+            sys.exit(f"trl-multiagent push: error: {error}")
+    elif arguments.command == "env":
         print(f"trl-multiagent {__version__}")
         print_env()
     elif arguments.command == "run" or {"-h", "--help"} & set(rest):

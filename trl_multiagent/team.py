@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+from huggingface_hub import CommitInfo
 from peft import (
     LoraConfig,
     PeftConfig,
@@ -31,7 +32,8 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import cached_file
 from trl.trainer.utils import create_model_from_path
 
-from trl_multiagent.generation import takes_positions
+from trl_multiagent.environments.base import Environment, Turn
+from trl_multiagent.generation import generate_groups, takes_positions, whole_prompt
 
 
 TEAM_FILE = "team.json"
@@ -156,8 +158,8 @@ class AgentTeam(nn.Module):
             raise ValueError(
                 "`peft_config` gives every agent an adapter of its own; it does not go with `share_weights`."
             )
-        revision = model_init_kwargs.get("revision")
-        team_file = _find_file(name, TEAM_FILE, revision) if isinstance(name, str) else None
+        hub = {"revision": model_init_kwargs.get("revision"), "token": model_init_kwargs.get("token")}
+        team_file = _find_file(name, TEAM_FILE, **hub) if isinstance(name, str) else None
         if team_file is not None:
             saved = _read_team_file(team_file)
             if roles is not None and list(roles) != list(saved):
@@ -180,12 +182,12 @@ class AgentTeam(nn.Module):
         tokenizers = {}
         for role, (source, kwargs) in zip(roles, sources, strict=True):
             tokenizers[role] = AutoTokenizer.from_pretrained(
-                source, padding_side="left", truncation_side="left", revision=revision, **kwargs
+                source, padding_side="left", truncation_side="left", **hub, **kwargs
             )
-        if peft_config is not None or _find_file(sources[0][0], ADAPTER_CONFIG, revision, **sources[0][1]) is not None:
+        source, kwargs = sources[0]
+        if peft_config is not None or _find_file(source, ADAPTER_CONFIG, **hub, **kwargs) is not None:
             models = _load_adapters(dict(zip(roles, sources, strict=True)), peft_config, model_init_kwargs)
         elif share_weights:
-            source, kwargs = sources[0]
             models = dict.fromkeys(roles, _load_model(source, **kwargs, **model_init_kwargs))
         else:
             models = {
@@ -208,8 +210,8 @@ class AgentTeam(nn.Module):
         folder = Path(folder)
         agents = []
         for role, name in self._model_names.items():
-            agents.append({"role": role, "folder": f"{AGENTS_FOLDER}/{self._folder_name(role)}"})
-            target = folder / agents[-1]["folder"]
+            agents.append({"role": role, "folder": self.folder(role)})
+            target = folder / self.folder(role)
             model = self.models[name]
             weights = None
             if state_dict is not None:
@@ -229,6 +231,51 @@ class AgentTeam(nn.Module):
         team = {"format_version": FORMAT_VERSION, "agents": agents}
         (folder / TEAM_FILE).write_text(json.dumps(team, indent=2) + "\n")
 
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        revision: str | None = None,
+        commit_message: str = "Upload team",
+        create_pr: bool = False,
+    ) -> CommitInfo:
+        """
+        Uploads the team and a model card to the Hugging Face Hub.
+
+        Args:
+            repo_id (`str`):
+                Repository, created if it does not exist.
+            private (`bool`, *optional*):
+                Whether a repository that is created is private.
+            token (`str`, *optional*):
+                Token with write access; by default the one of `hf auth login` or of the variable `HF_TOKEN`.
+            revision (`str`, *optional*):
+                Branch, created if it does not exist; by default `main`.
+            commit_message (`str`, *optional*, defaults to `"Upload team"`):
+                Message of the commit.
+            create_pr (`bool`, *optional*, defaults to `False`):
+                Whether to open a pull request, which takes no write access.
+
+        Returns:
+            [`~huggingface_hub.CommitInfo`]
+
+        Raises:
+            `RuntimeError`: The Hub cannot be reached, refused, or the upload was interrupted.
+        """
+        from trl_multiagent.hub import push_team  # which needs this class
+
+        return push_team(
+            self,
+            repo_id,
+            private=private,
+            token=token,
+            revision=revision,
+            commit_message=commit_message,
+            create_pr=create_pr,
+        )
+
     def load_weights(self, folder: str | Path) -> None:
         """Replaces the agents' weights by those of a team that [`~AgentTeam.save_pretrained`] wrote."""
         saved = _read_team_file(Path(folder) / TEAM_FILE)
@@ -246,8 +293,83 @@ class AgentTeam(nn.Module):
                 loaded = _load_model(str(source), dtype=model.dtype, device_map=None)
                 model.load_state_dict(loaded.state_dict())
 
-    def _folder_name(self, role: str) -> str:
-        return SHARED_FOLDER if self.has_shared_weights else role
+    def folder(self, role: str) -> str:
+        """Where an agent stands in the folder of a saved team."""
+        return f"{AGENTS_FOLDER}/{SHARED_FOLDER if self.has_shared_weights else role}"
+
+    # Use after training
+
+    def collaborate(
+        self,
+        item: dict | str,
+        environment: Environment,
+        num_turns: int = 1,
+        use_chat_template: bool | None = None,
+        **generation_kwargs,
+    ) -> list[Turn]:
+        """
+        Plays one episode.
+
+        Args:
+            item (`dict` or `str`):
+                A row of the task's dataset, or the text of its `prompt` column. A text alone is answered once and not
+                scored, which takes the other columns.
+            environment ([`Environment`]):
+                The task; its roles are those of the team.
+            num_turns (`int`, *optional*, defaults to `1`):
+                Turns of the episode.
+            use_chat_template (`bool`, *optional*):
+                As in training: by default each agent does where its tokenizer has a chat template.
+            **generation_kwargs:
+                Fields of [`~transformers.GenerationConfig`]; by default sampling at temperature 1, 256 tokens.
+
+        Returns:
+            `list[Turn]`: Prompts, joint action and outcome of each turn; the outcome of a text alone is `None`.
+
+        Example:
+
+        ```python
+        >>> team = AgentTeam.from_pretrained("user/collectors")  # doctest: +SKIP
+        >>> (turn,) = team.collaborate("Sort a list.", environment, do_sample=False)  # doctest: +SKIP
+        >>> turn.joint_action["main"]  # doctest: +SKIP
+        ```
+        """
+        if self.roles != tuple(environment.roles):
+            raise ValueError(f"The team has the roles {list(self.roles)}, the environment {list(environment.roles)}.")
+        is_text = isinstance(item, str)
+        if is_text and num_turns > 1:
+            raise ValueError("Several turns need feedback, and that needs a whole item: give a row of the dataset.")
+        item = {"prompt": item} if is_text else dict(item)
+        history = []
+        for _ in range(num_turns):
+            prompts = environment.prompts(item, history)
+            joint_action = {
+                role: self._answer(role, history, prompts[role], use_chat_template, generation_kwargs)
+                for role in self.roles
+            }
+            outcome = None if is_text else environment.score([item], [joint_action], [history])[0]
+            history = [*history, Turn(prompts, joint_action, outcome)]
+        return history
+
+    def _answer(self, role, history, prompt, use_chat_template, generation_kwargs) -> str:
+        tokenizer = self.tokenizers[role]
+        as_chat = tokenizer.chat_template is not None if use_chat_template is None else use_chat_template
+        text = whole_prompt(role, history, prompt, as_chat)
+        if as_chat:
+            ids = tokenizer.apply_chat_template(text, add_generation_prompt=True, return_dict=True)["input_ids"]
+        else:
+            ids = tokenizer(text)["input_ids"]
+        defaults = {"max_new_tokens": 256, "do_sample": True, "pad_token_id": tokenizer.pad_token_id}
+        settings = {**defaults, "eos_token_id": self.end_tokens(role), **generation_kwargs}
+        with self.activate(role) as agent:
+            ((completion_ids,),) = generate_groups(agent, [ids], 1, GenerationConfig(**settings))
+        return tokenizer.decode(completion_ids, skip_special_tokens=True)
+
+    def end_tokens(self, role: str) -> list[int]:
+        """Tokens that end an agent's completion: its tokenizer's, and those that its model declares."""
+        declared = self.agents[role].generation_config.eos_token_id
+        declared = [] if declared is None else [declared] if isinstance(declared, int) else declared
+        return list(dict.fromkeys([self.tokenizers[role].eos_token_id, *declared]))
 
     # Which agent computes
 
@@ -480,7 +602,7 @@ def _load_adapters(
     sources: dict[str, tuple[str, dict]], peft_config: LoraConfig | None, model_init_kwargs: dict
 ) -> dict[str, PeftModel]:
     """The agents of a LoRA team, with fresh adapters or saved ones. Agents on the same base share it."""
-    revision = model_init_kwargs.get("revision")
+    hub = {"revision": model_init_kwargs.get("revision"), "token": model_init_kwargs.get("token")}
     # ZeRO-3 gathers parameters together, which must have one data type
     dtype = {"autocast_adapter_dtype": not is_deepspeed_zero3_enabled()}
     models, bases = {}, {}
@@ -493,8 +615,8 @@ def _load_adapters(
                 model = _load_model(source, **kwargs, **model_init_kwargs)
                 bases[base] = get_peft_model(model, copy.deepcopy(peft_config), adapter_name=role, **dtype)
         else:
-            base = PeftConfig.from_pretrained(source, revision=revision, **kwargs).base_model_name_or_path
-            adapter = {"adapter_name": role, "is_trainable": True, "revision": revision, **kwargs, **dtype}
+            base = PeftConfig.from_pretrained(source, **hub, **kwargs).base_model_name_or_path
+            adapter = {"adapter_name": role, "is_trainable": True, **hub, **kwargs, **dtype}
             if base in bases:
                 bases[base].load_adapter(source, **adapter)
             else:
@@ -548,15 +670,14 @@ def _load_model(name: str, **kwargs) -> PreTrainedModel:
     return create_model_from_path(name, AutoModelForCausalLM, **{"device_map": None, **kwargs})
 
 
-def _find_file(name: str, file: str, revision: str | None, subfolder: str = "") -> str | None:
+def _find_file(name: str, file: str, **kwargs) -> str | None:
     """Local path of a file in a folder or a Hub repository, if it is there."""
     return cached_file(
         name,
         file,
-        revision=revision,
-        subfolder=subfolder,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
+        **kwargs,
     )
 
 

@@ -292,4 +292,4 @@ def test_one_agent_and_one_turn_is_trl_s_trainer(tmp_path, ours, theirs):
     samples = [node.samples["solo"] for node in trainer._levels[0]]
     single.given = {tuple(s.prompt_ids): s.completion_ids for s in samples}
     single.train()
-    assert distance({name.removeprefix("agents.solo."): g for name, g in gradients.items()}, expected.of) < 1e-5
+    assert distance({name.removeprefix("models.solo."): g for name, g in gradients.items()}, expected.of) < 1e-5

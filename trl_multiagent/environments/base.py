@@ -45,6 +45,8 @@ class Environment(ABC):
     """
     One task family: the team's roles, what each agent is asked at each turn, and the joint reward. Subclass it.
 
+    The `repr` of an environment stands in the model card of the team; it can name a version of the reward.
+
     An environment holds no state of an episode: everything that happened is in the history that it is given, so any
     number of branches of a rollout tree can be played at once.
     """
@@ -131,6 +133,10 @@ class FunctionEnvironment(Environment):
                 f"`reward_weights` has {len(self.reward_weights)} entries for {len(self.reward_funcs)} reward functions."
             )
         self.transition = transition
+
+    def __repr__(self) -> str:
+        names = ", ".join(function.__name__ for function in self.reward_funcs)
+        return f"FunctionEnvironment(reward_funcs=[{names}], reward_weights={self.reward_weights})"
 
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
         if not history:

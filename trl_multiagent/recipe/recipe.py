@@ -19,6 +19,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.demo import demo_dataset, demo_model
 from trl_multiagent.demo.report import DemoReport
+from trl_multiagent.model_card import hub_id
 from trl_multiagent.recipe.sections import (
     SECTIONS,
     AgentModel,
@@ -84,8 +85,10 @@ class Recipe:
 
     @property
     def team_folder(self) -> Path:
-        """Where the trained team is saved."""
-        return Path(self.output.save_path) if self.output.save_path else self.run_folder / "final_model"
+        """Where the trained team is saved. A push uploads the run's folder, in which it must stand at the top, once."""
+        if self.output.save_path:
+            return Path(self.output.save_path)
+        return self.run_folder if self.training_args.push_to_hub else self.run_folder / "final_model"
 
     @property
     def dtype(self) -> str:
@@ -118,11 +121,11 @@ class Recipe:
             self.report.before(trainer)
         trainer.train(resume_from_checkpoint=self.resume_from_checkpoint)
         if self.output.save_final_model:
-            trainer.save_model(str(self.team_folder))
-        if self.training_args.push_to_hub:
-            trainer.push_to_hub(dataset_name=None if Path(self.dataset.name).exists() else self.dataset.name)
+            trainer.save_model(str(self.team_folder), _internal_call=True)  # without a push of its own
         if self.report is not None:
             self.report.after(trainer, self.team_folder)
+        if self.training_args.push_to_hub:  # at the very end: a push that fails loses nothing
+            trainer.push_to_hub(dataset_name=hub_id(self.dataset.name) if self.dataset.type != "demo" else None)
 
 
 def parse_recipe(
@@ -201,6 +204,7 @@ def build_recipe(
         resume=values[algorithm].get("resume_from_checkpoint"),
     )
     take(merged, f"{algorithm}.resume_from_checkpoint")  # config.yaml describes the run, not how it was continued
+    take(merged, f"{algorithm}.hub_token")  # nor is it the place for secrets: it is pushed
     return Recipe(
         algorithm=algorithm,
         merged=merged,

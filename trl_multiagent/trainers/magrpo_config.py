@@ -135,6 +135,9 @@ class MAGRPOConfig(GRPOConfig):
         super().__post_init__()
         self.num_generations = num_generations
 
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "hub_token": None}  # `training_args.bin` is pushed
+
     @property
     def joint_actions_per_node(self) -> int:
         """Number of joint actions of one node: G (align) or G^N (cross)."""

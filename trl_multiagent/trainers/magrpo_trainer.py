@@ -18,8 +18,8 @@ from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import RepeatSampler, add_fused_lm_head, disable_dropout_in_model, pad, split_tensor_dict
 
 from trl_multiagent.advantages import sibling_advantages
-from trl_multiagent.environments.base import Environment, Outcome, Prompt, Turn
-from trl_multiagent.generation import generate_groups, takes_positions, token_positions
+from trl_multiagent.environments.base import Environment, Outcome, Turn
+from trl_multiagent.generation import generate_groups, takes_positions, token_positions, whole_prompt
 from trl_multiagent.rollout import Node, Samples, grow_trees
 from trl_multiagent.team import AgentTeam, can_share_prompts
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
@@ -73,6 +73,22 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
 
     _tag_names = ["trl", "trl-multiagent", "magrpo"]
     _name = "MAGRPO"
+    _card_settings = [
+        "num_turns",
+        "num_generations",
+        "joint_mode",
+        "handoff",
+        "advantage_mode",
+        "discount",
+        "reward_scale",
+        "reward_shift",
+        "items_per_device",
+        "max_completion_length",
+        "temperature",
+        "learning_rate",
+        "beta",
+        "seed",
+    ]
     _paper = {
         "title": "LLM Collaboration With Multi-Agent Reinforcement Learning",
         "id": "2508.04652",
@@ -271,8 +287,8 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         as_chat = self.args.use_chat_template
         if as_chat is None:
             as_chat = self.processing_class.chat_template is not None
-        render = chat_prompt if as_chat else text_prompt
-        prompt_ids = self._tokenize_prompts([render(role, node.history, node.prompts[role]) for node in nodes])[0]
+        whole_prompts = [whole_prompt(role, node.history, node.prompts[role], as_chat) for node in nodes]
+        prompt_ids = self._tokenize_prompts(whole_prompts)[0]
         if not all(prompt_ids):
             raise ValueError(f"A prompt of agent {role!r} has no tokens: the environment must ask something.")
         return prompt_ids
@@ -543,30 +559,6 @@ class EpochSampler(RepeatSampler):
     def set_epoch(self, epoch: int) -> None:
         if self.shuffle:
             self.generator.manual_seed(self.seed + epoch)
-
-
-def chat_prompt(role: str, history: Sequence[Turn], prompt: Prompt) -> list[dict[str, str]]:
-    """An agent's history and new prompt as chat messages."""
-    messages = []
-    for turn in history:
-        messages += _as_messages(turn.prompts[role])
-        messages.append({"role": "assistant", "content": turn.joint_action[role]})
-    return messages + _as_messages(prompt)
-
-
-def text_prompt(role: str, history: Sequence[Turn], prompt: Prompt) -> str:
-    """An agent's history and new prompt as one text; a single prompt is left as it is."""
-    if not isinstance(prompt, str):
-        raise ValueError(
-            f"The environment gives agent {role!r} chat messages, but its tokenizer has no chat template: give plain "
-            "text, or a tokenizer with a chat template."
-        )
-    past = "".join(f"{turn.prompts[role]}{turn.joint_action[role]}\n\n" for turn in history)
-    return past + prompt
-
-
-def _as_messages(prompt: Prompt) -> list[dict[str, str]]:
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def agent_rows(batch: dict[str, torch.Tensor], role: str) -> dict[str, torch.Tensor]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +12,14 @@ from transformers import GenerationConfig, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.team import AGENTS_FOLDER, TEAM_FILE, AgentTeam
+from trl_multiagent.team import AgentTeam
+from trl_multiagent.trainers.team_hub import TeamHubMixin
 
 
 STATE_FILE = "team_trainer_state.json"
 
 
-class TeamTrainerMixin:
+class TeamTrainerMixin(TeamHubMixin):
     """
     Makes a TRL trainer train an [`AgentTeam`].
 
@@ -42,11 +42,8 @@ class TeamTrainerMixin:
     def _set_up_agents(self) -> None:
         """Collects what [`~TeamTrainerMixin.agent_scope`] swaps. Called once the TRL trainer is initialised."""
         self._agent_attributes = {}
-        for role, agent in self.team.agents.items():
-            tokenizer = self.team.tokenizers[role]
-            declared = agent.generation_config.eos_token_id
-            declared = [] if declared is None else [declared] if isinstance(declared, int) else list(declared)
-            eos_token_ids = list(dict.fromkeys([tokenizer.eos_token_id, *declared]))
+        for role, tokenizer in self.team.tokenizers.items():
+            eos_token_ids = self.team.end_tokens(role)
             generation_kwargs = {
                 **self.generation_kwargs,
                 "pad_token_id": tokenizer.pad_token_id,
@@ -141,14 +138,6 @@ class TeamTrainerMixin:
             super()._load_best_model()
         else:
             self.team.load_weights(self.state.best_model_checkpoint)
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        # The parent copies the files of a single model from the checkpoint to the folder that it uploads
-        if self.is_world_process_zero():
-            source, target = Path(checkpoint_folder), Path(self.args.output_dir)
-            shutil.copytree(source / AGENTS_FOLDER, target / AGENTS_FOLDER, dirs_exist_ok=True)
-            shutil.copy(source / TEAM_FILE, target / TEAM_FILE)
-        super()._push_from_checkpoint(checkpoint_folder)
 
 
 def check_team(team: AgentTeam, environment: Environment, num_agents: int | None) -> None:

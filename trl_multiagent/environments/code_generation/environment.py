@@ -7,7 +7,7 @@ from trl_multiagent.sandbox import Sandbox
 
 from . import feedback
 from .prompts import aux_prompt, main_prompt, single_prompt
-from .reward import COLLABORATION, score_code
+from .reward import COLLABORATION, REWARD_VERSION, score_code
 
 
 class CodeGenerationEnvironment(Environment):
@@ -58,6 +58,10 @@ class CodeGenerationEnvironment(Environment):
         self.collaboration = collaboration
         self.sandbox = sandbox or Sandbox()
         self.first_prompts = first_prompts
+
+    def __repr__(self) -> str:
+        settings = f"roles={self.roles}, mode={self.mode!r}, sandbox_slice={self.sandbox_slice}"
+        return f"CodeGenerationEnvironment({settings}, reward_version={REWARD_VERSION})"
 
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
         if history:

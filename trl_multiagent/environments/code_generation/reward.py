@@ -9,6 +9,7 @@ from .data import count_asserts
 from .extraction import AUX, Analysis, analyze
 
 
+REWARD_VERSION = 1  # stands in model cards; raised when the same code gets another reward
 AUX_DEFINED = 0.4
 MAIN_DEFINED = 0.6
 SYNTAX = 0.5

@@ -1,0 +1,433 @@
+"""Pushing and loading teams with the real Hub client, against a server on the loopback interface."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from hub_client import HubClient
+from hub_server import READER, WRITER, HubServer
+
+
+ROOT = Path(__file__).resolve().parents[1]
+WEIGHTS = [f"agents/{role}/model.safetensors" for role in ("aux", "main")]
+TEAM_FILES = {"README.md", "team.json", *WEIGHTS, "agents/main/config.json", "agents/aux/tokenizer.json"}
+TRAINER = """
+from tiny import tiny_items, tiny_trainer
+def trainer(**arguments):
+    arguments = {"max_steps": 2, "push_to_hub": True, "save_strategy": "steps", "save_steps": 1, **arguments}
+    return tiny_trainer(folder, hub_model_id=repo_id, **arguments)
+"""
+
+
+@pytest.fixture(scope="module")
+def server():
+    with HubServer(chunk_size=50_000) as server:  # the models here are larger, other files smaller
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def quiet_server(server):
+    server.requests.clear()
+    server.faults.clear()
+    server.objects.clear()  # equal files of other tests are uploaded again
+
+
+@pytest.fixture(scope="module")
+def client(server, tmp_path_factory):
+    client = HubClient(server.environment(tmp_path_factory.mktemp("home")))
+    yield client
+    client.close()
+
+
+def saved_weights(folder: Path) -> dict[str, bytes]:
+    return {path: (folder / path).read_bytes() for path in WEIGHTS}
+
+
+def uploads(server) -> list[str]:
+    return [request for request in server.requests if request.startswith("PUT /lfs")]
+
+
+def test_a_team_is_pushed_and_loaded(server, client, tmp_path):
+    code = """
+from tiny import tiny_team
+team = tiny_team()
+team.save_pretrained(folder)
+result = team.push_to_hub("user/collectors", commit_message="First try").commit_url
+"""
+    url = client(code, folder=str(tmp_path))
+    repo = server.repos["user/collectors"]
+    assert url == f"{server.url}/user/collectors/commit/{repo.refs['main']}"
+    assert repo.messages == ["initial commit", "First try"] and not repo.private
+    files = repo.files()
+    assert {"team.json", "README.md", ".gitattributes"} == {path for path in files if "/" not in path}
+    for path, content in saved_weights(tmp_path).items():
+        assert hashlib.sha256(files[path]).digest() == hashlib.sha256(content).digest()
+    assert sum("/part/" in request for request in uploads(server)) == 6  # both models in three parts
+    assert 'AgentTeam.from_pretrained("user/collectors")' in files["README.md"].decode()
+
+    server.requests.clear()
+    code = """
+import torch
+from tiny import tiny_team
+from trl_multiagent import AgentTeam
+loaded = AgentTeam.from_pretrained("user/collectors")
+equal = all(torch.equal(x, loaded.state_dict()[name]) for name, x in tiny_team().state_dict().items())
+result = [loaded.roles, equal, loaded.tokenizers["aux"]("é")["input_ids"]]
+"""
+    roles, equal, ids = client(code)
+    assert roles == ["aux", "main"] and equal and len(ids) == 2
+    downloads = {request.partition("/resolve/main/")[2] for request in server.requests if "/resolve/main/" in request}
+    assert downloads == {"team.json"}  # whatever follows is of the commit that it was found in
+    fetched = [request for request in server.requests if request.startswith("GET") and "/resolve/" in request]
+    assert not any("README" in request or "training_args" in request for request in fetched)
+    assert sum(request.startswith("GET /cdn/") for request in server.requests) == 2
+
+
+def test_one_agent_alone_is_loaded_by_transformers(server, client):
+    client("from tiny import tiny_team; tiny_team(('left', 'right')).push_to_hub('user/pair')")
+    server.requests.clear()
+    code = """
+import torch
+from tiny import tiny_llama
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained("user/pair", subfolder="agents/right")
+tokenizer = AutoTokenizer.from_pretrained("user/pair", subfolder="agents/right")
+expected = tiny_llama(1).state_dict()
+result = [tokenizer.pad_token, all(torch.equal(x, expected[name]) for name, x in model.state_dict().items())]
+"""
+    assert client(code) == ["<pad>", True]
+    assert not any("agents/left" in request for request in server.requests)
+
+
+def test_one_adapter_alone_is_loaded_by_peft(server, client, tmp_path):
+    code = """
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from tiny import tiny_llama, tiny_team
+from transformers import AutoModelForCausalLM
+from trl_multiagent.hub import push_folder
+tiny_llama().push_to_hub("user/base")
+base = AutoModelForCausalLM.from_pretrained("user/base")
+adapter = get_peft_model(base, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+tiny_team(("main",)).save_pretrained(folder)
+(folder / "agents/main/model.safetensors").unlink()
+adapter.save_pretrained(folder / "agents/main")
+push_folder(folder, "user/adapter")
+base = AutoModelForCausalLM.from_pretrained("user/base")
+alone = PeftModel.from_pretrained(base, "user/adapter", subfolder="agents/main")
+ids = torch.arange(65, 75)[None]
+result = [torch.equal(alone(ids).logits, adapter(ids).logits), torch.equal(alone(ids).logits, tiny_llama()(ids).logits)]
+"""
+    assert client("from pathlib import Path; folder = Path(folder)" + code, folder=str(tmp_path)) == [True, False]
+
+
+def test_branches_pull_requests_and_private_repositories(server, client):
+    code = """
+from tiny import tiny_llama, tiny_team
+from trl_multiagent import AgentTeam
+team = tiny_team()
+team.push_to_hub("user/versions", private=True)
+first = team.agents["aux"].state_dict()["lm_head.weight"].clone()
+with __import__("torch").no_grad():
+    team.agents["aux"].lm_head.weight += 1
+team.push_to_hub("user/versions", revision="second")
+pull_request = team.push_to_hub("user/versions", create_pr=True).pr_url
+def head(**kwargs):
+    loaded = AgentTeam.from_pretrained("user/versions", **kwargs)
+    return (loaded.agents["aux"].state_dict()["lm_head.weight"] - first).mean().round().item()
+result = [head(), head(revision="second"), head(revision="refs/pr/1"), pull_request]
+"""
+    assert client(code) == [0.0, 1.0, 1.0, f"{server.url}/user/versions/discussions/1"]
+    repo = server.repos["user/versions"]
+    assert repo.private and set(repo.refs) == {"main", "second", "refs/pr/1"}
+
+
+def test_a_private_team_is_loaded_with_a_token(server, client):
+    code = """
+import os
+from tiny import tiny_team
+from trl_multiagent import AgentTeam
+tiny_team().push_to_hub("user/secret", private=True)
+token = os.environ.pop("HF_TOKEN")
+try:
+    result = AgentTeam.from_pretrained("user/secret", token=reader).roles
+finally:
+    os.environ["HF_TOKEN"] = token
+"""
+    assert client(code, reader=READER) == ["aux", "main"]
+
+
+@pytest.mark.parametrize(("token", "reason"), [(None, "401"), (READER, "403")])
+def test_a_push_without_permission_is_refused_at_the_start(server, client, tmp_path, token, reason):
+    """Also where the repository is there and can be read."""
+    if "user/guarded" not in server.repos:
+        client("from huggingface_hub import create_repo; create_repo('user/guarded')")
+    code = """
+import os
+saved = os.environ.pop("HF_TOKEN")
+os.environ |= {"HF_TOKEN": token} if token else {}
+errors = []
+try:
+    for repo_id in ("user/guarded", "user/not_there"):
+        for attempt in (lambda: trainer(), lambda: tiny_team().push_to_hub(repo_id)):
+            try:
+                attempt()
+            except RuntimeError as error:
+                errors.append(str(error))
+finally:
+    os.environ["HF_TOKEN"] = saved
+result = errors
+"""
+    errors = client(TRAINER + "from tiny import tiny_team\n" + code, folder=str(tmp_path), repo_id="", token=token)
+    assert len(errors) == 4
+    for error, repo_id in zip(errors, ["user/guarded"] * 2 + ["user/not_there"] * 2, strict=True):
+        assert f"Cannot push to '{repo_id}'" in error and reason in error and "hf auth login" in error
+    assert not uploads(server) and "user/not_there" not in server.repos
+
+
+def test_no_server_no_training(server, client, tmp_path):
+    code = """
+import huggingface_hub.constants
+huggingface_hub.constants.HF_HUB_OFFLINE = True
+try:
+    trainer()
+except RuntimeError as error:
+    result = str(error)
+finally:
+    huggingface_hub.constants.HF_HUB_OFFLINE = False
+"""
+    assert "Cannot push to 'user/offline'" in client(TRAINER + code, folder=str(tmp_path), repo_id="user/offline")
+
+
+@pytest.mark.parametrize("strategy", ["end", "every_save", "checkpoint", "all_checkpoints"])
+def test_strategies(server, client, tmp_path, strategy):
+    code = """
+trainer = trainer(hub_strategy=strategy, hub_always_push=True, hub_token=token)
+trainer.train()
+trainer.push_to_hub(dataset_name="openai/openai_humaneval")
+"""
+    repo_id = f"user/{strategy}"
+    client(TRAINER + code, folder=str(tmp_path), repo_id=repo_id, strategy=strategy, token=WRITER)
+    repo = server.repos[repo_id]
+    progress = ["Training in progress, step 1", "Training in progress, step 2"]
+    expected = {
+        "end": [],
+        "every_save": progress,
+        "checkpoint": [f"{message}{part}" for message in progress for part in ("", ", checkpoint")],
+        "all_checkpoints": [f"{message}{part}" for message in progress for part in ("", ", checkpoint")],
+    }
+    assert repo.messages == ["initial commit", *expected[strategy], "End of training"]
+    commits = dict(zip(repo.messages, repo.commits.values(), strict=True))
+    for message, files in commits.items():
+        if message == "initial commit":
+            continue
+        assert set(files) >= TEAM_FILES | {"reward_curve.png", "training_args.bin"}
+        assert not {"tokenizer.json", "tokenizer_config.json", "model.safetensors"} & set(files)
+        assert WRITER.encode() not in b"".join(blob.data for blob in files.values())
+    files = repo.files()
+    folders = {path.split("/")[0] for path in files if "/" in path}
+    checkpoints = {"checkpoint": {"last-checkpoint"}, "all_checkpoints": {"checkpoint-1", "checkpoint-2"}}
+    assert folders == {"agents"} | checkpoints.get(strategy, set())
+    for folder in folders - {"agents"}:
+        local = tmp_path / ("checkpoint-2" if folder == "last-checkpoint" else folder)
+        names = {str(path.relative_to(local)) for path in local.rglob("*") if path.is_file()}
+        assert {"optimizer.pt", "trainer_state.json", "team.json", *WEIGHTS} <= names
+        assert all(files[f"{folder}/{name}"] == (local / name).read_bytes() for name in names)
+    final = saved_weights(tmp_path)
+    assert {path: files[path] for path in WEIGHTS} == final
+    if strategy != "end":
+        first = commits[progress[0]]
+        for path in WEIGHTS:
+            assert first[path].data == (tmp_path / "checkpoint-1" / path).read_bytes() != final[path]
+    card = yaml.safe_load(files["README.md"].decode().split("---")[1])
+    assert card["datasets"] == "openai/openai_humaneval" and "magrpo" in card["tags"]
+
+
+def test_training_goes_on_from_a_checkpoint_on_the_hub(server, client, tmp_path):
+    code = """
+from huggingface_hub import snapshot_download
+from pathlib import Path
+top = Path(folder)
+folder = top / "first"
+trainer(hub_strategy="checkpoint", max_steps=2).train()
+downloaded = snapshot_download(repo_id, allow_patterns="last-checkpoint/*", local_dir=top / "downloaded")
+folder = top / "second"
+resumed = trainer(max_steps=3, push_to_hub=False)
+resumed.train(resume_from_checkpoint=f"{downloaded}/last-checkpoint")
+result = [resumed.state.global_step, [entry["step"] for entry in resumed.state.log_history if "reward" in entry]]
+folder = top / "straight"
+trainer(max_steps=3, push_to_hub=False).train()
+"""
+    assert client(TRAINER + code, folder=str(tmp_path), repo_id="user/resume") == [3, [1, 2, 3]]
+    assert saved_weights(tmp_path / "second" / "checkpoint-3") == saved_weights(tmp_path / "straight" / "checkpoint-3")
+
+
+def test_files_do_not_change_under_a_push(server, client, tmp_path):
+    """The second checkpoint comes while the first is still being sent: it is left to the push at the end."""
+    code = """
+import threading
+from transformers import TrainerCallback
+from transformers.utils.hub import hf_api
+release = threading.Event()
+class Release(TrainerCallback):
+    def on_save(self, args, state, control, **kwargs):
+        if state.global_step == 3:
+            release.set()
+trainer = trainer(max_steps=3, callbacks=[Release()])
+hf_api().run_as_future(release.wait)  # pushes in the background wait for each other, and so for this
+trainer.train()
+trainer.push_to_hub()
+"""
+    client(TRAINER + code, folder=str(tmp_path), repo_id="user/slow")
+    repo = server.repos["user/slow"]
+    assert repo.messages == ["initial commit", "Training in progress, step 1", "End of training"]
+    pushed, final = list(repo.commits.values())[1:]
+    for path in WEIGHTS:
+        assert pushed[path].data == (tmp_path / "checkpoint-1" / path).read_bytes()
+        assert final[path].data == (tmp_path / path).read_bytes()
+    assert "| optimizer steps | 1 |" in pushed["README.md"].data.decode()
+    assert "| optimizer steps | 3 |" in final["README.md"].data.decode()
+
+
+@pytest.mark.parametrize("status", [None, 503])
+def test_an_interrupted_upload_is_tried_again(server, client, tmp_path, status):
+    code = "from tiny import tiny_team; team = tiny_team(); team.save_pretrained(folder); team.push_to_hub(repo_id)"
+    server.fail("PUT /lfs/part", times=1, status=status)
+    client(code, folder=str(tmp_path), repo_id=f"user/retry_{status}")
+    assert sum("/part/" in request for request in uploads(server)) == 7  # six parts, one of them twice
+    files = server.repos[f"user/retry_{status}"].files()
+    assert {path: files[path] for path in WEIGHTS} == saved_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("request_that_fails", "status", "to_send"),
+    [("POST /lfs/complete", 507, 1), ("POST /api/models/user/late/commit", None, 0)],
+    ids=["a model is not stored", "the connection breaks at the commit"],
+)
+def test_a_push_that_fails_at_the_end_loses_nothing(server, client, tmp_path, request_that_fails, status, to_send):
+    """The result stays in the folder, the error says how to go on, and the command that it names completes the push."""
+    code = """
+trainer = trainer(hub_strategy="end")
+trainer.train()
+try:
+    trainer.push_to_hub()
+except RuntimeError as error:
+    result = str(error)
+"""
+    server.repos.pop("user/late", None)
+    server.fail(request_that_fails, times=1, status=status)  # the client does not try these again
+    error = client(TRAINER + code, folder=str(tmp_path), repo_id="user/late")
+    assert "was not completed" in error and f"trl-multiagent push {tmp_path} user/late" in error
+    assert server.repos["user/late"].messages == ["initial commit"]
+    whole = saved_weights(tmp_path)
+    assert (tmp_path / "README.md").is_file() and (tmp_path / "team.json").is_file()
+    assert all(load_file(tmp_path / path) for path in WEIGHTS)
+
+    server.requests.clear()
+    client("from trl_multiagent.cli import main; main(['push', folder, 'user/late'])", folder=str(tmp_path))
+    files = server.repos["user/late"].files()
+    assert {path: files[path] for path in WEIGHTS} == whole
+    assert set(files) >= TEAM_FILES | {"reward_curve.png", "training_args.bin"}
+    assert not any(path.startswith("checkpoint-") for path in files)
+    assert sum("/complete/" in request for request in server.requests) == to_send  # what had arrived is not sent again
+
+
+def test_a_push_that_fails_during_the_training_does_not_stop_it(server, client, tmp_path):
+    code = """
+from trl_multiagent.trainers import team_hub
+messages = []
+team_hub.logger.warning = messages.append
+try:
+    trainer = trainer(hub_always_push=True)
+    trainer.train()
+    trainer.push_to_hub()
+finally:
+    del team_hub.logger.warning
+result = [trainer.state.global_step, messages]
+"""
+    server.fail("POST /api/models/user/shaky/commit", times=1, status=500)
+    step, messages = client(TRAINER + code, folder=str(tmp_path), repo_id="user/shaky")
+    assert step == 2
+    assert len(messages) == 1 and "during the training failed" in messages[0] and "500" in messages[0]
+    repo = server.repos["user/shaky"]
+    assert repo.messages == ["initial commit", "Training in progress, step 2"]  # at the end nothing was missing
+    files = repo.files()
+    assert {path: files[path] for path in WEIGHTS} == saved_weights(tmp_path)
+
+
+def test_the_command_s_refusals(client, tmp_path):
+    code = """
+from trl_multiagent.cli import main
+try:
+    main(arguments)
+except SystemExit as error:
+    result = error.code
+"""
+    assert f"{tmp_path} holds no team.json" in client(code, arguments=["push", str(tmp_path), "user/none"])
+    (tmp_path / "team.json").touch()
+    arguments = ["push", str(tmp_path), "user/none", "--token", READER]
+    assert "Cannot push to 'user/none'" in client(code, arguments=arguments)
+    assert client(code, arguments=["push", str(tmp_path), "user/none", "--privat"]) == 2
+
+
+def test_a_recipe_in_two_processes(server, client, tiny_model, tmp_path):
+    """The script as users launch it; one process alone pushes, and the team that comes back is the trained one."""
+    problem = {"prompt": "def f(x):\n    '''Double x.'''\n", "entry_point": "f"}
+    problem["test"] = "def check(candidate):\n    assert candidate(1) == 2\n"
+    data = tmp_path / "problems.jsonl"
+    data.write_text("".join(json.dumps({"task_id": f"T/{k}", **problem}) + "\n" for k in range(4)))
+    command = [
+        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/ddp.yaml"),
+        *("recipes/code_generation/train_magrpo.py", "--config"),
+        *("recipes/code_generation/configs/magrpo_he_config.yaml", "--override", f"agent_model.name={tiny_model}"),
+        *(f"dataset.name={data}", "dataset.type=humaneval", "dataset.train_split=train", "dataset.eval_split=null"),
+        *("magrpo.push_to_hub=true", "magrpo.hub_model_id=user/recipe", f"magrpo.hub_token={WRITER}"),
+        *(f"output.base_dir={tmp_path / 'runs'}", "output.save_final_model=true", "magrpo.max_steps=2"),
+        *("magrpo.eval_interval=0", "magrpo.max_completion_length=8", "magrpo.logging_steps=1"),
+        *("magrpo.save_strategy=no", "magrpo.learning_rate=0.01"),
+    ]
+    env = server.environment(tmp_path / "home", token=None)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**env, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    (folder,) = (tmp_path / "runs").iterdir()
+    repo = server.repos["user/recipe"]
+    assert repo.messages == ["initial commit", "End of training"]
+    assert sum(request == "POST /api/repos/create" for request in server.requests) == 1
+    files = repo.files()
+    assert set(files) >= TEAM_FILES | {"config.yaml", "training_args.bin", "reward_curve.png"}
+    assert len([path for path in files if path.endswith(".safetensors")]) == 2  # the trained team, once
+    assert yaml.safe_load(files["config.yaml"])["magrpo"]["hub_model_id"] == "user/recipe"
+    assert WRITER.encode() not in b"".join(files.values())
+    card = files["README.md"].decode()
+    assert "CodeGenerationEnvironment(roles=('aux', 'main')" in card and "reward_version=" in card
+    assert "| processes | 2 |" in card and "test_pass_rate" in card
+    assert tiny_model not in card and str(data) not in card
+
+    code = """
+import torch
+from trl_multiagent import AgentTeam
+torch.save(AgentTeam.from_pretrained("user/recipe").state_dict(), path)
+"""
+    client(code, path=str(tmp_path / "loaded.pt"))
+    loaded = torch.load(tmp_path / "loaded.pt")
+    start = load_file(os.path.join(tiny_model, "model.safetensors"))
+    for role in ("aux", "main"):
+        trained = load_file(folder / "agents" / role / "model.safetensors")
+        for name, x in trained.items():
+            assert torch.equal(loaded[f"agents.{role}.{name}"], x)
+        assert any(not torch.equal(x, start[name]) for name, x in trained.items())

@@ -1,0 +1,119 @@
+import math
+
+import pytest
+import yaml
+from matplotlib.image import imread
+
+import trl_multiagent
+from trl_multiagent import FunctionEnvironment
+from trl_multiagent.environments.code_generation import CodeGenerationEnvironment
+from trl_multiagent.model_card import draw_reward_curve, environment_name, hub_id, summarize, team_card
+
+from tiny import count_reward, team_of, tiny_team, tiny_trainer
+
+
+def metadata(card) -> dict:
+    return yaml.safe_load(str(card).split("---")[1])
+
+
+def test_base_models_are_those_of_the_hub(tmp_path):
+    team = tiny_team(("a", "b", "c", "d"))
+    for role, name in zip("abcd", ["Qwen/Qwen2.5-0.5B", "gpt2", "Qwen/Qwen2.5-0.5B", str(tmp_path)], strict=True):
+        team.agents[role].config._name_or_path = name
+    card = team_card(team, "user/team", dataset_name="openai/openai_humaneval", tags=["mine"])
+    data = metadata(card)
+    assert data["base_model"] == ["Qwen/Qwen2.5-0.5B", "gpt2"]
+    assert data["datasets"] == "openai/openai_humaneval"
+    assert {"trl", "trl-multiagent", "mine"} <= set(data["tags"])
+    assert "generated_from_trainer" not in data["tags"]
+    assert "| `b` | [gpt2](https://huggingface.co/gpt2) | [`agents/b`](./agents/b) |" in str(card)
+    assert "| `d` | a model that is not on the Hub | [`agents/d`](./agents/d) |" in str(card)
+    assert str(tmp_path) not in str(card)
+
+
+@pytest.mark.parametrize("name", ["", "/gone/model", "./model", "a/b/c", "a b"])
+def test_what_is_no_id(name):
+    assert hub_id(name) is None
+
+
+def test_adapters_load_with_peft():
+    team = tiny_team(("main",))
+    card = str(team_card(team, "user/team"))
+    assert 'AutoModelForCausalLM.from_pretrained("user/team", subfolder="agents/main")' in card and "peft" not in card
+    team = team_of("lora", ("main",))
+    team.agents["main"].config._name_or_path = "Qwen/Qwen2.5-0.5B"
+    card = str(team_card(team, "user/team"))
+    assert 'base = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")' in card
+    assert 'PeftModel.from_pretrained(base, "user/team", subfolder="agents/main")' in card
+
+
+def test_a_card_of_one_agent():
+    card = str(team_card(tiny_team(("main",)), "user/solo"))
+    assert "One language model." in card and "team of" not in card
+
+
+def test_environments_name_themselves():
+    class Own:
+        roles = ("a",)
+
+    environment = FunctionEnvironment({"a": "{x}"}, [count_reward], [0.5])
+    assert environment_name(environment) == "FunctionEnvironment(reward_funcs=[count_reward], reward_weights=[0.5])"
+    assert environment_name(Own()).endswith("Own")
+    name = environment_name(CodeGenerationEnvironment(1, mode="plain"))
+    assert "CodeGenerationEnvironment(roles=('main',), mode='plain'" in name and "reward_version=1" in name
+
+
+def test_results():
+    log = [{"step": step, "reward": float(step % 7), "turn_1/tests": step / 10} for step in range(1, 11)]
+    log[5:5] = [{"step": 5, "eval_reward": 2.5, "eval_turn_1/tests": 0.25, "eval_runtime": 1.0}]
+    log += [{"step": 10, "eval_reward": 1.5, "eval_turn_1/tests": 0.75}, {"step": 10, "train_loss": 0.1}]
+    results = summarize(log)
+    assert results["window"] == 2
+    training, evaluation = results["rewards"]
+    assert training == {"name": "training", "first": "1.500", "best": "5.500", "best_step": 6, "final": "2.500"}
+    assert evaluation == {"name": "evaluation", "first": "2.500", "best": "2.500", "best_step": 5, "final": "1.500"}
+    assert results["columns"] == ["training", "evaluation"]
+    assert results["metrics"] == {"turn_1/tests": ["0.950", "0.750"]}
+
+
+def test_results_of_several_evaluation_sets_and_of_none():
+    log = [{"step": 3, "eval_humaneval_reward": 1.0, "eval_mbpp_reward": 2.0, "eval_turn_1/total_reward": 3.0}]
+    results = summarize(log)
+    assert [row["name"] for row in results["rewards"]] == ["evaluation, humaneval", "evaluation, mbpp"]
+    assert summarize([{"step": 1, "loss": 0.0}])["rewards"] == []
+
+
+def test_the_card_of_a_trainer(tmp_path):
+    trainer = tiny_trainer(tmp_path / "run", num_turns=2, items_per_device=1, max_steps=2, reward_scale=0.5)
+    trainer.create_model_card("nothing yet")
+    assert "### Results" not in (tmp_path / "run" / "README.md").read_text()
+    trainer.train()
+    trainer.create_model_card("collectors", "some/data", tags="one")
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert {"magrpo", "one", "generated_from_trainer"} <= set(yaml.safe_load(card.split("---")[1])["tags"])
+    assert "# Model Card for collectors" in card and "huggingface.co/datasets/some/data" in card
+    assert "reward_funcs=[count_reward]" in card
+    assert "| `num_turns` | 2 |" in card and "| `reward_scale` | 0.5 |" in card
+    assert f"| env steps | {trainer.env_step} |" in card
+    rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+    best = max(range(2), key=rewards.__getitem__)
+    assert f"| training | {rewards[0]:.3f} | {rewards[best]:.3f} (step {best + 1}) | {rewards[1]:.3f} |" in card
+    assert "arxiv" not in card and "huggingface.co/papers/2508.04652" in card and "@misc{liu2025llm," in card
+    assert "vonwerra2020trl" in card and "- TRL: 1.16" in card
+    assert f"- trl_multiagent: {trl_multiagent.__version__}" in card
+    assert "{{" not in card.replace("{{TRL:", "").replace("{{LLM", "") and "{%" not in card
+    assert "config.yaml" not in card
+    (tmp_path / "run" / "config.yaml").touch()
+    trainer.create_model_card("collectors")
+    assert "config.yaml" in (tmp_path / "run" / "README.md").read_text()
+
+
+def test_the_picture_shows_training_and_evaluation(tmp_path):
+    log = [{"step": step, "reward": math.sin(step)} for step in range(1, 31)]
+    draw_reward_curve(log, tmp_path / "training.png")
+    draw_reward_curve([*log, {"step": 9, "eval_reward": 0.5}, {"step": 30, "eval_reward": 0.9}], tmp_path / "both.png")
+    pictures = [imread(tmp_path / name)[..., :3] for name in ("training.png", "both.png")]
+    # Blue for training, orange for evaluation
+    orange = [(abs(picture - [1.0, 0.498, 0.055]).max(-1) < 0.02).sum() for picture in pictures]
+    blue = [(abs(picture - [0.122, 0.467, 0.706]).max(-1) < 0.02).sum() for picture in pictures]
+    assert orange[0] == 0 and orange[1] > 500 and min(blue) > 500

@@ -1,0 +1,131 @@
+"""How a team trainer pushes to the Hugging Face Hub, with a model card."""
+
+import os
+import shutil
+from concurrent.futures import Future
+from pathlib import Path
+
+from huggingface_hub import CommitInfo
+from transformers.integrations import is_wandb_available
+from transformers.trainer_utils import HubStrategy
+from transformers.utils import logging
+from trl.trainer.utils import get_comet_experiment_url, get_trackio_space_url
+
+from trl_multiagent.hub import again_with, check_write_access, explained_failure, explained_refusal
+from trl_multiagent.model_card import (
+    CURVE_FILE,
+    RECIPE_FILE,
+    TrainingSummary,
+    draw_reward_curve,
+    environment_name,
+    reward_series,
+    team_card,
+)
+from trl_multiagent.team import AGENTS_FOLDER, TEAM_FILE, AgentTeam
+
+
+if is_wandb_available():
+    import wandb
+
+logger = logging.get_logger(__name__)
+
+
+class TeamHubMixin:
+    """Makes `push_to_hub` and all of `hub_strategy` push a team. Part of [`TeamTrainerMixin`]."""
+
+    team: AgentTeam
+    _card_settings: list[str] = []  # training arguments to show in the model card
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        # The trainer does this when it is made. A repository that exists and is public shows only at the first upload
+        # that it cannot be written to, which may be the end of the training
+        with explained_refusal(self._hub_name):
+            super().init_hf_repo(token, private)
+            if self.is_world_process_zero():
+                check_write_access(self.hub_model_id, token or self.args.hub_token, self.args.hub_revision)
+
+    def create_model_card(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
+    ) -> None:
+        """
+        Writes the card of the team, `README.md`, and its picture into the output folder.
+
+        Args:
+            model_name (`str`, *optional*):
+                Name of the team.
+            dataset_name (`str`, *optional*):
+                Id on the Hub of the dataset that it was trained on.
+            tags (`str` or `list[str]`, *optional*):
+                More tags.
+        """
+        if not self.is_world_process_zero() or not self._may_change_files():
+            return
+        trackio_url = get_trackio_space_url()
+        tags = [tags] if isinstance(tags, str) else list(tags or [])
+        tags += ["hf_jobs"] if "JOB_ID" in os.environ else []
+        tags += [f"trackio:{trackio_url}"] if trackio_url is not None else []
+        folder = Path(self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        training = TrainingSummary(
+            algorithm=self._name,
+            paper=self._paper,
+            environment=environment_name(self.environment),
+            settings={
+                "optimizer steps": self.state.global_step,
+                "env steps": self.env_step,
+                "processes": self.args.world_size,
+                **{f"`{name}`": getattr(self.args, name) for name in self._card_settings},
+            },
+            has_recipe=(folder / RECIPE_FILE).is_file(),
+            best_metric=self.args.metric_for_best_model if self.args.load_best_model_at_end else None,
+            log_history=self.state.log_history,
+            links={
+                "wandb": wandb.run.url if is_wandb_available() and wandb.run is not None else None,
+                "trackio": trackio_url,
+                "comet": get_comet_experiment_url(),
+            },
+        )
+        card = team_card(self.team, self._hub_name, model_name, dataset_name, [*self._tag_names, *tags], training)
+        card.save(folder / "README.md")
+        if reward_series(self.state.log_history):
+            draw_reward_curve(self.state.log_history, folder / CURVE_FILE)
+
+    def push_to_hub(self, *args, **kwargs) -> CommitInfo | Future | None:
+        """See [`~transformers.Trainer.push_to_hub`]. Keyword arguments go to [`~TeamHubMixin.create_model_card`]."""
+        self._finish_current_push()  # it reads the files that are replaced next
+        with explained_failure(self._hub_name, again_with(self.args.output_dir, self._hub_name)):
+            return super().push_to_hub(*args, **kwargs)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
+            return
+        if not self._may_change_files():
+            return
+        # The parent copies the files of a single model and one tokenizer to the folder that it uploads
+        source, target = Path(checkpoint_folder), Path(self.args.output_dir)
+        shutil.copytree(source / AGENTS_FOLDER, target / AGENTS_FOLDER, dirs_exist_ok=True)
+        shutil.copy(source / TEAM_FILE, target / TEAM_FILE)
+        tokenizer, self.processing_class = self.processing_class, None
+        super()._push_from_checkpoint(checkpoint_folder)
+        self.processing_class = tokenizer
+        for job in self.push_in_progress.jobs:
+            job.add_done_callback(report_failure)
+
+    @property
+    def _hub_name(self) -> str:
+        """The repository: as the Hub knows it, else as the user named it, else as the trainer will."""
+        return self.hub_model_id or self.args.hub_model_id or Path(self.args.output_dir).absolute().name
+
+    def _may_change_files(self) -> bool:
+        """Whether no upload in the background reads the output folder. `hub_always_push` waits until it is so."""
+        if self.hub_model_id is None:
+            return True
+        if self.args.hub_always_push:
+            self._finish_current_push()
+        return self.push_in_progress is None or self.push_in_progress.is_done()
+
+
+def report_failure(job: Future) -> None:
+    """Says that a push in the background failed. The training goes on, and the next push sends the files again."""
+    if job.exception() is not None:
+        logger.warning(f"A push during the training failed; the next one sends it again. {job.exception()}")
