@@ -24,6 +24,7 @@ from trl_multiagent.rollout import Node, Samples, grow_trees
 from trl_multiagent.team import AgentTeam, can_share_prompts
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 from trl_multiagent.trainers.team_trainer import TeamTrainerMixin, check_team
+from trl_multiagent.vllm_generation import check_vllm, make_generations, sampling_correction
 
 
 class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
@@ -101,6 +102,8 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         check_team(team, environment, args.num_agents)
         if args.agent_learning_rates and not set(args.agent_learning_rates) <= set(team.roles):
             raise ValueError(f"`agent_learning_rates` names {sorted(args.agent_learning_rates)}; roles: {team.roles}.")
+        if args.use_vllm:
+            check_vllm(dict(team.agents), args)
         if not isinstance(train_dataset, Dataset):
             raise TypeError(f"`train_dataset` must be a `datasets.Dataset`, got `{type(train_dataset).__name__}`.")
         if len(train_dataset) < args.items_per_device * args.world_size:
@@ -122,8 +125,9 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         # The reference policy is every agent's initial policy
         reference_team = copy.deepcopy(team).requires_grad_(False) if args.beta != 0.0 else None
 
-        # GRPO would load a single reference model, and asks `luspo` for sequence-level ratios, which are 1 here
-        with _changed(args, beta=0.0, sync_ref_model=False, importance_sampling_level="sequence"):
+        # GRPO would load a single reference model, generate for a single model with vLLM, and asks `luspo` for
+        # sequence-level ratios, which are 1 here
+        with _changed(args, beta=0.0, sync_ref_model=False, importance_sampling_level="sequence", use_vllm=False):
             super().__init__(
                 model=team,
                 reward_funcs=environment.score,
@@ -143,6 +147,11 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         for agent in team.agents.values():
             add_fused_lm_head(agent, temperature=self.temperature, outputs=("log_probs", "entropy"))
         self._set_up_agents()
+        self.use_vllm = args.use_vllm
+        self._corrects_sampling = args.use_vllm and args.vllm_importance_sampling_correction
+        if args.use_vllm:
+            eos_token_ids = {role: self._agent_attributes[role]["eos_token_ids"] for role in team.roles}
+            self._generations = make_generations(dict(team.agents), eos_token_ids, self.accelerator, args)
 
         self.beta = args.beta
         if reference_team is not None:
@@ -235,9 +244,19 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
     def _sample(self, role: str, nodes: list[Node]) -> list[Samples]:
         """One agent's completions at all nodes of a turn."""
         num_generations = self.args.num_generations if self.model.training else 1
+        with self._timed("generate"), self.agent_scope(role):
+            prompt_ids = self._tokenize_nodes(role, nodes)
+            groups, logps = self._complete(role, prompt_ids, num_generations)
+            return [
+                Samples(ids, group, self.processing_class.batch_decode(group, skip_special_tokens=True), group_logps)
+                for ids, group, group_logps in zip(prompt_ids, groups, logps, strict=True)
+            ]
+
+    def _complete(self, role: str, prompt_ids: list[list[int]], num_generations: int) -> tuple[list, list]:
+        """The active agent's completions of each prompt, and the log-probabilities that vLLM sampled them with."""
+        if self.use_vllm:
+            return self._generations[role].sample(role, prompt_ids, num_generations, self.state.global_step)
         with (
-            self._timed("generate"),
-            self.agent_scope(role),
             unwrap_model_for_generation(
                 self.model_wrapped,
                 self.accelerator,
@@ -247,7 +266,6 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             ),
             self.accelerator.autocast(),
         ):
-            prompt_ids = self._tokenize_nodes(role, nodes)
             groups = generate_groups(
                 self.team.active_agent,
                 prompt_ids,
@@ -255,10 +273,7 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
                 self.generation_config,
                 self.args.generation_token_budget,
             )
-            return [
-                Samples(ids, group, self.processing_class.batch_decode(group, skip_special_tokens=True))
-                for ids, group in zip(prompt_ids, groups, strict=True)
-            ]
+        return groups, [None] * len(groups)
 
     def _tokenize_nodes(self, role: str, nodes: list[Node]) -> list[list[int]]:
         """Each node's whole prompt for one agent: its own past prompts and responses, and the new prompt."""
@@ -368,6 +383,10 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             if set(args.turn_gradient_weights) != {1.0}:
                 # The mask of tool tokens multiplies the loss of every token, which is what a turn's weight must do
                 rows_of_agent["tool_mask"] = weights.unsqueeze(1).expand(rows_of_agent["completion_ids"].shape)
+            if self._corrects_sampling:
+                logps = [torch.tensor(samples[role].logps[g]) for _, samples, g, _ in useful]
+                logps += [torch.zeros(2)] * padding_rows
+                rows_of_agent["sampling_per_token_logps"] = pad(logps, 0.0, "right")
             rows_of_agent = {name: x.to(self.accelerator.device) for name, x in rows_of_agent.items()}
             if self.beta != 0.0:
                 rows_of_agent["ref_per_token_logps"] = self._reference_logps(role, rows_of_agent)
@@ -394,6 +413,8 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         outputs = model(team_inputs={role: forward_inputs(self.team.agents[role], rows[role]) for role in rows})
         losses = []
         for role in rows:
+            if self._corrects_sampling:
+                self._correct_sampling(role, outputs[role].log_probs, rows[role])
             with self.agent_scope(role):
                 loss = self._compute_loss(lambda role=role, **_: outputs[role], rows[role]) * self._loss_scale
                 self._weigh_token_means(role, rows[role])
@@ -402,6 +423,13 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             self._step_losses[role] += loss.detach()
             losses.append(loss)
         return sum(losses)
+
+    def _correct_sampling(self, role: str, logps: torch.Tensor, rows: dict[str, torch.Tensor]) -> None:
+        """Adds the factors that make up for vLLM's log-probabilities not being the policy's own."""
+        logps, mask = logps[:, -rows["completion_ids"].size(1) :], rows["completion_mask"]
+        rows["importance_sampling_ratio"] = sampling_correction(logps, rows, self.args)
+        difference = ((logps.detach() - rows["sampling_per_token_logps"]).abs() * mask).nan_to_num(nan=0.0).sum()
+        self._step_sums[role, "sampling_logp_difference"] += self.accelerator.reduce(difference, "sum").item()
 
     def _weigh_token_means(self, role: str, rows: dict[str, torch.Tensor]) -> None:
         """Adds up GRPO's means over the tokens of a micro-batch, which may hold few tokens or none."""
@@ -430,6 +458,12 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             for record in (self._seconds, self._step_losses, self._step_tokens, self._step_sums):
                 record.clear()
         return loss
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        if self.use_vllm:
+            for generation in self._generations.values():
+                generation.loaded_steps.clear()
 
     # Evaluation: sampled episodes, no loss
 
@@ -573,6 +607,7 @@ def trim_padding(rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         "completion_mask": completion,
         "tool_mask": completion,
         "ref_per_token_logps": completion,
+        "sampling_per_token_logps": completion,
     }
     return {name: x[:, columns[name]] if name in columns else x for name, x in rows.items()}
 
