@@ -369,7 +369,7 @@ def max_lora_rank(configs: dict[str, LoraConfig]) -> int:
     from vllm.config.lora import MaxLoRARanks
 
     allowed = get_args(MaxLoRARanks)
-    rank = max(max(config.r, *config.rank_pattern.values()) for config in configs.values())
+    rank = max(max([config.r, *config.rank_pattern.values()]) for config in configs.values())
     if rank > max(allowed):
         raise ValueError(f"vLLM samples with adapters of rank {max(allowed)} at most; the agents' have {rank}.")
     return min(choice for choice in allowed if choice >= rank)

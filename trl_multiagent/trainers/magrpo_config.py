@@ -144,6 +144,8 @@ class MAGRPOConfig(GRPOConfig):
         num_generations, self.num_generations = self.num_generations, self.rows_per_device
         super().__post_init__()
         self.num_generations = num_generations
+        if self.use_vllm:
+            self._check_vllm()
 
     @property
     def joint_actions_per_node(self) -> int:
@@ -226,9 +228,6 @@ class MAGRPOConfig(GRPOConfig):
         for name, (value, reason) in unsupported.items():
             if getattr(self, name) != value:
                 raise ValueError(f"`{name}={getattr(self, name)}` is not supported by team trainers: {reason}.")
-
-        if self.use_vllm:
-            self._check_vllm()
 
     def _check_vllm(self):
         if not is_vllm_available():
