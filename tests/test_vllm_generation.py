@@ -159,7 +159,7 @@ def test_weights_are_sent_once_per_step(served):
         assert len(server.updates) == 2 and server.paths.count("/update_weights") == 2
         for snapshot, received in zip(snapshots, server.updates, strict=True):
             for name, x in received.items():
-                assert torch.equal(x, snapshot[f"agents.{role}.{name}"]), name
+                assert torch.equal(x, snapshot[f"models.{role}.{name}"]), name
     changed = [name for name, x in snapshots[0].items() if not torch.equal(x, snapshots[1][name])]
     assert {name.split(".")[1] for name in changed} == {"aux", "main"}
 
@@ -262,7 +262,7 @@ def test_full_models_have_an_engine_each(tmp_path, models):
         names = list(dict(team_of(models).agents[role].named_parameters()))
         assert engine.loaded_weights == names * 2
         for name, x in engine.model.named_parameters():
-            assert torch.equal(x, weights.snapshots[1][f"agents.{role}.{name}"]), name
+            assert torch.equal(x, weights.snapshots[1][f"models.{role}.{name}"]), name
     assert trainer.state.log_history[1]["agents/main/sampling_logp_difference"] < 1e-4
 
 
