@@ -355,6 +355,58 @@ def test_a_server_that_takes_no_adapters(tmp_path, models):
             generation.sample("aux", [[65]], 2, 0)
 
 
+# Whole training of the other forms of a team
+
+
+def train(tmp_path, team, **settings):
+    trainer = tiny_trainer(tmp_path, team, trainer=Recorded, use_vllm=True, **{**TRAINING, **settings})
+    trainer.train()
+    for entry in trainer.state.log_history[:2]:
+        for role in team.trained_roles:  # what the engine sampled with is what the update began with
+            assert 0 < entry[f"agents/{role}/sampling_logp_difference"] < 1e-4
+    return trainer
+
+
+def lora_team(models) -> AgentTeam:
+    torch.manual_seed(0)
+    peft_config = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    return AgentTeam.from_pretrained(models["aux"], ["aux", "main"], peft_config, dtype=torch.float32)
+
+
+def test_training_adapters_in_one_engine(tmp_path, models):
+    team = lora_team(models)
+    start = copy.deepcopy(team.state_dict())
+    trainer = train(tmp_path, team, vllm_enable_sleep_mode=True)
+    (engine,) = LLM.instances
+    assert [name for name, *_ in engine.calls] == ["aux", "main"] * 4  # two steps of two turns
+    assert len(engine.adapters) == 4 and engine.loaded_weights == []
+    assert trainer._generations["aux"].versions == {"aux": 2, "main": 2}
+    for name, x in team.state_dict().items():
+        assert torch.equal(x, start[name]) == ("lora_" not in name), name
+
+
+def test_training_adapters_with_one_server(tmp_path, models):
+    with VLLMServer(models["aux"], weight_transfer=False, lora=True) as server:
+        train(tmp_path, lora_team(models), vllm_mode="server", vllm_server_base_url=server.url, num_turns=1)
+    assert [body["model"] for body in server.completions] == ["aux", "main"] * 2
+    assert len(server.adapter_paths) == 4
+
+
+def test_training_shared_weights_with_one_server(tmp_path, models):
+    team = AgentTeam.from_pretrained(models["aux"], ["aux", "main"], share_weights=True, dtype=torch.float32)
+    with VLLMServer(models["aux"]) as server:
+        where = {"vllm_server_base_url": server.url, "vllm_group_port": free_ports(1)}
+        train(tmp_path, team, vllm_mode="server", **where)
+    assert len(server.completions) == 2 * 4 and len(server.updates) == 2
+
+
+def test_a_frozen_partner_is_sent_once(tmp_path, models):
+    train(tmp_path, team_of(models), frozen_agents=["main"])
+    aux, main = LLM.instances
+    assert len(aux.loaded_weights) == 2 * len(main.loaded_weights) > 0
+    assert len(aux.calls) == len(main.calls) == 4
+
+
 # What is refused
 
 
