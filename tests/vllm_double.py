@@ -135,6 +135,7 @@ class LLM:
 
     def generate(self, prompts, sampling_params=None, *, use_tqdm=True, lora_request=None):
         assert self.awake == {"weights", "kv_cache"}
+        assert self.model.get_input_embeddings().weight.isfinite().all()  # lost in a sleep and not sent again
         model, params = self.model, vars(sampling_params)
         if lora_request is not None:
             assert self.arguments["enable_lora"]
