@@ -182,7 +182,9 @@ def test_the_update_is_that_of_the_same_completions_without_vllm(served, tmp_pat
 def test_the_correction_weighs_the_loss(tmp_path, models):
     """The servers call every token twice as likely as it is, so every token's loss is halved."""
     settings = {"max_steps": 1, "num_turns": 1, "vllm_importance_sampling_mode": "token_truncate"}
+    settings |= {"per_device_train_batch_size": 1, "max_completion_length": 32}  # rows of several lengths
     trainer, _, (before,) = train_with_servers(tmp_path / "1", models, math.log(2), **settings)
+    assert len({len(ids) for samples in trainer.samples for s in samples for ids in s.completion_ids}) > 1
     other = tiny_trainer(tmp_path / "2", team_of(models), trainer=Replayed, **{**TRAINING, **settings})
     other.samples = list(trainer.samples)
     other.train()
@@ -196,6 +198,7 @@ def test_the_correction_weighs_the_loss(tmp_path, models):
 def test_without_the_correction_the_servers_log_probabilities_do_not_matter(tmp_path, models):
     settings = {"max_steps": 1, "num_turns": 1, "vllm_importance_sampling_correction": False}
     trainer, *_ = train_with_servers(tmp_path / "1", models, math.log(2), **settings)
+    assert "agents/aux/sampling_logp_difference" not in trainer.state.log_history[0]
     other = tiny_trainer(tmp_path / "2", team_of(models), trainer=Replayed, **{**TRAINING, **settings})
     other.samples = list(trainer.samples)
     other.train()
