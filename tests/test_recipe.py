@@ -525,3 +525,8 @@ def test_a_machine_below_the_minimal_tier_is_refused_before_anything_is_loaded(p
     monkeypatch.setattr(sandbox, "TIERS", {**sandbox.TIERS, "namespaces": {"no such layer"}})
     with pytest.raises(SandboxError, match=r"sandbox\.min_tier is 'namespaces'"):
         code_generation_environment(parse({"sandbox": {"min_tier": "namespaces"}}))
+
+
+def test_vllm_that_is_not_installed(error_of, monkeypatch):
+    monkeypatch.setattr("trl_multiagent.trainers.magrpo_config.is_vllm_available", lambda: False)
+    assert "section `magrpo`: `use_vllm=True` needs vLLM" in error_of({"magrpo": {"use_vllm": True}})

@@ -11,6 +11,9 @@ import transformers
 import trl
 from transformers import Trainer
 from trl import GRPOTrainer
+from trl.distributed import DistributedBackend
+from trl.generation.vllm_client import VLLMClient
+from trl.generation.vllm_generation import VLLMGeneration
 from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import (
     RepeatSampler,
@@ -60,6 +63,16 @@ METHODS = {
         "_get_output_dir": ["self", "trial"],
         "create_optimizer": ["self", "model"],
     },
+    VLLMGeneration: {
+        "_init_vllm": ["self"],
+        "sync_weights": ["self"],
+        "generate": ["self", "prompts", "images", "num_generations", "profiler"],
+    },
+    VLLMClient: {
+        "__init__": ["self", "base_url", "host", "server_port", "group_port", "connection_timeout"],
+        "get_server_info": ["self"],
+    },
+    DistributedBackend: {"gather_params": ["self", "params"]},
     RepeatSampler: {
         "__init__": ["self", "data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed"]
     },
@@ -97,6 +110,8 @@ ATTRIBUTES = [
     "hub_model_id",
     "importance_sampling_level",
     "beta",
+    "use_vllm",
+    "vllm_importance_sampling_correction",
 ]
 ADVICE = (
     f"trl {trl.__version__} / transformers {transformers.__version__} changed what trl_multiagent extends. Read the change, "
@@ -127,10 +142,30 @@ def test_pushes_in_the_background():
     assert "self.processing_class is not None" in inspect.getsource(Trainer._push_from_checkpoint), ADVICE
 
 
+def test_vllm_generation():
+    """What `trl_multiagent.vllm_generation` takes for granted between the lines of TRL's class."""
+    arguments = set(inspect.signature(VLLMGeneration).parameters)
+    assert {"server_base_url", "group_port", "max_num_seqs", "enable_sleep_mode", "generation_kwargs"} <= arguments, (
+        ADVICE
+    )
+    engine = inspect.getsource(VLLMGeneration._init_vllm)
+    assert "self.llm = LLM(" in engine and "self.tp_group, _ =" in engine, ADVICE  # replaced, read
+    assert "self._llm_weights_sleeping = self.enable_sleep_mode" in engine, ADVICE
+    generate = inspect.getsource(VLLMGeneration.generate)
+    # Shares are slices of equal size, which the first process makes the whole
+    assert "accelerator.process_index * len(prompts)" in generate and "local_rank_in_group * orig_size" in generate, (
+        ADVICE
+    )
+    assert "self.llm.sleep(level=2)" in generate, ADVICE
+    client = inspect.getsource(VLLMClient.generate)
+    assert '"model": self.model' in client and "sampling_params.update(generation_kwargs or {})" in client, ADVICE
+    assert "self.base_url" in client and "self.session.post" in inspect.getsource(VLLMClient._post), ADVICE
+
+
 def test_the_loss_reads_what_a_batch_holds():
     source = inspect.getsource(GRPOTrainer._compute_loss)
     names = ["prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages"]
-    names += ["num_items_in_batch", "ref_per_token_logps"]
+    names += ["num_items_in_batch", "ref_per_token_logps", "importance_sampling_ratio"]
     assert [name for name in names if f'"{name}"' not in source] == [], ADVICE
 
 

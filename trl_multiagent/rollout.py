@@ -22,11 +22,14 @@ class Samples:
         prompt_ids (`list[int]`): Token ids of the whole prompt, history included.
         completion_ids (`list[list[int]]`): Token ids of the G completions, each up to its end-of-sequence token.
         texts (`list[str]`): The completions as text.
+        logps (`list[list[float]]`, *optional*): The log-probabilities with which another engine than the policy itself
+            sampled the tokens.
     """
 
     prompt_ids: list[int]
     completion_ids: list[list[int]]
     texts: list[str]
+    logps: list[list[float]] | None = None
 
 
 @dataclass

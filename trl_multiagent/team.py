@@ -165,7 +165,11 @@ class AgentTeam(nn.Module):
             if roles is not None and list(roles) != list(saved):
                 raise ValueError(f"The team in {name} has the roles {list(saved)}, not {list(roles)}.")
             roles = list(saved)
-            sources = [(name, {"subfolder": folder}) for folder in saved.values()]
+            in_folders = Path(name).is_dir()
+            sources = [
+                (str(Path(name) / folder), {}) if in_folders else (name, {"subfolder": folder})
+                for folder in saved.values()
+            ]
             share_weights = share_weights or len(set(saved.values())) < len(roles)
         elif roles is None:
             raise ValueError(f"{name} holds no {TEAM_FILE}: to start a team from a model, pass `roles`.")
@@ -376,6 +380,11 @@ class AgentTeam(nn.Module):
     @property
     def agents(self) -> dict[str, PreTrainedModel]:
         return {role: _without_adapter(self.models[name]) for role, name in self._model_names.items()}
+
+    @property
+    def policies(self) -> dict[str, PreTrainedModel | PeftModel]:
+        """The model of each role as it is saved: of a LoRA agent the one that carries its adapter."""
+        return {role: self.models[name] for role, name in self._model_names.items()}
 
     @property
     def base_models(self) -> list[PreTrainedModel]:

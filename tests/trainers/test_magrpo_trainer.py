@@ -547,7 +547,7 @@ def test_config_sizes():
         ({"num_turns": 2, "turn_gradient_weights": [1.0, 2.0]}, "set `handoff`"),
         ({"num_turns": 2, "joint_mode": "cross", "items_per_device": 1}, "needs `num_agents`"),
         ({"num_iterations": 2}, "`num_iterations=2` is not supported"),
-        ({"use_vllm": True}, "`use_vllm=True` is not supported"),
+        ({"use_liger_kernel": True}, "`use_liger_kernel=True` is not supported"),
         ({"steps_per_generation": 4}, "set `items_per_device`"),
         ({"entropy_coef": 0.01}, "depends on how a batch is cut"),
     ],

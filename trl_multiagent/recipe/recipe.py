@@ -287,7 +287,7 @@ def make_training_args(
             kwargs["eval_strategy"] = "steps" if extras.eval_interval > 0 else "no"
             kwargs["eval_steps"] = max(1, extras.eval_interval // items_per_step)
         args = config_class(**kwargs)
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         raise ConfigError(f"section `{algorithm}`: {error}") from error
     if args.eval_strategy != "no" and values["dataset"].get("eval_split") is None:
         raise ConfigError(f"section `{algorithm}` asks for evaluation, but there is no `dataset.eval_split`.")

@@ -2,11 +2,13 @@ from dataclasses import dataclass, field
 
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
+from trl.import_utils import is_vllm_available
 
 
 JOINT_MODES = {"align": "align", "aligned": "align", "cross": "cross", "crossed": "cross"}
 # Losses whose normaliser does not depend on how a batch is cut into micro-batches (`bnpo`'s does)
 LOSS_TYPES = ("luspo", "dr_grpo", "grpo", "dapo")
+SAMPLING_CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
 @dataclass
@@ -62,7 +64,14 @@ class MAGRPOConfig(GRPOConfig):
             has a chat template.
         generation_token_budget (`int`, *optional*, defaults to `262144`):
             Upper bound of (prompt + completion) tokens in one `generate` call. A level of the tree that needs more is
-            generated in several calls. `None` never splits.
+            generated in several calls. `None` never splits. Has no effect with vLLM.
+        vllm_server_base_urls (`dict[str, str]`, *optional*):
+            With `vllm_mode="server"`, the URL of each role's vLLM server. Where the agents share one model or one base,
+            TRL's `vllm_server_base_url`, or `vllm_server_host` and `vllm_server_port`, are enough. The ports for the
+            weights count up from `vllm_group_port`, one per model.
+        vllm_adapter_dir (`str`, *optional*):
+            Folder through which vLLM gets the adapters of a LoRA team; a server must see it under the same path. By
+            default `vllm_adapters` in the output folder.
 
     > [!NOTE]
     > These parameters have default values different from [`~trl.GRPOConfig`]:
@@ -111,6 +120,12 @@ class MAGRPOConfig(GRPOConfig):
     generation_token_budget: int | None = field(
         default=262144, metadata={"help": "Upper bound of prompt and completion tokens in one generate call."}
     )
+    vllm_server_base_urls: dict[str, str] | None = field(
+        default=None, metadata={"help": "URL of each role's vLLM server, for `vllm_mode` 'server'."}
+    )
+    vllm_adapter_dir: str | None = field(
+        default=None, metadata={"help": "Folder through which vLLM gets the adapters of a LoRA team."}
+    )
     num_generations: int = field(
         default=4, metadata={"help": "Completions that each agent samples at a node, G in the formulas."}
     )
@@ -134,6 +149,8 @@ class MAGRPOConfig(GRPOConfig):
         num_generations, self.num_generations = self.num_generations, self.rows_per_device
         super().__post_init__()
         self.num_generations = num_generations
+        if self.use_vllm:
+            self._check_vllm()
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "hub_token": None}  # `training_args.bin` is pushed
@@ -214,12 +231,44 @@ class MAGRPOConfig(GRPOConfig):
             "off_policy_mask_threshold": (None, "training is on-policy"),
             "cast_lm_head_to_fp32": (False, "load the agents in float32 instead"),
             "use_liger_kernel": (False, "it replaces the forward that computes the log-probabilities"),
-            "use_vllm": (False, "generation runs through transformers"),
             "reward_weights": (None, "the environment weighs its reward functions"),
         }
         for name, (value, reason) in unsupported.items():
             if getattr(self, name) != value:
                 raise ValueError(f"`{name}={getattr(self, name)}` is not supported by team trainers: {reason}.")
+
+    def _check_vllm(self):
+        if not is_vllm_available():
+            raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-multiagent[vllm]`.")
+        choices = {"vllm_mode": ("colocate", "server"), "vllm_importance_sampling_mode": SAMPLING_CORRECTIONS}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"`{name}` is {getattr(self, name)!r}, it must be one of {', '.join(map(repr, allowed))}."
+                )
+        for name, reason in {
+            "seed": "all completions of a prompt would be the same",
+            "n": "it is `num_generations`",
+            "stop_token_ids": "completions end at the agents' own end-of-sequence tokens",
+            "ignore_eos": "completions end at the agents' own end-of-sequence tokens",
+        }.items():
+            if name in (self.generation_kwargs or {}):
+                raise ValueError(f"`generation_kwargs` must not set {name!r}: {reason}.")
+        if self.vllm_max_model_length is not None and self.vllm_max_model_length <= self.max_completion_length:
+            raise ValueError(
+                f"`vllm_max_model_length` is {self.vllm_max_model_length}: no room for a prompt before the "
+                f"`max_completion_length` of {self.max_completion_length} tokens."
+            )
+        if self.vllm_mode == "colocate":
+            if self.vllm_server_base_urls is not None:
+                raise ValueError("`vllm_server_base_urls` are for `vllm_mode='server'`, and it is 'colocate'.")
+            if self.world_size % self.vllm_tensor_parallel_size != 0:
+                raise ValueError(
+                    f"`vllm_tensor_parallel_size` is {self.vllm_tensor_parallel_size}, which does not divide the "
+                    f"{self.world_size} processes."
+                )
+        elif self.vllm_enable_sleep_mode:
+            raise ValueError("`vllm_enable_sleep_mode` is for `vllm_mode='colocate'`: a server has its own GPUs.")
 
     def _plan_batch(self):
         if self.items_per_device is not None:

@@ -24,6 +24,7 @@ from trl_multiagent.rollout import Node, Samples, grow_trees
 from trl_multiagent.team import AgentTeam, can_share_prompts
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 from trl_multiagent.trainers.team_trainer import TeamTrainerMixin, check_agent_settings, check_team
+from trl_multiagent.vllm_generation import check_vllm, make_generations, sampling_correction
 
 
 class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
@@ -116,6 +117,8 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             args = MAGRPOConfig(f"{environment.roles[-1]}-{self._name}")
         check_team(team, environment, args.num_agents)
         check_agent_settings(team, args)
+        if args.use_vllm:
+            check_vllm(team.policies, args)
         if not isinstance(train_dataset, Dataset):
             raise TypeError(f"`train_dataset` must be a `datasets.Dataset`, got `{type(train_dataset).__name__}`.")
         if len(train_dataset) < args.items_per_device * args.world_size:
@@ -142,8 +145,9 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         elif args.beta != 0.0:
             reference_team = team.frozen_copy()
 
-        # GRPO would load a single reference model, and asks `luspo` for sequence-level ratios, which are 1 here
-        with _changed(args, beta=0.0, sync_ref_model=False, importance_sampling_level="sequence"):
+        # GRPO would load a single reference model, generate for a single model with vLLM, and asks `luspo` for
+        # sequence-level ratios, which are 1 here
+        with _changed(args, beta=0.0, sync_ref_model=False, importance_sampling_level="sequence", use_vllm=False):
             super().__init__(
                 model=team,
                 reward_funcs=environment.score,
@@ -163,6 +167,11 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         for model in team.base_models:
             add_fused_lm_head(model, temperature=self.temperature, outputs=("log_probs", "entropy"))
         self._set_up_agents()
+        self.use_vllm = args.use_vllm
+        self._corrects_sampling = args.use_vllm and args.vllm_importance_sampling_correction
+        if args.use_vllm:
+            eos_token_ids = {role: self._agent_attributes[role]["eos_token_ids"] for role in team.roles}
+            self._generations = make_generations(team.policies, eos_token_ids, self.accelerator, args)
 
         self.beta = args.beta
         if reference_team is not None:
@@ -255,9 +264,20 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
     def _sample(self, role: str, nodes: list[Node]) -> list[Samples]:
         """One agent's completions at all nodes of a turn."""
         num_generations = self.args.num_generations if self.model.training else 1
+        with self._timed("generate"), self.agent_scope(role):
+            prompt_ids = self._tokenize_nodes(role, nodes)
+            groups, logps = self._complete(role, prompt_ids, num_generations)
+            return [
+                Samples(ids, group, self.processing_class.batch_decode(group, skip_special_tokens=True), group_logps)
+                for ids, group, group_logps in zip(prompt_ids, groups, logps, strict=True)
+            ]
+
+    def _complete(self, role: str, prompt_ids: list[list[int]], num_generations: int) -> tuple[list, list]:
+        """The active agent's completions of each prompt, and the log-probabilities that vLLM sampled them with."""
+        if self.use_vllm:
+            step = 0 if role in self.team.frozen else self.state.global_step  # its weights are sent once
+            return self._generations[role].sample(role, prompt_ids, num_generations, step)
         with (
-            self._timed("generate"),
-            self.agent_scope(role),
             unwrap_model_for_generation(
                 self.model_wrapped,
                 self.accelerator,
@@ -267,7 +287,6 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             ),
             self.accelerator.autocast(),
         ):
-            prompt_ids = self._tokenize_nodes(role, nodes)
             groups = generate_groups(
                 self.team.active_agent,
                 prompt_ids,
@@ -275,10 +294,7 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
                 self.generation_config,
                 self.args.generation_token_budget,
             )
-            return [
-                Samples(ids, group, self.processing_class.batch_decode(group, skip_special_tokens=True))
-                for ids, group in zip(prompt_ids, groups, strict=True)
-            ]
+        return groups, [None] * len(groups)
 
     def _tokenize_nodes(self, role: str, nodes: list[Node]) -> list[list[int]]:
         """Each node's whole prompt for one agent: its own past prompts and responses, and the new prompt."""
@@ -388,6 +404,10 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             if set(args.turn_gradient_weights) != {1.0}:
                 # The mask of tool tokens multiplies the loss of every token, which is what a turn's weight must do
                 rows_of_agent["tool_mask"] = weights.unsqueeze(1).expand(rows_of_agent["completion_ids"].shape)
+            if self._corrects_sampling:
+                logps = [torch.tensor(samples[role].logps[g]) for _, samples, g, _ in useful]
+                logps += [torch.zeros(2)] * padding_rows
+                rows_of_agent["sampling_per_token_logps"] = pad(logps, 0.0, "right")
             rows_of_agent = {name: x.to(self.accelerator.device) for name, x in rows_of_agent.items()}
             if self.beta != 0.0:
                 rows_of_agent["ref_per_token_logps"] = self._reference_logps(role, rows_of_agent)
@@ -416,6 +436,8 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         outputs = model(team_inputs={role: forward_inputs(self.team.agents[role], rows[role]) for role in rows})
         losses = []
         for role in rows:
+            if self._corrects_sampling:
+                self._correct_sampling(role, outputs[role].log_probs, rows[role])
             with self.agent_scope(role):
                 loss = self._compute_loss(lambda role=role, **_: outputs[role], rows[role]) * self._loss_scale
                 self._weigh_token_means(role, rows[role])
@@ -424,6 +446,13 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             self._step_losses[role] += loss.detach()
             losses.append(loss)
         return sum(losses)
+
+    def _correct_sampling(self, role: str, logps: torch.Tensor, rows: dict[str, torch.Tensor]) -> None:
+        """Adds the factors that make up for vLLM's log-probabilities not being the policy's own."""
+        logps, mask = logps[:, -rows["completion_ids"].size(1) :], rows["completion_mask"]
+        rows["importance_sampling_ratio"] = sampling_correction(logps, rows, self.args)
+        difference = ((logps.detach() - rows["sampling_per_token_logps"]).abs() * mask).nan_to_num(nan=0.0).sum()
+        self._step_sums[role, "sampling_logp_difference"] += self.accelerator.reduce(difference, "sum").item()
 
     def _weigh_token_means(self, role: str, rows: dict[str, torch.Tensor]) -> None:
         """Adds up GRPO's means over the tokens of a micro-batch, which may hold few tokens or none."""
@@ -453,6 +482,12 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             for record in (self._seconds, self._step_losses, self._step_tokens, self._step_sums):
                 record.clear()
         return loss
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        if self.use_vllm:
+            for generation in self._generations.values():
+                generation.loaded_steps.clear()
 
     # Evaluation: sampled episodes, no loss
 
@@ -579,6 +614,7 @@ def trim_padding(rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         "completion_mask": completion,
         "tool_mask": completion,
         "ref_per_token_logps": completion,
+        "sampling_per_token_logps": completion,
     }
     return {name: x[:, columns[name]] if name in columns else x for name, x in rows.items()}
 

@@ -1,0 +1,549 @@
+"""Generation through vLLM. There is no GPU here: `vllm_double.py` says what takes vLLM's place, and what is real."""
+
+import copy
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, TrainerCallback
+
+from trl_multiagent import AgentTeam, MAGRPOConfig, MAGRPOTrainer
+from trl_multiagent.rollout import Samples
+from trl_multiagent.vllm_generation import check_vllm, make_generations, max_lora_rank, sampling_correction
+
+
+pytest.importorskip("requests", reason="TRL's client of vLLM servers needs the package requests")
+
+from tiny import byte_tokenizer, tiny_environment, tiny_llama, tiny_trainer
+from vllm_double import LLM, VLLMServer, free_ports, install
+
+
+EOS = [256]
+
+
+@pytest.fixture(autouse=True)
+def vllm(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):  # TRL sets them for an engine
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    install(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, str]:
+    """Two different models in folders."""
+    folders = {}
+    for seed, role in enumerate(("aux", "main")):
+        folders[role] = str(tmp_path_factory.mktemp(role))
+        tiny_llama(seed).save_pretrained(folders[role])
+        byte_tokenizer().save_pretrained(folders[role])
+    return folders
+
+
+def team_of(models) -> AgentTeam:
+    return AgentTeam.from_pretrained(list(models.values()), roles=list(models), dtype=torch.float32)
+
+
+def config(tmp_path, **settings) -> MAGRPOConfig:
+    defaults = {"use_vllm": True, "use_cpu": True, "bf16": False, "items_per_device": 2, "max_completion_length": 8}
+    return MAGRPOConfig(output_dir=str(tmp_path), report_to="none", **{**defaults, **settings})
+
+
+def lora_model(folder: str, **settings):
+    """A base with adapters for two roles that all change what it computes."""
+    torch.manual_seed(0)
+    configs = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, **settings)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder), configs, adapter_name="aux")
+    model.add_adapter("main", configs)
+    return model
+
+
+class Weights(TrainerCallback):
+    """The team's weights before every optimizer step and at the end."""
+
+    def __init__(self):
+        self.snapshots = []
+
+    def on_step_begin(self, args, state, control, model, **kwargs):
+        self.snapshots.append(copy.deepcopy(model.state_dict()))
+
+
+class Recorded(MAGRPOTrainer):
+    """Keeps what was sampled."""
+
+    def _sample(self, role, nodes):
+        samples = super()._sample(role, nodes)
+        self.__dict__.setdefault("samples", []).append(samples)
+        return samples
+
+
+class Replayed(MAGRPOTrainer):
+    """Answers what another trainer sampled."""
+
+    def _sample(self, role, nodes):
+        samples = self.samples.pop(0)
+        return [Samples(s.prompt_ids, s.completion_ids, s.texts) for s in samples]
+
+
+TRAINING = {
+    "max_steps": 2,
+    "num_turns": 2,
+    "temperature": 0.8,
+    "optim": "sgd",
+    "learning_rate": 0.5,
+    "per_device_train_batch_size": 16,
+}
+
+
+def train_with_servers(tmp_path, models, shift=0.0, **settings):
+    with VLLMServer(models["aux"], shift=shift) as aux, VLLMServer(models["main"], shift=shift) as main:
+        weights = Weights()
+        trainer = tiny_trainer(
+            tmp_path,
+            team_of(models),
+            trainer=Recorded,
+            callbacks=[weights],
+            use_vllm=True,
+            vllm_mode="server",
+            vllm_server_base_urls={"aux": aux.url, "main": main.url},
+            vllm_group_port=free_ports(2),
+            **{**TRAINING, **settings},
+        )
+        trainer.train()
+    return trainer, {"aux": aux, "main": main}, weights.snapshots
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory, models):
+    """One run with a server per agent, which several tests look at."""
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch)
+        yield train_with_servers(tmp_path_factory.mktemp("served"), models, top_p=0.9, top_k=50, min_p=0.01)
+
+
+def test_each_agent_asks_its_own_server(served):
+    trainer, servers, _ = served
+    samples = iter(trainer.samples)
+    for call in range(2 * 2):  # steps and turns
+        for role in ("aux", "main"):
+            body, answered = servers[role].completions[call], next(samples)
+            assert body["prompt"] == [s.prompt_ids for s in answered]
+            assert len(body["prompt"]) == (2 if call % 2 == 0 else 2 * 4)
+            text = trainer.team.tokenizers[role].decode(body["prompt"][0])
+            assert text.startswith("Task ") and f"part {role}:" in text
+            assert body["model"] == servers[role].name
+            expected = {"n": 4, "temperature": 0.8, "top_p": 0.9, "top_k": 50, "min_p": 0.01, "max_tokens": 8}
+            expected |= {"repetition_penalty": 1.0, "stop_token_ids": EOS, "ignore_eos": True, "logprobs": 0}
+            assert {name: body[name] for name in expected} == expected
+            assert "seed" not in body
+    assert all(len(server.completions) == 4 for server in servers.values())
+
+
+def test_completions_end_at_the_first_end_of_sequence_token(served):
+    completions = [ids for samples in served[0].samples for s in samples for ids in s.completion_ids]
+    assert any(ids[-1] == EOS[0] for ids in completions) and any(len(ids) == 8 for ids in completions)
+    assert all(EOS[0] not in ids[:-1] and 1 <= len(ids) <= 8 for ids in completions)
+    assert all(len(ids) == 8 or ids[-1] == EOS[0] for ids in completions)
+
+
+def test_weights_are_sent_once_per_step(served):
+    _, servers, snapshots = served
+    assert len(snapshots) == 2
+    for role, server in servers.items():
+        assert len(server.updates) == 2 and server.paths.count("/update_weights") == 2
+        for snapshot, received in zip(snapshots, server.updates, strict=True):
+            for name, x in received.items():
+                assert torch.equal(x, snapshot[f"models.{role}.{name}"]), name
+    changed = [name for name, x in snapshots[0].items() if not torch.equal(x, snapshots[1][name])]
+    assert {name.split(".")[1] for name in changed} == {"aux", "main"}
+
+
+def test_the_update_is_that_of_the_same_completions_without_vllm(served, tmp_path, models):
+    trainer, *_ = served
+    other = tiny_trainer(tmp_path, team_of(models), trainer=Replayed, **TRAINING)
+    other.samples = list(trainer.samples)
+    other.train()
+    start = team_of(models).state_dict()
+    for name, x in other.team.state_dict().items():
+        assert torch.allclose(x, trainer.team.state_dict()[name], rtol=1e-4, atol=1e-6), name
+    assert max((x - start[name]).abs().max() for name, x in other.team.state_dict().items()) > 1e-2
+    for left, right in zip(trainer.state.log_history[:2], other.state.log_history[:2], strict=True):
+        for name in ("loss", "reward", "agents/aux/loss", "agents/main/loss", "agents/main/entropy", "num_tokens"):
+            assert left[name] == pytest.approx(right[name], rel=1e-4, abs=1e-5), name
+        assert left["agents/aux/sampling_logp_difference"] < 1e-4
+
+
+def test_the_correction_weighs_the_loss(tmp_path, models):
+    """The servers call every token twice as likely as it is, so every token's loss is halved."""
+    settings = {"max_steps": 1, "num_turns": 1, "vllm_importance_sampling_mode": "token_truncate"}
+    settings |= {"per_device_train_batch_size": 1, "max_completion_length": 32}  # rows of several lengths
+    trainer, _, (before,) = train_with_servers(tmp_path / "1", models, math.log(2), **settings)
+    assert len({len(ids) for samples in trainer.samples for s in samples for ids in s.completion_ids}) > 1
+    other = tiny_trainer(tmp_path / "2", team_of(models), trainer=Replayed, **{**TRAINING, **settings})
+    other.samples = list(trainer.samples)
+    other.train()
+    for name, x in trainer.team.state_dict().items():
+        step, full_step = x - before[name], other.team.state_dict()[name] - before[name]
+        assert torch.allclose(step, full_step / 2, rtol=1e-3, atol=1e-6), name
+        assert full_step.abs().max() > 1e-5
+    assert trainer.state.log_history[0]["agents/aux/sampling_logp_difference"] == pytest.approx(math.log(2), abs=1e-4)
+
+
+def test_without_the_correction_the_servers_log_probabilities_do_not_matter(tmp_path, models):
+    settings = {"max_steps": 1, "num_turns": 1, "vllm_importance_sampling_correction": False}
+    trainer, *_ = train_with_servers(tmp_path / "1", models, math.log(2), **settings)
+    assert "agents/aux/sampling_logp_difference" not in trainer.state.log_history[0]
+    other = tiny_trainer(tmp_path / "2", team_of(models), trainer=Replayed, **{**TRAINING, **settings})
+    other.samples = list(trainer.samples)
+    other.train()
+    for name, x in trainer.team.state_dict().items():
+        assert torch.allclose(x, other.team.state_dict()[name], rtol=1e-4, atol=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("mode", "low", "high", "expected"),
+    [
+        ("token_truncate", 0.5, 2.0, [[2.0, 0.5, 1.0], [1.0, 1.0, 1.0]]),
+        ("token_mask", 0.5, 2.0, [[0.0, 0.0, 1.0], [1.0, 1.0, 1.0]]),
+        ("token_mask", None, None, [[4.0, 0.25, 1.0], [1.0, 1.0, 1.0]]),
+        ("sequence_truncate", None, 0.9, [[0.9], [0.9]]),
+        ("sequence_mask", None, 1.5, [[1.0], [1.0]]),
+    ],
+)
+def test_correction(tmp_path, mode, low, high, expected):
+    args = config(
+        tmp_path,
+        vllm_importance_sampling_mode=mode,
+        vllm_importance_sampling_clip_min=low,
+        vllm_importance_sampling_clip_max=high,
+    )
+    policy = torch.tensor([[4.0, 0.25, 1.0], [8.0, 0.5, 7.0]]).log()
+    rows = {
+        "completion_mask": torch.tensor([[1, 1, 1], [0, 1, 0]]),
+        "sampling_per_token_logps": torch.tensor([[0.0, 0.0, 0.0], [0.0, math.nan, 0.0]]),
+    }
+    assert torch.allclose(sampling_correction(policy, rows, args), torch.tensor(expected))
+
+
+def test_an_overflowing_ratio_is_masked(tmp_path):
+    rows = {"completion_mask": torch.ones(1, 1), "sampling_per_token_logps": torch.full((1, 1), -1000.0)}
+    assert sampling_correction(torch.zeros(1, 1), rows, config(tmp_path)).tolist() == [[0.0]]
+
+
+# One engine per model in this process
+
+
+def test_full_models_have_an_engine_each(tmp_path, models):
+    weights = Weights()
+    trainer = tiny_trainer(
+        tmp_path,
+        team_of(models),
+        trainer=Recorded,
+        callbacks=[weights],
+        use_vllm=True,
+        vllm_gpu_memory_utilization=0.3,
+        vllm_max_model_length=512,
+        **TRAINING,
+    )
+    engines = dict(zip(("aux", "main"), LLM.instances, strict=True))
+    trainer.train()
+    for role, engine in engines.items():
+        assert engine.arguments["model"] == models[role]
+        assert engine.arguments["gpu_memory_utilization"] == pytest.approx(0.15)
+        assert engine.arguments["max_num_seqs"] == trainer.args.rows_per_device
+        assert engine.arguments["max_model_len"] == 512
+        assert [(name, number) for name, number, _ in engine.calls] == [(None, 2 * 4), (None, 2 * 4 * 4)] * 2
+        assert engine.calls[0][2]["n"] == 1 and engine.calls[0][2]["temperature"] == 0.8
+        assert engine.calls[0][2]["stop_token_ids"] == EOS and engine.calls[0][2]["ignore_eos"]
+        # Sent at both steps; what it holds is what the second step began with
+        names = list(dict(team_of(models).agents[role].named_parameters()))
+        assert engine.loaded_weights == names * 2
+        for name, x in engine.model.named_parameters():
+            assert torch.equal(x, weights.snapshots[1][f"models.{role}.{name}"]), name
+    assert trainer.state.log_history[1]["agents/main/sampling_logp_difference"] < 1e-4
+
+
+def test_agents_with_the_same_weights_share_an_engine_that_sleeps(tmp_path, models):
+    model = AutoModelForCausalLM.from_pretrained(models["aux"])
+    args = config(tmp_path, vllm_enable_sleep_mode=True, vllm_gpu_memory_utilization=0.3)
+    generations = make_generations(
+        {"aux": model, "main": model}, {"aux": EOS, "main": EOS}, Accelerator(cpu=True), args
+    )
+    (engine,) = LLM.instances
+    assert generations["aux"] is generations["main"] and engine.arguments["gpu_memory_utilization"] == 0.3
+    assert engine.awake == set()
+    for role in ("aux", "main"):
+        completions, logps = generations[role].sample(role, [[65, 66], [67]], 3, step=0)
+        assert [len(group) for group in completions] == [3, 3] == [len(group) for group in logps]
+        assert all(math.isfinite(x) for group in logps for sequence in group for x in sequence)
+        assert engine.awake == set()
+    # A process without prompts still lets its engine sleep
+    assert generations["aux"].sample("aux", [], 3, step=1) == ([], [])
+    assert engine.awake == set()
+
+
+@pytest.mark.parametrize("sleep", [False, True])
+def test_adapters_share_one_engine(tmp_path, models, sleep):
+    model = lora_model(models["aux"])
+    args = config(tmp_path, vllm_enable_sleep_mode=sleep, temperature=0.7)
+    policies = {"aux": model, "main": model}
+    generations = make_generations(policies, {"aux": EOS, "main": EOS}, Accelerator(cpu=True), args)
+    (engine,) = LLM.instances
+    expected = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "model": models["aux"]}
+    assert {name: engine.arguments[name] for name in expected} == expected
+    assert engine.arguments["gpu_memory_utilization"] == 0.3
+
+    def check(role, step):
+        (completions,), (logps,) = generations[role].sample(role, [[65, 66, 67]], 4, step)
+        model.set_adapter(role)
+        for ids, sampled in zip(completions, logps, strict=True):
+            with torch.no_grad():
+                logits = model(torch.tensor([[65, 66, 67, *ids]])).logits[0, 2:-1].float() / 0.7
+            of_tokens = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+            assert torch.allclose(of_tokens, torch.tensor(sampled), atol=1e-4)
+            assert max(sampled) - min(sampled) > 1e-2
+        assert engine.awake == (set() if sleep else {"weights", "kv_cache"})
+
+    check("aux", 0)
+    check("main", 0)
+    check("aux", 0)
+    assert len(engine.adapters) == 2
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".main." in name:
+                parameter.mul_(1.5)
+    check("main", 1)
+    check("aux", 1)
+    assert len(engine.adapters) == 4 and engine.loaded_weights == []
+    assert [name for name, *_ in engine.calls] == ["aux", "main", "aux", "main", "aux"]
+    folder = next((tmp_path / "vllm_adapters").iterdir())
+    assert sorted(path.name for path in folder.iterdir()) == ["aux-2", "main-2"]  # earlier ones are gone
+
+
+def test_adapters_share_one_server(tmp_path, models):
+    model = lora_model(models["aux"])
+    base = {name: x.clone() for name, x in model.named_parameters()}
+    with VLLMServer(models["aux"], weight_transfer=False, lora=True) as server:
+        args = config(
+            tmp_path / "out", vllm_mode="server", vllm_server_base_url=server.url, vllm_adapter_dir=str(tmp_path / "x")
+        )
+        policies = {"aux": model, "main": model}
+        generations = make_generations(policies, {"aux": EOS, "main": EOS}, Accelerator(cpu=True), args)
+        for step in range(2):
+            for role in ("aux", "main", "aux"):
+                generations[role].sample(role, [[65, 66]], 2, step)
+    assert [body["model"] for body in server.completions] == ["aux", "main", "aux"] * 2
+    assert len(server.adapter_paths) == 4 == len(set(server.adapter_paths))
+    assert all(path.startswith(str(tmp_path / "x")) for path in server.adapter_paths)
+    for role, adapter in server.adapters.items():
+        for name, x in adapter.named_parameters():
+            if "lora_" in name:
+                assert torch.equal(x, base[name.replace(".default.", f".{role}.")]), name
+    assert not {"/update_weights", "/init_weight_transfer_engine"} & set(server.paths)
+    assert all(torch.equal(x, base[name]) for name, x in model.named_parameters())  # nothing was merged
+
+
+def test_a_server_that_takes_no_adapters(tmp_path, models):
+    model = lora_model(models["aux"])
+    with VLLMServer(models["aux"]) as server:
+        args = config(tmp_path, vllm_mode="server", vllm_server_base_url=server.url)
+        generation = make_generations({"aux": model}, {"aux": EOS}, Accelerator(cpu=True), args)["aux"]
+        with pytest.raises(RuntimeError, match=r"adapter of agent 'aux'.*404.*--max-loras 1 --max-lora-rank 8"):
+            generation.sample("aux", [[65]], 2, 0)
+
+
+# Whole training of the other forms of a team
+
+
+def train(tmp_path, team, **settings):
+    trainer = tiny_trainer(tmp_path, team, trainer=Recorded, use_vllm=True, **{**TRAINING, **settings})
+    trainer.train()
+    for entry in trainer.state.log_history[:2]:
+        for role in team.trained_roles:  # what the engine sampled with is what the update began with
+            assert 0 < entry[f"agents/{role}/sampling_logp_difference"] < 1e-4
+    return trainer
+
+
+def lora_team(models) -> AgentTeam:
+    torch.manual_seed(0)
+    peft_config = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    return AgentTeam.from_pretrained(models["aux"], ["aux", "main"], peft_config, dtype=torch.float32)
+
+
+def test_training_adapters_in_one_engine(tmp_path, models):
+    team = lora_team(models)
+    start = copy.deepcopy(team.state_dict())
+    trainer = train(tmp_path, team, vllm_enable_sleep_mode=True)
+    (engine,) = LLM.instances
+    assert [name for name, *_ in engine.calls] == ["aux", "main"] * 4  # two steps of two turns
+    assert len(engine.adapters) == 4 and engine.loaded_weights == []
+    assert trainer._generations["aux"].versions == {"aux": 2, "main": 2}
+    for name, x in team.state_dict().items():
+        assert torch.equal(x, start[name]) == ("lora_" not in name), name
+
+
+def test_training_adapters_with_one_server(tmp_path, models):
+    with VLLMServer(models["aux"], weight_transfer=False, lora=True) as server:
+        train(tmp_path, lora_team(models), vllm_mode="server", vllm_server_base_url=server.url, num_turns=1)
+    assert [body["model"] for body in server.completions] == ["aux", "main"] * 2
+    assert len(server.adapter_paths) == 4
+
+
+def test_training_shared_weights_with_one_server(tmp_path, models):
+    team = AgentTeam.from_pretrained(models["aux"], ["aux", "main"], share_weights=True, dtype=torch.float32)
+    with VLLMServer(models["aux"]) as server:
+        where = {"vllm_server_base_url": server.url, "vllm_group_port": free_ports(1)}
+        train(tmp_path, team, vllm_mode="server", **where)
+    assert len(server.completions) == 2 * 4 and len(server.updates) == 2
+
+
+def test_a_frozen_partner_is_sent_once(tmp_path, models):
+    train(tmp_path, team_of(models), frozen_agents=["main"])
+    aux, main = LLM.instances
+    assert len(aux.loaded_weights) == 2 * len(main.loaded_weights) > 0
+    assert len(aux.calls) == len(main.calls) == 4
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"vllm_mode": "remote"}, "`vllm_mode` is 'remote'"),
+        ({"vllm_importance_sampling_mode": "word_mask"}, "`vllm_importance_sampling_mode` is 'word_mask'"),
+        ({"generation_kwargs": {"seed": 1}}, "must not set 'seed': all completions of a prompt would be the same"),
+        ({"generation_kwargs": {"n": 2}}, "must not set 'n'"),
+        ({"vllm_max_model_length": 8}, "no room for a prompt"),
+        ({"vllm_server_base_urls": {"aux": "http://a"}}, "are for `vllm_mode='server'`"),
+        ({"vllm_tensor_parallel_size": 2}, "does not divide the 1 processes"),
+        ({"vllm_mode": "server", "vllm_enable_sleep_mode": True}, "is for `vllm_mode='colocate'`"),
+    ],
+)
+def test_config_refusals(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        config(tmp_path, **settings)
+
+
+def test_without_vllm(tmp_path, monkeypatch):
+    monkeypatch.setattr("trl_multiagent.trainers.magrpo_config.is_vllm_available", lambda: False)
+    with pytest.raises(ImportError, match=r"pip install trl-multiagent\[vllm\]"):
+        config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("urls", "message"),
+    [
+        (None, r"2 models of their own.*set `vllm_server_base_urls`"),
+        ({"aux": "http://a"}, r"\['main'\] are missing"),
+        ({"aux": "http://a", "main": "http://b", "critic": "http://c"}, r"\['critic'\] are no roles"),
+        ({"aux": "http://a", "main": "http://a"}, "but one server, http://a"),
+    ],
+)
+def test_server_refusals(tmp_path, models, urls, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_trainer(tmp_path, team_of(models), use_vllm=True, vllm_mode="server", vllm_server_base_urls=urls)
+
+
+def test_engine_refusals(tmp_path, models):
+    with pytest.raises(ValueError, match="works with one engine per process, and the team's 2 models"):
+        tiny_trainer(tmp_path, team_of(models), use_vllm=True, vllm_enable_sleep_mode=True)
+    with pytest.raises(ValueError, match=r"agent 'aux' was loaded from '', where vLLM finds no config\.json"):
+        tiny_trainer(tmp_path, use_vllm=True)
+    team_of(models).save_pretrained(tmp_path / "team")
+    with pytest.raises(
+        ValueError, match=r"finds no config\.json: start from a model id or from the agent's own folder"
+    ):
+        tiny_trainer(tmp_path, AgentTeam.from_pretrained(str(tmp_path / "team")), use_vllm=True)
+    assert LLM.instances == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"use_dora": True}, "`use_dora` is True, it must be False"),
+        ({"bias": "all"}, "`bias` is 'all', it must be 'none'"),
+        ({"modules_to_save": ["lm_head"]}, "`modules_to_save`"),
+    ],
+)
+def test_adapter_refusals(tmp_path, models, settings, message):
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(models["aux"]), LoraConfig(target_modules=["q_proj"], **settings), "aux"
+    )
+    with pytest.raises(ValueError, match=message):
+        check_vllm({"aux": model}, config(tmp_path))
+
+
+def test_rank_of_the_engine():
+    assert max_lora_rank({"aux": LoraConfig(r=16), "main": LoraConfig(r=8, rank_pattern={"q_proj": 33})}) == 64
+    assert max_lora_rank({"aux": LoraConfig(r=1)}) == 1
+    with pytest.raises(ValueError, match="rank 512 at most; the agents' have 513"):
+        max_lora_rank({"aux": LoraConfig(r=513)})
+
+
+def test_a_server_whose_log_probabilities_are_of_no_use(tmp_path, models):
+    with VLLMServer(models["aux"], logprobs_mode="raw_logprobs") as server:
+        args = config(tmp_path, vllm_mode="server", vllm_server_base_url=server.url, vllm_group_port=free_ports(1))
+        model = AutoModelForCausalLM.from_pretrained(models["aux"])
+        with pytest.raises(ValueError, match="--logprobs-mode raw_logprobs"):
+            make_generations({"aux": model}, {"aux": EOS}, Accelerator(cpu=True), args)
+
+
+def test_the_best_model_is_sent_again(tmp_path, models):
+    trainer = tiny_trainer(
+        tmp_path,
+        team_of(models),
+        tiny_environment(),
+        use_vllm=True,
+        eval_dataset=None,
+        save_strategy="steps",
+        save_steps=1,
+    )
+    trainer.train()
+    generation = trainer._generations["aux"]
+    generation.sample("aux", [[65]], 1, trainer.state.global_step)
+    held = len(LLM.instances[0].loaded_weights)
+    trainer.state.best_model_checkpoint = str(tmp_path / "checkpoint-1")
+    trainer._load_best_model()
+    generation.sample("aux", [[65]], 1, trainer.state.global_step)
+    assert len(LLM.instances[0].loaded_weights) > held
+
+
+# Processes with different numbers of prompts
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory, models):
+    """What each of two processes recorded, and the server that they used."""
+    output = tmp_path_factory.mktemp("processes")
+    script = Path(__file__).with_name("vllm_two_processes.py")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    with VLLMServer(models["aux"]) as server:
+        arguments = [str(output), models["aux"], server.url, str(free_ports(1))]
+        done = subprocess.run(
+            [*launcher, str(script), *arguments], env=environment, capture_output=True, text=True, timeout=240
+        )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [torch.load(output / f"{rank}.pt", weights_only=False) for rank in range(2)], server
+
+
+@pytest.mark.parametrize("mode", ["server", "colocate"])  # colocate: one engine over both processes
+def test_two_processes(two_processes, mode):
+    results = [result[mode] for result in two_processes[0]]
+    assert [result["nodes"] for result in results] == [[1, 0], [1, 4]]
+    assert [result["prompts"] for result in results] == [[3, 0, 0, 1], [1, 2, 0, 0]]
+    assert all(result["own_completions"] for result in results)
+
+
+def test_one_request_for_all_processes(two_processes):
+    server = two_processes[1]
+    # Two steps of two turns, and at the end nothing is asked where no process has a prompt
+    assert [len(body["prompt"]) for body in server.completions] == [2, 4, 2, 4, 4, 2, 1]
+    assert len(server.updates) == 2 + 4

@@ -1,0 +1,78 @@
+"""Samples through vLLM's double in two processes that have different numbers of prompts. Run by `test_vllm_generation.py`."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+
+sys.path.insert(0, str(Path(__file__).parent))
+from trl_multiagent import AgentTeam
+
+import vllm_double
+from tiny import byte_tokenizer, count_reward, tiny_environment, tiny_items, tiny_trainer
+
+
+class Patch:
+    """What `vllm_double.install` needs of pytest's monkeypatch, for good."""
+
+    def setattr(self, target, name, value, raising=True):
+        setattr(target, name, value)
+
+    def setitem(self, target, name, value):
+        target[name] = value
+
+
+def greedy(model, prompt_ids: list[int]) -> list[int]:
+    params = {"temperature": 1e-4, "max_tokens": 8, "stop_token_ids": [256], "ignore_eos": True}
+    return vllm_double.sample(model, prompt_ids, params, torch.Generator())[0]
+
+
+def play(mode: str, folder: str, output: str, where: dict) -> dict:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    rank = int(os.environ["RANK"])
+
+    def reward(completions, **columns):  # the trees of the first process end after one turn
+        return [x + 100.0 * (rank == 0) for x in count_reward(completions)]
+
+    trainer = tiny_trainer(
+        output,
+        AgentTeam({"solo": model}, {"solo": byte_tokenizer()}),
+        tiny_environment(("solo",), reward),
+        train_dataset=tiny_items(8),
+        items_per_device=1,
+        num_turns=2,
+        early_termination_threshold=50.0,
+        max_steps=2,
+        use_vllm=True,
+        vllm_mode=mode,
+        **where,
+    )
+    trainer.train()
+    result = {"nodes": [len(nodes) for nodes in trainer._levels], "prompts": [], "own_completions": True}
+
+    generation = trainer._generations["solo"]
+    generation.temperature = 1e-4
+    for step, numbers in enumerate([(3, 1), (0, 2), (0, 0), (1, 0)], start=2):
+        prompts = [[65 + rank, 70 + k, 80 + step] for k in range(numbers[rank])]
+        completions, _ = generation.sample("solo", prompts, 2, step)
+        result["prompts"].append(len(completions))
+        result["own_completions"] &= completions == [[greedy(model, ids)] * 2 for ids in prompts]
+    return result
+
+
+def main(output: str, folder: str, url: str, port: str):
+    torch.set_num_threads(1)
+    vllm_double.install(Patch())
+    server = {"vllm_server_base_url": url, "vllm_group_port": int(port)}
+    results = {
+        "server": play("server", folder, output, server),
+        "colocate": play("colocate", folder, output, {"vllm_tensor_parallel_size": 2}),
+    }
+    torch.save(results, f"{output}/{os.environ['RANK']}.pt")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
