@@ -352,10 +352,10 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             if args.mask_truncated_completions:
                 eos_token_ids = self._agent_attributes[role]["eos_token_ids"]
                 masks = [m if ids[-1] in eos_token_ids else 0 * m for m, ids in zip(masks, completions, strict=True)]
-            # A row of padding has a prompt of one token, for attention to attend to, and no completion
-            token = torch.tensor([tokenizer.pad_token_id])
-            prompts += [token] * padding_rows
-            completions += [token.repeat(2)] * padding_rows
+            # A row of padding has a prompt of two tokens, one to share and one to continue, and no completion
+            tokens_of_padding = torch.tensor([tokenizer.pad_token_id] * 2)
+            prompts += [tokens_of_padding] * padding_rows
+            completions += [tokens_of_padding] * padding_rows
             masks += [torch.tensor([0, 0])] * padding_rows
             rows_of_agent = {
                 "prompt_ids": pad(prompts, tokenizer.pad_token_id, "left"),
@@ -584,12 +584,16 @@ def forward_inputs(agent: PreTrainedModel, rows: dict[str, torch.Tensor]) -> dic
     Siblings that follow each other share their prompt, all but its last token, where the agent can.
     """
     prompt_ids, prompt_mask = rows["prompt_ids"], rows["prompt_mask"]
+    sharing = can_share_prompts(agent)
+    if sharing and prompt_ids.size(1) == 1:
+        # Nothing to share, but under ZeRO-3 a forward is collective: every process must run as many as the others
+        prompt_ids, prompt_mask = (torch.nn.functional.pad(x, (1, 0)) for x in (prompt_ids, prompt_mask))
     input_ids = torch.cat([prompt_ids, rows["completion_ids"]], dim=1)
     attention_mask = torch.cat([prompt_mask, rows["completion_mask"]], dim=1)
     positions = token_positions(attention_mask)
     labels = input_ids.masked_fill(attention_mask == 0, -100)
     shared = prompt_ids.size(1) - 1
-    if shared > 0 and can_share_prompts(agent):
+    if sharing:
         prompts = torch.stack([prompt_ids, prompt_mask, positions[:, : shared + 1]], dim=-1)
         prompts, owners = torch.unique_consecutive(prompts, return_inverse=True, dim=0)
         input_names = ("input_ids", "attention_mask", "position_ids")
