@@ -1,9 +1,10 @@
 """
 Runs in which the processes differ, or one of them fails. Run under a launcher by `test_together.py`.
 
-Writes what every process saw to `<folder>/<process>.pt`.
+Arguments: a folder, in which every process writes what it saw to `<process>.pt`; "runs" or "killed"; a model.
 """
 
+import faulthandler
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 
-from trl_multiagent import FunctionEnvironment, MAGRPOTrainer
+from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOTrainer
 
 from tiny import count_reward, feedback, tiny_environment, tiny_items, tiny_trainer
 
@@ -132,27 +133,31 @@ def refused(**arguments):
 def failures():
     environment = tiny_environment()
     environment.transition = broken_transition
-    judged = tiny_environment(reward=broken_reward)
-    yield "reward", failing(environment=judged)
-    yield "evaluation", failing(environment=judged, eval_dataset=tiny_items(4), evaluate=True)
-    yield "nan reward", failing(environment=tiny_environment(reward=nan_reward))
     yield "transition", failing(environment=environment)
     yield "generation", failing(trainer=NoMemory)
     yield "nan loss", failing(trainer=NoNumber)
+    if PartialState().distributed_type == DistributedType.DEEPSPEED:
+        yield "gather", refused(ds3_gather_for_generation=False)
+        return
+    judged = tiny_environment(reward=broken_reward)
+    yield "evaluation", failing(environment=judged, eval_dataset=tiny_items(4), evaluate=True)
+    yield "nan reward", failing(environment=tiny_environment(reward=nan_reward))
     yield "everywhere", failing(environment=tiny_environment(reward=broken_everywhere))
     yield "even batches", refused(accelerator_config={"even_batches": False})
     yield "split batches", refused(accelerator_config={"split_batches": True})
-    if PartialState().distributed_type == DistributedType.DEEPSPEED:
-        yield "gather", refused(ds3_gather_for_generation=False)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(200, exit=True)  # processes that wait for each other say where
     if sys.argv[2] == "killed":
         trainer(environment=tiny_environment(reward=killed)).train()
     seen = {
         "ends": differing(one_ends_at_once),
-        "learns nothing": differing(one_learns_nothing, beta=0.1),
+        # The first trainer has told transformers of ZeRO-3, so this team is loaded in parts
+        "learns nothing": differing(
+            one_learns_nothing, team=AgentTeam.from_pretrained(sys.argv[3], ["aux", "main"]), beta=0.1
+        ),
         **dict(failures()),
     }
     torch.save(seen, FOLDER / f"{RANK}.pt")

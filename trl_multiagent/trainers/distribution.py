@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, gather_object
+from torch import nn
+from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOConfig
 
 
@@ -88,8 +90,8 @@ def check_distribution(accelerator: Accelerator, args: GRPOConfig) -> None:
         if accelerator.state.deepspeed_plugin.zero_stage == 3:
             raise ValueError(
                 "`ds3_gather_for_generation=False` makes every forward of the generation a collective operation, but "
-                "the processes' rollout trees differ, so they would wait for each other for ever. Leave it True; if an "
-                "agent does not fit on one device, use more ZeRO-3 sharding for training only, or smaller agents."
+                "the processes' rollout trees differ, so they would wait for each other for ever. Leave it True: the "
+                "team's weights are then gathered on every device for as long as it generates."
             )
     if not accelerator.even_batches:
         raise ValueError(
@@ -101,6 +103,18 @@ def check_distribution(accelerator: Accelerator, args: GRPOConfig) -> None:
             "`accelerator_config` has `split_batches: true`, but `items_per_device` counts the items of one process. "
             "Leave it false."
         )
+
+
+@contextlib.contextmanager
+def whole_weights(module: nn.Module) -> Iterator[None]:
+    """Gathers the weights of a module that was loaded under ZeRO-3, where every process holds a part of each."""
+    if not is_deepspeed_zero3_enabled():
+        yield
+        return
+    import deepspeed  # optional, and slow to import
+
+    with deepspeed.zero.GatheredParameters(list(module.parameters())):
+        yield
 
 
 def _uses_deepspeed(accelerator: Accelerator) -> bool:

@@ -22,7 +22,7 @@ from trl_multiagent.environments.base import Environment, Outcome, Prompt, Turn
 from trl_multiagent.generation import generate_groups, takes_positions, token_positions
 from trl_multiagent.rollout import Node, Samples, grow_trees
 from trl_multiagent.team import AgentTeam, can_share_prompts
-from trl_multiagent.trainers.distribution import check_distribution, fail_together, meet
+from trl_multiagent.trainers.distribution import check_distribution, fail_together, meet, whole_weights
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 from trl_multiagent.trainers.team_trainer import TeamTrainerMixin, check_team
 
@@ -121,7 +121,10 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         self._step_sums = defaultdict(float)
 
         # The reference policy is every agent's initial policy
-        reference_team = copy.deepcopy(team).requires_grad_(False) if args.beta != 0.0 else None
+        reference_team = None
+        if args.beta != 0.0:
+            with whole_weights(team):
+                reference_team = copy.deepcopy(team).requires_grad_(False)
 
         # GRPO would load a single reference model, and asks `luspo` for sequence-level ratios, which are 1 here
         with _changed(args, beta=0.0, sync_ref_model=False, importance_sampling_level="sequence"):
