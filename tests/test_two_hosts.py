@@ -79,7 +79,7 @@ def launch(hosts, folder):
             )
         )
     try:
-        outputs = [launcher.communicate(timeout=150)[1] for launcher in launchers]
+        outputs = [launcher.communicate(timeout=280)[1] for launcher in launchers]
     finally:
         for launcher in launchers:
             launcher.terminate()  # it then ends its processes

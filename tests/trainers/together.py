@@ -149,7 +149,7 @@ def failures():
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    faulthandler.dump_traceback_later(200, exit=True)  # processes that wait for each other say where
+    faulthandler.dump_traceback_later(280, exit=True)  # processes that wait for each other say where
     if sys.argv[2] == "killed":
         trainer(environment=tiny_environment(reward=killed)).train()
     seen = {
