@@ -6,10 +6,12 @@ import pytest
 import yaml
 
 from trl_multiagent import MAGRPOConfig, MAReMaxConfig
+from trl_multiagent.recipe.code_generation import code_generation_environment
 from trl_multiagent.recipe.plan import count, print_plan, slice_length
 from trl_multiagent.recipe.recipe import build_recipe, parse_recipe, set_up_wandb
 from trl_multiagent.recipe.sections import Wandb
 from trl_multiagent.recipe.settings import ConfigError, make_parser, merge, parse_value
+from trl_multiagent.sandbox import SandboxError, sandbox
 
 
 @pytest.fixture(autouse=True)
@@ -498,3 +500,28 @@ def test_count():
 def test_errors_are_value_errors():
     with pytest.raises(ConfigError, match=r"dataset\.name"):
         build_recipe("magrpo", MAGRPOConfig, {})
+
+
+def test_the_sandbox_and_what_counts_as_collaboration(parse, tmp_path):
+    environment = code_generation_environment(parse({}))
+    assert environment.collaboration == "executed" and environment.sandbox.min_tier == "seccomp"
+    sections = {"reward": {"collaboration": "static"}, "sandbox": {"workers": 3, "memory_mb": 256, "check_timeout": 2}}
+    recipe = parse({**sections, "output": {"base_dir": str(tmp_path)}})
+    environment = code_generation_environment(recipe)
+    assert environment.collaboration == "static"
+    sandbox = environment.sandbox
+    assert (sandbox.workers, sandbox.memory_mb, sandbox.check_timeout) == (3, 256, 2)
+    assert sandbox.keep_suspicious == recipe.run_folder / "suspicious_programs" and not recipe.run_folder.exists()
+
+
+def test_wrong_sandbox_settings(parse, error_of):
+    assert "`sandbox.min_tier` is 'chroot' (str), expected 'rlimits'" in error_of({"sandbox": {"min_tier": "chroot"}})
+    assert "did you mean `sandbox.workers`?" in error_of({"sandbox": {"worker": 2}})
+    with pytest.raises(ValueError, match=r"sandbox\.workers must be at least 1, got 0"):
+        code_generation_environment(parse({"sandbox": {"workers": 0}}))
+
+
+def test_a_machine_below_the_minimal_tier_is_refused_before_anything_is_loaded(parse, monkeypatch):
+    monkeypatch.setattr(sandbox, "TIERS", {**sandbox.TIERS, "namespaces": {"no such layer"}})
+    with pytest.raises(SandboxError, match=r"sandbox\.min_tier is 'namespaces'"):
+        code_generation_environment(parse({"sandbox": {"min_tier": "namespaces"}}))

@@ -124,6 +124,33 @@ def test_environment_metrics_are_logged_by_turn(tmp_path):
     assert log["turn_2/rewards/count_reward"] == pytest.approx(log["turn_2/reward_mean"])
 
 
+def test_numbers_about_scoring_are_logged_once_per_step_and_evaluation(tmp_path):
+    class Counting(FunctionEnvironment):
+        scored = 0
+
+        def score(self, items, joint_actions, histories):
+            self.scored += len(joint_actions)
+            return super().score(items, joint_actions, histories)
+
+        def metrics(self):
+            scored, self.scored = self.scored, 0
+            return {"sandbox/scored": scored}
+
+    environment = Counting({"aux": "{x}", "main": "{x}"}, count_reward)
+    trainer = tiny_trainer(
+        tmp_path,
+        environment=environment,
+        eval_dataset=tiny_items(3),
+        max_steps=2,
+        logging_steps=2,
+        per_device_eval_batch_size=3,
+    )
+    trainer.train()
+    args = trainer.args
+    assert trainer.state.log_history[0]["reward/sandbox/scored"] == args.items_per_device * args.num_generations
+    assert trainer.evaluate()["eval_reward/sandbox/scored"] == 3 * args.num_generations_eval
+
+
 def test_rewards_are_scaled_then_shifted(tmp_path):
     trainer = tiny_trainer(tmp_path, reward_scale=2.0, reward_shift=-4.0)
     trainer.train()

@@ -2,10 +2,11 @@
 
 import asyncio
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 
 Prompt = str | list[dict[str, str]]  # plain text, or chat messages with "role" and "content"
@@ -40,9 +41,9 @@ class Turn:
     outcome: Outcome
 
 
-class Environment(Protocol):
+class Environment(ABC):
     """
-    One task family: the team's roles, what each agent is asked at each turn, and the joint reward.
+    One task family: the team's roles, what each agent is asked at each turn, and the joint reward. Subclass it.
 
     An environment holds no state of an episode: everything that happened is in the history that it is given, so any
     number of branches of a rollout tree can be played at once.
@@ -50,6 +51,7 @@ class Environment(Protocol):
 
     roles: tuple[str, ...]
 
+    @abstractmethod
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
         """
         What each agent is asked next.
@@ -62,8 +64,8 @@ class Environment(Protocol):
             `dict[str, Prompt]`: One new prompt per role. The trainer puts the agent's own past prompts and responses
             before it.
         """
-        ...
 
+    @abstractmethod
     def score(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
     ) -> list[Outcome]:
@@ -73,10 +75,16 @@ class Environment(Protocol):
         Returns:
             `list[Outcome]`: One outcome per joint action, in order.
         """
-        ...
+
+    def metrics(self) -> dict[str, float]:
+        """
+        Numbers about the scoring itself, since the last call of this method. They are added up over the processes and
+        logged as `reward/{name}`, once per optimizer step. None by default.
+        """
+        return {}
 
 
-class FunctionEnvironment:
+class FunctionEnvironment(Environment):
     """
     An environment made of prompt templates and TRL reward functions.
 

@@ -1,5 +1,7 @@
 """What the recipes' settings mean for code generation: the environment and the datasets."""
 
+import dataclasses
+
 from datasets import Dataset
 
 from trl_multiagent.demo import demo_dataset, demo_prompts
@@ -7,15 +9,25 @@ from trl_multiagent.environments.code_generation.data import load_code_dataset
 from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
 from trl_multiagent.recipe.recipe import Recipe
 from trl_multiagent.recipe.settings import ConfigError
+from trl_multiagent.sandbox import Sandbox
 
 
 def code_generation_environment(recipe: Recipe) -> CodeGenerationEnvironment:
-    """The environment of the sections `external` and `dataset`."""
+    """
+    The environment of the sections `external`, `dataset`, `reward` and `sandbox`.
+
+    Raises:
+        SandboxError: the machine does not allow `sandbox.min_tier`.
+    """
     external = recipe.external
+    sandbox = Sandbox(**dataclasses.asdict(recipe.sandbox), keep_suspicious=recipe.run_folder / "suspicious_programs")
+    sandbox.run([])  # looks at what the machine allows, before anything is loaded
     return CodeGenerationEnvironment(
         num_agents=recipe.num_agents,
         mode=external.mode,
         sandbox_slice=external.sandbox_slice,
+        collaboration=recipe.reward.collaboration,
+        sandbox=sandbox,
         first_prompts=demo_prompts if recipe.dataset.type == "demo" and recipe.num_agents == 2 else None,
     )
 

@@ -1,6 +1,7 @@
 """What all recipe scripts share: a checked plan of a run, made of the settings, and how it begins and ends."""
 
 import dataclasses
+import logging
 import os
 import re
 import sys
@@ -25,7 +26,9 @@ from trl_multiagent.recipe.sections import (
     DatasetSource,
     External,
     Output,
+    Reward,
     RewardProcessor,
+    SandboxSettings,
     Wandb,
 )
 from trl_multiagent.recipe.settings import ConfigError, check, make_parser, merge, nearest, read_layers, take
@@ -46,7 +49,7 @@ class Recipe:
         merged (`dict`): All settings as they were given, under the names of this release; the run's `config.yaml`.
         training_args ([`MAGRPOConfig`]): The trainer's arguments. `output_dir` is the folder of the run.
         agents (`list[str]`, *optional*): One model id per agent. If `None`, all start from `agent_model.name`.
-        agent_model ([`~trl_multiagent.recipe.sections.AgentModel`]): The section of that name, as are the next four.
+        agent_model ([`~trl_multiagent.recipe.sections.AgentModel`]): The section of that name, as are the next six.
         eval_num_samples (`int`, *optional*): Evaluate on the first n items only.
         dry_run (`bool`): Whether to print the plan and stop.
         resume_from_checkpoint (`str`, *optional*): Folder of the checkpoint to continue from.
@@ -62,6 +65,8 @@ class Recipe:
     dataset: DatasetSource
     output: Output
     external: External
+    reward: Reward
+    sandbox: SandboxSettings
     wandb: Wandb
     eval_num_samples: int | None
     dry_run: bool
@@ -144,7 +149,9 @@ def parse_recipe(
         recipe = build_recipe(algorithm, config_class, merge(read_layers(algorithm, arguments)), arguments.dry_run)
     except ConfigError as error:
         sys.exit(f"{parser.prog}: error: {error}")
+    logging.basicConfig(format="%(message)s")
     if recipe.training_args.process_index == 0:
+        logging.getLogger("trl_multiagent").setLevel(logging.INFO)
         for note in recipe.notes:
             print(f"{parser.prog}: note: {note}", file=sys.stderr)
     if recipe.dataset.type == "demo" and recipe.num_agents == 2 and not recipe.dry_run:
@@ -203,6 +210,8 @@ def build_recipe(
         dataset=dataset,
         output=sections["output"],
         external=sections["external"],
+        reward=sections["reward"],
+        sandbox=sections["sandbox"],
         wandb=sections["wandb"],
         eval_num_samples=values[algorithm].get("eval_num_samples"),
         dry_run=dry_run,

@@ -54,6 +54,21 @@ class RewardProcessor:
 @dataclass
 class Reward:
     type: Literal["function"] | None = key("Where rewards come from; only 'function', the task's own reward.")
+    collaboration: Literal["executed", "static"] = key(
+        "What shows that main uses aux and its value: 'static' its code, 'executed' besides the tests that pass.",
+        "executed",
+    )
+
+
+@dataclass
+class SandboxSettings:
+    workers: int | None = key("Programs that run at once, on each process; by default its share of the node's cores.")
+    check_timeout: float = key("Seconds for each test.", 10.0)
+    max_timeouts: int = key("Timed-out tests after which the rest of a program's tests is not run.", 3)
+    memory_mb: int = key("Memory of one program, in MiB.", 512)
+    min_tier: Literal["rlimits", "seccomp", "landlock", "namespaces"] = key(
+        "Weakest protection to run with: 'rlimits', 'seccomp', 'landlock' or 'namespaces'.", "seccomp"
+    )
 
 
 @dataclass
@@ -89,6 +104,7 @@ SECTIONS = {
     "external": External,
     "reward_processor": RewardProcessor,
     "reward": Reward,
+    "sandbox": SandboxSettings,
     "wandb": Wandb,
 }
 VALUES = {"agents": list[str] | None, "seed": int | None}  # top-level keys that are no sections

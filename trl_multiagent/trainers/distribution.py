@@ -8,8 +8,6 @@ from collections.abc import Iterator
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, gather_object
-from torch import nn
-from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOConfig
 
 
@@ -103,18 +101,6 @@ def check_distribution(accelerator: Accelerator, args: GRPOConfig) -> None:
             "`accelerator_config` has `split_batches: true`, but `items_per_device` counts the items of one process. "
             "Leave it false."
         )
-
-
-@contextlib.contextmanager
-def whole_weights(module: nn.Module) -> Iterator[None]:
-    """Gathers the weights of a module that was loaded under ZeRO-3, where every process holds a part of each."""
-    if not is_deepspeed_zero3_enabled():
-        yield
-        return
-    import deepspeed  # optional, and slow to import
-
-    with deepspeed.zero.GatheredParameters(list(module.parameters())):
-        yield
 
 
 def _uses_deepspeed(accelerator: Accelerator) -> bool:

@@ -31,19 +31,28 @@ def sandbox():
 class FakeSandbox:
     """Answers with given statuses, and remembers what it was asked."""
 
-    def __init__(self, *statuses):
+    def __init__(self, *statuses, calls=1, mattered=True):
         self.statuses = statuses
+        self.calls, self.mattered = calls, mattered
         self.batches = []
 
     def run(self, programs):
         self.batches.append(list(programs))
         checks = tuple(Check(status, f"assert {k}") for k, status in enumerate(self.statuses))
-        return [Verdict(Check("passed", ""), checks) for _ in programs]
+        return [
+            Verdict(
+                Check("passed", ""),
+                checks,
+                calls=dict.fromkeys(program.watch, self.calls),
+                mattered=dict.fromkeys(program.watch, self.mattered),
+            )
+            for program in programs
+        ]
 
 
-def score(sandbox, aux, main, item=ITEM):
+def score(sandbox, aux, main, item=ITEM, **kwargs):
     num_agents = 1 if aux is None else 2
-    environment = CodeGenerationEnvironment(num_agents, sandbox=sandbox)
+    environment = CodeGenerationEnvironment(num_agents, sandbox=sandbox, **kwargs)
     joint_action = {"main": main} if aux is None else {"aux": aux, "main": main}
     return environment.score([item], [joint_action], [[]])[0]
 
@@ -119,6 +128,46 @@ def test_a_single_agent_reaches_2_1(sandbox, main, expected):
 def test_module_level_code_does_not_change_what_the_checks_expect(sandbox, hijack):
     wrong = score(sandbox, AUX + hijack, hijack + "def f(xs):\n    return -1\n")
     assert wrong.metrics["tests_passed"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("main", "static", "executed"),
+    [
+        # aux is called, and what it returns decides
+        (MAIN, 4.0, 4.0),
+        # the call stands in a branch that no test takes
+        ("def f(xs):\n    return scale(aux(xs) if len(xs) > 9 else sum(xs))\n", 4.0, 2.5),
+        # the only tests in which it is called fail
+        ("def f(xs):\n    return 0 if xs == [] else aux(xs)\n", 2.0 + 1.25, 1.75),
+        # the value is used in form only: as good as thrown away
+        ("def f(xs):\n    total = aux(xs)\n    return scale(sum(xs)) if total is not None else 0\n", 4.0, 3.5),
+        # thrown away, by its text and in effect: taken off once
+        ("def f(xs):\n    aux(xs)\n    return scale(sum(xs))\n", 3.5, 3.5),
+    ],
+)
+def test_collaboration_is_what_running_the_tests_shows(sandbox, main, static, executed):
+    assert score(sandbox, AUX, main).reward == pytest.approx(executed)
+    assert score(sandbox, AUX, main, collaboration="executed").reward == pytest.approx(executed)
+    assert score(sandbox, AUX, main, collaboration="static").reward == pytest.approx(static)
+
+
+def test_only_programs_whose_text_calls_aux_are_watched():
+    fake = FakeSandbox("passed", "passed", "passed", "passed")
+    score(fake, AUX, MAIN)
+    score(fake, AUX, "def f(xs):\n    return scale(sum(xs))\n")
+    score(fake, AUX, MAIN, collaboration="static")
+    assert [batch[0].watch for batch in fake.batches] == [("aux",), (), ()]
+
+
+def test_calls_and_value_count_separately():
+    statuses = ("passed", "passed", "passed", "passed")
+    assert score(FakeSandbox(*statuses, calls=0, mattered=False), AUX, MAIN).reward == pytest.approx(2.5)
+    assert score(FakeSandbox(*statuses, calls=2, mattered=False), AUX, MAIN).reward == pytest.approx(3.5)
+
+
+def test_an_unknown_kind_of_collaboration_is_refused():
+    with pytest.raises(ValueError, match=r"Unknown collaboration 'dynamic': choose executed, static\."):
+        CodeGenerationEnvironment(collaboration="dynamic")
 
 
 def test_timeouts_are_counted_and_what_was_not_run_is_not_passed():

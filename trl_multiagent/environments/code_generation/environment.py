@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Sequence
 
-from trl_multiagent.environments.base import JointAction, Outcome, Prompt, Turn
+from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
 from trl_multiagent.sandbox import Sandbox
 
 from . import feedback
 from .prompts import aux_prompt, main_prompt, single_prompt
-from .reward import score_code
+from .reward import COLLABORATION, score_code
 
 
-class CodeGenerationEnvironment:
+class CodeGenerationEnvironment(Environment):
     """
     Two agents write one program: `aux` a helper function, `main` the entry point that may call it. With one agent, `main`
     writes everything.
@@ -24,6 +24,9 @@ class CodeGenerationEnvironment:
             What the agents are told between turns: `"level_feedback"`, `"level_passed"`, `"passed"` or `"plain"`.
         sandbox_slice (`int` or `str`, *optional*, defaults to `1`):
             Asserts whose results they are told: the first n, the last n if negative, all for 0, `"all"` or `None`.
+        collaboration (`str`, *optional*, defaults to `"executed"`):
+            What decides whether `aux` is used and its value ignored: the program's text (`"static"`), or besides what
+            is seen when the tests run (`"executed"`). See `reward.py`.
         sandbox (`Sandbox`, *optional*):
             Where the programs run; one with default settings if not given.
         first_prompts (`Callable[[dict], dict[str, Prompt]]`, *optional*):
@@ -35,6 +38,7 @@ class CodeGenerationEnvironment:
         num_agents: int = 2,
         mode: str = "level_feedback",
         sandbox_slice: int | str | None = 1,
+        collaboration: str = "executed",
         sandbox: Sandbox | None = None,
         first_prompts: Callable[[dict], dict[str, Prompt]] | None = None,
     ):
@@ -46,9 +50,12 @@ class CodeGenerationEnvironment:
             )
         if mode not in feedback.MODES:
             raise ValueError(f"Unknown mode {mode!r}: choose {', '.join(feedback.MODES)}.")
+        if collaboration not in COLLABORATION:
+            raise ValueError(f"Unknown collaboration {collaboration!r}: choose {', '.join(COLLABORATION)}.")
         self.roles = ("aux", "main") if num_agents == 2 else ("main",)
         self.mode = mode
         self.sandbox_slice = _slice(sandbox_slice)
+        self.collaboration = collaboration
         self.sandbox = sandbox or Sandbox()
         self.first_prompts = first_prompts
 
@@ -65,7 +72,10 @@ class CodeGenerationEnvironment:
     def score(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
     ) -> list[Outcome]:
-        return score_code(self.sandbox, items, joint_actions)
+        return score_code(self.sandbox, items, joint_actions, self.collaboration)
+
+    def metrics(self) -> dict[str, float]:
+        return {f"sandbox/{name}": value for name, value in self.sandbox.metrics().items()}
 
 
 def _slice(sandbox_slice: int | str | None) -> int:

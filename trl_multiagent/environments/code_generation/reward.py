@@ -6,7 +6,7 @@ from trl_multiagent.environments.base import JointAction, Outcome
 from trl_multiagent.sandbox import Program, Sandbox, Verdict
 
 from .data import count_asserts
-from .extraction import Analysis, analyze
+from .extraction import AUX, Analysis, analyze
 
 
 AUX_DEFINED = 0.4
@@ -16,6 +16,8 @@ TESTS = 1.0  # times the share of asserts that passed
 AUX_USED = 0.5
 NOT_A_WRAPPER = 1.0
 VALUE_IGNORED = 0.5  # taken off
+
+COLLABORATION = ("executed", "static")
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,9 @@ class CodeResult:
     verdict: Verdict | None = None
 
 
-def score_code(sandbox: Sandbox, items: list[dict], joint_actions: list[JointAction]) -> list[Outcome]:
+def score_code(
+    sandbox: Sandbox, items: list[dict], joint_actions: list[JointAction], collaboration: str = "executed"
+) -> list[Outcome]:
     """
     Scores joint actions. All programs of the batch go through the sandbox in one call.
 
@@ -40,6 +44,9 @@ def score_code(sandbox: Sandbox, items: list[dict], joint_actions: list[JointAct
         sandbox (`Sandbox`): Where the programs run.
         items (`list[dict]`): Rows of a code dataset, one per joint action.
         joint_actions (`list[JointAction]`): `{"aux": ..., "main": ...}`, or `{"main": ...}` for a single agent.
+        collaboration (`str`, *optional*, defaults to `"executed"`):
+            `"static"`: the syntax tree decides whether `aux` is used and its value ignored. `"executed"`: besides, it
+            is used only if it is called during a test that passes, and ignored also if no such test needs its value.
 
     Returns:
         `list[Outcome]`: Reward, its parts as metrics, and the `CodeResult` as `info`.
@@ -55,6 +62,7 @@ def score_code(sandbox: Sandbox, items: list[dict], joint_actions: list[JointAct
             entry_point=items[k]["entry_point"],
             checks=items[k]["test"],
             setup=analyses[k].setup,
+            watch=(AUX,) if collaboration == "executed" and analyses[k].calls_aux else (),
         )
         for k in runnable
     ]
@@ -75,10 +83,12 @@ def _outcome(result: CodeResult, tests_total: int) -> Outcome:
         passed = verdict.passed
         timeouts = sum(check.status == "timeout" for check in (verdict.definitions, *verdict.checks))
         pass_rate = passed / tests_total
-        if analysis.calls_aux and passed:
+        # a program that is not watched has no entries: then its text alone decides
+        called, mattered = verdict.calls.get(AUX, 1) > 0, verdict.mattered.get(AUX, True)
+        if analysis.calls_aux and passed and called:
             used = AUX_USED
             own_work = 0.0 if analysis.thin_wrapper else NOT_A_WRAPPER
-            ignored = VALUE_IGNORED if analysis.ignored_values else 0.0
+            ignored = VALUE_IGNORED if analysis.ignored_values or not mattered else 0.0
     reward = definition + syntax + TESTS * pass_rate + used + own_work - ignored
     return Outcome(
         reward=reward,

@@ -1,0 +1,91 @@
+"""
+Three updates of every form of team, on completions that depend on nothing but the prompt. Run by
+`test_distributed_forms.py`, under several launchers: `distributed_forms.py TEAMS OUTPUT ITEMS_PER_DEVICE`.
+"""
+
+import json
+import sys
+import zlib
+from pathlib import Path
+
+import torch
+
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from trl_multiagent import AgentTeam, MAGRPOConfig, MAGRPOTrainer
+from trl_multiagent.rollout import Samples
+
+from tiny import tiny_environment, tiny_items
+
+
+CASES = {
+    "full": ("full", {"beta": 0.1}),
+    "full, recomputed": ("full", {"gradient_checkpointing": True}),
+    "heterogeneous": ("heterogeneous", {}),
+    "shared": ("shared", {"beta": 0.1}),
+    "lora": ("lora", {"beta": 0.1}),
+    "lora, recomputed": ("lora", {"gradient_checkpointing": True}),
+    "lora on two bases": ("lora on two bases", {}),
+    "frozen partner": ("full", {"frozen_agents": ["aux"]}),
+    "frozen adapter": ("lora", {"frozen_agents": ["aux"]}),
+}
+
+
+class Deterministic(MAGRPOTrainer):
+    def _sample(self, role, nodes):
+        super()._sample(role, nodes)  # the collective work of generating, for its side effects
+        with self.agent_scope(role):
+            prompt_ids = self._tokenize_nodes(role, nodes)
+        samples = []
+        for ids in prompt_ids:
+            generator = torch.Generator().manual_seed(zlib.crc32(bytes(ids)))
+            lengths = torch.randint(2, 9, (4,), generator=generator).tolist()
+            completions = [torch.randint(33, 122, (length,), generator=generator).tolist() for length in lengths]
+            samples.append(Samples(ids, completions, self.team.tokenizers[role].batch_decode(completions)))
+        return samples
+
+
+def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
+    form, settings = CASES[case]
+    args = MAGRPOConfig(
+        output_dir=str(output / case),
+        items_per_device=items_per_device,
+        per_device_train_batch_size=14,
+        num_turns=2,
+        early_termination_threshold=0.12,
+        max_completion_length=8,
+        max_steps=3,
+        optim="sgd",
+        learning_rate=0.3,
+        lr_scheduler_type="constant",
+        max_grad_norm=1.0,
+        bf16=False,
+        use_cpu=True,
+        report_to="none",
+        logging_steps=1,
+        save_strategy="no",
+        disable_tqdm=True,
+        **{"gradient_checkpointing": False, **settings},
+    )
+    team = AgentTeam.from_pretrained(str(teams / form))
+    trainer = Deterministic(team, tiny_environment(team.roles), args, tiny_items(12))
+    trainer.train()
+    trainer.save_model(str(output / case))
+    accelerator = trainer.accelerator
+    plugin = accelerator.state.deepspeed_plugin
+    return {
+        "distributed_type": accelerator.distributed_type.value,
+        "processes": accelerator.num_processes,
+        "zero_stage": plugin.zero_stage if plugin is not None else None,
+        "offload": plugin is not None and "offload_optimizer" in plugin.deepspeed_config["zero_optimization"],
+        "early_terminated": [x["turn_1/early_terminated"] for x in trainer.state.log_history if "reward" in x],
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    teams, output, items_per_device = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    report = {case: update(teams, output, items_per_device, case) for case in (sys.argv[4:] or CASES)}
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+    (output / "report.json").write_text(json.dumps(report))

@@ -1,0 +1,123 @@
+"""Three updates change every form of team in the same way, however the work and the weights are distributed."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tiny import FORMS, team_of, tiny_llama
+
+
+SCRIPT = Path(__file__).with_name("distributed_forms.py")
+CASES = [
+    "full",
+    "full, recomputed",
+    "heterogeneous",
+    "shared",
+    "lora",
+    "lora, recomputed",
+    "lora on two bases",
+    "frozen partner",
+    "frozen adapter",
+]
+LAUNCHES = {
+    "DDP": None,
+    "ZeRO-1": {"stage": 1},
+    "ZeRO-2": {"stage": 2},
+    "ZeRO-3": {"stage": 3},
+    "ZeRO-3 with offload": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
+}
+
+
+def run(command, **environment):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, (done.stdout[-2000:], done.stderr[-6000:])
+
+
+@pytest.fixture(scope="module")
+def teams(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("teams")
+    for form in FORMS:
+        team = team_of(form)
+        for k, model in enumerate(team.models.values() if team.has_adapters else ()):
+            tiny_llama(k).save_pretrained(folder / f"base{k}")
+            for config in model.peft_config.values():
+                config.base_model_name_or_path = str(folder / f"base{k}")
+        team.save_pretrained(folder / form)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def single(teams, tmp_path_factory):
+    output = tmp_path_factory.mktemp("single")
+    run([sys.executable, str(SCRIPT), str(teams), str(output), "4"], ACCELERATE_USE_CPU="true")
+    return output
+
+
+@pytest.fixture(scope="module", params=LAUNCHES)
+def distributed(request, teams, tmp_path_factory):
+    """The output folder of one launch of two processes, its name, and what it says of itself."""
+    name, zero = request.param, LAUNCHES[request.param]
+    output = tmp_path_factory.mktemp("distributed")
+    arguments = [str(SCRIPT), str(teams), str(output), "2"]
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"]
+    launcher += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    if zero is None:
+        run([*launcher, "--multi_gpu", *arguments], ACCELERATE_USE_CPU="true")
+    else:
+        if importlib.util.find_spec("deepspeed") is None:
+            pytest.skip("deepspeed is not installed")
+        if shutil.which("g++") is None:
+            pytest.skip("DeepSpeed builds an operator on first use, and there is no C++ compiler (g++)")
+        config = {
+            "zero_optimization": zero | {"stage3_gather_16bit_weights_on_model_save": True},
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": "auto",
+            "gradient_clipping": "auto",
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+        }
+        (output / "deepspeed.json").write_text(json.dumps(config))
+        launcher += ["--use_deepspeed", "--deepspeed_config_file", str(output / "deepspeed.json")]
+        run([*launcher, *arguments], DS_ACCELERATOR="cpu")
+    return name, output, json.loads((output / "report.json").read_text())
+
+
+def weights(folder):
+    files = sorted((folder / "agents").glob("*/*.safetensors"))
+    assert files
+    return {f"{file.parent.name}/{name}": x for file in files for name, x in load_file(file).items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_update_is_that_of_one_process(case, single, distributed, teams):
+    name, output, report = distributed
+    expected, found = weights(single / case), weights(output / case)
+    assert expected.keys() == found.keys()
+    for key, x in expected.items():
+        assert (found[key] - x).norm() <= 1e-4 * x.norm(), key
+
+    zero = LAUNCHES[name]
+    assert report[case]["processes"] == 2
+    assert report[case]["distributed_type"] == ("MULTI_CPU" if zero is None else "DEEPSPEED")
+    assert report[case]["zero_stage"] == (zero["stage"] if zero else None)
+    assert report[case]["offload"] == bool(zero and "offload_optimizer" in zero)
+    assert all(0 < share < 1 for share in report[case]["early_terminated"])  # ranks with different trees
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_process_trains_what_is_to_be_trained(case, single, teams):
+    form = {"full, recomputed": "full", "lora, recomputed": "lora", "frozen partner": "full", "frozen adapter": "lora"}
+    before, after = weights(teams / form.get(case, case)), weights(single / case)
+    assert before.keys() == after.keys()
+    for key, x in before.items():
+        frozen = case.startswith("frozen") and key.startswith("aux/")
+        assert torch.equal(x, after[key]) == frozen, key
