@@ -82,6 +82,7 @@ def _generate_chunk(
         input_ids=input_ids.repeat_interleave(num_generations, dim=0),
         attention_mask=attention_mask.repeat_interleave(num_generations, dim=0),
         generation_config=generation_config,
+        synced_gpus=False,  # the weights are here, also under ZeRO-3; other processes may have nothing to generate
         **cache,
     )
     completion_ids = output_ids[:, input_ids.size(1) :].cpu()

@@ -3,7 +3,7 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from trl_multiagent.environments.base import Environment, Outcome, Turn
 from trl_multiagent.generation import generate_groups, takes_positions, token_positions, whole_prompt
 from trl_multiagent.rollout import Node, Samples, grow_trees
 from trl_multiagent.team import AgentTeam, can_share_prompts
+from trl_multiagent.trainers.distribution import check_distribution, fail_together, meet
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 from trl_multiagent.trainers.team_trainer import TeamTrainerMixin, check_agent_settings, check_team
 from trl_multiagent.vllm_generation import check_vllm, make_generations, sampling_correction
@@ -158,6 +159,7 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
                 callbacks=callbacks,
                 optimizers=optimizers,
             )
+        check_distribution(self.accelerator, args)
         self.importance_sampling_level = args.importance_sampling_level
         if self.args.ddp_find_unused_parameters is None:
             self.args.ddp_find_unused_parameters = False  # every backward reaches every agent
@@ -213,7 +215,8 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
 
     def collaborate(self, items: Sequence[dict], num_episodes: int = 1) -> list[list[Turn]]:
         """
-        Plays episodes with the team as it is, without training on them.
+        Plays episodes with the team as it is, without training on them. Under ZeRO-3 every process must call it, each
+        with items of its own or with none.
 
         Args:
             items (`Sequence[dict]`):
@@ -226,7 +229,7 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         """
         training = self.model.training
         self.model.eval()
-        levels = self._play_episodes([dict(item) for item in items for _ in range(num_episodes)])
+        levels = self._play_episodes([dict(item) for item in items for _ in range(num_episodes)], self._sample)
         self.model.train(training)
         return [[*node.history, node.turn(0)] for node in levels[-1]]
 
@@ -235,7 +238,7 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         return grow_trees(
             items,
             self.environment,
-            self._sample,
+            self._sample_together,
             self._score,
             num_turns=args.num_turns,
             num_generations=args.num_generations,
@@ -246,11 +249,13 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             process_reward=self._process_reward,
         )
 
-    def _play_episodes(self, items: list[dict]) -> list[list[Node]]:
+    def _play_episodes(
+        self, items: list[dict], sample: Callable[[str, list[Node]], list[Samples]]
+    ) -> list[list[Node]]:
         return grow_trees(
             items,
             self.environment,
-            self._sample,
+            sample,
             self._score,
             num_turns=self.args.num_turns,
             num_generations=1,
@@ -260,6 +265,10 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
 
     def _process_reward(self, reward: float) -> float:
         return reward * self.args.reward_scale + self.args.reward_shift
+
+    def _sample_together(self, role: str, nodes: list[Node]) -> list[Samples]:
+        meet(self.accelerator)  # a process that failed cannot take part in ZeRO-3's gathering of the weights
+        return self._sample(role, nodes)
 
     def _sample(self, role: str, nodes: list[Node]) -> list[Samples]:
         """One agent's completions at all nodes of a turn."""
@@ -345,7 +354,8 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         return self._buffered_inputs[self._step % micro_batches]
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> dict[str, torch.Tensor]:
-        self._levels = self._play_trees(inputs)
+        with fail_together(self.accelerator):
+            self._levels = self._play_trees(inputs)
         self._log_rollout("train", self._levels)
         return self._rows(self._levels)
 
@@ -388,10 +398,10 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             if args.mask_truncated_completions:
                 eos_token_ids = self._agent_attributes[role]["eos_token_ids"]
                 masks = [m if ids[-1] in eos_token_ids else 0 * m for m, ids in zip(masks, completions, strict=True)]
-            # A row of padding has a prompt of one token, for attention to attend to, and no completion
-            token = torch.tensor([tokenizer.pad_token_id])
-            prompts += [token] * padding_rows
-            completions += [token.repeat(2)] * padding_rows
+            # A row of padding has a prompt of two tokens, one to share and one to continue, and no completion
+            tokens_of_padding = torch.tensor([tokenizer.pad_token_id] * 2)
+            prompts += [tokens_of_padding] * padding_rows
+            completions += [tokens_of_padding] * padding_rows
             masks += [torch.tensor([0, 0])] * padding_rows
             rows_of_agent = {
                 "prompt_ids": pad(prompts, tokenizer.pad_token_id, "left"),
@@ -441,10 +451,12 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             with self.agent_scope(role):
                 loss = self._compute_loss(lambda role=role, **_: outputs[role], rows[role]) * self._loss_scale
                 self._weigh_token_means(role, rows[role])
-            if not loss.isfinite():
-                self._stop(f"The loss of agent {role!r} is {loss.item()}", self._rollout_records())
             self._step_losses[role] += loss.detach()
             losses.append(loss)
+        with fail_together(self.accelerator):  # before the backward, in which processes wait for each other
+            for role, loss in zip(rows, losses, strict=True):
+                if not loss.isfinite():
+                    self._stop(f"The loss of agent {role!r} is {loss.item()}", self._rollout_records())
         return sum(losses)
 
     def _correct_sampling(self, role: str, logps: torch.Tensor, rows: dict[str, torch.Tensor]) -> None:
@@ -492,7 +504,9 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
     # Evaluation: sampled episodes, no loss
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        self._log_rollout("eval", self._play_episodes(inputs))
+        with fail_together(self.accelerator):
+            levels = self._play_episodes(inputs, self._sample_together)
+        self._log_rollout("eval", levels)
         return None, None, None
 
     # Metrics

@@ -1,0 +1,140 @@
+"""Processes whose trees differ do not wait for each other for ever, and when one fails, all end with its error."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate.utils import DistributedType
+
+from trl_multiagent.trainers.distribution import check_distribution
+
+from tiny import tiny_trainer
+
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = Path(__file__).with_name("together.py")
+
+
+def launch(folder, config, *arguments):
+    command = [sys.executable, "-m", "accelerate.commands.launch"]
+    command += ["--config_file", str(ROOT / "accelerate_configs" / f"{config}.yaml"), "--main_process_port", "0"]
+    command += ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    environment = {name: value for name, value in os.environ.items() if name != "ACCELERATE_USE_CPU"}
+    environment |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    process = subprocess.Popen(
+        [*command, str(SCRIPT), str(folder), *arguments], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        _, stderr = process.communicate(timeout=300)
+    finally:
+        process.terminate()  # the launcher then ends its processes
+    assert process.returncode == 1
+    return stderr
+
+
+def play(tmp_path_factory, config, model):
+    """Error output, and what each of the two processes saw."""
+    folder = tmp_path_factory.mktemp(config)
+    stderr = launch(folder, config, "runs", model)
+    files = [folder / "0.pt", folder / "1.pt"]
+    assert all(file.is_file() for file in files), stderr[-6000:]
+    return stderr, [torch.load(file, weights_only=False) for file in files]
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory, tiny_model):
+    return play(tmp_path_factory, "ddp", tiny_model)
+
+
+@pytest.fixture(scope="module")
+def zero3(tmp_path_factory, tiny_model):
+    if importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("deepspeed is not installed")
+    if shutil.which("g++") is None:
+        pytest.skip("DeepSpeed builds its operations with g++, which is not installed")
+    return play(tmp_path_factory, "zero3", tiny_model)
+
+
+@pytest.mark.parametrize("run", ["ends", "learns nothing"])
+def test_processes_with_different_trees(ddp, zero3, run):
+    (plain, other), (sharded, _) = ddp[1], zero3[1]
+    assert plain[run]["distribution"] == ("MULTI_CPU", 2) and sharded[run]["distribution"] == ("DEEPSPEED", 2)
+    assert (plain[run]["episodes"], other[run]["episodes"]) == (3, 0)
+    assert plain[run]["weights"].keys() == sharded[run]["weights"].keys()
+    for name, x in plain[run]["weights"].items():
+        assert torch.allclose(x, sharded[run]["weights"][name], rtol=1e-4, atol=1e-5), name
+    first, evaluation, *_ = plain[run]["log"]
+    assert 0 < first["reward"] and 0 < evaluation["eval_reward"]
+    for left, right in zip(plain[run]["log"], sharded[run]["log"], strict=True):
+        names = [name for name in left if name.startswith(("reward", "turn_", "eval_reward", "env_step", "loss"))]
+        assert {name: left[name] for name in names} == pytest.approx(
+            {name: right[name] for name in names}, rel=1e-3, abs=1e-5
+        )
+    if run == "ends":
+        assert first["turn_1/early_terminated"] == 0.5 and first["turn_3/reward_mean"] < 500
+        assert first["env_step"] == 2 * 2 + 2 * (2 + 4 + 8)
+    else:  # against a reference that was copied from a team loaded in parts
+        assert abs(sharded[run]["log"][0]["agents/aux/kl"]) < 1e-6 < sharded[run]["log"][2]["agents/aux/kl"]
+
+
+FAILURES = {
+    "transition": "LookupError: no third turn",
+    "generation": "OutOfMemoryError: no room for 7 tokens",
+    "nan loss": "FloatingPointError: The loss of agent 'aux' is nan at step 0. Items and completions are in ",
+    "evaluation": "ValueError: the judge is ill",
+    "nan reward": "FloatingPointError: The reward of a joint action is nan at step 0.",
+}
+
+
+@pytest.mark.parametrize(
+    ("engine", "failure"),
+    [*(("ddp", failure) for failure in FAILURES), *(("zero3", failure) for failure in list(FAILURES)[:3])],
+)
+def test_all_end_with_the_error_of_one(engine, failure, request):
+    first, second = request.getfixturevalue(engine)[1]
+    assert second[failure].startswith(FAILURES[failure])
+    assert first[failure].startswith("OtherProcessError: Process 1 on ")
+    assert f" failed: {FAILURES[failure]}" in first[failure]
+
+
+def test_an_error_of_all_is_everyones_own(ddp):
+    first, second = ddp[1]
+    assert (first["everywhere"], second["everywhere"]) == ("KeyError: 'column of 0'", "KeyError: 'column of 1'")
+
+
+@pytest.mark.parametrize("engine", ["ddp", "zero3"])
+def test_an_error_that_nobody_catches_ends_the_run(engine, request):
+    stderr = request.getfixturevalue(engine)[0]
+    assert "OtherProcessError: Process 1 on " in stderr and "failed: ValueError: the judge is ill" in stderr
+
+
+def test_a_process_that_is_killed_ends_the_run(tmp_path):
+    stderr = launch(tmp_path, "ddp", "killed")
+    assert "exitcode  : -9" in stderr and "Signal 9 (SIGKILL)" in stderr
+
+
+def test_what_cannot_work_in_two_processes_is_refused(ddp, zero3):
+    for seen in ddp[1]:
+        assert "`even_batches: false`" in seen["even batches"]
+        assert "`split_batches: true`" in seen["split batches"]
+    for seen in zero3[1]:
+        assert "`ds3_gather_for_generation=False`" in seen["gather"]
+
+
+def test_fsdp_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match=r"FSDP cannot train a team: .*zero3\.yaml"):
+        tiny_trainer(tmp_path)
+
+
+def test_deepspeed_that_was_not_started_is_refused(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    accelerator = SimpleNamespace(distributed_type=DistributedType.MULTI_CPU, num_processes=2)
+    with pytest.raises(ValueError, match="DeepSpeed was asked for, but accelerate runs MULTI_CPU"):
+        check_distribution(accelerator, args=None)
