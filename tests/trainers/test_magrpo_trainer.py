@@ -407,47 +407,6 @@ def test_resume_is_exact(tmp_path, settings):
     assert resumed.env_step == whole.env_step > 0
 
 
-def test_push_to_hub_uploads_the_team(tmp_path, monkeypatch):
-    uploads = []
-
-    class Api:
-        def create_repo(self, repo_id, **kwargs):
-            return type("Repo", (), {"repo_id": "someone/" + repo_id})
-
-        def upload_folder(self, repo_id, folder_path, **kwargs):
-            from pathlib import Path
-
-            uploads.append(
-                {str(path.relative_to(folder_path)) for path in Path(folder_path).rglob("*") if path.is_file()}
-            )
-
-            class Job:
-                def done(self):
-                    return True
-
-                def result(self):
-                    return None
-
-            return Job()
-
-    import transformers.trainer
-
-    monkeypatch.setattr(transformers.trainer, "hf_api", lambda *args, **kwargs: Api())
-    trainer = tiny_trainer(
-        tmp_path, push_to_hub=True, hub_model_id="poets", save_strategy="steps", save_steps=1, max_steps=1
-    )
-    trainer.train()
-    trainer.push_to_hub()
-    wanted = {"team.json", "README.md"} | {
-        f"agents/{role}/{name}"
-        for role in ("aux", "main")
-        for name in ("config.json", "model.safetensors", "tokenizer.json")
-    }
-    assert len(uploads) >= 2
-    assert all(wanted <= files for files in uploads)
-    assert "model.safetensors" not in uploads[-1]
-
-
 def test_a_reward_that_is_not_finite_ends_the_run(tmp_path):
     environment = tiny_environment(
         reward=lambda completions, **columns: [1.0] * 5 + [float("nan")] * (len(completions) - 5)

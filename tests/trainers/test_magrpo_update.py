@@ -218,8 +218,8 @@ def test_an_agent_sees_the_others_only_through_the_reward(tmp_path):
         team = tiny_team()
         team.agents["main"].load_state_dict(tiny_team(("a", "b", "c")).agents["b" if seed == 1 else "c"].state_dict())
         gradients.append(one_update(tmp_path, team, environment=tiny_environment(reward=only_aux))[0])
-    aux = [{name: g for name, g in run.items() if name.startswith("agents.aux")} for run in gradients]
-    main = [{name: g for name, g in run.items() if name.startswith("agents.main")} for run in gradients]
+    aux = [{name: g for name, g in run.items() if name.startswith("models.aux")} for run in gradients]
+    main = [{name: g for name, g in run.items() if name.startswith("models.main")} for run in gradients]
     assert distance(aux[0], aux[1]) == 0.0
     assert distance(main[0], main[1]) > 0.1
     assert distance(aux[0], {name: 0.9 * g for name, g in aux[0].items()}) > 0.05
