@@ -329,7 +329,13 @@ def test_known_settings_without_effect_are_named_in_one_line(parse):
         ),
         ({"magrpo": {"external_previous_response": False, "num_turns": 2}}, [], ["previous_response"]),
         ({"external": {"memory_mode": "last"}, "magrpo": {"num_turns": 2}}, [], ["`external.memory_mode: last`"]),
-        ({"peft": {"r": 8}}, [], ["`peft`", "LoRA"]),
+        ({"peft": {"rank": 8}}, [], ["`peft.rank`"]),
+        ({"peft": {"r": "8"}}, [], ["`peft.r`", "expected int"]),
+        ({"peft": {"peft_type": "IA3"}}, [], ["`peft.peft_type` is not a known setting"]),
+        ({"peft": {}, "agent_model": {"share_weights": True}}, [], ["`agent_model.share_weights`", "`peft`"]),
+        ({"agents": ["a", "b"], "agent_model": {"share_weights": True}}, [], ["`agents` lists several"]),
+        ({"agent_model": {"load_in_4bit": True}}, [], ["Quantized weights cannot be trained", "`peft`"]),
+        ({"peft": {}, "agent_model": {"load_in_4bit": True, "load_in_8bit": True}}, [], ["both true"]),
         ({"critic_model": {"name": "x"}}, [], ["`critic_model`", "critics"]),
         ({"reward": {"type": "model"}}, [], ["`reward.type`", "'function'"]),
         ({"grpo": {"num_turns": 1}}, [], ["`grpo`", "trains with `magrpo`"]),
@@ -530,3 +536,28 @@ def test_a_machine_below_the_minimal_tier_is_refused_before_anything_is_loaded(p
 def test_vllm_that_is_not_installed(error_of, monkeypatch):
     monkeypatch.setattr("trl_multiagent.trainers.magrpo_config.is_vllm_available", lambda: False)
     assert "section `magrpo`: `use_vllm=True` needs vLLM" in error_of({"magrpo": {"use_vllm": True}})
+
+
+@pytest.mark.parametrize("section", [{}, {"r": 16, "lora_alpha": 32}, {"lora_r": 16, "target_modules": ["q_proj"]}])
+def test_the_section_peft(parse, section):
+    config = parse({"peft": section}).peft_config
+    assert config.r == (16 if section else 8)
+    assert config.target_modules == ({"q_proj"} if "target_modules" in section else "all-linear")
+    assert parse({"peft": None}).peft_config is None
+    assert parse({}, "--override", "peft.target_modules=all-linear", "peft.use_dora=true").peft_config.use_dora is True
+
+
+@pytest.mark.parametrize(
+    ("sections", "has_adapters", "has_shared_weights"),
+    [({}, False, False), ({"peft": {"r": 4}}, True, False), ({"agent_model": {"share_weights": True}}, False, True)],
+)
+def test_the_form_of_the_team(parse, tiny_model, sections, has_adapters, has_shared_weights):
+    sections = merge([sections, {"agent_model": {"name": tiny_model}}])
+    team = parse(sections).load_team(["aux", "main"])
+    assert (team.has_adapters, team.has_shared_weights) == (has_adapters, has_shared_weights)
+    assert len(team.models) == (1 if has_adapters or has_shared_weights else 2)
+
+
+def test_unknown_frozen_agents_are_refused_before_loading(parse):
+    with pytest.raises(ValueError, match=r"`magrpo.frozen_agents` is \['helper'\], but the roles are"):
+        parse({"magrpo": {"frozen_agents": ["helper"]}}).load_team(["aux", "main"])

@@ -9,7 +9,6 @@ from accelerate.commands.launch import launch_command, launch_command_parser
 from trl.scripts.env import print_env
 
 from trl_multiagent import (
-    AgentTeam,
     MAGRPOConfig,
     MAGRPOTrainer,
     MAREINFORCEConfig,
@@ -96,7 +95,7 @@ def run(algorithm: str, argv: Sequence[str]) -> None:
     if recipe.dry_run:
         return print_plan(recipe, environment.roles, code_generation_datasets)
     train_dataset, eval_dataset = code_generation_datasets(recipe)
-    team = AgentTeam.from_pretrained(recipe.models(), environment.roles, dtype=recipe.dtype)
+    team = recipe.load_team(environment.roles)
     trainer = trainer_class(team, environment, recipe.training_args, train_dataset, eval_dataset)
     recipe.train_and_save(trainer)
 

@@ -661,6 +661,10 @@ def _check_adapter_config(role: str, config: PeftConfig) -> None:
             f"`init_lora_weights: {config.init_lora_weights}` changes the base, which all agents have in common; use "
             "true or 'gaussian'."
         )
+    if config.bias != "none" or config.layer_replication:
+        raise ValueError(
+            "`bias` and `layer_replication` of a LoRA adapter change the base, which all agents have in common; leave them."
+        )
 
 
 def _without_adapter(model: PreTrainedModel | PeftModel) -> PreTrainedModel:

@@ -9,7 +9,7 @@ Trains two agents that write code together: one writes a helper `aux`, the other
 
 from collections.abc import Sequence
 
-from trl_multiagent import AgentTeam, MAGRPOConfig, MAGRPOTrainer
+from trl_multiagent import MAGRPOConfig, MAGRPOTrainer
 from trl_multiagent.recipe import parse_recipe, print_plan
 from trl_multiagent.recipe.code_generation import code_generation_datasets, code_generation_environment
 
@@ -20,9 +20,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if recipe.dry_run:
         return print_plan(recipe, environment.roles, code_generation_datasets)
     train_dataset, eval_dataset = code_generation_datasets(recipe)
-    team = AgentTeam.from_pretrained(recipe.models(), environment.roles, dtype=recipe.dtype)
     trainer = MAGRPOTrainer(
-        team=team,
+        team=recipe.load_team(environment.roles),
         environment=environment,
         args=recipe.training_args,
         train_dataset=train_dataset,

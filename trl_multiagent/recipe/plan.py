@@ -34,6 +34,9 @@ def print_plan(
         return
 
     names = recipe.agents or [recipe.agent_model.name] * len(roles)
+    form = ", one model for all" if recipe.agent_model.share_weights else ""
+    form = f", LoRA of rank {recipe.peft_config.r}" if recipe.peft_config is not None else form
+    frozen = args.frozen_agents or ()
     nodes = sum(args.nodes_per_turn)
     joint_actions = nodes * args.joint_actions_per_node  # each is one env step
     env_steps = recipe.items_per_step * joint_actions  # of one optimizer step
@@ -51,7 +54,10 @@ def print_plan(
 
     lines = {
         "algorithm": f"{recipe.algorithm}, advantage_mode {args.advantage_mode}",
-        "agents": ", ".join(f"{role}: {name}" for role, name in zip(roles, names, strict=True)) + f" ({recipe.dtype})",
+        "agents": ", ".join(
+            f"{role}: {name}{', frozen' * (role in frozen)}" for role, name in zip(roles, names, strict=True)
+        )
+        + f" ({recipe.dtype}{form})",
         "training": f"{count(num_train, 'item')} of {dataset.name}, split {dataset.train_split or 'whole'}",
         "evaluation": evaluation[args.eval_strategy.value],
         "rollouts": f"{count(args.num_turns, 'turn')}, joint_mode {args.joint_mode}, handoff {args.handoff}, "

@@ -1,6 +1,7 @@
 """What all recipe scripts share: a checked plan of a run, made of the settings, and how it begins and ends."""
 
 import dataclasses
+import importlib.util
 import logging
 import os
 import re
@@ -13,7 +14,8 @@ from typing import Any
 import torch
 import yaml
 from accelerate.utils import broadcast_object_list
-from transformers import Trainer
+from peft import LoraConfig
+from transformers import BitsAndBytesConfig, Trainer
 from transformers.integrations import is_wandb_available
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -21,6 +23,7 @@ from trl_multiagent.demo import demo_dataset, demo_model
 from trl_multiagent.demo.report import DemoReport
 from trl_multiagent.model_card import hub_id
 from trl_multiagent.recipe.sections import (
+    PEFT_DEFAULTS,
     SECTIONS,
     AgentModel,
     AlgorithmExtras,
@@ -33,6 +36,7 @@ from trl_multiagent.recipe.sections import (
     Wandb,
 )
 from trl_multiagent.recipe.settings import ConfigError, check, make_parser, merge, nearest, read_layers, take
+from trl_multiagent.team import AgentTeam
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
 
@@ -50,6 +54,7 @@ class Recipe:
         merged (`dict`): All settings as they were given, under the names of this release; the run's `config.yaml`.
         training_args ([`MAGRPOConfig`]): The trainer's arguments. `output_dir` is the folder of the run.
         agents (`list[str]`, *optional*): One model id per agent. If `None`, all start from `agent_model.name`.
+        peft_config ([`~peft.LoraConfig`], *optional*): The adapter of every agent of a LoRA team.
         agent_model ([`~trl_multiagent.recipe.sections.AgentModel`]): The section of that name, as are the next six.
         eval_num_samples (`int`, *optional*): Evaluate on the first n items only.
         dry_run (`bool`): Whether to print the plan and stop.
@@ -62,6 +67,7 @@ class Recipe:
     merged: dict[str, Any]
     training_args: MAGRPOConfig
     agents: list[str] | None
+    peft_config: LoraConfig | None
     agent_model: AgentModel
     dataset: DatasetSource
     output: Output
@@ -110,6 +116,28 @@ class Recipe:
             with self.training_args.main_process_first(desc="building the demo's model"):
                 return demo_model()
         return self.agent_model.name
+
+    def load_team(self, roles: Sequence[str]) -> AgentTeam:
+        """The team to train: full models, one model for all, or LoRA adapters."""
+        model, frozen = self.agent_model, self.training_args.frozen_agents or []
+        if not set(frozen) <= set(roles):
+            raise ValueError(f"`{self.algorithm}.frozen_agents` is {frozen}, but the roles are {list(roles)}.")
+        quantization = {}
+        if model.load_in_4bit or model.load_in_8bit:
+            quantization["quantization_config"] = BitsAndBytesConfig(
+                load_in_4bit=model.load_in_4bit,
+                load_in_8bit=model.load_in_8bit,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_compute_dtype="bfloat16" if self.training_args.bf16 else "float32",
+            )
+        return AgentTeam.from_pretrained(
+            self.models(),
+            roles,
+            peft_config=self.peft_config,
+            share_weights=model.share_weights,
+            dtype=self.dtype,
+            **quantization,
+        )
 
     def train_and_save(self, trainer: Trainer) -> None:
         """Trains, and writes to the run's folder: the merged settings, and the team if `output.save_final_model`."""
@@ -191,6 +219,8 @@ def build_recipe(
         raise ConfigError(f"`agents` has {len(agents)} entries for {training_args.num_agents} agents (`num_agents`).")
     if agents is None and sections["agent_model"].name is None:
         raise ConfigError("`agent_model.name` is missing: a model id or folder that every agent starts from.")
+    has_peft = merged.get("peft") is not None
+    check_team_form(sections["agent_model"], agents, has_peft)
     if "wandb" in training_args.report_to and not is_wandb_available():
         missing = "`wandb` is not installed: pip install wandb, or set `wandb.project` to null"
         if not dry_run:
@@ -210,6 +240,7 @@ def build_recipe(
         merged=merged,
         training_args=training_args,
         agents=agents,
+        peft_config=LoraConfig(**{**PEFT_DEFAULTS, **values["peft"]}) if has_peft else None,
         agent_model=sections["agent_model"],
         dataset=dataset,
         output=sections["output"],
@@ -222,6 +253,24 @@ def build_recipe(
         resume_from_checkpoint=resume_from_checkpoint,
         notes=notes,
     )
+
+
+def check_team_form(model: AgentModel, agents: list[str] | None, has_peft: bool) -> None:
+    """Refuses settings that describe no form of team."""
+    if model.share_weights and has_peft:
+        raise ConfigError(
+            "`agent_model.share_weights` is one model for all; `peft` gives every agent an adapter. Choose."
+        )
+    if model.share_weights and agents is not None and len(set(agents)) > 1:
+        raise ConfigError("`agent_model.share_weights` is one model for all; `agents` lists several.")
+    if not (model.load_in_4bit or model.load_in_8bit):
+        return
+    if model.load_in_4bit and model.load_in_8bit:
+        raise ConfigError("`agent_model.load_in_4bit` and `load_in_8bit` are both true; choose one.")
+    if not has_peft:
+        raise ConfigError("Quantized weights cannot be trained: with `load_in_4bit` or `load_in_8bit`, set `peft`.")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError("`load_in_4bit` and `load_in_8bit` need bitsandbytes: pip install bitsandbytes.")
 
 
 def make_training_args(

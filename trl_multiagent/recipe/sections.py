@@ -14,6 +14,9 @@ class AgentModel:
     torch_dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = key(
         "Data type of the weights; float32 where there is no GPU."
     )
+    share_weights: bool = key("Whether all agents are one model, told apart by their prompts.", False)
+    load_in_4bit: bool = key("Whether the base of a LoRA team is quantized to 4 bits, with bitsandbytes.", False)
+    load_in_8bit: bool = key("The same with 8 bits.", False)
 
 
 @dataclass
@@ -97,6 +100,11 @@ class AlgorithmExtras:
     )
 
 
+# The section `peft` takes what a user chooses in a `LoraConfig`; PEFT itself fills in the rest
+NOT_IN_PEFT = ("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision")
+NOT_IN_PEFT += ("inference_mode", "runtime_config", "megatron_config", "megatron_core")
+PEFT_DEFAULTS = {"target_modules": "all-linear"}
+
 SECTIONS = {
     "agent_model": AgentModel,
     "dataset": DatasetSource,
@@ -113,7 +121,6 @@ ALGORITHMS = ("grpo", "magrpo", "marloo", "maremax", "mareinforce", "madpo", "ma
 
 # Sections that exist, but not in this release
 UNAVAILABLE = {
-    "peft": "LoRA agents are not available in this release; all weights of every agent are trained",
     "critic_model": "critics are not available in this release",
     "critics": "critics are not available in this release",
     "reward_model": "reward models are not available in this release",
@@ -128,6 +135,8 @@ RENAMED = {
     "agent_model.temperature": "{algorithm}.temperature",
     "agent_model.top_p": "{algorithm}.top_p",
     "agent_model.top_k": "{algorithm}.top_k",
+    "peft.lora_r": "peft.r",
+    "peft.lora_target_modules": "peft.target_modules",
     "wandb.run_name": "wandb.name",
     "{algorithm}.seed": "seed",
     "{algorithm}.agent_learning_rate": "{algorithm}.learning_rate",

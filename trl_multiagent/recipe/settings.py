@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from peft import LoraConfig
 
 from trl_multiagent.recipe.sections import (
     ALGORITHMS,
     HISTORY,
     NO_EFFECT,
+    NOT_IN_PEFT,
     RENAMED,
     SECTIONS,
     UNAVAILABLE,
@@ -83,6 +85,11 @@ def describe_sections(algorithm: str) -> str:
     for section, cls in SECTIONS.items():
         lines.append(f"  {section}:")
         lines += [f"    {field.name}: {field.metadata['help']}" for field in dataclasses.fields(cls)]
+    lines += [
+        "  peft:",
+        "    Gives every agent a LoRA adapter on a common base. Fields of peft.LoraConfig: r, lora_alpha,",
+    ]
+    lines += ["    lora_dropout, target_modules ('all-linear' by default), ... {} takes the defaults."]
     return "\n".join(lines)
 
 
@@ -209,7 +216,7 @@ def check(
     """
     known = known_settings(algorithm, config_class)
     idle = [path.format(algorithm=algorithm) for path in NO_EFFECT]
-    values = {section: {} for section in ("", algorithm, *SECTIONS)}
+    values = {section: {} for section in ("", algorithm, "peft", *SECTIONS)}
     without_effect, history = [], {}
     for section, body in merged.items():
         if section in UNAVAILABLE or (section in ALGORITHMS and section != algorithm):
@@ -217,7 +224,7 @@ def check(
                 reason = UNAVAILABLE.get(section, f"this script trains with `{algorithm}`")
                 raise ConfigError(f"the section `{section}` cannot be used: {reason}. Remove it.")
             continue
-        is_section = section in SECTIONS or section == algorithm
+        is_section = section in values
         if is_section and not isinstance(body, dict | None):
             raise ConfigError(f"`{section}` is {body!r}, it must be a section with keys.")
         settings = {f"{section}.{name}": x for name, x in (body or {}).items()} if is_section else {section: body}
@@ -251,6 +258,9 @@ def known_settings(algorithm: str, config_class: type[MAGRPOConfig]) -> dict[str
         known |= {f"{section}.{name}": hint for name, hint in typing.get_type_hints(cls).items()}
     for cls in (config_class, AlgorithmExtras):
         known |= {f"{algorithm}.{name}": hint for name, hint in typing.get_type_hints(cls).items()}
+    known |= {
+        f"peft.{name}": hint for name, hint in typing.get_type_hints(LoraConfig).items() if name not in NOT_IN_PEFT
+    }
     known[f"{algorithm}.top_k"] = int | None
     return known
 
@@ -291,7 +301,10 @@ def convert(value: Any, hint: Any) -> Any:
     if hint is Any:
         return value
     if origin in (typing.Union, types.UnionType):
-        for option in arguments:
+        # A single value is a list of one only where a single value is not wanted
+        for option in sorted(
+            arguments, key=lambda option: typing.get_origin(option) is list and not isinstance(value, list)
+        ):
             try:
                 return convert(value, option)
             except TypeError:
