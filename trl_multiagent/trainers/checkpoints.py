@@ -146,6 +146,7 @@ class CheckpointMixin:
             self._write_state_file(unfinished)
             publish(unfinished, finished)
             rotate(run_folder, self.args.save_total_limit, [finished, self.state.best_model_checkpoint])
+            remove_unfinished(run_folder)
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(finished))
