@@ -77,6 +77,15 @@ SETTINGS = {
         "metric_for_best_model": "reward",
         "save_total_limit": 2,
     },
+    "two_processes": {
+        "train_dataset": tiny_items(12),
+        "beta": 0.05,
+        "sync_ref_model": True,
+        "ref_model_sync_steps": 1,
+        "logging_steps": 3,
+        "save_steps": 2,
+        "save_total_limit": 1,
+    },
 }
 
 
@@ -87,12 +96,12 @@ def train(folder: str, settings: str, resume: bool, kill: tuple[str, int] | None
         "train_dataset": tiny_items(6),
         "save_strategy": "steps",
         "learning_rate": 0.01,
-        "use_cpu": "ACCELERATE_USE_DEEPSPEED" not in os.environ,
     }
     trainer = tiny_trainer(folder, **{**common, **SETTINGS[settings]})
     if kill is not None:
         instant, number = kill
-        {"score": kill_at_score, "write": kill_at_write, "end": kill_at_end}[instant](trainer, number)
+        kill_at = {"score": kill_at_score, "write": kill_at_write, "part": kill_at_part, "end": kill_at_end}
+        kill_at[instant](trainer, number)
     output = trainer.train(resume_from_checkpoint=resume)
     if result is not None:
         state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
@@ -130,6 +139,19 @@ def kill_at_score(trainer, number: int) -> None:
 def kill_at_end(trainer, number: int) -> None:
     """Dies after the last checkpoint, before the end of training is recorded."""
     trainer._finalize_training = lambda *args: die()
+
+
+def kill_at_part(trainer, number: int) -> None:
+    """Dies when this process has written half of its own part of the n-th checkpoint."""
+    process_state, calls = trainer._process_state, []
+
+    def dying_process_state():
+        calls.append(1)
+        if len(calls) == number:
+            die()
+        return process_state()
+
+    trainer._process_state = dying_process_state
 
 
 def kill_at_write(trainer, number: int) -> None:

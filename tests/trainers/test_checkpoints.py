@@ -114,7 +114,7 @@ def test_a_killed_run_resumes_as_if_nothing_had_happened(run, whole, tmp_path, s
     assert get_last_checkpoint(folder) is not None
     resume_and_compare(run, uninterrupted, folder, settings)
     tables = [sorted(path.glob("completions/*.parquet")) for path in (uninterrupted, folder)]
-    assert len(tables[0]) == (8 if settings == "tree" else 0)
+    assert len(tables[0]) == (4 if settings == "tree" else 0)
     for left, right in zip(*tables, strict=True):
         pandas.testing.assert_frame_equal(pandas.read_parquet(left), pandas.read_parquet(right))
 
@@ -146,3 +146,38 @@ def test_killed_during_the_save(run, whole, tmp_path, operation, path, last):
     assert Path(get_last_checkpoint(folder)).name == last
     read_checkpoint(folder / last)
     resume_and_compare(run, uninterrupted, folder, "plain")
+
+
+def no_deepspeed() -> str:
+    if importlib.util.find_spec("deepspeed") is None:
+        return "deepspeed is not installed"
+    return "" if shutil.which("g++") else "ZeRO on CPU needs a C++ compiler, and there is no g++"
+
+
+@pytest.mark.parametrize(
+    ("stage", "distribution"),
+    [
+        (None, "MULTI_CPU"),
+        pytest.param(2, "DEEPSPEED", marks=pytest.mark.skipif(bool(no_deepspeed()), reason=no_deepspeed())),
+        pytest.param(3, "DEEPSPEED", marks=pytest.mark.skipif(bool(no_deepspeed()), reason=no_deepspeed())),
+    ],
+)
+def test_two_processes(run, whole, tmp_path, stage, distribution):
+    """Each process has a part of the checkpoint; one that dies leaves the others' parts behind."""
+    plan = {"processes": 2}
+    if stage is not None:
+        zero = {"stage": stage, "stage3_gather_16bit_weights_on_model_save": True}
+        config = {"zero_optimization": zero, "zero_allow_untested_optimizer": True, "gradient_clipping": 0.0}
+        auto = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
+        plan["deepspeed"] = tmp_path / "deepspeed.json"
+        plan["deepspeed"].write_text(json.dumps({**config, **auto}))
+    uninterrupted = tmp_path / "whole"
+    assert run(uninterrupted, "two_processes", result=tmp_path / "whole.pt", **plan) == [0, 0], output_of(uninterrupted)
+    result = result_of(uninterrupted)
+    assert (result["distribution"], result["processes"]) == (distribution, 2)
+    folder = tmp_path / "killed"
+    codes = run(folder, "two_processes", kill=("part", 2), killed_rank=1, **plan)
+    assert codes[1] == KILLED and codes[0] != 0, output_of(folder)
+    assert Path(get_last_checkpoint(folder)).name == "checkpoint-2"
+    assert (folder / UNFINISHED_FOLDER / "checkpoint-4").is_dir()
+    resume_and_compare(run, uninterrupted, folder, "two_processes", **plan)
