@@ -2,11 +2,39 @@ import json
 
 import pytest
 import torch
+from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_multiagent import AgentTeam
 
-from tiny import byte_tokenizer, tiny_llama, tiny_team
+from tiny import FORMS, byte_tokenizer, team_of, tiny_llama, tiny_team
+
+
+def lora_team(path, roles=("aux", "main"), share_weights=False, target_modules="all-linear", **config):
+    config = LoraConfig(r=4, target_modules=target_modules, **config)
+    return AgentTeam.from_pretrained(path, roles, peft_config=config, share_weights=share_weights)
+
+
+def partly_shared():
+    one, other = tiny_llama(), tiny_llama()
+    return AgentTeam({"a": one, "b": one, "c": other}, dict.fromkeys("abc", byte_tokenizer()))
+
+
+def partly_adapted():
+    adapted = get_peft_model(tiny_llama(), LoraConfig(target_modules="all-linear"), adapter_name="x")
+    return AgentTeam({"x": adapted, "y": tiny_llama()}, dict.fromkeys("xy", byte_tokenizer()))
+
+
+def wrongly_named():
+    return AgentTeam(
+        {"x": get_peft_model(tiny_llama(), LoraConfig(target_modules="all-linear"))}, {"x": byte_tokenizer()}
+    )
+
+
+def logits(team, role):
+    with team.activate(role) as agent, torch.no_grad():
+        return agent(torch.tensor([[65, 66, 67]])).logits
 
 
 def test_one_model_for_all_agents(tiny_model):
@@ -77,6 +105,19 @@ def test_the_team_s_forward_runs_every_agent():
         (lambda path: AgentTeam({"a": tiny_llama()}, {"b": byte_tokenizer()}), r"\['a'\], the tokenizers for \['b'\]"),
         (lambda path: AgentTeam.from_pretrained(path), "pass `roles`"),
         (lambda path: AgentTeam.from_pretrained([path], roles=["a", "b"]), "1 models for the 2 roles"),
+        (lambda path: AgentTeam.from_pretrained([path, "other"], ["a", "b"], share_weights=True), "one model for all"),
+        (lambda path: lora_team(path, share_weights=True), "does not go with `share_weights`"),
+        (lambda path: lora_team(path, ("aux", "lora")), "'lora' is part of the names"),
+        (lambda path: lora_team(path, ("aux", "layers")), "'layers' is part of the names"),
+        (lambda path: lora_team(path, init_lora_weights="pissa"), "pissa` changes the base"),
+        (lambda path: lora_team(path, target_modules=["lm_head"]), "covers the output embeddings"),
+        (lambda path: partly_shared(), "Either all agents of a team share one model"),
+        (lambda path: partly_adapted(), "Either every agent of a team has a LoRA adapter"),
+        (lambda path: AgentTeam(dict(team_of("lora").models, x=tiny_llama()), {}), "the tokenizers for"),
+        (lambda path: wrongly_named(), r"has the adapters \['default'\]; name one as the role"),
+        (lambda path: tiny_team().freeze(["nobody"]), r"freeze are \['nobody'\], the team has the roles"),
+        (lambda path: tiny_team().freeze(["aux", "main"]), "nothing to train"),
+        (lambda path: team_of("shared").freeze(["aux"]), "none of them can be frozen"),
     ],
 )
 def test_refusals(build, message, tiny_model):
@@ -84,13 +125,113 @@ def test_refusals(build, message, tiny_model):
         build(tiny_model)
 
 
-def test_one_model_object_twice():
-    model, tokenizer = tiny_llama(), byte_tokenizer()
-    with pytest.raises(ValueError, match="same model object"):
-        AgentTeam({"a": model, "b": model}, {"a": tokenizer, "b": tokenizer})
-
-
 def test_other_roles_than_the_saved_ones(tmp_path):
     tiny_team().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"has the roles \['aux', 'main'\], not \['x', 'y'\]"):
         AgentTeam.from_pretrained(str(tmp_path), roles=["x", "y"])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_saves_and_loads(tmp_path, form):
+    team = team_of(form)
+    if team.has_adapters:
+        for k, model in enumerate(team.models.values()):
+            tiny_llama(k).save_pretrained(tmp_path / f"base{k}")
+            for config in model.peft_config.values():
+                config.base_model_name_or_path = str(tmp_path / f"base{k}")
+    expected = {role: logits(team, role) for role in team.roles}
+    assert not torch.equal(expected["aux"], expected["main"]) or form == "shared"
+    team.save_pretrained(tmp_path / "team")
+    loaded = AgentTeam.from_pretrained(str(tmp_path / "team"))
+    assert (loaded.has_adapters, loaded.has_shared_weights, len(loaded.models)) == (
+        team.has_adapters,
+        team.has_shared_weights,
+        len(team.models),
+    )
+    for role in team.roles:
+        assert torch.equal(logits(loaded, role), expected[role])
+        folder = tmp_path / "team" / "agents" / ("shared" if form == "shared" else role)
+        alone = (AutoPeftModelForCausalLM if team.has_adapters else AutoModelForCausalLM).from_pretrained(folder)
+        assert torch.equal(alone(torch.tensor([[65, 66, 67]])).logits, expected[role])
+        assert AutoTokenizer.from_pretrained(folder)("a")["input_ids"] == [64]
+    changed = team_of(form)
+    with torch.no_grad():
+        for role in changed.roles:
+            for parameter in changed.agent_parameters(role):
+                parameter.add_(0.1)
+    changed.load_weights(tmp_path / "team")
+    for role in team.roles:
+        assert torch.equal(logits(changed, role), expected[role])
+
+
+def test_adapters_of_single_agents_make_a_team(tiny_model, tmp_path):
+    first = lora_team(tiny_model, init_lora_weights=False)
+    first.save_pretrained(tmp_path)
+    folders = [str(tmp_path / "agents" / role) for role in ("main", "aux")]
+    team = AgentTeam.from_pretrained(folders, roles=["left", "right"])
+    assert len(team.models) == 1
+    assert torch.equal(logits(team, "left"), logits(first, "main"))
+    assert torch.equal(logits(team, "right"), logits(first, "aux"))
+
+
+def test_adapters_share_one_base_and_are_all_trainable(tiny_model):
+    team = lora_team(tiny_model, ("aux", "main", "tester"))
+    assert len(team.models) == 1
+    trainable = {name for name, parameter in team.named_parameters() if parameter.requires_grad}
+    assert trainable and all("lora_" in name for name in trainable)
+    assert len(trainable) == 3 * len(team.agent_parameters("aux"))
+    plain = AgentTeam.from_pretrained(tiny_model, roles=["solo"])
+    for role in team.roles:  # fresh adapters add nothing
+        assert torch.equal(logits(team, role), logits(plain, "solo"))
+
+
+def test_frozen_agents(tiny_model):
+    for team in (tiny_team(), lora_team(tiny_model)):
+        team.freeze(["aux"])
+        assert team.trained_roles == ("main",) and team.frozen == {"aux"}
+        assert not any(parameter.requires_grad for parameter in team.agent_parameters("aux"))
+        assert all(parameter.requires_grad for parameter in team.agent_parameters("main"))
+
+
+def test_the_reference_of_a_lora_team_is_what_it_began_from(tiny_model):
+    base = AgentTeam.from_pretrained(tiny_model, roles=["solo"])
+    fresh, trained = lora_team(tiny_model), team_of("lora")
+    beginning = {role: logits(trained, role) for role in trained.roles}
+    for team in (fresh, trained):
+        trainable = {name for name, parameter in team.named_parameters() if parameter.requires_grad}
+        team.keep_reference()
+        assert trainable == {name for name, parameter in team.named_parameters() if parameter.requires_grad}
+        with torch.no_grad():
+            for role in team.roles:
+                for parameter in team.agent_parameters(role):
+                    parameter.add_(0.1)
+        after = {role: logits(team, role) for role in team.roles}
+        with team.as_reference():
+            expected = beginning if team is trained else {role: logits(base, "solo") for role in team.roles}
+            for role in team.roles:
+                assert torch.equal(logits(team, role), expected[role])
+        for role in team.roles:
+            assert torch.equal(logits(team, role), after[role]) and not torch.equal(after[role], expected[role])
+
+
+def test_what_a_lora_team_saves_is_its_adapters(tmp_path):
+    team = team_of("lora")
+    team.keep_reference()
+    team.save_pretrained(tmp_path, state_dict=team.state_dict())
+    assert {path.name for path in (tmp_path / "agents").iterdir()} == {"aux", "main"}
+    for role in team.roles:
+        saved = load_file(tmp_path / "agents" / role / "adapter_model.safetensors")
+        assert len(saved) == len(team.agent_parameters(role)) and all("lora_" in name for name in saved)
+    with pytest.raises(ValueError, match="has no LoRA adapter"):
+        tiny_team().save_pretrained(tmp_path / "full")
+        team.load_weights(tmp_path / "full")
+
+
+def test_a_gathered_state_dict_is_saved_without_tied_copies(tmp_path):
+    team = tiny_team()
+    gathered = {name: x.clone() for name, x in team.state_dict().items()}
+    team.save_pretrained(tmp_path, state_dict=gathered)
+    saved = load_file(tmp_path / "agents" / "aux" / "model.safetensors")
+    assert "model.embed_tokens.weight" in saved and "lm_head.weight" not in saved
+    loaded = AgentTeam.from_pretrained(str(tmp_path))
+    assert all(torch.equal(logits(loaded, role), logits(team, role)) for role in team.roles)

@@ -51,6 +51,26 @@ METHODS = {
         "_push_from_checkpoint": ["self", "checkpoint_folder"],
         "_get_grad_norm": ["self", "model", "grad_norm"],
         "_get_output_dir": ["self", "trial"],
+        "train": ["self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"],
+        "_save_checkpoint": ["self", "model", "trial"],
+        "_save_optimizer_and_scheduler": ["self", "output_dir"],
+        "_save_rng_state": ["self", "output_dir"],
+        "_evaluate": ["self", "trial", "ignore_keys_for_eval", "skip_scheduler"],
+        "_finalize_training": ["self", "trial", "num_train_samples", "start_time"],
+        "_run_epoch": [
+            "self",
+            "model",
+            "epoch",
+            "train_dataloader",
+            "steps_in_epoch",
+            "num_update_steps_per_epoch",
+            "trial",
+            "ignore_keys_for_eval",
+            "start_time",
+            "resume_from_checkpoint",
+            "epochs_trained",
+            "steps_trained_in_current_epoch",
+        ],
         "create_optimizer": ["self", "model"],
     },
     RepeatSampler: {
@@ -108,6 +128,15 @@ def test_functions(function):
 def test_attributes():
     source = inspect.getsource(GRPOTrainer.__init__) + inspect.getsource(Trainer.__init__)
     assert [name for name in ATTRIBUTES if f"self.{name} =" not in source] == [], ADVICE
+
+
+def test_the_training_loop_counts_in_attributes_that_a_checkpoint_restores():
+    source = inspect.getsource(Trainer._inner_training_loop)
+    names = ["_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step"]
+    places = [source.find(f"self.{name} = ") for name in names]
+    assert -1 not in places and max(places) < source.index("on_train_begin") < source.index("self._run_epoch("), ADVICE
+    saving = inspect.getsource(Trainer._save_checkpoint)
+    assert all(f"self.{name}(" in saving for name in ("_get_output_dir", "_save_rng_state", "_push_from_checkpoint"))
 
 
 def test_the_loss_reads_what_a_batch_holds():

@@ -2,6 +2,7 @@
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     Gemma3ForCausalLM,
@@ -77,6 +78,35 @@ def tiny_team(roles=("aux", "main"), chat_template: str | None = None) -> AgentT
         {role: tiny_llama(seed) for seed, role in enumerate(roles)},
         {role: byte_tokenizer(chat_template) for role in roles},
     )
+
+
+FORMS = ("full", "heterogeneous", "shared", "lora", "lora on two bases")
+
+
+def team_of(form: str, roles=("aux", "main")) -> AgentTeam:
+    """A team of each form. The adapters do something from the start, as those of a trained team do."""
+    if form == "full":
+        return tiny_team(roles)
+    if form == "heterogeneous":  # another size, another vocabulary
+        models = [
+            tiny_llama(seed, hidden_size=32 - 16 * (seed % 2), vocab_size=258 + seed) for seed in range(len(roles))
+        ]
+    if form == "shared":
+        models = [tiny_llama()] * len(roles)
+    if form.startswith("lora"):
+        bases = [tiny_llama(seed) for seed in range(1 if form == "lora" else 2)]
+        models = []
+        for k, role in enumerate(roles):
+            base = bases[k % len(bases)]
+            torch.manual_seed(100 + k)
+            config = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", init_lora_weights=False)
+            if k < len(bases):
+                bases[k] = base = get_peft_model(base, config, adapter_name=role)
+            else:
+                base.add_adapter(role, config)
+            models.append(base)
+    tokenizers = {role: byte_tokenizer() for role in roles}
+    return AgentTeam(dict(zip(roles, models, strict=True)), tokenizers)
 
 
 def count_reward(completions, **columns) -> list[float]:

@@ -1,11 +1,23 @@
 """The team: N agents, one `nn.Module`."""
 
 import contextlib
+import copy
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+from peft import (
+    LoraConfig,
+    PeftConfig,
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+    load_peft_weights,
+    set_peft_model_state_dict,
+)
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -15,6 +27,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import cached_file
 from trl.trainer.utils import create_model_from_path
 
@@ -23,31 +36,48 @@ from trl_multiagent.generation import takes_positions
 
 TEAM_FILE = "team.json"
 AGENTS_FOLDER = "agents"
+SHARED_FOLDER = "shared"
 FORMAT_VERSION = 1
+ADAPTER_CONFIG = "adapter_config.json"
+# Initialisations that change the base, which the agents have in common
+BASE_CHANGING_INITS = ("pissa", "olora", "corda", "eva", "loftq", "lora_ga")
 
 
 class AgentTeam(nn.Module):
     """
-    Agents that are trained together, each a full model with its own tokenizer.
+    Agents that are trained together.
+
+    Three forms: *full*, every agent a model of its own; *shared weights*, one model for all, told apart by their prompts;
+    *LoRA*, one adapter per agent on a base that exists once. With several bases, each carries the adapters of some agents.
 
     As a module it is a thin frame: one forward of the team runs every agent on its own inputs, so that one optimizer,
     one wrapper (DDP, DeepSpeed) and one backward serve all. What a trainer reads from a model (`config`, `generate`,
     ...) comes from the *active* agent, chosen with [`~AgentTeam.activate`].
 
     Args:
-        models (`dict[str, PreTrainedModel]`):
-            The agents by role, in the order of the environment's roles.
+        models (`dict[str, PreTrainedModel | PeftModel]`):
+            The agents by role, in the order of the environment's roles. One model for all roles is a team with shared
+            weights. A `PeftModel` must have an adapter with the name of each role that it stands for.
         tokenizers (`dict[str, PreTrainedTokenizerBase]`):
             Each role's tokenizer. They may be one and the same object.
+
+    Attributes:
+        models (`nn.ModuleDict`): The distinct models, by the first role that uses each.
+        agents (`dict[str, PreTrainedModel]`): The model that computes for each role; a LoRA base if it has an adapter.
+        frozen (`frozenset[str]`): Roles that generate but are not trained.
 
     Example:
 
     ```python
-    team = AgentTeam.from_pretrained("Qwen/Qwen2.5-Coder-0.5B", roles=["aux", "main"])
+    from peft import LoraConfig
+
+    team = AgentTeam.from_pretrained("Qwen/Qwen2.5-Coder-0.5B", roles=["aux", "main"])  # full models
+    team = AgentTeam.from_pretrained("Qwen/Qwen2.5-Coder-0.5B", roles=["aux", "main"], share_weights=True)
+    team = AgentTeam.from_pretrained("Qwen/Qwen2.5-Coder-7B", roles=["aux", "main"], peft_config=LoraConfig(r=16))
     ```
     """
 
-    def __init__(self, models: dict[str, PreTrainedModel], tokenizers: dict[str, PreTrainedTokenizerBase]):
+    def __init__(self, models: dict[str, PreTrainedModel | PeftModel], tokenizers: dict[str, PreTrainedTokenizerBase]):
         super().__init__()
         if not models:
             raise ValueError("A team needs at least one agent.")
@@ -56,21 +86,50 @@ class AgentTeam(nn.Module):
         for role in models:
             if not role.isidentifier():
                 raise ValueError(f"A role names a folder and a module: {role!r} must be a Python identifier.")
-        if len({id(model) for model in models.values()}) < len(models):
-            raise ValueError("Two roles have the same model object; give each agent a model of its own.")
         self.roles = tuple(models)
-        self.agents = nn.ModuleDict(models)
+        first_roles = {}
+        for role, model in models.items():
+            first_roles.setdefault(id(model), role)
+        self.models = nn.ModuleDict({role: models[role] for role in first_roles.values()})
+        self._model_names = {role: first_roles[id(model)] for role, model in models.items()}
         self.tokenizers = dict(tokenizers)
-        self.active = self.roles[0]
+        self.frozen = frozenset()
+        self.has_adapters = isinstance(models[self.roles[0]], PeftModel)
+        self.has_shared_weights = not self.has_adapters and len(self.models) < len(self.roles)
+        self._check_forms()
+        self._adapted_layers = {
+            name: [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
+            for name, model in self.models.items()
+        }
+        if self.has_adapters:
+            for role in self.roles:  # PEFT leaves only one adapter trainable
+                for parameter in self._adapter_parameters(role):
+                    parameter.requires_grad_(True)
+        self._reference_adapters = set()  # roles whose reference policy is a copy of their first adapter
+        self._as_reference = False
+        self._select(self.roles[0])
         for role, tokenizer in self.tokenizers.items():
             if tokenizer.pad_token is None:
                 tokenizer.pad_token = tokenizer.eos_token
             self.agents[role].config.get_text_config().pad_token_id = tokenizer.pad_token_id
             self.agents[role].generation_config.pad_token_id = tokenizer.pad_token_id
 
+    def _check_forms(self):
+        if any(isinstance(model, PeftModel) != self.has_adapters for model in self.models.values()):
+            raise ValueError("Either every agent of a team has a LoRA adapter, or none has.")
+        if self.has_shared_weights and len(self.models) > 1:
+            raise ValueError("Either all agents of a team share one model, or each has a model of its own.")
+        for role, name in self._model_names.items() if self.has_adapters else ():
+            _check_adapter(role, self.models[name])
+
     @classmethod
     def from_pretrained(
-        cls, name: str | Sequence[str], roles: Sequence[str] | None = None, **model_init_kwargs
+        cls,
+        name: str | Sequence[str],
+        roles: Sequence[str] | None = None,
+        peft_config: LoraConfig | None = None,
+        share_weights: bool = False,
+        **model_init_kwargs,
     ) -> "AgentTeam":
         """
         Loads a team.
@@ -78,51 +137,67 @@ class AgentTeam(nn.Module):
         Args:
             name (`str` or `list[str]`):
                 A model id or folder that every agent starts from, a list with one per role, or the id or folder of a
-                team that [`~AgentTeam.save_pretrained`] wrote.
+                team that [`~AgentTeam.save_pretrained`] wrote. A LoRA adapter's id or folder loads its base, once for
+                all adapters on the same one.
             roles (`list[str]`, *optional*):
                 The agents' roles. A saved team knows its own.
+            peft_config ([`~peft.LoraConfig`], *optional*):
+                Gives every agent a fresh LoRA adapter. Agents with the same model id have their base in common.
+            share_weights (`bool`, *optional*, defaults to `False`):
+                Whether all agents are one model.
             **model_init_kwargs:
-                Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype`, `revision` or
-                `attn_implementation`.
+                Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype`, `revision`, `attn_implementation`
+                or a `quantization_config` for the base of a LoRA team.
 
         Returns:
             [`AgentTeam`]
         """
-        revision = model_init_kwargs.get("revision")
-        subfolders = None
-        if isinstance(name, str):
-            team_file = cached_file(
-                name,
-                TEAM_FILE,
-                revision=revision,
-                _raise_exceptions_for_missing_entries=False,
-                _raise_exceptions_for_connection_errors=False,
-            )
-            if team_file is not None:
-                saved_roles = _read_team_file(team_file)
-                if roles is not None and list(roles) != saved_roles:
-                    raise ValueError(f"The team in {name} has the roles {saved_roles}, not {list(roles)}.")
-                roles = saved_roles
-                subfolders = [f"{AGENTS_FOLDER}/{role}" for role in roles]
-            elif roles is None:
-                raise ValueError(f"{name} holds no {TEAM_FILE}: to start a team from a model, pass `roles`.")
-        names = [name] * len(roles) if isinstance(name, str) else list(name)
-        if len(names) != len(roles):
+        if peft_config is not None and share_weights:
             raise ValueError(
-                f"{len(names)} models for the {len(roles)} roles {list(roles)}; give one per role or one for all."
+                "`peft_config` gives every agent an adapter of its own; it does not go with `share_weights`."
             )
-        models, tokenizers = {}, {}
-        for k, role in enumerate(roles):
-            kwargs = {} if subfolders is None else {"subfolder": subfolders[k]}
+        revision = model_init_kwargs.get("revision")
+        team_file = _find_file(name, TEAM_FILE, revision) if isinstance(name, str) else None
+        if team_file is not None:
+            saved = _read_team_file(team_file)
+            if roles is not None and list(roles) != list(saved):
+                raise ValueError(f"The team in {name} has the roles {list(saved)}, not {list(roles)}.")
+            roles = list(saved)
+            sources = [(name, {"subfolder": folder}) for folder in saved.values()]
+            share_weights = share_weights or len(set(saved.values())) < len(roles)
+        elif roles is None:
+            raise ValueError(f"{name} holds no {TEAM_FILE}: to start a team from a model, pass `roles`.")
+        else:
+            names = [name] * len(roles) if isinstance(name, str) else list(name)
+            if len(names) != len(roles):
+                raise ValueError(
+                    f"{len(names)} models for the {len(roles)} roles {list(roles)}; give one per role or one for all."
+                )
+            sources = [(name, {}) for name in names]
+        if share_weights and len({(name, *kwargs.values()) for name, kwargs in sources}) > 1:
+            raise ValueError("`share_weights` needs one model for all roles.")
+
+        tokenizers = {}
+        for role, (source, kwargs) in zip(roles, sources, strict=True):
             tokenizers[role] = AutoTokenizer.from_pretrained(
-                names[k], padding_side="left", truncation_side="left", revision=revision, **kwargs
+                source, padding_side="left", truncation_side="left", revision=revision, **kwargs
             )
-            models[role] = _load_model(names[k], **kwargs, **model_init_kwargs)
+        if peft_config is not None or _find_file(sources[0][0], ADAPTER_CONFIG, revision, **sources[0][1]) is not None:
+            models = _load_adapters(dict(zip(roles, sources, strict=True)), peft_config, model_init_kwargs)
+        elif share_weights:
+            source, kwargs = sources[0]
+            models = dict.fromkeys(roles, _load_model(source, **kwargs, **model_init_kwargs))
+        else:
+            models = {
+                role: _load_model(source, **kwargs, **model_init_kwargs)
+                for role, (source, kwargs) in zip(roles, sources, strict=True)
+            }
         return cls(models, tokenizers)
 
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """
-        Writes `team.json` and one standard folder per role, `agents/<role>/`, that `AutoModelForCausalLM` loads.
+        Writes `team.json` and one standard folder per role, `agents/<role>/`, that `AutoModelForCausalLM` loads. A LoRA
+        agent's folder holds its adapter; agents that share their weights share the folder `agents/shared/`.
 
         Args:
             folder (`str` or `Path`):
@@ -131,40 +206,141 @@ class AgentTeam(nn.Module):
                 The team's state dict, where the modules themselves hold only a shard.
         """
         folder = Path(folder)
-        for role, model in self.agents.items():
-            prefix = f"agents.{role}."
+        agents = []
+        for role, name in self._model_names.items():
+            agents.append({"role": role, "folder": f"{AGENTS_FOLDER}/{self._folder_name(role)}"})
+            target = folder / agents[-1]["folder"]
+            model = self.models[name]
             weights = None
             if state_dict is not None:
+                prefix = f"models.{name}."
                 weights = {key.removeprefix(prefix): x for key, x in state_dict.items() if key.startswith(prefix)}
-            model.save_pretrained(folder / AGENTS_FOLDER / role, state_dict=weights)
-            self.tokenizers[role].save_pretrained(folder / AGENTS_FOLDER / role)
-        team = {
-            "format_version": FORMAT_VERSION,
-            "agents": [{"role": role, "folder": f"{AGENTS_FOLDER}/{role}"} for role in self.roles],
-        }
+            if self.has_adapters:
+                model.save_pretrained(
+                    target.parent, selected_adapters=[role], state_dict=weights, save_embedding_layers=False
+                )
+                (target.parent / "README.md").unlink()  # PEFT's card is about a repository with one adapter
+            elif role == name:
+                if weights is not None:
+                    for key in model.all_tied_weights_keys:  # gathered shards are copies, tied or not
+                        weights.pop(key, None)
+                model.save_pretrained(target, state_dict=weights)
+            self.tokenizers[role].save_pretrained(target)
+        team = {"format_version": FORMAT_VERSION, "agents": agents}
         (folder / TEAM_FILE).write_text(json.dumps(team, indent=2) + "\n")
 
     def load_weights(self, folder: str | Path) -> None:
         """Replaces the agents' weights by those of a team that [`~AgentTeam.save_pretrained`] wrote."""
-        saved_roles = _read_team_file(Path(folder) / TEAM_FILE)
-        if saved_roles != list(self.roles):
-            raise ValueError(f"The team in {folder} has the roles {saved_roles}, this one {list(self.roles)}.")
-        for role, model in self.agents.items():
-            saved = _load_model(str(Path(folder) / AGENTS_FOLDER / role), dtype=model.dtype, device_map=None)
-            model.load_state_dict(saved.state_dict())
+        saved = _read_team_file(Path(folder) / TEAM_FILE)
+        if list(saved) != list(self.roles):
+            raise ValueError(f"The team in {folder} has the roles {list(saved)}, this one {list(self.roles)}.")
+        for role, name in self._model_names.items():
+            model, source = self.models[name], Path(folder) / saved[role]
+            if (source / ADAPTER_CONFIG).exists() != self.has_adapters:
+                has, lacks = ("no", "has") if self.has_adapters else ("a", "does not have")
+                raise ValueError(f"The agent in {source} has {has} LoRA adapter, but this team {lacks} one per agent.")
+            if self.has_adapters:
+                weights = load_peft_weights(str(source), device="cpu")
+                set_peft_model_state_dict(model, weights, adapter_name=role)
+            elif role == name:
+                loaded = _load_model(str(source), dtype=model.dtype, device_map=None)
+                model.load_state_dict(loaded.state_dict())
+
+    def _folder_name(self, role: str) -> str:
+        return SHARED_FOLDER if self.has_shared_weights else role
+
+    # Which agent computes
+
+    @property
+    def agents(self) -> dict[str, PreTrainedModel]:
+        return {role: _without_adapter(self.models[name]) for role, name in self._model_names.items()}
+
+    @property
+    def base_models(self) -> list[PreTrainedModel]:
+        """The distinct models, without their adapters."""
+        return [_without_adapter(model) for model in self.models.values()]
 
     @contextlib.contextmanager
     def activate(self, role: str) -> Iterator[PreTrainedModel]:
         """Makes one agent the active one."""
-        previous, self.active = self.active, role
+        previous = self.active
+        self._select(role)
         try:
-            yield self.agents[role]
+            yield self.active_agent
         finally:
-            self.active = previous
+            self._select(previous)
+
+    def _select(self, role: str) -> None:
+        self.active = role
+        # Not PEFT's own `set_adapter`: it also freezes the adapters of all other agents
+        for layer in self._adapted_layers[self._model_names[role]]:
+            layer._active_adapter = [_reference_name(role)] if self._as_reference else [role]
+            layer._disable_adapters = self._as_reference and role not in self._reference_adapters
+
+    # What is trained
+
+    @property
+    def trained_roles(self) -> tuple[str, ...]:
+        return tuple(role for role in self.roles if role not in self.frozen)
+
+    def freeze(self, roles: Iterable[str]) -> None:
+        """Makes agents partners that generate but are not trained."""
+        roles = frozenset(roles)
+        if not roles <= set(self.roles):
+            raise ValueError(f"The agents to freeze are {sorted(roles)}, the team has the roles {list(self.roles)}.")
+        if roles and self.has_shared_weights:
+            raise ValueError("Agents with shared weights are trained together; none of them can be frozen.")
+        if roles == set(self.roles):
+            raise ValueError("All agents of the team are frozen: there is nothing to train.")
+        self.frozen = roles
+        for role in roles:
+            for parameter in self.agent_parameters(role):
+                parameter.requires_grad_(False)
+
+    def agent_parameters(self, role: str) -> list[nn.Parameter]:
+        """What training an agent changes: its adapter, or all of its model."""
+        if self.has_adapters:
+            return self._adapter_parameters(role)
+        return list(self.models[self._model_names[role]].parameters())
+
+    def _adapter_parameters(self, adapter: str, role: str | None = None) -> list[nn.Parameter]:
+        model = self.models[self._model_names[role or adapter]]
+        return [parameter for name, parameter in model.named_parameters() if adapter in name.split(".")]
+
+    # The reference policy of a LoRA team: the base alone, or a copy of the adapter that an agent began from
+
+    def keep_reference(self) -> None:
+        """Remembers the current adapters of a LoRA team as its reference policy."""
+        for role, name in self._model_names.items():
+            model = self.models[name]
+            weights = get_peft_model_state_dict(model, adapter_name=role, save_embedding_layers=False)
+            if not any(x.any() for key, x in weights.items() if "lora_A" not in key and "lora_embedding_A" not in key):
+                continue  # a fresh adapter adds nothing to the base
+            model.add_adapter(_reference_name(role), model.peft_config[role])
+            set_peft_model_state_dict(model, weights, adapter_name=_reference_name(role))
+            self._reference_adapters.add(role)
+        for role in self._reference_adapters:
+            for parameter in self._adapter_parameters(_reference_name(role), role):
+                parameter.requires_grad_(False)
+        for role in self.trained_roles:
+            for parameter in self._adapter_parameters(role):
+                parameter.requires_grad_(True)
+        self._select(self.active)
+
+    @contextlib.contextmanager
+    def as_reference(self) -> Iterator[None]:
+        """Inside, the agents of a LoRA team are their reference policies."""
+        self._as_reference = True
+        self._select(self.active)
+        try:
+            yield
+        finally:
+            self._as_reference = False
+            self._select(self.active)
 
     def forward(self, *args, team_inputs: dict[str, dict] | None = None, **kwargs):
         """
-        Runs every agent on its own inputs, or the active agent.
+        Runs agents on their own inputs, or the active agent.
 
         Args:
             team_inputs (`dict[str, dict]`, *optional*):
@@ -217,12 +393,29 @@ class AgentTeam(nn.Module):
     # What trainers do to a model is done to every agent
 
     def activation_checkpointing_enable(self, activation_checkpointing_kwargs: dict | None = None, **kwargs) -> None:
-        for agent in self.agents.values():
-            agent.activation_checkpointing_enable(activation_checkpointing_kwargs, **kwargs)
+        for model in self.base_models:
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs, **kwargs)
+            for module in model.modules() if self.has_adapters else ():
+                if "_gradient_checkpointing_func" in vars(module):
+                    module._gradient_checkpointing_func = self._keeping_the_agent(module._gradient_checkpointing_func)
+
+    def _keeping_the_agent(self, checkpoint):
+        """A checkpointed layer runs again in the backward pass, when another agent's adapter may be active."""
+
+        def checkpoint_for_agent(function, *args, **kwargs):
+            role = self.active
+
+            def run(*inputs):
+                with self.activate(role):
+                    return function(*inputs)
+
+            return checkpoint(run, *args, **kwargs)
+
+        return checkpoint_for_agent
 
     def activation_checkpointing_disable(self) -> None:
-        for agent in self.agents.values():
-            agent.activation_checkpointing_disable()
+        for model in self.base_models:
+            model.activation_checkpointing_disable()
 
     # The names that TRL calls; `transformers` knows them as older ones of the two above
 
@@ -232,9 +425,14 @@ class AgentTeam(nn.Module):
     def gradient_checkpointing_disable(self) -> None:
         self.activation_checkpointing_disable()
 
+    def enable_input_require_grads(self) -> None:
+        """Lets gradients reach the adapters through checkpointed layers of a frozen base."""
+        for model in self.base_models:
+            model.enable_input_require_grads()
+
     def add_model_tags(self, tags: list[str] | str) -> None:
-        for agent in self.agents.values():
-            agent.add_model_tags(tags)
+        for model in self.models.values():
+            model.add_model_tags(tags)
 
 
 def continue_prompts(agent: PreTrainedModel, shared_prompts: dict[str, torch.Tensor] | None = None, **inputs):
@@ -265,15 +463,98 @@ def can_share_prompts(agent: PreTrainedModel) -> bool:
     return plain_cache and takes_positions(agent)
 
 
+# LoRA
+
+
+def _load_adapters(
+    sources: dict[str, tuple[str, dict]], peft_config: LoraConfig | None, model_init_kwargs: dict
+) -> dict[str, PeftModel]:
+    """The agents of a LoRA team, with fresh adapters or saved ones. Agents on the same base share it."""
+    revision = model_init_kwargs.get("revision")
+    # ZeRO-3 gathers parameters together, which must have one data type
+    dtype = {"autocast_adapter_dtype": not is_deepspeed_zero3_enabled()}
+    models, bases = {}, {}
+    for role, (source, kwargs) in sources.items():
+        if peft_config is not None:
+            base = (source, *kwargs.values())
+            if base in bases:
+                bases[base].add_adapter(role, copy.deepcopy(peft_config), **dtype)
+            else:
+                model = _load_model(source, **kwargs, **model_init_kwargs)
+                bases[base] = get_peft_model(model, copy.deepcopy(peft_config), adapter_name=role, **dtype)
+        else:
+            base = PeftConfig.from_pretrained(source, revision=revision, **kwargs).base_model_name_or_path
+            adapter = {"adapter_name": role, "is_trainable": True, "revision": revision, **kwargs, **dtype}
+            if base in bases:
+                bases[base].load_adapter(source, **adapter)
+            else:
+                model = _load_model(base, **{**model_init_kwargs, "revision": None})
+                bases[base] = PeftModel.from_pretrained(model, source, **adapter)
+        models[role] = bases[base]
+    return models
+
+
+def _check_adapter(role: str, model: PeftModel) -> None:
+    if role not in model.peft_config:
+        raise ValueError(
+            f"The PeftModel of the role {role!r} has the adapters {list(model.peft_config)}; name one as the role."
+        )
+    modules = [name for name, _ in model.get_base_model().named_modules() if "lora_" not in name]
+    if role in "lora_" or any(f".{role}" in f".{name}" for name in modules):
+        raise ValueError(  # PEFT finds an adapter's parameters by this name
+            f"The role {role!r} is part of the names of the model's parameters; a LoRA agent needs another name."
+        )
+    _check_adapter_config(role, model.peft_config[role])
+    if isinstance(model.get_output_embeddings(), (BaseTunerLayer, AuxiliaryTrainingWrapper)):
+        raise ValueError(
+            "The LoRA adapter covers the output embeddings, whose weights the log-probabilities are computed from "
+            "directly: remove them from `target_modules` and `modules_to_save`."
+        )
+
+
+def _check_adapter_config(role: str, config: PeftConfig) -> None:
+    if not isinstance(config, LoraConfig):
+        raise ValueError(f"The adapter of {role!r} is a {config.peft_type} adapter; a team takes LoRA adapters.")
+    if isinstance(config.init_lora_weights, str) and config.init_lora_weights.startswith(BASE_CHANGING_INITS):
+        raise ValueError(
+            f"`init_lora_weights: {config.init_lora_weights}` changes the base, which all agents have in common; use "
+            "true or 'gaussian'."
+        )
+
+
+def _without_adapter(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def _reference_name(role: str) -> str:
+    return f"{role}_reference"
+
+
+# Files
+
+
 def _load_model(name: str, **kwargs) -> PreTrainedModel:
-    """One agent; on the accelerator only once the trainer places the whole team."""
+    """One model; on the accelerator only once the trainer places the whole team."""
     return create_model_from_path(name, AutoModelForCausalLM, **{"device_map": None, **kwargs})
 
 
-def _read_team_file(path: str | Path) -> list[str]:
+def _find_file(name: str, file: str, revision: str | None, subfolder: str = "") -> str | None:
+    """Local path of a file in a folder or a Hub repository, if it is there."""
+    return cached_file(
+        name,
+        file,
+        revision=revision,
+        subfolder=subfolder,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+
+
+def _read_team_file(path: str | Path) -> dict[str, str]:
+    """Each role's folder."""
     team = json.loads(Path(path).read_text())
     if team.get("format_version") != FORMAT_VERSION:
         raise ValueError(
             f"{path} has the format version {team.get('format_version')!r}; this release reads version {FORMAT_VERSION}."
         )
-    return [agent["role"] for agent in team["agents"]]
+    return {agent["role"]: agent["folder"] for agent in team["agents"]}

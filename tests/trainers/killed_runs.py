@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from trl_multiagent import FunctionEnvironment
 from trl_multiagent.trainers.checkpoints import read_checkpoint
 
-from tiny import count_reward, feedback, tiny_items, tiny_trainer
+from tiny import count_reward, feedback, team_of, tiny_items, tiny_trainer
 
 
 class MoodyEnvironment(FunctionEnvironment):
@@ -77,7 +77,15 @@ SETTINGS = {
         "metric_for_best_model": "reward",
         "save_total_limit": 2,
     },
+    "lora": {
+        "team": "lora",
+        "beta": 0.05,
+        "gradient_checkpointing": True,
+        "logging_steps": 3,
+        "save_steps": 2,
+    },
     "two_processes": {
+        "max_steps": 5,
         "train_dataset": tiny_items(12),
         "beta": 0.05,
         "sync_ref_model": True,
@@ -97,7 +105,8 @@ def train(folder: str, settings: str, resume: bool, kill: tuple[str, int] | None
         "save_strategy": "steps",
         "learning_rate": 0.01,
     }
-    trainer = tiny_trainer(folder, **{**common, **SETTINGS[settings]})
+    arguments = {**common, **SETTINGS[settings]}
+    trainer = tiny_trainer(folder, team=team_of(arguments.pop("team", "full")), **arguments)
     if kill is not None:
         instant, number = kill
         kill_at = {"score": kill_at_score, "write": kill_at_write, "part": kill_at_part, "end": kill_at_end}
@@ -203,7 +212,7 @@ def kill_at_write(trainer, number: int) -> None:
         trainer._finalize_training = recording
 
 
-def run(folder, settings, resume=False, kill=None, result=None, processes=1, deepspeed=None, killed_rank=0) -> list[int]:
+def run(folder, settings, resume=False, kill=None, result=None, processes=1, zero=None, killed_rank=0) -> list[int]:
     """Runs to the end, or to the death of a process, and returns the exit codes."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     with socket.socket() as free:
@@ -220,9 +229,9 @@ def run(folder, settings, resume=False, kill=None, result=None, processes=1, dee
                 names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
                 names |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
                 os.environ.update({name: str(value) for name, value in names.items()})
-            if deepspeed is not None:
+            if zero is not None:
                 os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
-                os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = deepspeed
+                os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = zero
             elif processes > 1:
                 os.environ["ACCELERATE_USE_CPU"] = "true"
             try:

@@ -3,7 +3,6 @@
 import copy
 
 import pytest
-import torch
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
@@ -20,6 +19,7 @@ from trl_multiagent import (
     MARLOOTrainer,
 )
 
+from by_hand import Gradients, distance, log_probability, one_update, reference_gradients
 from tiny import (
     ARCHITECTURES,
     byte_tokenizer,
@@ -30,93 +30,6 @@ from tiny import (
     tiny_team,
     tiny_trainer,
 )
-
-
-class Gradients(TrainerCallback):
-    """Keeps the gradients of the first optimizer step."""
-
-    def __init__(self):
-        self.of = {}
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.of = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-
-
-def one_update(tmp_path, team=None, **settings):
-    """The gradients of one optimizer step, the trees it used, and the team before it."""
-    team = tiny_team() if team is None else team
-    before = copy.deepcopy(team)
-    gradients = Gradients()
-    trainer = tiny_trainer(tmp_path, team, callbacks=[gradients], **settings)
-    trainer.train()
-    return gradients.of, trainer, before
-
-
-def log_probability(model, prompt_ids, completion_ids, temperature=1.0):
-    """log pi of each completion token, from one plain forward."""
-    ids = torch.tensor([prompt_ids + completion_ids])
-    logits = model(ids).logits[0, len(prompt_ids) - 1 : -1] / temperature
-    return logits.log_softmax(-1)[range(len(completion_ids)), completion_ids]
-
-
-def baseline(returns, g, mode):
-    others = returns[:g] + returns[g + 1 :]
-    return {"mean": sum(returns) / len(returns), "rloo": sum(others) / len(others), "max": max(returns), "raw": 0.0}[
-        mode
-    ]
-
-
-def value(node, j, discount):
-    """R_j, from the rewards alone."""
-    if j not in node.children:
-        return node.rewards[j]
-    child = node.children[j]
-    values = [value(child, k, discount) for k in range(len(child.rewards))]
-    return node.rewards[j] + discount * sum(values) / len(values)
-
-
-def reference_gradients(
-    levels, team, mode="mean", joint="align", discount=1.0, weights=None, temperature=1.0, beta=0.0, reference=None
-):
-    nodes = [(turn, node) for turn, level in enumerate(levels) for node in level]
-    roles = team.roles
-    size = len(nodes[0][1].samples[roles[0]].texts)
-    for k, role in enumerate(roles):
-        loss = 0.0
-        for turn, node in nodes:
-            joint_returns = [value(node, j, 0.0 if weights else discount) for j in range(len(node.rewards))]
-            if joint == "align":
-                returns = joint_returns
-            else:  # the last agent's index runs fastest
-                stride = size ** (len(roles) - 1 - k)
-                containing = [[r for j, r in enumerate(joint_returns) if j // stride % size == g] for g in range(size)]
-                returns = [sum(values) / len(values) for values in containing]
-            samples = node.samples[role]
-            for g, completion_ids in enumerate(samples.completion_ids):
-                advantage = returns[g] - baseline(returns, g, mode)
-                log_p = log_probability(team.agents[role], samples.prompt_ids, completion_ids, temperature)
-                row = -advantage * log_p.sum()
-                if beta:
-                    with torch.no_grad():
-                        log_r = log_probability(
-                            reference.agents[role], samples.prompt_ids, completion_ids, temperature
-                        )
-                    kl = (log_r - log_p).exp() - (log_r - log_p) - 1
-                    ratio = (
-                        log_p - log_p.detach()
-                    ).exp()  # corrects the estimate's gradient, see `use_bias_correction_kl`
-                    row = row + beta * (ratio * kl).sum()
-                loss = loss + row * (weights[turn] if weights else 1.0)
-        (loss / (len(nodes) * size)).backward()
-    return {name: parameter.grad for name, parameter in team.named_parameters()}
-
-
-def distance(left, right):
-    assert left.keys() == right.keys()
-    difference = sum((left[name] - right[name]).double().pow(2).sum() for name in left)
-    scale = sum(right[name].double().pow(2).sum() for name in right)
-    assert scale > 0
-    return (difference / scale).sqrt().item()
 
 
 TRAINERS = {

@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedType, gather_object
 from datasets import Dataset
-from torch.distributed.checkpoint.stateful import Stateful
 from transformers import TrainerCallback, TrainingArguments
-from transformers.integrations import TensorBoardCallback
+from transformers.integrations import TensorBoardCallback, is_deepspeed_zero3_enabled
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import get_model_param_count
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, get_last_checkpoint, sort_checkpoints
 from transformers.utils import logging
+
+from trl_multiagent.team import AgentTeam
 
 
 logger = logging.get_logger(__name__)
@@ -170,8 +171,9 @@ class CheckpointMixin:
         super()._save_rng_state(output_dir)
         process = self.args.process_index
         (Path(output_dir) / PROCESS_FILE.format(process)).write_text(json.dumps(self._process_state()) + "\n")
-        if isinstance(self.environment, Stateful):
-            torch.save(self.environment.state_dict(), Path(output_dir) / ENVIRONMENT_FILE.format(process))
+        environment = self.environment.state_dict()
+        if environment:
+            torch.save(environment, Path(output_dir) / ENVIRONMENT_FILE.format(process))
 
     def _process_state(self) -> dict[str, Any]:
         """What this process has gathered and not yet logged."""
@@ -217,6 +219,8 @@ class CheckpointMixin:
             "environment": type(self.environment).__name__,
             "roles": list(self.team.roles),
             **{f"agent {role}": describe_agent(agent) for role, agent in self.team.agents.items()},
+            **(describe_adapters(self.team) if self.team.has_adapters else {}),
+            "weights that are not trained": self._checksum_of_fixed_weights(),
             "train_dataset": describe_dataset(self.train_dataset),
             "number of processes": self.args.world_size,
             "DeepSpeed ZeRO stage": None if plugin is None else plugin.zero_stage,
@@ -224,6 +228,17 @@ class CheckpointMixin:
             **{name: arguments[name] for name in decisive},
         }
         return json.loads(json.dumps(settings, default=str))
+
+    def _checksum_of_fixed_weights(self) -> str | None:
+        """Of what a checkpoint does not hold, and a resumed run must start with as well."""
+        if is_deepspeed_zero3_enabled():
+            return None  # no process has the whole weights
+        fixed = []
+        if self.team.has_adapters:
+            fixed += [parameter for parameter in self.team.parameters() if not parameter.requires_grad]
+        if self.ref_model is not None and not self.args.sync_ref_model:
+            fixed += self.ref_model.parameters()
+        return checksum(fixed)
 
     def _check_checkpoint(self, folder: Path) -> None:
         """Refuses a checkpoint that is not complete or that another run wrote; on all processes if on one."""
@@ -282,9 +297,9 @@ class CheckpointMixin:
         if self._resumed is not None:
             process = self.args.process_index
             self._load_process_state(json.loads((self._resumed / PROCESS_FILE.format(process)).read_text()))
-            if isinstance(self.environment, Stateful):
-                file = self._resumed / ENVIRONMENT_FILE.format(process)
-                self.environment.load_state_dict(torch.load(file, weights_only=True))
+            environment = self._resumed / ENVIRONMENT_FILE.format(process)
+            if environment.is_file():
+                self.environment.load_state_dict(torch.load(environment, weights_only=True))
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         for mode, metrics in state["metrics"].items():
@@ -405,6 +420,29 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
 def describe_agent(agent: torch.nn.Module) -> str:
     trained = get_model_param_count(agent, trainable_only=True)
     return f"{agent.config.model_type}, {get_model_param_count(agent)} parameters, {trained} trained"
+
+
+def describe_adapters(team: AgentTeam) -> dict[str, Any]:
+    """The options of each agent's LoRA adapter."""
+    options = {}
+    for model, role in ((model, role) for model in team.models.values() for role in team.roles):
+        if role not in model.peft_config:  # its base is another one
+            continue
+        config = model.peft_config[role].to_dict()
+        for name in config.keys() - {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version"}:
+            value = config[name]
+            options[f"adapter {role} {name}"] = sorted(value) if isinstance(value, set) else value
+    return options
+
+
+def checksum(parameters: list[torch.nn.Parameter]) -> str:
+    """Depends on every bit of the weights, and on nothing of where they are."""
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    total = 0
+    for k, parameter in enumerate(parameters, start=1):
+        values = parameter.detach().contiguous().view(integers[parameter.element_size()])
+        total += k * int(values.sum(dtype=torch.int64))
+    return f"{total % 2**64:016x}"
 
 
 def describe_dataset(dataset: Dataset, num_rows: int = 256) -> str:

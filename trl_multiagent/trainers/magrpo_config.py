@@ -52,6 +52,8 @@ class MAGRPOConfig(GRPOConfig):
             Added to every reward after `reward_scale`.
         agent_learning_rates (`dict[str, float]`, *optional*):
             Learning rate of the agents named; the others use `learning_rate`.
+        frozen_agents (`list[str]`, *optional*):
+            Roles of partners that generate but are not trained.
         num_agents (`int`, *optional*):
             Number of agents. The environment's roles settle it; it is needed only to size a `"cross"` tree of several
             turns.
@@ -99,6 +101,9 @@ class MAGRPOConfig(GRPOConfig):
     reward_shift: float = field(default=0.0, metadata={"help": "Added to every reward, after the scale."})
     agent_learning_rates: dict[str, float] | None = field(
         default=None, metadata={"help": "Learning rate per role; the others use `learning_rate`."}
+    )
+    frozen_agents: list[str] | None = field(
+        default=None, metadata={"help": "Roles of partners that generate but are not trained."}
     )
     use_chat_template: bool | None = field(
         default=None, metadata={"help": "Chat turns for all (True) or no (False) agents; by default where possible."}

@@ -23,7 +23,7 @@ from trl_multiagent.generation import generate_groups, takes_positions, token_po
 from trl_multiagent.rollout import Node, Samples, grow_trees
 from trl_multiagent.team import AgentTeam, can_share_prompts
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
-from trl_multiagent.trainers.team_trainer import TeamTrainerMixin, check_team
+from trl_multiagent.trainers.team_trainer import TeamTrainerMixin, check_agent_settings, check_team
 
 
 class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
@@ -99,8 +99,7 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         if args is None:
             args = MAGRPOConfig(f"{environment.roles[-1]}-{self._name}")
         check_team(team, environment, args.num_agents)
-        if args.agent_learning_rates and not set(args.agent_learning_rates) <= set(team.roles):
-            raise ValueError(f"`agent_learning_rates` names {sorted(args.agent_learning_rates)}; roles: {team.roles}.")
+        check_agent_settings(team, args)
         if not isinstance(train_dataset, Dataset):
             raise TypeError(f"`train_dataset` must be a `datasets.Dataset`, got `{type(train_dataset).__name__}`.")
         if len(train_dataset) < args.items_per_device * args.world_size:
@@ -119,8 +118,13 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         self._step_tokens = defaultdict(float)
         self._step_sums = defaultdict(float)
 
-        # The reference policy is every agent's initial policy
-        reference_team = copy.deepcopy(team).requires_grad_(False) if args.beta != 0.0 else None
+        self._prepare_team(args)
+        # The reference policy is every agent's initial policy. LoRA agents have it within the team
+        reference_team = None
+        if args.beta != 0.0 and team.has_adapters:
+            team.keep_reference()
+        elif args.beta != 0.0:
+            reference_team = copy.deepcopy(team).requires_grad_(False)
 
         # GRPO would load a single reference model, and asks `luspo` for sequence-level ratios, which are 1 here
         with _changed(args, beta=0.0, sync_ref_model=False, importance_sampling_level="sequence"):
@@ -140,14 +144,14 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
 
         # GRPO patched the forward of the team; the log-probabilities come from the agents'
         del team.__dict__["forward"]
-        for agent in team.agents.values():
-            add_fused_lm_head(agent, temperature=self.temperature, outputs=("log_probs", "entropy"))
+        for model in team.base_models:
+            add_fused_lm_head(model, temperature=self.temperature, outputs=("log_probs", "entropy"))
         self._set_up_agents()
 
         self.beta = args.beta
         if reference_team is not None:
-            for agent in reference_team.agents.values():
-                add_fused_lm_head(agent, temperature=self.temperature)
+            for model in reference_team.base_models:
+                add_fused_lm_head(model, temperature=self.temperature)
             if args.disable_dropout:
                 disable_dropout_in_model(reference_team)
             self.ref_model = (
@@ -319,15 +323,15 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         """
         The training batch: `"<role>/<name>"` tensors with one row per sibling and the same rows for every agent.
 
-        A sibling whose advantage is zero for all agents adds nothing to a policy gradient, so it is left out. All
-        processes get the same number of rows, filled up with rows that are all padding.
+        Frozen agents have none. A sibling whose advantage is zero for all agents adds nothing to a policy gradient, so
+        it is left out. All processes get the same number of rows, filled up with rows that are all padding.
         """
-        args, roles = self.args, self.team.roles
+        args, roles = self.args, self.team.trained_roles
         rows = []  # (turn, samples by role, sibling, advantages by role)
         nodes = [(turn, node) for turn, nodes in enumerate(levels) for node in nodes]
         nodes.sort(key=lambda turn_and_node: longest_row(turn_and_node[1]))  # little padding within a micro-batch
         for turn, node in nodes:
-            returns = torch.tensor([node.agent_returns(k) for k in range(len(roles))])
+            returns = torch.tensor([node.agent_returns(self.team.roles.index(role)) for role in roles])
             advantages = sibling_advantages(returns, args.advantage_mode, args.advantage_normalization)
             rows += [(turn, node.samples, g, advantages[:, g]) for g in range(args.num_generations)]
         tokens = [sum(len(samples[role].completion_ids[g]) for _, samples, g, _ in rows) for role in roles]
@@ -377,20 +381,22 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
     @torch.no_grad()
     def _reference_logps(self, role: str, rows: dict[str, torch.Tensor]) -> torch.Tensor:
         """Log-probabilities of one agent's completions under its reference policy, of the shape of the completions."""
-        agent = self.accelerator.unwrap_model(self.ref_model).agents[role]
+        model = self.model_wrapped if self.team.has_adapters else self.ref_model
+        agent = self.accelerator.unwrap_model(model).agents[role]
+        as_reference = self.team.as_reference if self.team.has_adapters else contextlib.nullcontext
         size = self.args.per_device_train_batch_size
         logps = []
         for start in range(0, len(rows["prompt_ids"]), size):
             chunk = {name: x[start : start + size] for name, x in rows.items() if x.dim() > 0}
-            with self.accelerator.autocast():
-                outputs = self.ref_model(team_inputs={role: forward_inputs(agent, chunk)})
+            with as_reference(), self.accelerator.autocast():
+                outputs = model(team_inputs={role: forward_inputs(agent, chunk)})
             logps.append(outputs[role].log_probs[:, -chunk["completion_ids"].size(1) :])
         return torch.cat(logps)
 
     # Loss: one forward of the team, each agent's loss on its own output, one backward
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        rows = {role: trim_padding(agent_rows(inputs, role)) for role in self.team.roles}
+        rows = {role: trim_padding(agent_rows(inputs, role)) for role in self.team.trained_roles}
         outputs = model(team_inputs={role: forward_inputs(self.team.agents[role], rows[role]) for role in rows})
         losses = []
         for role in rows:
@@ -422,8 +428,9 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             metrics = self._metrics["train"]
             for phase in ("generate", "reward", "update"):
                 metrics[f"time/{phase}"].append(self._seconds[phase])
-            step_losses = torch.stack([self._step_losses[role] for role in self.team.roles])
-            for role, value in zip(self.team.roles, self.accelerator.reduce(step_losses, "mean"), strict=True):
+            roles = self.team.trained_roles
+            step_losses = torch.stack([self._step_losses[role] for role in roles])
+            for role, value in zip(roles, self.accelerator.reduce(step_losses, "mean"), strict=True):
                 metrics[f"agents/{role}/loss"].append(value.item())
             for (role, name), total in self._step_sums.items():
                 metrics[f"agents/{role}/{name}"].append(total / max(1.0, self._step_tokens[role]))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import DistributedType
-from transformers import GenerationConfig
+from transformers import GenerationConfig, TrainingArguments
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.team import AGENTS_FOLDER, TEAM_FILE, AgentTeam
@@ -24,6 +24,16 @@ class TeamTrainerMixin(CheckpointMixin):
     """
 
     team: AgentTeam
+
+    def _prepare_team(self, args: TrainingArguments) -> None:
+        """Settles which agents are trained, and how. Called before the TRL trainer is initialised."""
+        self.team.freeze(args.frozen_agents or ())
+        if self.team.has_adapters and args.gradient_checkpointing:
+            self.team.enable_input_require_grads()
+            if args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3:
+                # As in TRL: with ZeRO-3, layers that are partly frozen need the reentrant implementation
+                kwargs = args.gradient_checkpointing_kwargs or {}
+                args.gradient_checkpointing_kwargs = {**kwargs, "use_reentrant": True}
 
     def _set_up_agents(self) -> None:
         """Collects what [`~TeamTrainerMixin.agent_scope`] swaps. Called once the TRL trainer is initialised."""
@@ -75,10 +85,11 @@ class TeamTrainerMixin(CheckpointMixin):
     def create_optimizer(self, model=None) -> torch.optim.Optimizer:
         optimizer = super().create_optimizer(model)
         if self.args.agent_learning_rates:
-            owner = {parameter: role for role in self.team.roles for parameter in self.team.agents[role].parameters()}
+            roles = self.team.trained_roles
+            owner = {parameter: role for role in roles for parameter in self.team.agent_parameters(role)}
             groups = []
             for group in optimizer.param_groups:
-                for role in self.team.roles:
+                for role in roles:
                     parameters = [parameter for parameter in group["params"] if owner[parameter] == role]
                     rate = self.args.agent_learning_rates.get(role, group["lr"])
                     groups.append({**group, "params": parameters, "lr": rate})
@@ -91,8 +102,9 @@ class TeamTrainerMixin(CheckpointMixin):
             # The gradients are clipped by now: undo the factor that clipping applied to all of them
             limit = self.args.max_grad_norm
             factor = max(1.0, float(total) / limit) if limit > 0 else 1.0
-            for role, agent in self.team.agents.items():
-                gradients = [parameter.grad for parameter in agent.parameters() if parameter.grad is not None]
+            for role in self.team.trained_roles:
+                parameters = self.team.agent_parameters(role)
+                gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
                 norm = factor * torch.nn.utils.get_total_norm(gradients).item()
                 self._metrics["train"][f"agents/{role}/grad_norm"].append(norm)
         return total
@@ -135,3 +147,15 @@ def check_team(team: AgentTeam, environment: Environment, num_agents: int | None
         raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
     if num_agents is not None and num_agents != len(team.roles):
         raise ValueError(f"`num_agents` is {num_agents}, but the environment has the roles {list(environment.roles)}.")
+
+
+def check_agent_settings(team: AgentTeam, args: TrainingArguments) -> None:
+    """Refuses settings of single agents that do not fit the team."""
+    if args.agent_learning_rates and not set(args.agent_learning_rates) <= set(team.roles):
+        raise ValueError(f"`agent_learning_rates` names {sorted(args.agent_learning_rates)}; roles: {team.roles}.")
+    if args.agent_learning_rates and team.has_shared_weights:
+        raise ValueError("`agent_learning_rates` needs agents with weights of their own; this team shares them.")
+    if args.sync_ref_model and team.has_adapters:
+        raise ValueError(
+            "`sync_ref_model` moves a reference model of its own; the reference of a LoRA team is its base."
+        )

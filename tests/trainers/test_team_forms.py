@@ -1,0 +1,133 @@
+"""Training teams of every form: LoRA, shared weights, frozen partners."""
+
+import copy
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from by_hand import distance, one_update, reference_gradients
+from tiny import FORMS, team_of, tiny_team, tiny_trainer
+
+
+CHECKPOINTING = {
+    "kept activations": {"gradient_checkpointing": False},
+    "recomputed": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
+    "recomputed, reentrant": {
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": True},
+    },
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("activations", CHECKPOINTING)
+def test_gradient_by_hand(tmp_path, form, activations):
+    gradients, trainer, before = one_update(
+        tmp_path, team_of(form), num_turns=2, per_device_train_batch_size=3, **CHECKPOINTING[activations]
+    )
+    expected = reference_gradients(trainer._levels, before)
+    assert distance(gradients, expected) < 1e-5
+
+
+@pytest.mark.parametrize("form", ["full", "lora"])
+def test_a_frozen_agent_answers_and_does_not_change(tmp_path, form):
+    team = team_of(form)
+    gradients, trainer, before = one_update(tmp_path, team, frozen_agents=["aux"], num_turns=2)
+    before.freeze(["aux"])
+    assert distance(gradients, reference_gradients(trainer._levels, before)) < 1e-5
+    changed = [not torch.equal(x, y) for x, y in zip(team.parameters(), before.parameters(), strict=True)]
+    trained = {id(parameter) for parameter in team.agent_parameters("main")}
+    assert changed == [id(parameter) in trained for parameter in team.parameters()]
+    assert all(trainer._levels[0][0].samples["aux"].texts)
+    (log,) = (entry for entry in trainer.state.log_history if "reward" in entry)
+    assert "agents/main/loss" in log and "agents/aux/loss" not in log and "agents/aux/completions/mean_length" in log
+
+
+def test_only_the_adapters_of_a_lora_team_change(tmp_path):
+    team = team_of("lora")
+    before = copy.deepcopy(team.state_dict())
+    tiny_trainer(tmp_path, team, max_steps=2).train()
+    for name, x in team.state_dict().items():
+        assert torch.equal(x, before[name]) != ("lora_" in name), name
+
+
+@pytest.mark.parametrize("form", ["shared", "lora", "lora on two bases"])
+def test_reference_penalty(tmp_path, form):
+    """The reference is what each agent began from, here adapters that do something."""
+    team = team_of(form)
+    initial = copy.deepcopy(team)
+    seen = {}
+
+    class Keep(TrainerCallback):
+        def on_step_begin(self, args, state, control, model=None, **kwargs):
+            seen["before"] = copy.deepcopy(model.state_dict())
+
+        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+            seen["gradients"] = {name: x.grad.clone() for name, x in model.named_parameters() if x.requires_grad}
+
+    trainer = tiny_trainer(tmp_path, team, callbacks=[Keep()], beta=0.3, max_steps=3, learning_rate=1e-2)
+    trainer.train()
+    (log,) = (entry for entry in trainer.state.log_history if entry.get("step") == 3 and "reward" in entry)
+    assert log["agents/aux/kl"] > 1e-3
+    policy = team_of(form)
+    if team.has_adapters:
+        policy.keep_reference()
+    policy.load_state_dict(seen["before"])
+    expected = reference_gradients(trainer._levels, policy, beta=0.3, reference=initial)
+    assert distance(seen["gradients"], expected) < 1e-5
+
+
+def test_per_agent_learning_rates_of_adapters(tmp_path):
+    team = team_of("lora")
+    before = copy.deepcopy(team)
+    tiny_trainer(tmp_path, team, agent_learning_rates={"aux": 0.0}).train()
+    for role, moved in (("aux", False), ("main", True)):
+        pairs = zip(team.agent_parameters(role), before.agent_parameters(role), strict=True)
+        assert any(not torch.equal(x, y) for x, y in pairs) == moved
+
+
+@pytest.mark.parametrize(
+    ("form", "settings", "message"),
+    [
+        ("shared", {"agent_learning_rates": {"aux": 0.1}}, "weights of their own; this team shares them"),
+        ("shared", {"frozen_agents": ["aux"]}, "none of them can be frozen"),
+        ("lora", {"sync_ref_model": True, "beta": 0.1}, "the reference of a LoRA team is its base"),
+        ("full", {"frozen_agents": ["tester"]}, r"freeze are \['tester'\], the team has the roles \['aux', 'main'\]"),
+    ],
+)
+def test_refusals(tmp_path, form, settings, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_trainer(tmp_path, team_of(form), **settings)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_resume_is_exact(tmp_path, form):
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-2}
+    whole = tiny_trainer(tmp_path / "run", team_of(form), **settings)
+    whole.train()
+    other = team_of(form)
+    with torch.no_grad():  # what is resumed is the checkpoint, not the team that the trainer was given
+        for parameter in other.parameters():
+            parameter.mul_(1.5 if parameter.requires_grad else 1.0)
+    resumed = tiny_trainer(tmp_path / "run", other, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    for name, x in whole.team.state_dict().items():
+        assert torch.equal(x, resumed.team.state_dict()[name]), name
+
+
+def test_what_one_adapter_learns_does_not_show_in_the_others(tmp_path):
+    roles = ("one", "two", "three", "four")
+    team = team_of("lora", roles)
+    before = copy.deepcopy(team)
+    tiny_trainer(tmp_path, team, frozen_agents=["one", "two", "three"], max_steps=2, learning_rate=1e-2).train()
+    ids = torch.tensor([[65, 66, 67]])
+    for role in roles:
+        with team.activate(role) as agent, before.activate(role) as old, torch.no_grad():
+            assert torch.equal(agent(ids).logits, old(ids).logits) == (role != "four")
+
+
+def test_recomputing_with_another_adapter_would_show(tmp_path, monkeypatch):
+    monkeypatch.setattr(type(tiny_team()), "_keeping_the_agent", lambda self, checkpoint: checkpoint)
+    gradients, trainer, before = one_update(tmp_path, team_of("lora"), **CHECKPOINTING["recomputed"])
+    assert distance(gradients, reference_gradients(trainer._levels, before)) > 1e-2
