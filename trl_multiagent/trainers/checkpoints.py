@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType, gather_object
+from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback, is_deepspeed_zero3_enabled
@@ -224,7 +224,6 @@ class CheckpointMixin:
             "train_dataset": describe_dataset(self.train_dataset),
             "number of processes": self.args.world_size,
             "DeepSpeed ZeRO stage": None if plugin is None else plugin.zero_stage,
-            "FSDP": self.accelerator.distributed_type == DistributedType.FSDP,
             **{name: arguments[name] for name in decisive},
         }
         return json.loads(json.dumps(settings, default=str))
@@ -284,7 +283,7 @@ class CheckpointMixin:
             if plugin is None or plugin.zero_stage < 3:
                 reference.load_state_dict(weights)
                 return
-            import deepspeed
+            import deepspeed  # optional, and slow to import
 
             with deepspeed.zero.GatheredParameters(list(reference.parameters()), modifier_rank=0):
                 if self.is_world_process_zero():
@@ -350,7 +349,9 @@ class CheckpointMixin:
             os.environ.setdefault("WANDB_RUN_ID", run_id)
             os.environ.setdefault("WANDB_RESUME", "allow")
         for callback in self.callback_handler.callbacks:
-            if isinstance(callback, TensorBoardCallback) and folder is not None and callback.logging_dir is None:
+            if not isinstance(callback, TensorBoardCallback) or callback.logging_dir is not None:
+                continue  # another tracker, or a folder that TENSORBOARD_LOGGING_DIR names
+            if folder is not None and Path(folder).is_dir():
                 callback.logging_dir = folder
                 if self.is_world_process_zero():  # what was logged after the checkpoint is logged again
                     callback.tb_writer = callback._SummaryWriter(log_dir=folder, purge_step=saved["global_step"] + 1)
