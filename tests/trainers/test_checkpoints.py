@@ -132,7 +132,7 @@ def test_at_no_instant_an_incomplete_folder_counts_as_a_checkpoint(whole):
         ("torch.save", "_unfinished/checkpoint-4/optimizer.pt", "checkpoint-2"),
         ("open", "_unfinished/checkpoint-4/team_trainer_state.json", "checkpoint-2"),
         ("os.rename", "_unfinished/checkpoint-4", "checkpoint-2"),
-        ("os.rename", "/checkpoint-2", "checkpoint-4"),
+        ("os.rename", "plain/checkpoint-2", "checkpoint-4"),
         ("os.remove", "optimizer.pt", "checkpoint-4"),
     ],
 )
