@@ -329,10 +329,12 @@ def test_the_same_tensorboard_folder_goes_on(tmp_path, monkeypatch):
     monkeypatch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
     tiny_trainer(tmp_path, save_strategy="steps", report_to="tensorboard").train()
     (folder,) = (tmp_path / "runs").iterdir()
+    (first,) = folder.iterdir()
+    first = first.rename(folder / "events.first")  # the writers name their files by the second
     monkeypatch.setattr("transformers.integrations.integration_utils.default_logdir", lambda: "runs/another")
     tiny_trainer(tmp_path, max_steps=2, report_to="tensorboard").train(resume_from_checkpoint=True)
     assert list((tmp_path / "runs").iterdir()) == [folder]
-    first, second = sorted(folder.glob("events*"), key=lambda path: path.stat().st_mtime_ns)
+    (second,) = set(folder.iterdir()) - {first}
     assert b"agents/main/loss" in first.read_bytes() and b"agents/main/loss" in second.read_bytes()
 
 
