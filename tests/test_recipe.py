@@ -1,5 +1,6 @@
 """Settings: reading, merging and checking them, and what they mean for the trainer. No model is loaded here."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from trl_multiagent.recipe.recipe import build_recipe, parse_recipe, set_up_wand
 from trl_multiagent.recipe.sections import Wandb
 from trl_multiagent.recipe.settings import ConfigError, make_parser, merge, parse_value
 from trl_multiagent.sandbox import SandboxError, sandbox
+from trl_multiagent.trainers.checkpoints import FORMAT_VERSION, STATE_FILE
 
 
 @pytest.fixture(autouse=True)
@@ -402,7 +404,10 @@ def test_folder_of_a_run(parse, monkeypatch):
 def test_resuming(parse, error_of, tmp_path, monkeypatch):
     run = tmp_path / "runs" / "job_7"
     for step in (2, 10):
-        (run / f"checkpoint-{step}").mkdir(parents=True)
+        folder = run / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        state = {"format_version": FORMAT_VERSION, "files": {}, "weights_only": False}
+        (folder / STATE_FILE).write_text(json.dumps(state))
     recipe = parse({}, "--resume_from_checkpoint", str(run / "checkpoint-2"))
     assert recipe.resume_from_checkpoint == str(run / "checkpoint-2")
     assert recipe.run_folder == run
@@ -411,6 +416,9 @@ def test_resuming(parse, error_of, tmp_path, monkeypatch):
     recipe = parse({"output": {"base_dir": str(run.parent)}}, "--resume_from_checkpoint", "true")
     assert recipe.resume_from_checkpoint == str(run / "checkpoint-10")
     assert recipe.run_folder == run
+    (run / "checkpoint-10" / STATE_FILE).write_text(json.dumps({**state, "files": {"agents/main/config.json": 7}}))
+    error = error_of({"output": {"base_dir": str(run.parent)}}, "--resume_from_checkpoint", "true")
+    assert "checkpoint-10 is not complete" in error and "agents/main/config.json" in error
     monkeypatch.setenv("RUN_ID", "8")
     assert "no checkpoint" in error_of({"output": {"base_dir": str(run.parent)}}, "--resume_from_checkpoint", "true")
     assert parse({}).resume_from_checkpoint is None

@@ -61,6 +61,26 @@ METHODS = {
         "save_model": ["self", "output_dir", "_internal_call"],
         "_get_grad_norm": ["self", "model", "grad_norm"],
         "_get_output_dir": ["self", "trial"],
+        "train": ["self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"],
+        "_save_checkpoint": ["self", "model", "trial"],
+        "_save_optimizer_and_scheduler": ["self", "output_dir"],
+        "_save_rng_state": ["self", "output_dir"],
+        "_evaluate": ["self", "trial", "ignore_keys_for_eval", "skip_scheduler"],
+        "_finalize_training": ["self", "trial", "num_train_samples", "start_time"],
+        "_run_epoch": [
+            "self",
+            "model",
+            "epoch",
+            "train_dataloader",
+            "steps_in_epoch",
+            "num_update_steps_per_epoch",
+            "trial",
+            "ignore_keys_for_eval",
+            "start_time",
+            "resume_from_checkpoint",
+            "epochs_trained",
+            "steps_trained_in_current_epoch",
+        ],
         "create_optimizer": ["self", "model"],
     },
     VLLMGeneration: {
@@ -160,6 +180,15 @@ def test_vllm_generation():
     client = inspect.getsource(VLLMClient.generate)
     assert '"model": self.model' in client and "sampling_params.update(generation_kwargs or {})" in client, ADVICE
     assert "self.base_url" in client and "self.session.post" in inspect.getsource(VLLMClient._post), ADVICE
+
+
+def test_the_training_loop_counts_in_attributes_that_a_checkpoint_restores():
+    source = inspect.getsource(Trainer._inner_training_loop)
+    names = ["_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step"]
+    places = [source.find(f"self.{name} = ") for name in names]
+    assert -1 not in places and max(places) < source.index("on_train_begin") < source.index("self._run_epoch("), ADVICE
+    saving = inspect.getsource(Trainer._save_checkpoint)
+    assert all(f"self.{name}(" in saving for name in ("_get_output_dir", "_save_rng_state", "_push_from_checkpoint"))
 
 
 def test_the_loss_reads_what_a_batch_holds():

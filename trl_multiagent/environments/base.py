@@ -85,6 +85,17 @@ class Environment(ABC):
         """
         return {}
 
+    def state_dict(self) -> dict[str, Any]:
+        """
+        What the next scores and prompts depend on besides their arguments, random number generators of its own for
+        example, so that a resumed run goes on with it. Plain values and tensors; none by default.
+        """
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from what [`~Environment.state_dict`] gave. Called only if that was not empty."""
+        raise NotImplementedError(f"{type(self).__name__} has a `state_dict`, so it needs a `load_state_dict`.")
+
 
 class FunctionEnvironment(Environment):
     """

@@ -37,6 +37,7 @@ from trl_multiagent.recipe.sections import (
 )
 from trl_multiagent.recipe.settings import ConfigError, check, make_parser, merge, nearest, read_layers, take
 from trl_multiagent.team import AgentTeam
+from trl_multiagent.trainers.checkpoints import read_checkpoint
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
 
@@ -356,6 +357,7 @@ def choose_folder(
     if isinstance(resume, str):
         if not Path(resume).is_dir():
             raise ConfigError(f"`resume_from_checkpoint` is {resume!r}, but there is no such folder.")
+        check_complete(resume)
         return output_dir or str(Path(resume).parent), resume
     if output_dir is None and run_id is None:
         raise ConfigError(
@@ -365,7 +367,15 @@ def choose_folder(
     checkpoint = get_last_checkpoint(folder) if Path(folder).is_dir() else None
     if checkpoint is None:
         raise ConfigError(f"`resume_from_checkpoint: true`, but there is no checkpoint in {folder}.")
+    check_complete(checkpoint)
     return folder, checkpoint
+
+
+def check_complete(checkpoint: str) -> None:
+    try:
+        read_checkpoint(checkpoint)
+    except ValueError as error:
+        raise ConfigError(f"`resume_from_checkpoint`: {error}") from error
 
 
 def set_up_wandb(wandb: Wandb) -> None:

@@ -509,6 +509,22 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         self._log_rollout("eval", levels)
         return None, None, None
 
+    # Checkpoints: what was gathered since the last log
+
+    def _process_state(self) -> dict:
+        table = {name: list(self._logs[name]) for name in ("prompt", "completion", "advantages")}
+        columns = {name: {column: list(x) for column, x in self._logs[name].items()} for name in ("rewards", "extra")}
+        return {**super()._process_state(), "env_step": self.env_step, "table": table, "columns": columns}
+
+    def _load_process_state(self, state: dict) -> None:
+        super()._load_process_state(state)
+        self.env_step = state["env_step"]
+        for name, lines in state["table"].items():
+            self._logs[name].extend(lines)
+        for name, columns in state["columns"].items():
+            for column, lines in columns.items():
+                self._logs[name][column].extend(lines)
+
     # Metrics
 
     def _log_rollout(self, mode: str, levels: list[list[Node]]) -> None:

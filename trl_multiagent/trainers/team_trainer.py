@@ -1,7 +1,6 @@
 """What every team trainer shares: acting on one agent at a time, optimizer groups, checkpoints."""
 
 import contextlib
-import json
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,17 +8,14 @@ from pathlib import Path
 import torch
 from accelerate.utils import DistributedType
 from transformers import GenerationConfig, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.team import AgentTeam
+from trl_multiagent.trainers.checkpoints import CheckpointCallback, CheckpointMixin
 from trl_multiagent.trainers.team_hub import TeamHubMixin
 
 
-STATE_FILE = "team_trainer_state.json"
-
-
-class TeamTrainerMixin(TeamHubMixin):
+class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
     """
     Makes a TRL trainer train an [`AgentTeam`].
 
@@ -41,6 +37,7 @@ class TeamTrainerMixin(TeamHubMixin):
 
     def _set_up_agents(self) -> None:
         """Collects what [`~TeamTrainerMixin.agent_scope`] swaps. Called once the TRL trainer is initialised."""
+        self.add_callback(CheckpointCallback(self))
         self._agent_attributes = {}
         for role, tokenizer in self.team.tokenizers.items():
             eos_token_ids = self.team.end_tokens(role)
@@ -109,7 +106,7 @@ class TeamTrainerMixin(TeamHubMixin):
                 self._metrics["train"][f"agents/{role}/grad_norm"].append(norm)
         return total
 
-    # Checkpoints: the trainer's own state, `team.json`, and one standard folder per agent
+    # What a checkpoint holds of the team: `team.json`, and one standard folder per agent
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         if not self.args.should_save:
@@ -119,19 +116,8 @@ class TeamTrainerMixin(TeamHubMixin):
         self.team.save_pretrained(output_dir, state_dict=state_dict)
         torch.save(self.args, output_dir / "training_args.bin")
 
-    def _save_checkpoint(self, model, trial) -> None:
-        super()._save_checkpoint(model, trial)
-        if self.args.should_save:
-            folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            (folder / STATE_FILE).write_text(json.dumps({"env_step": self.env_step}) + "\n")
-
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         self.team.load_weights(resume_from_checkpoint)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            self.env_step = json.loads((Path(checkpoint) / STATE_FILE).read_text())["env_step"]
 
     def _load_best_model(self) -> None:
         if self.is_deepspeed_enabled:

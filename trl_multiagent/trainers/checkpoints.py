@@ -1,0 +1,506 @@
+"""
+Checkpoints of a run: written so that a crash at any instant leaves the previous one whole, resumed exactly, and only by
+a run that they belong to.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from transformers import TrainerCallback, TrainingArguments
+from transformers.integrations import TensorBoardCallback, is_deepspeed_zero3_enabled
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_pt_utils import get_model_param_count
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, get_last_checkpoint, sort_checkpoints
+from transformers.utils import logging
+
+from trl_multiagent.team import AgentTeam
+
+
+logger = logging.get_logger(__name__)
+
+FORMAT_VERSION = 1
+STATE_FILE = "team_trainer_state.json"  # what the checkpoint belongs to, and the list of its files
+PROCESS_FILE = "team_process_{}.json"  # what every process has for itself, next to its random number generators
+ENVIRONMENT_FILE = "environment_{}.pt"
+REFERENCE_FILE = "reference.pt"
+# Checkpoints that are being written or removed. The name keeps it out of uploads, and out of what counts as a checkpoint
+UNFINISHED_FOLDER = "_unfinished"
+
+# Of the arguments that every trainer has, those that a resumed run must share with its checkpoint
+DECISIVE_ARGUMENTS = (
+    "seed",
+    "learning_rate",
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+    "warmup_steps",
+    "optim",
+    "optim_args",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "max_grad_norm",
+    "bf16",
+    "fp16",
+)
+# Of an algorithm's own arguments, those that may differ: they change memory, speed, evaluation or logs
+FREE_ARGUMENTS = (
+    "cache_implementation",
+    "ds3_gather_for_generation",
+    "generation_batch_size",
+    "generation_token_budget",
+    "model_init_kwargs",
+    "num_agents",
+    "num_completions_to_print",
+    "num_generations_eval",
+    "steps_per_generation",
+    "trust_remote_code",
+    "vllm_adapter_dir",
+)
+FREE_PREFIXES = ("log_", "vllm_enable_", "vllm_g", "vllm_max_", "vllm_mode", "vllm_server_", "vllm_tensor_")
+
+
+class CheckpointMixin:
+    """
+    Makes a TRL trainer save atomically and resume exactly. Part of [`TeamTrainerMixin`].
+
+    A checkpoint is written to a folder of unfinished ones, and renamed once every process has written its part. Besides
+    what `Trainer` saves, it holds what the processes gathered since the last log, the reference policy if that is
+    trained along, the environment's state if it has one, and what the run was.
+    """
+
+    _resumed: Path | None = None  # the checkpoint that this run continues
+    _saving = False
+
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial=None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """
+        Trains, as `Trainer.train` does.
+
+        Args:
+            resume_from_checkpoint (`str` or `bool`, *optional*):
+                Folder of the checkpoint to continue from; `True` for the last one in `args.output_dir`.
+            trial, ignore_keys_for_eval:
+                See `Trainer.train`.
+
+        Raises:
+            ValueError: the checkpoint is incomplete, or belongs to another run; the message names what differs.
+        """
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
+            if resume_from_checkpoint is None:
+                raise ValueError(f"There is no checkpoint in {self.args.output_dir} to resume from.")
+        self._run_settings = self._describe_run()
+        self._resumed = Path(resume_from_checkpoint) if resume_from_checkpoint else None
+        if self._resumed is not None:
+            self._check_checkpoint(self._resumed)
+            self._continue_tracking(read_checkpoint(self._resumed))
+        if self.args.should_save:
+            remove_unfinished(self.args.output_dir)
+        return super().train(
+            resume_from_checkpoint=None if self._resumed is None else str(self._resumed),
+            trial=trial,
+            ignore_keys_for_eval=ignore_keys_for_eval,
+        )
+
+    # Saving
+
+    def _get_output_dir(self, trial) -> str:
+        folder = super()._get_output_dir(trial)
+        return os.path.join(folder, UNFINISHED_FOLDER) if self._saving else folder
+
+    def _save_checkpoint(self, model, trial) -> None:
+        run_folder = Path(self._get_output_dir(trial))
+        finished = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        unfinished = run_folder / UNFINISHED_FOLDER / finished.name
+        if self.args.should_save:
+            remove_unfinished(run_folder)
+        self.accelerator.wait_for_everyone()  # from here on, processes write
+        with self._writing_to_unfinished_folder():
+            super()._save_checkpoint(model, trial)
+        if self.state.best_global_step:
+            best = finished.with_name(f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}")
+            if best == finished or best.is_dir():
+                self.state.best_model_checkpoint = str(best)
+        if self.args.should_save:
+            self.state.save_to_json(unfinished / TRAINER_STATE_NAME)  # the path of the best one has changed
+        self.accelerator.wait_for_everyone()  # all parts are written
+        if self.is_local_process_zero():
+            flush_tree(unfinished)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            self._write_state_file(unfinished)
+            publish(unfinished, finished)
+            rotate(run_folder, self.args.save_total_limit, [finished, self.state.best_model_checkpoint])
+            remove_unfinished(run_folder)
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(finished))
+
+    @contextlib.contextmanager
+    def _writing_to_unfinished_folder(self) -> Iterator[None]:
+        self._saving = True
+        try:
+            yield
+        finally:
+            self._saving = False
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if not self._saving:  # it is pushed once it is complete
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.args.sync_ref_model and self.ref_model is not None:
+            weights = self.accelerator.get_state_dict(self.ref_model)
+            if self.args.should_save:
+                torch.save(weights, Path(output_dir) / REFERENCE_FILE)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        process = self.args.process_index
+        (Path(output_dir) / PROCESS_FILE.format(process)).write_text(json.dumps(self._process_state()) + "\n")
+        environment = self.environment.state_dict()
+        if environment:
+            torch.save(environment, Path(output_dir) / ENVIRONMENT_FILE.format(process))
+
+    def _process_state(self) -> dict[str, Any]:
+        """What this process has gathered and not yet logged."""
+        return {
+            "metrics": self._metrics,
+            "loss": self._tr_loss.item(),
+            "logged_loss": self._total_loss_scalar,
+            "last_logged_step": self._globalstep_last_logged,
+            "seconds": time.time() - self._start_time,
+        }
+
+    def _write_state_file(self, folder: Path) -> None:
+        """Completes a checkpoint. What it lists must be there when it is read."""
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        state = {
+            "format_version": FORMAT_VERSION,
+            "global_step": self.state.global_step,
+            "settings": self._run_settings,
+            "versions": {name: version(name) for name in ("torch", "transformers", "trl")},
+            "tracking": self._tracking(),
+            "weights_only": self.args.save_only_model,
+            "files": {path.relative_to(folder).as_posix(): path.stat().st_size for path in files},
+        }
+        (folder / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
+        flush(folder / STATE_FILE)
+        flush(folder)
+
+    # Resuming
+
+    def _describe_run(self) -> dict[str, Any]:
+        """What a run must have in common with a checkpoint that it continues."""
+        arguments = self.args.to_dict()
+        general = {field.name for field in dataclasses.fields(TrainingArguments)}
+        decisive = [
+            name
+            for name in arguments
+            if (name in DECISIVE_ARGUMENTS if name in general else name not in FREE_ARGUMENTS)
+            and not name.startswith(FREE_PREFIXES)
+        ]
+        plugin = self.accelerator.state.deepspeed_plugin
+        settings = {
+            "trainer": self._name,
+            "environment": type(self.environment).__name__,
+            "roles": list(self.team.roles),
+            **{f"agent {role}": describe_agent(agent) for role, agent in self.team.agents.items()},
+            **(describe_adapters(self.team) if self.team.has_adapters else {}),
+            "weights that are not trained": self._checksum_of_fixed_weights(),
+            "train_dataset": describe_dataset(self.train_dataset),
+            "number of processes": self.args.world_size,
+            "DeepSpeed ZeRO stage": None if plugin is None else plugin.zero_stage,
+            **{name: arguments[name] for name in decisive},
+        }
+        return json.loads(json.dumps(settings, default=str))
+
+    def _checksum_of_fixed_weights(self) -> str | None:
+        """Of what a checkpoint does not hold, and a resumed run must start with as well."""
+        if is_deepspeed_zero3_enabled():
+            return None  # no process has the whole weights
+        fixed = []
+        if self.team.has_adapters:
+            fixed += [parameter for parameter in self.team.parameters() if not parameter.requires_grad]
+        if self.ref_model is not None and not self.args.sync_ref_model:
+            fixed += self.ref_model.parameters()
+        return checksum(fixed)
+
+    def _check_checkpoint(self, folder: Path) -> None:
+        """Refuses a checkpoint that is not complete or that another run wrote; on all processes if on one."""
+        try:
+            problems = self._problems(folder)
+        except ValueError as error:
+            problems = [str(error)]
+        problems = list(dict.fromkeys(gather_object(problems)))
+        if problems:
+            raise ValueError("\n".join(problems))
+
+    def _problems(self, folder: Path) -> list[str]:
+        saved = read_checkpoint(folder)
+        here = self._run_settings
+        differences = [
+            f"  {name}: {saved['settings'][name]!r} in the checkpoint, {here[name]!r} in this run"
+            for name in here
+            if name in saved["settings"] and saved["settings"][name] != here[name]
+        ]
+        if differences:
+            advice = (
+                "Give the run the checkpoint's settings, or start one from its weights: "
+                f"AgentTeam.from_pretrained({str(folder)!r})."
+            )
+            return ["\n".join([f"{folder} is a checkpoint of another run:", *differences, advice])]
+        process_file = PROCESS_FILE.format(self.args.process_index)
+        if not (folder / process_file).is_file():
+            return [
+                f"{folder} has no {process_file}, the part of process {self.args.process_index}. Nodes without a common "
+                "output folder save with `save_on_each_node=True`."
+            ]
+        for name, saved_version in saved["versions"].items():
+            if saved_version != version(name):
+                logger.warning(f"{folder} was saved with {name} {saved_version}; with {version(name)} it may differ.")
+        return []
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and self.args.sync_ref_model and self.ref_model is not None:
+            weights = torch.load(Path(checkpoint) / REFERENCE_FILE, map_location="cpu", weights_only=True)
+            reference = self.accelerator.unwrap_model(self.ref_model)
+            plugin = self.accelerator.state.deepspeed_plugin
+            if plugin is None or plugin.zero_stage < 3:
+                reference.load_state_dict(weights)
+                return
+            import deepspeed  # optional, and slow to import
+
+            with deepspeed.zero.GatheredParameters(list(reference.parameters()), modifier_rank=0):
+                if self.is_world_process_zero():
+                    reference.load_state_dict(weights)
+
+    def _begin_training(self) -> None:
+        """Called when the trainer has set its counters to zero."""
+        self._start_time = time.time()
+        self.state.compute_steps(self.args, self.state.max_steps)  # saving and logging follow this run's arguments
+        if self._resumed is not None:
+            process = self.args.process_index
+            self._load_process_state(json.loads((self._resumed / PROCESS_FILE.format(process)).read_text()))
+            environment = self._resumed / ENVIRONMENT_FILE.format(process)
+            if environment.is_file():
+                self.environment.load_state_dict(torch.load(environment, weights_only=True))
+
+    def _load_process_state(self, state: dict[str, Any]) -> None:
+        for mode, metrics in state["metrics"].items():
+            self._metrics[mode].clear()
+            self._metrics[mode].update(metrics)
+        self._tr_loss.fill_(state["loss"])
+        self._total_loss_scalar = state["logged_loss"]
+        self._globalstep_last_logged = state["last_logged_step"]
+        self._start_time -= state["seconds"]
+
+    def _evaluate(self, trial, ignore_keys_for_eval, skip_scheduler: bool = False) -> dict[str, float]:
+        if skip_scheduler and self._resumed is not None:  # `eval_on_start`: a resumed run has had its start
+            return {}
+        return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+
+    def _run_epoch(self, **kwargs) -> None:
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(**kwargs)
+        else:  # the checkpoint of the last step was resumed
+            self.control.should_training_stop = True
+
+    def _finalize_training(self, trial, num_train_samples, start_time) -> TrainOutput:
+        best = self.state.best_model_checkpoint
+        if self.args.should_save and self.args.save_total_limit == 1 and best is not None:
+            rotate(Path(self._get_output_dir(trial)), 1, [best])  # the parent would remove file by file
+        self._initial_global_step = 0  # mean loss and speed are those of the whole run
+        return super()._finalize_training(trial, num_train_samples, self._start_time)
+
+    # Trackers: a resumed run goes on in the records of the interrupted one
+
+    def _tracking(self) -> dict[str, str | None]:
+        wandb_run = None
+        if "wandb" in self.args.report_to:
+            import wandb
+
+            wandb_run = wandb.run
+        writers = [
+            callback for callback in self.callback_handler.callbacks if isinstance(callback, TensorBoardCallback)
+        ]
+        return {
+            "wandb_run_id": None if wandb_run is None else wandb_run.id,
+            "tensorboard_folder": writers[0].logging_dir if writers else None,
+        }
+
+    def _continue_tracking(self, saved: dict[str, Any]) -> None:
+        run_id, folder = saved["tracking"]["wandb_run_id"], saved["tracking"]["tensorboard_folder"]
+        if run_id is not None and "wandb" in self.args.report_to:
+            os.environ.setdefault("WANDB_RUN_ID", run_id)
+            os.environ.setdefault("WANDB_RESUME", "allow")
+        for callback in self.callback_handler.callbacks:
+            if not isinstance(callback, TensorBoardCallback) or callback.logging_dir is not None:
+                continue  # another tracker, or a folder that TENSORBOARD_LOGGING_DIR names
+            if folder is not None and Path(folder).is_dir():
+                callback.logging_dir = folder
+                if self.is_world_process_zero():  # what was logged after the checkpoint is logged again
+                    callback.tb_writer = callback._SummaryWriter(log_dir=folder, purge_step=saved["global_step"] + 1)
+
+
+class CheckpointCallback(TrainerCallback):
+    """
+    Restores what a resumed run had gathered, and saves at the end of an epoch what is due at its last step, after the
+    epoch's own evaluation and log: a run that resumes there begins with the next epoch.
+    """
+
+    def __init__(self, trainer: CheckpointMixin):
+        self.trainer = trainer
+        self.save_is_due = False
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.trainer._begin_training()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if control.should_save and (state.epoch == int(state.epoch) or control.should_training_stop):
+            self.save_is_due, control.should_save = True, False
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        control.should_save |= self.save_is_due
+        self.save_is_due = False
+
+
+def read_checkpoint(folder: str | Path) -> dict[str, Any]:
+    """
+    What `team_trainer_state.json` says of a checkpoint that can be resumed.
+
+    Args:
+        folder (`str` or `Path`): Folder of the checkpoint.
+
+    Returns:
+        `dict`: With the keys `global_step`, `settings`, `versions`, `tracking` and `files` (sizes in bytes).
+
+    Raises:
+        ValueError: it is no checkpoint of a team trainer, another release wrote it, or something is missing.
+    """
+    folder = Path(folder)
+    path = folder / STATE_FILE
+    if not path.is_file():
+        raise ValueError(f"{folder} is no complete checkpoint of a team trainer: there is no {path}.")
+    try:
+        state = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}. Resume from another checkpoint.") from error
+    if not isinstance(state, dict) or state.get("format_version") != FORMAT_VERSION:
+        found = state.get("format_version") if isinstance(state, dict) else None
+        raise ValueError(f"{path} has the format version {found!r}; this release reads version {FORMAT_VERSION}.")
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    damaged = [name for name, size in state["files"].items() if sizes.get(name) != size]
+    if damaged:
+        raise ValueError(
+            f"{folder} is not complete: missing or of another size than when it was saved: {', '.join(damaged)}. Copy "
+            "it again, or resume from another checkpoint."
+        )
+    if state["weights_only"]:
+        raise ValueError(
+            f"{folder} was saved with `save_only_model`: it holds weights, and nothing to resume from. Start a run from "
+            f"them: AgentTeam.from_pretrained({str(folder)!r})."
+        )
+    return state
+
+
+def describe_agent(agent: torch.nn.Module) -> str:
+    trained = get_model_param_count(agent, trainable_only=True)
+    return f"{agent.config.model_type}, {get_model_param_count(agent)} parameters, {trained} trained"
+
+
+def describe_adapters(team: AgentTeam) -> dict[str, Any]:
+    """The options of each agent's LoRA adapter."""
+    options = {}
+    for model, role in ((model, role) for model in team.models.values() for role in team.roles):
+        if role not in model.peft_config:  # its base is another one
+            continue
+        config = model.peft_config[role].to_dict()
+        for name in config.keys() - {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version"}:
+            value = config[name]
+            options[f"adapter {role} {name}"] = sorted(value) if isinstance(value, set) else value
+    return options
+
+
+def checksum(parameters: list[torch.nn.Parameter]) -> str:
+    """Depends on every bit of the weights, and on nothing of where they are."""
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    total = 0
+    for k, parameter in enumerate(parameters, start=1):
+        values = parameter.detach().contiguous().view(integers[parameter.element_size()])
+        total += k * int(values.sum(dtype=torch.int64))
+    return f"{total % 2**64:016x}"
+
+
+def describe_dataset(dataset: Dataset, num_rows: int = 256) -> str:
+    """Size, columns, and a digest of rows from all over the dataset."""
+    rows = dataset.with_format("arrow")[range(0, len(dataset), 1 + len(dataset) // num_rows)].to_pylist()
+    digest = hashlib.sha256(json.dumps(rows, sort_keys=True, default=str).encode()).hexdigest()
+    return f"{len(dataset)} items with {', '.join(sorted(dataset.column_names))}, digest {digest[:12]}"
+
+
+def publish(unfinished: Path, finished: Path) -> None:
+    """Makes a checkpoint of a folder that is written completely. The rename is the instant from which it counts."""
+    if finished.exists():
+        remove(finished)
+    os.replace(unfinished, finished)
+    flush(finished.parent)
+
+
+def rotate(run_folder: Path, limit: int | None, protected: list[str | Path | None]) -> None:
+    """Removes the oldest checkpoints that are not protected until `limit` are left."""
+    if limit is None or limit < 1:
+        return
+    checkpoints = [Path(path).resolve() for path in sort_checkpoints(str(run_folder), use_mtime=True)]
+    kept = [Path(path).resolve() for path in protected if path is not None]
+    for checkpoint in [path for path in checkpoints if path not in kept][: max(0, len(checkpoints) - limit)]:
+        remove(checkpoint)
+
+
+def remove(checkpoint: Path) -> None:
+    """Removes a checkpoint so that no part of it is ever taken for one."""
+    doomed = checkpoint.parent / UNFINISHED_FOLDER / f"removed-{checkpoint.name}"
+    doomed.parent.mkdir(exist_ok=True)
+    os.replace(checkpoint, doomed)
+    shutil.rmtree(doomed)
+
+
+def remove_unfinished(run_folder: str | Path) -> None:
+    """Removes what an interrupted run left behind."""
+    folder = Path(run_folder) / UNFINISHED_FOLDER
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def flush_tree(folder: Path) -> None:
+    """Returns when the disk holds everything in a folder, so that a crash of the machine loses none of it."""
+    for path, _, names in os.walk(folder):
+        for name in names:
+            flush(os.path.join(path, name))
+        flush(path)
+
+
+def flush(path: str | Path) -> None:
+    """Returns when the disk holds a file, or the list of names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
