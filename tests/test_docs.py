@@ -10,6 +10,8 @@ import pytest
 from datasets import Dataset
 
 import trl_multiagent.environments.base
+from trl_multiagent import MAGRPOConfig
+from trl_multiagent.recipe import parse_recipe
 
 from tiny import tiny_team, tiny_trainer
 
@@ -73,3 +75,26 @@ def test_environment_examples(tmp_path):
     )
     trainer.train()
     assert trainer.state.log_history[0]["turn_2/error"] > 0
+
+
+def test_team_examples(tiny_model, tmp_path):
+    forms, use = python_blocks(ROOT / "docs" / "teams.md")
+    names = {}
+    exec(re.sub(r'"Qwen/[^"]+"', repr(tiny_model), forms), names)
+    kinds = {
+        name: (names[name].has_adapters, names[name].has_shared_weights)
+        for name in ("full", "mixed", "shared", "lora")
+    }
+    assert kinds == {"full": (False, False), "mixed": (False, False), "shared": (False, True), "lora": (True, False)}
+
+    names["lora"].save_pretrained(tmp_path)
+    test = "def check(candidate):\n    assert candidate(1) == 2\n"
+    names["item"] = {"prompt": "def f(x):\n    pass\n", "entry_point": "f", "test": test}
+    exec(use.replace('"outputs/job_7/final_model"', repr(str(tmp_path))).replace("=256", "=8"), names)
+    assert len(names["turns"]) == 2 and names["turns"][1].outcome.reward >= 0.0
+
+    (settings,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "teams.md").read_text(), flags=re.DOTALL)
+    config = tmp_path / "config.yaml"
+    config.write_text(settings + "dataset:\n  name: demo\n")
+    recipe = parse_recipe("magrpo", MAGRPOConfig, ["--config", str(config), "--dry_run"])
+    assert recipe.peft_config.r == 16 and recipe.agent_model.share_weights is False
