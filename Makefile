@@ -36,12 +36,12 @@ demo: setup  ## Train two small agents to write code together (2 to 3 minutes)
 	$(VENV)/bin/accelerate launch --config_file accelerate_configs/single.yaml \
 		recipes/code_generation/train_magrpo.py --config $(CONFIG) $(ARGS)
 
-# Only the tests need DeepSpeed, which takes its time to install and to import
-$(VENV)/.deepspeed: $(VENV)/.installed
-	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev,deepspeed]"
+# Only the tests need DeepSpeed, which takes its time to install and to import, and bitsandbytes
+$(VENV)/.extras: $(VENV)/.installed
+	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev,deepspeed,quantization]"
 	@touch $@
 
-test: $(VENV)/.deepspeed  ## Run the tests and show what they cover
+test: $(VENV)/.extras  ## Run the tests and show what they cover
 	$(VENV)/bin/python -m pytest --cov $(ARGS)
 
 lint: setup  ## Check style and formatting

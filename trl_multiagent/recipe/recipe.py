@@ -271,7 +271,9 @@ def check_team_form(model: AgentModel, agents: list[str] | None, has_peft: bool)
     if not has_peft:
         raise ConfigError("Quantized weights cannot be trained: with `load_in_4bit` or `load_in_8bit`, set `peft`.")
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise ConfigError("`load_in_4bit` and `load_in_8bit` need bitsandbytes: pip install bitsandbytes.")
+        raise ConfigError(
+            "`load_in_4bit` and `load_in_8bit` need bitsandbytes: pip install trl-multiagent[quantization]."
+        )
 
 
 def make_training_args(
