@@ -1,4 +1,4 @@
-"""Entry of both helper processes."""
+"""Entry of the helper processes."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import sys
 def main():
     _, _, role, fds, config = sys.argv
     if role == "probe":
-        from .kernel import main as body
+        from .kernel import probe as body
     elif role == "verifier":
         from .verifier import main as body
     else:

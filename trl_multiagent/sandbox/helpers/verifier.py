@@ -4,6 +4,7 @@ calls, rebuilds exact built-in types from the answers, and evaluates the asserts
 """
 
 import builtins
+import gc
 import json
 import mmap
 import os
@@ -18,35 +19,25 @@ import time
 
 from . import kernel
 from .checks import compile_checks
-from .wire import MAX_FRAME, MAX_JOB, Encoder, Inbox, WireError, decode, pack
+from .wire import MAX_ANSWER, MAX_JOB, MUTABLE, Encoder, Inbox, WireError, decode, decode_call, describe, encode_call
+from .wire import pack, rebuild
 
 
 STRETCH = 5  # on a loaded machine a limit grows up to this factor,
 ENOUGH = 0.8  # until the candidate has had this part of its share of a core
 POLLRDHUP = 0x2000
 MEMORY = 2 << 30  # bytes of the verifier's address space
-ANSWER_SECONDS = 60.0  # for the zygote
+ZYGOTE_SECONDS = 60.0  # for its answers
 MAX_SOURCE = 1 << 20  # characters of a program
 MAX_NOTES = 16  # suspicious acts of one program
 MAX_DEATHS = 10  # candidates of one program that may die before the rest of its checks is given up
 
 
-# built-in exceptions that are made from a message alone
-_RAISABLE = {
-    name: kind
-    for name, kind in vars(builtins).items()
-    if isinstance(kind, type)
-    and issubclass(kind, Exception)
-    and not name.startswith("Unicode")
-    and "Group" not in name
-}
-
-
-class CheckTimeout(BaseException):
+class Timeout(BaseException):
     """The candidate did not answer in time."""
 
 
-class CandidateDied(BaseException):
+class Died(BaseException):
     """The candidate's process ended, or closed its socket."""
 
 
@@ -58,21 +49,19 @@ class SandboxFault(BaseException):
     """The sandbox failed, not the program."""
 
 
-class CandidateError(Exception):
-    """Stands for an exception of the candidate that is no built-in one."""
-
-
 def main(job_fd: int, control_fd: int, share_fd: int, config: dict):
     """Body of the verifier's process: one job after the other, until the trainer closes its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     jobs = socket.socket(fileno=job_fd)
     control = socket.socket(fileno=control_fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     config["share"] = mmap.mmap(share_fd, 8, prot=mmap.PROT_READ)
     _lock_down(config["layers"])
-    started = _receive_packet(control)
-    jobs.sendall(pack({"ready": True} if started == b"ready" else {"fault": started.decode()}))
+    gc.freeze()
     inbox = Inbox(MAX_JOB)
+    started = _packet(control)
+    result = {"ready": True} if started == b"ready" else {"fault": started.decode()}
     while True:
+        jobs.sendall(pack(result))
         while (job := inbox.next()) is None:
             chunk = jobs.recv(1 << 16)
             if not chunk:
@@ -85,23 +74,21 @@ def main(job_fd: int, control_fd: int, share_fd: int, config: dict):
         except SandboxFault as fault:
             result = {"fault": str(fault)}
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        jobs.sendall(pack(result))
 
 
 def _lock_down(layers):
     kernel.drop_capabilities()
-    kernel.hide_memory()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    kernel.prctl(kernel.DUMPABLE, 0)  # no other process of this user may trace it or read its memory
+    for limit, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_AS, MEMORY)):
+        resource.setrlimit(limit, (value, value))
     if "landlock" in layers:
         kernel.restrict_files([path for path in sys.path if os.path.isdir(path)])  # checks may import
     if "seccomp" in layers:
         kernel.filter_calls("verifier")
 
 
-def _receive_packet(control):
-    readable, _, _ = select.select([control], [], [], ANSWER_SECONDS)
+def _packet(control):
+    readable, _, _ = select.select([control], [], [], ZYGOTE_SECONDS)
     packet = control.recv(1 << 16) if readable else b""
     if not packet:
         raise SandboxFault("the zygote does not answer")
@@ -116,16 +103,12 @@ def _judge(job, jobs, control, config):
         return {"bad_checks": f"{type(error).__name__}: {error}"}
     run = Run(job, checks, jobs, control, config)
     run.run()
-    mattered = {}
-    for name, count in run.calls.items():
-        mattered[name] = False
-        if count:
-            limit = min(config["check_timeout"], 1 + 10 * run.seconds)
-            again = Run(
-                job, checks, jobs, control, config | {"check_timeout": limit}, stub=name, expected=run.statuses
-            )
-            again.run()
-            mattered[name] = again.differs
+    mattered = dict.fromkeys(run.calls, False)
+    for name in [name for name, count in run.calls.items() if count]:
+        limit = min(config["check_timeout"], 1 + 10 * run.seconds)
+        again = Run(job, checks, jobs, control, config | {"check_timeout": limit}, name, run.statuses)
+        again.run()
+        mattered[name] = any(old == "passed" != new for old, new in zip(run.statuses, again.statuses, strict=True))
     return {
         "definitions": [run.definitions[0], "", run.definitions[1]],
         "checks": list(zip(run.statuses, checks.sources, run.errors, strict=True)),
@@ -152,29 +135,23 @@ class Run:
         self.checks = checks
         self.jobs = jobs
         self.control = control
-        self.limit = config["check_timeout"]
-        self.whole_limit = config["cpu_seconds"]
-        self.max_timeouts = config["max_timeouts"]
-        self.share = config["share"]
-        self.sealed = "seccomp" in config["layers"]
+        self.config = config
         self.stub = stub
         self.expected = expected
         self.definitions = ["not_run", ""]
         self.statuses = ["not_run"] * len(checks.sources)
         self.errors = [""] * len(checks.sources)
         self.calls = dict.fromkeys(job["watch"], 0)
-        self.check_calls = dict.fromkeys(job["watch"], 0)
+        self.check_calls = dict(self.calls)  # of the check that is running
         self.suspicious = set()
+        self.functions = []  # of the checks, by the number under which the candidate calls them
         self.socket = None
-        self.clock = 0.0
-        self.timeouts = 0
-        self.deaths = 0
-        self.seconds = 0.0
-        self.cpu_seconds = 0.0
+        self.clock = self.begun = time.monotonic()
+        self.timeouts = self.deaths = 0
+        self.seconds = self.cpu_seconds = 0.0
         self.memory_kb = 0
 
     def run(self):
-        self.begun = time.monotonic()
         random.seed(self.job["checks"])  # the same program gets the same verdict
         try:
             self._start()
@@ -182,14 +159,11 @@ class Run:
                 for guard in self.checks.guards:
                     if self.statuses[guard] == "not_run":
                         self.statuses[guard] = "passed"
-        except (CheckTimeout, CandidateDied, GiveUp):
+        except (Timeout, Died, GiveUp):
             pass  # recorded where it happened
         finally:
             self._end()
         self.seconds = time.monotonic() - self.begun
-        self.differs = any(
-            old == "passed" != new for old, new in zip(self.expected or (), self.statuses, strict=False)
-        )
 
     # -- the checks
 
@@ -199,27 +173,29 @@ class Run:
         def candidate(*args, **kwargs):
             return self._call(0, args, kwargs)
 
+        entry_point = self.job["entry_point"]
         namespace = {
             "__name__": "checks",
             "__builtins__": builtins,
             "__begin__": self._begin_check,
             "__end__": self._end_check,
             "__raised__": self._raised_in_check,
-            "__caught__": (Exception, CheckTimeout, CandidateDied),
+            "__caught__": (Exception, Timeout, Died),
         }
         try:
             exec(self.checks.setup, namespace)
-            namespace["candidate"] = namespace[self.job["entry_point"]] = candidate
+            namespace["candidate"] = namespace[entry_point] = candidate
             exec(self.checks.code, namespace)
             if self.checks.has_check:
                 check = namespace["check"]
-                namespace[self.job["entry_point"]] = candidate  # also where the program's function is called `check`
+                namespace[entry_point] = candidate  # also where the program's function is called `check`
                 check(candidate)
-        except (Exception, CheckTimeout, CandidateDied) as error:
+        except (Exception, Timeout, Died) as error:
             # the code between the asserts failed: what comes after it does not run
-            for index, status in enumerate(self.statuses):
-                if status == "not_run":
-                    self.errors[index] = _text(error)
+            self.errors = [
+                _text(error) if status == "not_run" else text
+                for status, text in zip(self.statuses, self.errors, strict=True)
+            ]
             return False
         return True
 
@@ -237,7 +213,7 @@ class Run:
         self.clock = time.monotonic()
 
     def _raised_in_check(self, index, error):
-        self._settle(index, "timeout" if isinstance(error, CheckTimeout) else "error", _text(error))
+        self._settle(index, "timeout" if isinstance(error, Timeout) else "error", _text(error))
         self.clock = time.monotonic()
 
     def _settle(self, index, status, error):
@@ -255,12 +231,9 @@ class Run:
             raise GiveUp
         self.socket, theirs = socket.socketpair()
         with theirs:
-            self._command(b"F", theirs.fileno())
+            self._tell_zygote(b"F", theirs.fileno())
         self.socket.setblocking(False)
-        self.inbox = Inbox(MAX_FRAME)
-        self.poll = select.poll()
-        self.poll.register(self.socket, select.POLLIN)
-        self.poll.register(self.jobs, POLLRDHUP)
+        self.inbox = Inbox(MAX_ANSWER)
         self.clock = time.monotonic()
         hello = False
         try:
@@ -268,23 +241,17 @@ class Run:
             hello = self._receive() == {"hello": True}
             outcome = self._receive()
             if "raised" in outcome:
-                raise _remote_error(outcome["raised"])
+                raise rebuild(outcome["raised"])
             if outcome != {"defined": True}:
                 raise WireError("a message that breaks the protocol")
-        except (Exception, CheckTimeout, CandidateDied) as error:
+        except (Exception, Timeout, Died) as error:
             if not hello:
                 raise SandboxFault("a candidate's process ended before it read its program") from error
             self._book(error)
-            self.definitions = ["timeout" if isinstance(error, CheckTimeout) else "error", _text(error)]
+            self.definitions = ["timeout" if isinstance(error, Timeout) else "error", _text(error)]
             raise GiveUp from error
         self.definitions = ["passed", ""]
         self.clock = time.monotonic()
-
-    def _command(self, command, *fds):
-        try:
-            socket.send_fds(self.control, [command], fds)
-        except OSError as error:
-            raise SandboxFault("the zygote is gone") from error
 
     def _end(self, command=b"K"):
         """Ends the candidate's process and books what it used; the signal that had ended it before, or 0."""
@@ -292,11 +259,11 @@ class Run:
             return 0
         self.socket.close()
         self.socket = None
-        self._command(command)
-        ending = json.loads(_receive_packet(self.control))
+        ending = self._ask_zygote(command)
         if not ending["forked"]:
             raise SandboxFault("a candidate's process could not be forked")
-        if ending["signal"] == signal.SIGKILL and ending["cpu_seconds"] < self.whole_limit and self.sealed:
+        on_time = ending["cpu_seconds"] < self.config["cpu_seconds"]
+        if ending["signal"] == signal.SIGKILL and on_time and "seccomp" in self.config["layers"]:
             raise SandboxFault("a candidate's process was killed from outside")  # it cannot send itself a signal
         self.memory_kb = max(self.memory_kb, ending["memory_kb"])
         self.cpu_seconds += ending["cpu_seconds"]
@@ -304,10 +271,10 @@ class Run:
 
     def _book(self, error):
         """Counts what ended a call or the definitions, and ends a process that can no longer be used."""
-        if isinstance(error, CheckTimeout):
+        if isinstance(error, Timeout):
             self.timeouts += 1
             self._end()
-        elif isinstance(error, CandidateDied):
+        elif isinstance(error, Died):
             self.deaths += 1
             self.suspicious.add("ended its process")
             if number := self._end(b"D"):
@@ -316,151 +283,127 @@ class Run:
             self.deaths += 1
             self.suspicious.add("broke the protocol")
             self._end()
-        elif str(error).startswith(("SystemExit", "KeyboardInterrupt", "GeneratorExit")):
+        elif type(error).__name__ in ("SystemExit", "KeyboardInterrupt", "GeneratorExit"):
             self.suspicious.add("tried to exit")
+
+    def _tell_zygote(self, command, *fds):
+        try:
+            socket.send_fds(self.control, [command], fds)
+        except OSError as error:
+            raise SandboxFault("the zygote is gone") from error
+
+    def _ask_zygote(self, command):
+        self._tell_zygote(command)
+        return json.loads(_packet(self.control))
+
+    # -- calls
 
     def _call(self, function, args, kwargs):
         """Asks the candidate for the value of one call."""
-        too_long = time.monotonic() - self.begun > 2 * self.whole_limit
-        if self.timeouts >= self.max_timeouts or self.deaths >= MAX_DEATHS or too_long:
+        too_long = time.monotonic() - self.begun > 2 * self.config["cpu_seconds"]
+        if self.timeouts >= self.config["max_timeouts"] or self.deaths >= MAX_DEATHS or too_long:
             raise GiveUp
-        functions = []
-        encode = Encoder(functions).encode
-        number = int.from_bytes(os.urandom(6), "little")  # an answer cannot be written before its question is read
-        question = {
-            "id": number,
-            "function": function,
-            "args": [encode(value) for value in args],
-            "kwargs": {name: encode(value) for name, value in kwargs.items()},
-        }
+        question = encode_call(function, args, kwargs, self.functions)
+        question["id"] = int.from_bytes(os.urandom(6), "little")  # no answer can be written before its question is read
         if self.socket is None:
             self._start()
         try:
             self._send(question)
-            answer = self._receive()
-            while "call_back" in answer:
-                self._send(self._call_back(answer, functions))
-                answer = self._receive()
-            if answer.get("id") != number:
+            while "call" in (answer := self._receive()):
+                self._send(self._call_back(answer))
+            if answer.get("id") != question["id"]:
                 raise WireError("a message that breaks the protocol")
-            return self._accept(answer, args)
-        except (Exception, CheckTimeout, CandidateDied) as error:
+            if "raised" in answer:
+                raise rebuild(answer["raised"])
+            return self._accept(answer, (*args, *kwargs.values()))
+        except (Exception, Timeout, Died) as error:
             self._book(error)
             raise
 
-    def _accept(self, answer, args):
-        if "raised" in answer:
-            raise _remote_error(answer["raised"])
-
-        def stand_in(index):
-            return lambda *args, **kwargs: self._call(index, args, kwargs)
-
-        value = decode(answer["value"], stand_in)
-        for index, data in answer.get("changed", {}).items():
-            target, after = args[int(index)], decode(data, stand_in)
-            if type(target) is not type(after):
+    def _accept(self, answer, arguments):
+        """The value, after what the call changed in its arguments was changed here as well."""
+        value = decode(answer["value"], self._stand_in)
+        for number, new in answer["changed"]:
+            target, after = arguments[number], decode(new, self._stand_in)
+            if type(target) not in MUTABLE or type(target) is not type(after):
                 raise WireError("an argument changed its type")
-            if type(after) in (list, bytearray):
-                target[:] = after
-            else:
-                target.clear()
-                target.update(after)
-        for name, count in zip(self.calls, answer.get("calls", ()), strict=True):
+            target.clear()
+            (target.update if type(target) in (dict, set) else target.extend)(after)
+        for name, count in zip(self.calls, answer["calls"], strict=True):
             if type(count) is not int:
                 raise WireError("a count that is no number")
             self.check_calls[name] += count
         return value
 
-    def _call_back(self, request, functions):
+    def _stand_in(self, number):
+        return lambda *args, **kwargs: self._call(number, args, kwargs)
+
+    def _call_back(self, request):
+        """Calls a function that the checks passed to the candidate."""
         try:
-            function = functions[int(request["call_back"])]
-            args = [decode(value, None) for value in request["args"]]
-            kwargs = {name: decode(value, None) for name, value in request["kwargs"].items()}
-            return {"value": Encoder([]).encode(function(*args, **kwargs))}
+            args, kwargs = decode_call(request, self._stand_in)
+            value = self.functions[request["call"]](*args, **kwargs)
+            return {"value": Encoder(self.functions).encode(value)}
         except Exception as error:
-            return {"raised": _text(error)}
+            return {"raised": describe(error)}
 
     # -- sending and receiving against the clock
 
     def _send(self, message):
-        frame = memoryview(pack(message))
-        while frame:
+        packed = memoryview(pack(message))
+        while packed:
             try:
-                frame = frame[self.socket.send(frame, socket.MSG_NOSIGNAL) :]
+                packed = packed[self.socket.send(packed, socket.MSG_NOSIGNAL) :]
             except BlockingIOError:
                 self._wait(select.POLLOUT)
             except OSError as error:
-                raise CandidateDied("the program ended its process") from error
+                raise Died("the program ended its process") from error
 
     def _receive(self):
+        """The candidate's next message, without its notes."""
         while True:
-            message = self.inbox.next()
-            if type(message) is dict and "suspicious" not in message:
-                return message
-            if type(message) is dict:
-                if len(self.suspicious) < MAX_NOTES:
-                    self.suspicious.add(str(message["suspicious"])[:80])
-                continue
-            if message is not None:
+            while (message := self.inbox.next()) is None:
+                self._wait(select.POLLIN)
+                try:
+                    chunk = self.socket.recv(1 << 16)
+                except OSError as error:
+                    raise Died("the program ended its process") from error
+                if not chunk:
+                    raise Died("the program ended its process")
+                self.inbox.data += chunk
+            if type(message) is not dict:
                 raise WireError("a message that breaks the protocol")
-            self._wait(select.POLLIN)
-            try:
-                chunk = self.socket.recv(1 << 16)
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                raise CandidateDied("the program ended its process") from error
-            if not chunk:
-                raise CandidateDied("the program ended its process")
-            self.inbox.data += chunk
+            if "suspicious" not in message:
+                return message
+            if len(self.suspicious) < MAX_NOTES:
+                self.suspicious.add(ascii(message["suspicious"])[1:-1][:80])
 
     def _wait(self, event):
-        if event != select.POLLIN:
-            self.poll.modify(self.socket, event)
-        limit = self.limit
+        """Waits until the socket is ready, as long as the check may take."""
+        poll = select.poll()
+        poll.register(self.socket, event)
+        poll.register(self.jobs, POLLRDHUP)
+        limit = self.config["check_timeout"]
         while True:
-            left = self.clock + limit - time.monotonic()
-            if left <= 0:
-                limit = self._stretched(limit)
-                continue
-            ready = self.poll.poll(left * 1000 + 1)
+            ready = poll.poll(max(0.0, self.clock + limit - time.monotonic()) * 1000 + 1)
             if any(fd == self.jobs.fileno() for fd, _ in ready):
                 os._exit(0)  # the trainer is gone; the zygote sees this and ends the candidate
-            if ready:
-                break
-        if event != select.POLLIN:
-            self.poll.modify(self.socket, select.POLLIN)
+            late = time.monotonic() > self.clock + limit
+            if ready and not late:
+                return
+            if late:
+                limit = self._stretched(limit)
 
     def _stretched(self, limit):
-        """The limit that still holds, given how long the candidate waited for a core; raises CheckTimeout if none."""
-        self._command(b"S")
-        had = limit - json.loads(_receive_packet(self.control))
-        (share,) = struct.unpack("d", self.share[:])
-        if limit >= STRETCH * self.limit or had >= ENOUGH * share * self.limit:
-            raise CheckTimeout(self.limit)
-        return limit + self.limit / STRETCH
+        """The limit that still holds, given how long the candidate waited for a core; raises Timeout if none."""
+        timeout = self.config["check_timeout"]
+        had = limit - self._ask_zygote(b"S")
+        (share,) = struct.unpack("d", self.config["share"][:])
+        if limit >= STRETCH * timeout or had >= ENOUGH * share * timeout:
+            raise Timeout(f"no answer within {timeout:g} s")
+        return limit + timeout / STRETCH
 
 
 def _text(error):
-    if isinstance(error, CheckTimeout):
-        return f"Timeout: no answer within {error.args[0]:g} s"
-    if isinstance(error, CandidateDied):
-        return f"Died: {error}"
-    if isinstance(error, CandidateError):
-        return str(error)
-    return f"{type(error).__name__}: {str(error)[:300]}".rstrip(": ")
-
-
-def _remote_text(raised):
-    name, message = raised
-    text = f"{name}: {message}" if message else name
-    return text[:400].encode("utf-8", "replace").decode()
-
-
-def _remote_error(raised):
-    """The exception that a call raised, as the built-in of that name where there is one."""
-    if type(raised) is not list or len(raised) != 2 or not all(type(part) is str for part in raised):
-        raise WireError("an exception that breaks the format")
-    name, message = raised
-    kind = _RAISABLE.get(name)
-    return kind(message) if kind else CandidateError(_remote_text(raised))
+    text = f"{type(error).__name__}: {str(error)[:300]}".rstrip(": ")
+    return text.encode("utf-8", "replace").decode()

@@ -19,31 +19,37 @@ import time
 from pathlib import Path
 
 from . import kernel
-from .candidate import FD, serve, watch_acts
+from .candidate import FD, serve, warm_up, watch_acts
 
 
 # What a program may import: nothing can be opened after the lock-down, so all of it is loaded before.
 MODULES = """
-abc array ast asyncio base64 binascii bisect calendar cmath collections collections.abc concurrent.futures contextlib copy
-csv dataclasses datetime decimal difflib enum fractions functools gc graphlib hashlib heapq html inspect io itertools json
-keyword locale logging math numbers operator os pprint queue random re secrets shlex statistics string struct sys textwrap
-threading time timeit tokenize traceback types typing unicodedata unittest unittest.mock urllib.parse uuid warnings weakref
-zlib zoneinfo _strptime encodings.ascii encodings.latin_1 encodings.utf_16 encodings.utf_32 encodings.idna
+abc argparse array ast asyncio base64 binascii bisect bz2 calendar cmath cmd codecs collections.abc colorsys
+concurrent.futures.thread configparser contextlib contextvars copy copyreg csv dataclasses datetime decimal difflib doctest
+enum fnmatch fractions functools getopt glob graphlib gzip hashlib heapq hmac html http inspect io ipaddress itertools json
+keyword linecache locale logging lzma math numbers operator os pathlib pickle platform pprint queue random re reprlib sched
+secrets select shlex shutil signal socket sqlite3 stat statistics string struct subprocess sys tempfile textwrap threading
+time timeit tokenize traceback types typing unicodedata unittest unittest.mock urllib.parse uuid warnings weakref
+xml.etree.ElementTree zipfile zlib zoneinfo _strptime encodings.ascii encodings.base64_codec encodings.cp1252
+encodings.hex_codec encodings.idna encodings.latin_1 encodings.punycode encodings.raw_unicode_escape encodings.rot_13
+encodings.unicode_escape encodings.utf_16 encodings.utf_16_be encodings.utf_16_le encodings.utf_32 encodings.utf_8_sig
 """.split()
 ABSENT = ("_hashlib", "_ssl", "ssl")  # OpenSSL is large, and asyncio and hashlib do without it
 
 
 def main(control_fd: int, config: dict):
     """Body of the zygote's process."""
-    control = socket.socket(fileno=control_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = socket.socket(fileno=control_fd)
     sys.modules.update(dict.fromkeys(ABSENT))
     for name in MODULES:
-        importlib.import_module(name)
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue  # an interpreter that was built without it
     sys.meta_path[:] = sys.meta_path[:2]  # built-in and frozen modules: no other import touches a file
     sys.path.clear()
     sys.argv[:] = [""]
-    random.seed(0)  # every candidate starts from the same state
     try:
         _lock_down(config)
     except OSError as error:
@@ -52,6 +58,8 @@ def main(control_fd: int, config: dict):
     watch_acts()
     for name in [name for name in sys.modules if name.partition(".")[0] == "helpers"]:
         del sys.modules[name]  # no program can import them
+    warm_up()
+    random.seed(0)  # every candidate starts from the same state
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -74,11 +82,11 @@ def _lock_down(config):
     if "user" in layers:
         kernel.drop_user()
     kernel.drop_capabilities()
-    kernel.hide_memory()
+    kernel.prctl(kernel.DUMPABLE, 0)
     if "namespaces" in layers:
-        kernel.die_with_parent()
+        kernel.prctl(kernel.DIE_WITH_PARENT, signal.SIGKILL)  # a change of user takes it back
     else:
-        kernel.adopt_orphans()
+        kernel.prctl(kernel.ADOPT_ORPHANS, 1)
     if "landlock" in layers:
         kernel.restrict_files(["/proc"] if "seccomp" in layers else [])
     if "seccomp" in layers:
@@ -90,17 +98,17 @@ def _serve(control, config):
     child = 0
     while True:
         packet, fds, _, _ = socket.recv_fds(control, 64, 1)
-        if not packet:
-            _end(child, b"K", config)
-            os._exit(0)
         if packet == b"F":
             child = _fork(fds[0], control, config)
-        elif packet in (b"K", b"D"):
-            control.send(json.dumps(_end(child, packet, config)).encode())
-            child = 0
         elif packet == b"S":
             waited = Path(f"/proc/{child}/schedstat").read_text().split()[1]
-            control.send(str(int(waited) / 1e9).encode())
+            control.send(json.dumps(int(waited) / 1e9).encode())
+        else:
+            used = _end(child, 0.2 if packet == b"D" else 0.0, config["layers"])
+            child = 0
+            if not packet:
+                os._exit(0)
+            control.send(json.dumps(used).encode())
 
 
 def _fork(fd, control, config):
@@ -119,7 +127,7 @@ def _fork(fd, control, config):
 
 
 def _become_candidate(fd, control, config):
-    kernel.die_with_parent()
+    kernel.prctl(kernel.DIE_WITH_PARENT, signal.SIGKILL)
     os.setpgid(0, 0)
     control.close()
     if fd != FD:
@@ -129,38 +137,31 @@ def _become_candidate(fd, control, config):
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     if "seccomp" in config["layers"]:
         kernel.filter_calls("candidate")
-    gc.enable()
     serve()
 
 
-def _end(child, command, config):
+def _end(child, patience, layers):
     """Kills the candidate and whatever it forked, reaps it, and says how it had ended by then."""
     if not child:
         return {"forked": False}
-    end = time.monotonic() + (0.2 if command == b"D" else 0.0)
-    while True:
-        pid, status, usage = os.wait4(child, os.WNOHANG)
-        if pid or time.monotonic() >= end:
-            break
+    end = time.monotonic() + patience
+    pid, status, usage = os.wait4(child, os.WNOHANG)
+    while not pid and time.monotonic() < end:
         time.sleep(0.001)
+        pid, status, usage = os.wait4(child, os.WNOHANG)
     if not pid:
         os.kill(child, signal.SIGKILL)
         _, _, usage = os.wait4(child, 0)
-    if "seccomp" not in config["layers"]:
-        _end_orphans()
+    if "seccomp" not in layers:  # nothing kept it from forking: its orphans are this process's children
+        children = Path(f"/proc/self/task/{os.getpid()}/children")
+        while orphans := [int(pid) for pid in children.read_text().split()]:
+            for orphan in orphans:
+                os.kill(orphan, signal.SIGKILL)
+            for _ in orphans:
+                os.waitpid(-1, 0)
     return {
         "forked": True,
         "signal": os.WTERMSIG(status) if pid and os.WIFSIGNALED(status) else 0,
         "memory_kb": usage.ru_maxrss,
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
     }
-
-
-def _end_orphans():
-    """Ends what the candidate forked, where nothing kept it from forking: its orphans are this process's children."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    while orphans := [int(pid) for pid in children.read_text().split()]:
-        for pid in orphans:
-            os.kill(pid, signal.SIGKILL)
-        for _ in orphans:
-            os.waitpid(-1, 0)
