@@ -26,6 +26,7 @@ from .wire import (
     describe,
     encode_call,
     pack,
+    read,
     rebuild,
 )
 
@@ -168,7 +169,9 @@ def _stand_in(number):
 
 def warm_up():
     """Answers a few calls, so that no candidate is the first to run this code: what is settled here costs it no page."""
-    source = 'from typing import List\ndef f(x: List[int], y=1):\n    """Text."""\n    return {str(a): [a % 2] for a in x}'
+    source = (
+        'from typing import List\ndef f(x: List[int], y=1):\n    """Text."""\n    return {str(a): [a % 2] for a in x}'
+    )
     names = {}
     for _ in range(10):
         exec(_compile(source, (), None, names), names)
@@ -179,12 +182,7 @@ def warm_up():
 
 
 def _read():
-    while (message := _inbox.next()) is None:
-        chunk = os.read(FD, 1 << 16)
-        if not chunk:
-            os._exit(0)
-        _inbox.data += chunk
-    return message
+    return read(FD, _inbox)
 
 
 def _write(packed):

@@ -97,7 +97,7 @@ def _rules(letter):
     """What a role may do: call -> action, or (condition, action where it holds)."""
     rules = {"clone3": _ABSENT}  # its flags are in memory, where a filter cannot look: libc uses clone
     for name, who in _WHO.items():
-        if letter.upper() in who or ("a" in who or letter in who) and name not in _ONLY_IF:
+        if letter.upper() in who or (("a" in who or letter in who) and name not in _ONLY_IF):
             rules[name] = _ALLOW
         elif "a" in who or letter in who:
             rules[name] = (_ONLY_IF[name], _ALLOW)

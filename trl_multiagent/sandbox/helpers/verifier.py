@@ -17,10 +17,9 @@ import struct
 import sys
 import time
 
-from . import kernel
+from . import kernel, wire
 from .checks import compile_checks
-from .wire import MAX_ANSWER, MAX_JOB, MUTABLE, Encoder, Inbox, WireError, decode, decode_call, describe, encode_call
-from .wire import pack, rebuild
+from .wire import Inbox, WireError
 
 
 STRETCH = 5  # on a loaded machine a limit grows up to this factor,
@@ -54,19 +53,15 @@ def main(job_fd: int, control_fd: int, share_fd: int, config: dict):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     jobs = socket.socket(fileno=job_fd)
     control = socket.socket(fileno=control_fd)
+    control.settimeout(ZYGOTE_SECONDS)
     config["share"] = mmap.mmap(share_fd, 8, prot=mmap.PROT_READ)
     _lock_down(config["layers"])
     gc.freeze()
-    inbox = Inbox(MAX_JOB)
-    started = _packet(control)
-    result = {"ready": True} if started == b"ready" else {"fault": started.decode()}
+    inbox = Inbox(wire.MAX_JOB)
+    result = json.loads(control.recv(1 << 16))
     while True:
-        jobs.sendall(pack(result))
-        while (job := inbox.next()) is None:
-            chunk = jobs.recv(1 << 16)
-            if not chunk:
-                os._exit(0)
-            inbox.data += chunk
+        jobs.sendall(wire.pack(result))
+        job = wire.read(job_fd, inbox)
         # answers that make the checks themselves spin end this process, whatever loop it is in; the trainer knows the signal
         signal.setitimer(signal.ITIMER_VIRTUAL, config["cpu_seconds"])
         try:
@@ -87,14 +82,6 @@ def _lock_down(layers):
         kernel.filter_calls("verifier")
 
 
-def _packet(control):
-    readable, _, _ = select.select([control], [], [], ZYGOTE_SECONDS)
-    packet = control.recv(1 << 16) if readable else b""
-    if not packet:
-        raise SandboxFault("the zygote does not answer")
-    return packet
-
-
 def _judge(job, jobs, control, config):
     """Runs one job; the verdict in JSON's types."""
     try:
@@ -102,23 +89,24 @@ def _judge(job, jobs, control, config):
     except (SyntaxError, ValueError) as error:
         return {"bad_checks": f"{type(error).__name__}: {error}"}
     run = Run(job, checks, jobs, control, config)
+    if job["overran"]:  # an earlier verifier
+        text = f"Timeout: on the program's answers the checks took more than {config['cpu_seconds']:g} s"
+        run.results = [["timeout", source, text] for source in checks.sources]
+        run.verdict |= {
+            "definitions": ["passed", "", ""],
+            "checks": run.results,
+            "suspicious": ["made the checks spin"],
+        }
+        return run.verdict
     run.run()
-    mattered = dict.fromkeys(run.calls, False)
     for name in [name for name, count in run.calls.items() if count]:
-        limit = min(config["check_timeout"], 1 + 10 * run.seconds)
-        again = Run(job, checks, jobs, control, config | {"check_timeout": limit}, name, run.statuses)
+        limit = min(config["check_timeout"], 1 + 10 * run.verdict["seconds"])
+        again = Run(job, checks, jobs, control, config | {"check_timeout": limit}, name, run.results)
         again.run()
-        mattered[name] = any(old == "passed" != new for old, new in zip(run.statuses, again.statuses, strict=True))
-    return {
-        "definitions": [run.definitions[0], "", run.definitions[1]],
-        "checks": list(zip(run.statuses, checks.sources, run.errors, strict=True)),
-        "calls": run.calls,
-        "mattered": mattered,
-        "seconds": run.seconds,
-        "cpu_seconds": run.cpu_seconds,
-        "memory_mb": run.memory_kb / 1024,
-        "suspicious": sorted(run.suspicious),
-    }
+        run.verdict["mattered"][name] = any(
+            before[0] == "passed" != after[0] for before, after in zip(run.results, again.results, strict=True)
+        )
+    return run.verdict
 
 
 class Run:
@@ -127,7 +115,7 @@ class Run:
 
     Args:
         stub (`str`, *optional*): A watched function whose values are replaced by a bare object.
-        expected (`list[str]`, *optional*): Statuses of an earlier run; this one ends when a passed check no longer passes.
+        expected (`list`, *optional*): Results of an earlier run; this one ends when a passed check no longer passes.
     """
 
     def __init__(self, job, checks, jobs, control, config, stub=None, expected=None):
@@ -138,38 +126,45 @@ class Run:
         self.config = config
         self.stub = stub
         self.expected = expected
-        self.definitions = ["not_run", ""]
-        self.statuses = ["not_run"] * len(checks.sources)
-        self.errors = [""] * len(checks.sources)
+        self.definitions = ["not_run", "", ""]
+        self.results = [["not_run", source, ""] for source in checks.sources]
         self.calls = dict.fromkeys(job["watch"], 0)
         self.check_calls = dict(self.calls)  # of the check that is running
         self.suspicious = set()
+        self.verdict = {
+            "definitions": self.definitions,
+            "checks": self.results,
+            "calls": self.calls,
+            "mattered": dict.fromkeys(self.calls, False),
+            "cpu_seconds": 0.0,
+            "memory_mb": 0.0,
+        }
         self.functions = []  # of the checks, by the number under which the candidate calls them
         self.socket = None
         self.clock = self.begun = time.monotonic()
         self.timeouts = self.deaths = 0
-        self.seconds = self.cpu_seconds = 0.0
-        self.memory_kb = 0
 
     def run(self):
         random.seed(self.job["checks"])  # the same program gets the same verdict
         try:
             self._start()
-            if self._run_checks():
-                for guard in self.checks.guards:
-                    if self.statuses[guard] == "not_run":
-                        self.statuses[guard] = "passed"
-        except (Timeout, Died, GiveUp):
+            self._run_checks()
+            for guard in self.checks.guards:
+                if self.results[guard][0] == "not_run":
+                    self.results[guard][0] = "passed"
+        except GiveUp:
             pass  # recorded where it happened
+        except (Exception, Timeout, Died) as error:
+            # the code between the asserts failed: what comes after it does not run
+            for result in self.results:
+                result[2] = _text(error) if result[0] == "not_run" else result[2]
         finally:
             self._end()
-        self.seconds = time.monotonic() - self.begun
+        self.verdict |= {"seconds": time.monotonic() - self.begun, "suspicious": sorted(self.suspicious)}
 
     # -- the checks
 
     def _run_checks(self):
-        """Whether the checks ran to their end."""
-
         def candidate(*args, **kwargs):
             return self._call(0, args, kwargs)
 
@@ -179,61 +174,46 @@ class Run:
             "__builtins__": builtins,
             "__begin__": self._begin_check,
             "__end__": self._end_check,
-            "__raised__": self._raised_in_check,
             "__caught__": (Exception, Timeout, Died),
         }
-        try:
-            exec(self.checks.setup, namespace)
-            namespace["candidate"] = namespace[entry_point] = candidate
-            exec(self.checks.code, namespace)
-            if self.checks.has_check:
-                check = namespace["check"]
-                namespace[entry_point] = candidate  # also where the program's function is called `check`
-                check(candidate)
-        except (Exception, Timeout, Died) as error:
-            # the code between the asserts failed: what comes after it does not run
-            self.errors = [
-                _text(error) if status == "not_run" else text
-                for status, text in zip(self.statuses, self.errors, strict=True)
-            ]
-            return False
-        return True
+        exec(self.checks.setup, namespace)
+        namespace["candidate"] = namespace[entry_point] = candidate
+        exec(self.checks.code, namespace)
+        if self.checks.has_check:
+            check = namespace["check"]
+            namespace[entry_point] = candidate  # also where the program's function is called `check`
+            check(candidate)
 
-    def _begin_check(self, index):
+    def _begin_check(self):
         self.check_calls = dict.fromkeys(self.calls, 0)
         self.clock = time.monotonic()
 
-    def _end_check(self, index, value):
-        if not value:
-            self._settle(index, "failed", "")
-        elif self.statuses[index] in ("not_run", "passed"):
-            self.statuses[index] = "passed"
+    def _end_check(self, index, value, error=None):
+        result = self.results[index]
+        if result[0] in ("not_run", "passed"):  # in a loop, the first failure stays
+            if error is not None:
+                result[0], result[2] = "timeout" if isinstance(error, Timeout) else "error", _text(error)
+            else:
+                result[0] = "passed" if value else "failed"
+        if result[0] == "passed":
             for name, count in self.check_calls.items():
                 self.calls[name] += count
-        self.clock = time.monotonic()
-
-    def _raised_in_check(self, index, error):
-        self._settle(index, "timeout" if isinstance(error, Timeout) else "error", _text(error))
-        self.clock = time.monotonic()
-
-    def _settle(self, index, status, error):
-        if self.statuses[index] in ("not_run", "passed"):  # in a loop, the first failure stays
-            self.statuses[index], self.errors[index] = status, error
-        if self.expected and self.expected[index] == "passed":
+        elif self.expected and self.expected[index][0] == "passed":
             raise GiveUp  # the difference is found
+        self.clock = time.monotonic()
 
     # -- the candidate's process
 
     def _start(self):
         """Forks a candidate and has it run the program's definitions."""
         if len(self.job["source"]) > MAX_SOURCE:
-            self.definitions = ["error", f"the source has more than {MAX_SOURCE} characters"]
+            self.definitions[:] = "error", "", f"the source has more than {MAX_SOURCE} characters"
             raise GiveUp
         self.socket, theirs = socket.socketpair()
         with theirs:
-            self._tell_zygote(b"F", theirs.fileno())
-        self.socket.setblocking(False)
-        self.inbox = Inbox(MAX_ANSWER)
+            self._ask_zygote(b"F", theirs.fileno())
+        self.socket.settimeout(self.config["check_timeout"])  # for sending; receiving waits for its turn
+        self.inbox = Inbox(wire.MAX_ANSWER)
         self.clock = time.monotonic()
         hello = False
         try:
@@ -241,16 +221,16 @@ class Run:
             hello = self._receive() == {"hello": True}
             outcome = self._receive()
             if "raised" in outcome:
-                raise rebuild(outcome["raised"])
+                raise wire.rebuild(outcome["raised"])
             if outcome != {"defined": True}:
                 raise WireError("a message that breaks the protocol")
         except (Exception, Timeout, Died) as error:
             if not hello:
                 raise SandboxFault("a candidate's process ended before it read its program") from error
             self._book(error)
-            self.definitions = ["timeout" if isinstance(error, Timeout) else "error", _text(error)]
+            self.definitions[:] = "timeout" if isinstance(error, Timeout) else "error", "", _text(error)
             raise GiveUp from error
-        self.definitions = ["passed", ""]
+        self.definitions[0] = "passed"
         self.clock = time.monotonic()
 
     def _end(self, command=b"K"):
@@ -260,13 +240,11 @@ class Run:
         self.socket.close()
         self.socket = None
         ending = self._ask_zygote(command)
-        if not ending["forked"]:
-            raise SandboxFault("a candidate's process could not be forked")
         on_time = ending["cpu_seconds"] < self.config["cpu_seconds"]
         if ending["signal"] == signal.SIGKILL and on_time and "seccomp" in self.config["layers"]:
             raise SandboxFault("a candidate's process was killed from outside")  # it cannot send itself a signal
-        self.memory_kb = max(self.memory_kb, ending["memory_kb"])
-        self.cpu_seconds += ending["cpu_seconds"]
+        self.verdict["memory_mb"] = max(self.verdict["memory_mb"], ending["memory_mb"])
+        self.verdict["cpu_seconds"] += ending["cpu_seconds"]
         return ending["signal"]
 
     def _book(self, error):
@@ -286,15 +264,15 @@ class Run:
         elif type(error).__name__ in ("SystemExit", "KeyboardInterrupt", "GeneratorExit"):
             self.suspicious.add("tried to exit")
 
-    def _tell_zygote(self, command, *fds):
+    def _ask_zygote(self, command, *fds):
         try:
             socket.send_fds(self.control, [command], fds)
+            answer = json.loads(self.control.recv(1 << 16) or '{"fault": "the zygote is gone"}')
         except OSError as error:
-            raise SandboxFault("the zygote is gone") from error
-
-    def _ask_zygote(self, command):
-        self._tell_zygote(command)
-        return json.loads(_packet(self.control))
+            raise SandboxFault(f"the zygote does not answer: {error}") from error
+        if "fault" in answer:
+            raise SandboxFault(answer["fault"])
+        return answer
 
     # -- calls
 
@@ -303,8 +281,10 @@ class Run:
         too_long = time.monotonic() - self.begun > 2 * self.config["cpu_seconds"]
         if self.timeouts >= self.config["max_timeouts"] or self.deaths >= MAX_DEATHS or too_long:
             raise GiveUp
-        question = encode_call(function, args, kwargs, self.functions)
-        question["id"] = int.from_bytes(os.urandom(6), "little")  # no answer can be written before its question is read
+        question = wire.encode_call(function, args, kwargs, self.functions)
+        question["id"] = int.from_bytes(
+            os.urandom(6), "little"
+        )  # no answer can be written before its question is read
         if self.socket is None:
             self._start()
         try:
@@ -314,7 +294,7 @@ class Run:
             if answer.get("id") != question["id"]:
                 raise WireError("a message that breaks the protocol")
             if "raised" in answer:
-                raise rebuild(answer["raised"])
+                raise wire.rebuild(answer["raised"])
             return self._accept(answer, (*args, *kwargs.values()))
         except (Exception, Timeout, Died) as error:
             self._book(error)
@@ -322,10 +302,10 @@ class Run:
 
     def _accept(self, answer, arguments):
         """The value, after what the call changed in its arguments was changed here as well."""
-        value = decode(answer["value"], self._stand_in)
+        value = wire.decode(answer["value"], self._stand_in)
         for number, new in answer["changed"]:
-            target, after = arguments[number], decode(new, self._stand_in)
-            if type(target) not in MUTABLE or type(target) is not type(after):
+            target, after = arguments[number], wire.decode(new, self._stand_in)
+            if type(target) not in wire.MUTABLE or type(target) is not type(after):
                 raise WireError("an argument changed its type")
             target.clear()
             (target.update if type(target) in (dict, set) else target.extend)(after)
@@ -341,33 +321,31 @@ class Run:
     def _call_back(self, request):
         """Calls a function that the checks passed to the candidate."""
         try:
-            args, kwargs = decode_call(request, self._stand_in)
+            args, kwargs = wire.decode_call(request, self._stand_in)
             value = self.functions[request["call"]](*args, **kwargs)
-            return {"value": Encoder(self.functions).encode(value)}
+            return {"value": wire.Encoder(self.functions).encode(value)}
         except Exception as error:
-            return {"raised": describe(error)}
+            return {"raised": wire.describe(error)}
 
     # -- sending and receiving against the clock
 
     def _send(self, message):
-        packed = memoryview(pack(message))
-        while packed:
-            try:
-                packed = packed[self.socket.send(packed, socket.MSG_NOSIGNAL) :]
-            except BlockingIOError:
-                self._wait(select.POLLOUT)
-            except OSError as error:
-                raise Died("the program ended its process") from error
+        try:
+            self.socket.sendall(wire.pack(message))
+        except TimeoutError:
+            raise Timeout("a question was not read") from None
+        except OSError as error:
+            raise Died("the program ended its process") from error
 
     def _receive(self):
         """The candidate's next message, without its notes."""
         while True:
             while (message := self.inbox.next()) is None:
-                self._wait(select.POLLIN)
+                self._wait()
                 try:
                     chunk = self.socket.recv(1 << 16)
-                except OSError as error:
-                    raise Died("the program ended its process") from error
+                except OSError:
+                    chunk = b""
                 if not chunk:
                     raise Died("the program ended its process")
                 self.inbox.data += chunk
@@ -376,34 +354,29 @@ class Run:
             if "suspicious" not in message:
                 return message
             if len(self.suspicious) < MAX_NOTES:
-                self.suspicious.add(ascii(message["suspicious"])[1:-1][:80])
+                self.suspicious.add(ascii(message["suspicious"])[1:81].rstrip("'"))
 
-    def _wait(self, event):
-        """Waits until the socket is ready, as long as the check may take."""
+    def _wait(self):
+        """Waits until there is something to receive, as long as the check may take."""
         poll = select.poll()
-        poll.register(self.socket, event)
+        poll.register(self.socket, select.POLLIN)
         poll.register(self.jobs, POLLRDHUP)
-        limit = self.config["check_timeout"]
+        timeout = limit = self.config["check_timeout"]
         while True:
             ready = poll.poll(max(0.0, self.clock + limit - time.monotonic()) * 1000 + 1)
             if any(fd == self.jobs.fileno() for fd, _ in ready):
                 os._exit(0)  # the trainer is gone; the zygote sees this and ends the candidate
-            late = time.monotonic() > self.clock + limit
-            if ready and not late:
+            if time.monotonic() > self.clock + limit:
+                # the limit grows by what the candidate waited for a core, unless it has had its share of one
+                had = limit - self._ask_zygote(b"S")["waited"]
+                (share,) = struct.unpack("d", self.config["share"][:])
+                if limit >= STRETCH * timeout or had >= ENOUGH * share * timeout:
+                    raise Timeout(f"no answer within {timeout:g} s")
+                limit += timeout / STRETCH
+            elif ready:
                 return
-            if late:
-                limit = self._stretched(limit)
-
-    def _stretched(self, limit):
-        """The limit that still holds, given how long the candidate waited for a core; raises Timeout if none."""
-        timeout = self.config["check_timeout"]
-        had = limit - self._ask_zygote(b"S")
-        (share,) = struct.unpack("d", self.config["share"][:])
-        if limit >= STRETCH * timeout or had >= ENOUGH * share * timeout:
-            raise Timeout(f"no answer within {timeout:g} s")
-        return limit + timeout / STRETCH
 
 
 def _text(error):
-    text = f"{type(error).__name__}: {str(error)[:300]}".rstrip(": ")
+    text = f"{type(error).__name__}: {str(error)[: wire.MAX_TEXT]}".rstrip(": ")
     return text.encode("utf-8", "replace").decode()

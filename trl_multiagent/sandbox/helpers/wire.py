@@ -12,6 +12,7 @@ import datetime
 import decimal
 import fractions
 import json
+import os
 import struct
 
 
@@ -25,32 +26,31 @@ _loads = json.JSONDecoder().decode
 _dumps = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _TYPES = {name: value for name, value in vars(builtins).items() if isinstance(value, type)}
 _SAFE_INTEGER = 1 << 256  # larger ones travel in hexadecimal, which has no limit on the number of digits
+
+
+def _text(read, make):
+    return lambda value: [read(value)], lambda parts: make(*parts)
+
+
+def _fields(kind, *names):
+    return lambda value: [getattr(value, name) for name in names], lambda parts: kind(*parts)
+
+
 _PLAIN = {  # type: (its parts, the value that they make)
-    int: (lambda value: [hex(value)], lambda parts: int(*parts, 16)),
-    tuple: (list, tuple),
-    set: (list, set),
-    frozenset: (list, frozenset),
-    collections.deque: (list, collections.deque),
+    int: _text(hex, lambda text: int(text, 16)),
+    **{kind: (list, kind) for kind in (tuple, set, frozenset, collections.deque)},
     dict: (
         lambda value: [*value, *value.values()],
         lambda parts: dict(zip(parts[: len(parts) // 2], parts[len(parts) // 2 :], strict=True)),
     ),
-    bytes: (lambda value: [value.hex()], lambda parts: bytes.fromhex(*parts)),
-    bytearray: (lambda value: [value.hex()], lambda parts: bytearray.fromhex(*parts)),
-    complex: (lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
-    range: (lambda value: [value.start, value.stop, value.step], lambda parts: range(*parts)),
-    decimal.Decimal: (lambda value: [str(value)], lambda parts: decimal.Decimal(*parts)),
-    fractions.Fraction: (
-        lambda value: [value.numerator, value.denominator],
-        lambda parts: fractions.Fraction(*parts),
-    ),
-    datetime.datetime: (lambda value: [value.isoformat()], lambda parts: datetime.datetime.fromisoformat(*parts)),
-    datetime.date: (lambda value: [value.isoformat()], lambda parts: datetime.date.fromisoformat(*parts)),
-    datetime.time: (lambda value: [value.isoformat()], lambda parts: datetime.time.fromisoformat(*parts)),
-    datetime.timedelta: (
-        lambda value: [value.days, value.seconds, value.microseconds],
-        lambda parts: datetime.timedelta(*parts),
-    ),
+    bytes: _text(bytes.hex, bytes.fromhex),
+    bytearray: _text(bytearray.hex, bytearray.fromhex),
+    complex: _fields(complex, "real", "imag"),
+    range: _fields(range, "start", "stop", "step"),
+    decimal.Decimal: _text(str, decimal.Decimal),
+    fractions.Fraction: _fields(fractions.Fraction, "numerator", "denominator"),
+    **{kind: _text(kind.isoformat, kind.fromisoformat) for kind in (datetime.datetime, datetime.date, datetime.time)},
+    datetime.timedelta: _fields(datetime.timedelta, "days", "seconds", "microseconds"),
 }
 _BUILD = {kind.__name__: build for kind, (_, build) in _PLAIN.items()} | {
     "iterator": iter,
@@ -122,13 +122,20 @@ class Inbox:
             raise WireError("a message that is not JSON") from error
 
 
+def read(fd: int, inbox: Inbox):
+    """Waits for the next message; this process ends when the other side is gone."""
+    while (message := inbox.next()) is None:
+        chunk = os.read(fd, 1 << 16)
+        if not chunk:
+            os._exit(0)
+        inbox.data += chunk
+    return message
+
+
 class Encoder:
     """
-    Turns values into what JSON can carry.
-
-    Args:
-        functions (`list`): Functions that a value holds are appended; they travel as their index in this list.
-        note (`Callable[[str], None]`, *optional*): Is told of values that pretend to be equal to others.
+    Turns values into what JSON can carry. Functions are appended to `functions` and travel as their index there; `note` is
+    told of values that pretend to be equal to others.
     """
 
     def __init__(self, functions: list, note=None):
@@ -200,16 +207,7 @@ def rebuild(raised):
 
 
 def decode(data, function):
-    """
-    Rebuilds a value.
-
-    Args:
-        data: What JSON gave.
-        function (`Callable[[int], Callable]`): Makes the stand-in for function number n of the other side.
-
-    Raises:
-        WireError: if `data` was not written by an `Encoder`.
-    """
+    """The value that an `Encoder` wrote; `function(n)` makes the stand-in for function number n of the other side."""
     try:
         return _decode(data, function)
     except (TypeError, ValueError, KeyError, IndexError, ArithmeticError, RecursionError) as error:

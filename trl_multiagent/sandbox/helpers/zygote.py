@@ -3,7 +3,7 @@ Forks one candidate per program. The zygote never sees a check, a program or an 
 
 Commands on its socket, one packet each: `F` with a descriptor forks a candidate that talks on it; `K` ends the candidate
 and everything it left behind, and reports what it used; `D` does so for one that seems to have ended, and gives it time to
-do so; `S` reports how long the candidate waited for a core.
+do so; `S` reports how long the candidate waited for a core. Each is answered by one packet of JSON.
 """
 
 import gc
@@ -53,7 +53,7 @@ def main(control_fd: int, config: dict):
     try:
         _lock_down(config)
     except OSError as error:
-        control.send(f"the zygote cannot be locked down: {error}".encode())
+        _send(control, fault=f"the zygote cannot be locked down: {error}")
         raise
     watch_acts()
     for name in [name for name in sys.modules if name.partition(".")[0] == "helpers"]:
@@ -63,7 +63,7 @@ def main(control_fd: int, config: dict):
     gc.collect()
     gc.freeze()
     gc.disable()
-    control.send(b"ready")
+    _send(control, ready=True)
     _serve(control, config)
 
 
@@ -94,36 +94,38 @@ def _lock_down(config):
     os.environ.clear()
 
 
+def _send(control, **message):
+    control.send(json.dumps(message).encode())
+
+
 def _serve(control, config):
     child = 0
     while True:
         packet, fds, _, _ = socket.recv_fds(control, 64, 1)
         if packet == b"F":
-            child = _fork(fds[0], control, config)
+            try:
+                child = os.fork()
+            except OSError as error:
+                _send(control, fault=f"a candidate's process could not be forked: {error}")
+                continue
+            if not child:
+                try:
+                    _become_candidate(fds[0], control, config)
+                finally:
+                    os._exit(0)
+            os.close(fds[0])
+            _send(control, forked=True)
         elif packet == b"S":
             waited = Path(f"/proc/{child}/schedstat").read_text().split()[1]
-            control.send(json.dumps(int(waited) / 1e9).encode())
+            _send(control, waited=int(waited) / 1e9)
         else:
-            used = _end(child, 0.2 if packet == b"D" else 0.0, config["layers"])
+            used = (
+                _end(child, 0.2 if packet == b"D" else 0.0, config["layers"]) if child else {"fault": "no candidate"}
+            )
             child = 0
             if not packet:
                 os._exit(0)
-            control.send(json.dumps(used).encode())
-
-
-def _fork(fd, control, config):
-    try:
-        child = os.fork()
-    except OSError:
-        child = 0  # without a hello the verifier knows that this is not the program's doing
-    else:
-        if not child:
-            try:
-                _become_candidate(fd, control, config)
-            finally:
-                os._exit(0)
-    os.close(fd)
-    return child
+            _send(control, **used)
 
 
 def _become_candidate(fd, control, config):
@@ -142,8 +144,6 @@ def _become_candidate(fd, control, config):
 
 def _end(child, patience, layers):
     """Kills the candidate and whatever it forked, reaps it, and says how it had ended by then."""
-    if not child:
-        return {"forked": False}
     end = time.monotonic() + patience
     pid, status, usage = os.wait4(child, os.WNOHANG)
     while not pid and time.monotonic() < end:
@@ -160,8 +160,7 @@ def _end(child, patience, layers):
             for _ in orphans:
                 os.waitpid(-1, 0)
     return {
-        "forked": True,
         "signal": os.WTERMSIG(status) if pid and os.WIFSIGNALED(status) else 0,
-        "memory_kb": usage.ru_maxrss,
+        "memory_mb": usage.ru_maxrss / 1024,
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
     }
