@@ -34,22 +34,23 @@ START_SECONDS = 60.0  # for a helper to come up, or to take a job
 STUCK_SECONDS = 0.3  # a program that runs longer gives its worker's place to another one
 SPARE_SLOTS = 12  # pairs of helpers kept beyond the workers, for batches with stuck programs
 KEPT_PROGRAMS = 1000  # suspicious programs written to disk at most
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from helpers.main import main; main()"
+# What a helper starts with. Modules want to repair locks and reseed after a fork, which costs more than the fork itself; a
+# helper has one thread.
+_BOOT = """
+import importlib, json, os, sys
+os.register_at_fork = lambda **hooks: None
+sys.path.insert(0, sys.argv[1])
+importlib.import_module("helpers." + sys.argv[2]).main(*map(json.loads, sys.argv[3:]))
+"""
 
 
-def _start_helper(role, fds, config, stdout=subprocess.DEVNULL):
+def _start_helper(name, fds, config, stdout=subprocess.DEVNULL):
     """Starts a fresh interpreter: nothing of this process is in its memory, its environment or its open files."""
-    arguments = [str(Path(__file__).parent), role, json.dumps(fds), json.dumps(config)]
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-B", "-c", _BOOT, *arguments],
-        pass_fds=fds,
-        env={"LD_BIND_NOW": "1"},  # so that no candidate has to look up a library's functions
-        cwd="/",
-        start_new_session=True,
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=subprocess.DEVNULL,
-    )
+    arguments = [str(Path(__file__).parent), name, *map(json.dumps, (*fds, config))]
+    options = {"cwd": "/", "start_new_session": True, "stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    options["env"] = {"LD_BIND_NOW": "1"}  # so that no candidate has to look up a library's functions
+    command = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, *arguments]
+    return subprocess.Popen(command, pass_fds=fds, stdout=stdout, **options)
 
 
 class _Slot:
@@ -86,18 +87,12 @@ class _Slot:
             chunk = self.socket.recv(1 << 16)
         except OSError:
             chunk = b""
-        if not chunk:
-            return {"fault": "the verifier is gone", "overran": self._overran()}
-        self.inbox.data += chunk
-        message = self.inbox.next()
-        return self.inbox.next() if message == {"ready": True} else message
-
-    def _overran(self):
-        """Whether the verifier ended itself because the checks never came to an end."""
-        try:
-            return self.processes[1].wait(timeout=1.0) == -signal.SIGVTALRM
-        except subprocess.TimeoutExpired:
-            return False
+        if chunk:
+            self.inbox.data += chunk
+            return self.inbox.next()
+        self.close()
+        # this signal ended it because the checks never came to an end
+        return {"fault": "the verifier is gone", "overran": self.processes[-1].returncode == -signal.SIGVTALRM}
 
     def close(self):
         self.socket.close()  # the verifier ends, then its zygote, then the candidate
@@ -112,30 +107,24 @@ class _Slot:
 @dataclass(eq=False)
 class Sandbox:
     """
-    Runs untrusted Python programs against trusted checks, in processes that share no memory with this one.
-
-    Helper processes start at the first `run` and end with `close`, with this process, or when it is killed.
+    Runs untrusted Python programs against trusted checks, in processes that share no memory with this one. These helpers
+    start at the first `run` and end with `close`, with this process, or when it is killed.
 
     Args:
-        workers (`int`, *optional*):
-            Programs that run at once. Defaults to this process's share of the node's cores: those it may use, divided by
-            `LOCAL_WORLD_SIZE`, the number of ranks on the node.
-        check_timeout (`float`, *optional*, defaults to `10.0`):
-            Seconds for each check, and for the program's definitions. Waiting for a core does not count, up to 5 times
-            this limit. Where more programs are stuck than there are workers, each can count on its share of a core only.
-        max_timeouts (`int`, *optional*, defaults to `3`):
-            Timed-out checks after which the rest of a program's checks is not run.
-        memory_mb (`int`, *optional*, defaults to `512`):
-            Memory of one program, in MiB.
-        retries (`int`, *optional*, defaults to `2`):
-            How often a program is tried again after a failure of the sandbox itself, before `SandboxError` is raised.
-        min_tier (`str`, *optional*, defaults to `"seccomp"`):
-            Weakest protection to run with: `"rlimits"`, `"seccomp"`, `"landlock"` or `"namespaces"`. Where the machine
-            does not allow it, `SandboxError` is raised. `"rlimits"` keeps verdicts honest, but not the machine safe.
-        max_tier (`str`, *optional*, defaults to `"namespaces"`):
-            Strongest protection to use; lower it only to measure.
-        keep_suspicious (`str` or `Path`, *optional*):
-            Folder that suspicious programs are written to, one JSON file each.
+        workers (`int`, *optional*): Programs that run at once. Defaults to this process's share of the node's cores:
+            those it may use, divided by `LOCAL_WORLD_SIZE`, the number of ranks on the node.
+        check_timeout (`float`, *optional*, defaults to `10.0`): Seconds for each check, and for the program's definitions.
+            Waiting for a core does not count, up to 5 times this limit. Where more programs are stuck than there are
+            workers, each can count on its share of a core only.
+        max_timeouts (`int`, *optional*, defaults to `3`): Timed-out checks after which a program's other checks do not run.
+        memory_mb (`int`, *optional*, defaults to `512`): Memory of one program, in MiB.
+        retries (`int`, *optional*, defaults to `2`): How often a program is tried again after a failure of the sandbox
+            itself, before `SandboxError` is raised.
+        min_tier (`str`, *optional*, defaults to `"seccomp"`): Weakest protection to run with: `"rlimits"`, `"seccomp"`,
+            `"landlock"` or `"namespaces"`. Where the machine does not allow it, `SandboxError` is raised. `"rlimits"` keeps
+            verdicts honest, but not the machine safe.
+        max_tier (`str`, *optional*, defaults to `"namespaces"`): Strongest protection to use; lower it only to measure.
+        keep_suspicious (`str` or `Path`, *optional*): Folder for suspicious programs, one JSON file each.
     """
 
     workers: int | None = None
@@ -159,6 +148,7 @@ class Sandbox:
         for name in ("min_tier", "max_tier"):
             if getattr(self, name) not in TIERS:
                 raise ValueError(f"sandbox.{name} must be one of {', '.join(TIERS)}, got {getattr(self, name)!r}")
+        self.keep_suspicious = Path(self.keep_suspicious) if self.keep_suspicious is not None else None
         self.tier = None
         # past the first limit of processor time a program or its checks are ended; past the second, of wall time, the
         # sandbox has failed and not the program
@@ -231,8 +221,8 @@ class Sandbox:
     def _choose_tier(self):
         if sys.platform != "linux":
             raise SandboxError(f"the sandbox needs Linux, this is {sys.platform}")
-        with _start_helper("probe", [], {}, stdout=subprocess.PIPE) as probe:
-            output, _ = probe.communicate(timeout=START_SECONDS)
+        with self._start(_start_helper, "kernel", [], {}, subprocess.PIPE) as probe:
+            output = probe.stdout.read()
         if probe.returncode != 0:
             raise SandboxError(f"probing the machine for the sandbox failed with exit status {probe.returncode}")
         allowed = set(json.loads(output))
@@ -244,9 +234,10 @@ class Sandbox:
                 f"sandbox.min_tier is {self.min_tier!r}; lower it only if the programs can be trusted not to attack"
             )
         besides = {"user", "landlock"} if tier == "namespaces" else {"user"}
-        self._layers = sorted(allowed & (TIERS[tier] | besides))
+        self._config = {name: getattr(self, name) for name in ("check_timeout", "max_timeouts", "memory_mb")}
+        self._config |= {"cpu_seconds": self._whole_limit, "layers": sorted(allowed & (TIERS[tier] | besides))}
         self.tier = tier
-        logger.info("sandbox tier %s (layers: %s), %d workers", tier, ", ".join(self._layers), self.workers)
+        logger.info("sandbox tier %s (layers: %s), %d workers", tier, ", ".join(self._config["layers"]), self.workers)
 
     def _run(self, programs):
         verdicts = [None] * len(programs)
@@ -260,7 +251,11 @@ class Sandbox:
             now = time.monotonic()
             fresh = [slot for slot in running if now - slot.started < STUCK_SECONDS]
             for _ in range(min(self.workers - len(fresh), most - len(running), len(waiting))):
-                slot = idle.pop() if idle else self._start_slot()
+                if idle:
+                    slot = idle.pop()
+                else:
+                    slot = self._start(_Slot, self._config, self._share)
+                    self._slots.append(slot)
                 index = waiting.pop()
                 slot.start(index, programs[index], index in overran)
                 running.add(slot)
@@ -275,36 +270,28 @@ class Sandbox:
                 if message is None:
                     continue
                 running.remove(slot)
-                index = slot.index
                 if "fault" not in message:
-                    verdicts[index] = self._verdict(message)
+                    verdicts[slot.index] = self._verdict(message)
                     idle.append(slot)
                     continue
                 self._slots.remove(slot)
                 slot.close()
-                waiting.append(index)
+                waiting.append(slot.index)
                 if message.get("overran"):
-                    overran.add(index)
+                    overran.add(slot.index)
                     continue
-                failures[index] += 1
-                if failures[index] > self.retries:
-                    raise SandboxError(f"the sandbox failed {failures[index]} times in a row: {message['fault']}")
+                failures[slot.index] += 1
+                if failures[slot.index] > self.retries:
+                    raise SandboxError(f"the sandbox failed {self.retries + 1} times in a row: {message['fault']}")
         while len(self._slots) > self.workers + SPARE_SLOTS:
             self._slots.pop().close()
         return verdicts
 
-    def _start_slot(self):
-        config = {
-            "check_timeout": self.check_timeout,
-            "max_timeouts": self.max_timeouts,
-            "memory_mb": self.memory_mb,
-            "cpu_seconds": self._whole_limit,
-            "layers": self._layers,
-        }
+    def _start(self, start, *args):
+        """Starts helpers; where the machine refuses, again after a while."""
         for attempt in range(self.retries + 1):
             try:
-                self._slots.append(_Slot(config, self._share))
-                return self._slots[-1]
+                return start(*args)
             except OSError as error:
                 if attempt == self.retries:
                     raise SandboxError(f"the sandbox's helper processes cannot be started: {error}") from error
@@ -319,24 +306,20 @@ class Sandbox:
         return Verdict(**message, tier=self.tier)
 
     def _account(self, verdicts, seconds):
-        totals = self._totals
-        totals["executions"] += len(verdicts)
-        totals["seconds"] += seconds
+        self._totals["executions"] += len(verdicts)
+        self._totals["seconds"] += seconds
         for program, verdict in verdicts.items():
-            totals["timeouts"] += verdict.timeouts
-            totals["memory_kills"] += verdict.out_of_memory
-            totals["suspicious"] += bool(verdict.suspicious)
+            self._totals["timeouts"] += verdict.timeouts
+            self._totals["memory_kills"] += verdict.out_of_memory
+            self._totals["suspicious"] += bool(verdict.suspicious)
             if verdict.suspicious and self.keep_suspicious is not None and next(self._kept) < KEPT_PROGRAMS:
-                self._keep(program, verdict)
-
-    def _keep(self, program, verdict):
-        record = {"suspicious": verdict.suspicious, "passed": verdict.passed, **vars(program)}
-        try:
-            Path(self.keep_suspicious).mkdir(parents=True, exist_ok=True)
-            path = Path(self.keep_suspicious) / f"program_{time.time_ns()}_{self._owner}.json"
-            path.write_text(json.dumps(record, indent=2))
-        except OSError as error:  # a full disk, say; the verdict stands
-            logger.warning("a suspicious program could not be kept: %s", error)
+                record = {"suspicious": verdict.suspicious, "passed": verdict.passed, **vars(program)}
+                path = self.keep_suspicious / f"program_{time.time_ns()}_{self._owner}.json"
+                try:
+                    self.keep_suspicious.mkdir(parents=True, exist_ok=True)
+                    path.write_text(json.dumps(record, indent=2))
+                except OSError as error:  # a full disk, say; the verdict stands
+                    logger.warning("a suspicious program could not be kept: %s", error)
 
 
 def _close_all(slots, owner):

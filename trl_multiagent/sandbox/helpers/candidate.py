@@ -1,8 +1,8 @@
 """
 The process of one program. Everything below may be subverted by it: all it can do is answer calls with plain data.
 
-Messages on the socket, in order: hello (written before any untrusted byte is read), the program (read), the outcome of its
-definitions, then one answer per call. Notes about suspicious acts come in between; they are for the records only.
+Messages on the socket, in order: the program (read), the outcome of its definitions, then one answer per call. Notes about
+suspicious acts come in between; they are for the records only.
 """
 
 import ast
@@ -14,33 +14,20 @@ import random
 import sys
 import types
 
-from .wire import (
-    MAX_ANSWER,
-    MAX_JOB,
-    MUTABLE,
-    Encoder,
-    Inbox,
-    Unsendable,
-    decode,
-    decode_call,
-    describe,
-    encode_call,
-    pack,
-    read,
-    rebuild,
-)
+from . import wire
+from .wire import decode_call, encode_call, pack
 
 
-FD = 3  # the candidate's only open file besides /dev/null on 0, 1 and 2
 OWN_FRAMES = 15  # of this module and the zygote's, which the program's recursion does not pay for
 # Audit events that no answer to a coding task needs; a final dot stands for the whole family
 _SUSPICIOUS = tuple(
     """
-    open os. subprocess. socket.connect socket.bind socket.sendto ctypes. shutil. code.__new__ resource. gc.get_ fcntl. mmap.
-    pty. signal.pthread_kill sys._current_frames sys.settrace sys.setprofile
-    """.split()
+open os. subprocess. socket.connect socket.bind socket.sendto ctypes. shutil. code.__new__ resource. gc.get_ fcntl. mmap. pty.
+signal.pthread_kill sys._current_frames sys.settrace sys.setprofile
+""".split()
 )
-_inbox = Inbox(MAX_JOB)
+_fd = 0  # of the socket, the only open file besides /dev/null on 0, 1 and 2
+_inbox = wire.Inbox(wire.MAX_JOB)
 _functions = []  # of the program, by the number under which the checks call them; the entry point is the first
 _calls = {}  # how often each watched function was called
 _noted = None  # names of the suspicious acts reported so far; None before a program runs
@@ -52,10 +39,9 @@ def watch_acts():
     def hook(event, args):
         if _noted is None:
             return
-        if event.startswith(_SUSPICIOUS):
-            if not (event == "open" and str(args[0]).endswith(".py")):  # tracebacks look for their source
-                _note(event)
-        elif event == "sys._getframe" and args and args[0].f_code.co_filename == __file__:
+        own_frame = event == "sys._getframe" and args and args[0].f_code.co_filename == __file__
+        traceback = event == "open" and str(args[0]).endswith(".py")  # looks for its source
+        if own_frame or (event.startswith(_SUSPICIOUS) and not traceback):
             _note(event)
         elif event == "import" and args[0] in ("multiprocessing", "trl_multiagent"):
             _note(f"import {args[0]}")
@@ -69,10 +55,10 @@ def _note(act):
         _write(pack({"suspicious": act}))
 
 
-def serve():
-    """Says hello, runs the program's module code and answers calls until the socket closes."""
-    global _noted
-    _write(pack({"hello": True}))
+def serve(fd: int):
+    """Runs the program's module code and answers calls until the socket closes."""
+    global _fd, _noted
+    _fd = fd
     program = _read()
     module = sys.modules["solution"] = types.ModuleType("solution")
     pristine = _trusted()
@@ -86,7 +72,7 @@ def serve():
         if not callable(entry):
             raise NameError(f"the program does not define {program['entry_point']!r}")
     except BaseException as error:
-        _write(pack({"raised": describe(error)}))
+        _write(pack({"raised": wire.describe(error)}))
         return
     _write(pack({"defined": True}))
     _functions.append(entry)
@@ -113,19 +99,20 @@ def _compile(source, watch, stub, namespace):
             node.decorator_list.insert(0, decorator)
             ast.fix_missing_locations(ast.copy_location(decorator, node))
     _calls.update(dict.fromkeys(watch, 0))
-    depth = 0
+    running = set()
 
     def watched(name, function):
         @functools.wraps(function)
         def call(*args, **kwargs):
-            nonlocal depth
             _calls[name] += 1
-            depth += 1
+            outermost = name not in running
+            running.add(name)
             try:
                 value = function(*args, **kwargs)
             finally:
-                depth -= 1
-            return object() if name == stub and depth == 0 else value
+                if outermost:
+                    running.discard(name)
+            return object() if outermost and name == stub else value
 
         return call
 
@@ -139,18 +126,18 @@ def _answer(question):
         before = dict(_calls)
         args, kwargs = decode_call(question, _stand_in)
         result = _functions[question["call"]](*args, **kwargs)
-        answer = {"id": question["id"], "value": Encoder(_functions, _note).encode(result), "changed": []}
+        answer = {"id": question["id"], "value": wire.Encoder(_functions, _note).encode(result), "changed": []}
         sent = (*question["args"], *question["kwargs"].values())
         for number, value in enumerate((*args, *kwargs.values())):
-            if type(value) in MUTABLE and (new := Encoder(_functions).encode(value)) != sent[number]:
+            if type(value) in wire.MUTABLE and (new := wire.Encoder(_functions).encode(value)) != sent[number]:
                 answer["changed"].append([number, new])
         answer["calls"] = [_calls[name] - before[name] for name in _calls]
         packed = pack(answer)
-        if len(packed) > MAX_ANSWER:
-            raise Unsendable(f"the answer has {len(packed)} bytes, the limit is {MAX_ANSWER}")
+        if len(packed) > wire.MAX_ANSWER:
+            raise wire.Unsendable(f"the answer has {len(packed)} bytes, the limit is {wire.MAX_ANSWER}")
         return packed
     except BaseException as error:
-        return pack({"id": question["id"], "raised": describe(error)})
+        return pack({"id": question["id"], "raised": wire.describe(error)})
 
 
 def _stand_in(number):
@@ -161,8 +148,8 @@ def _stand_in(number):
         while "call" in (message := _read()):
             _write(_answer(message))
         if "raised" in message:
-            raise rebuild(message["raised"])
-        return decode(message["value"], _stand_in)
+            raise wire.rebuild(message["raised"])
+        return wire.decode(message["value"], _stand_in)
 
     return call
 
@@ -182,9 +169,9 @@ def warm_up():
 
 
 def _read():
-    return read(FD, _inbox)
+    return wire.read(_fd, _inbox)
 
 
 def _write(packed):
     while packed:
-        packed = packed[os.write(FD, packed) :]
+        packed = packed[os.write(_fd, packed) :]

@@ -1,7 +1,7 @@
 """
 The kernel's own protections, called through ctypes: seccomp filters, Landlock, namespaces, privileges.
 
-Each function either takes effect or raises `OSError`. What a machine allows is found out by `probe`, which tries each
+Each function either takes effect or raises `OSError`. What a machine allows is found out by `main`, which tries each
 layer in a throw-away child and looks at the effect.
 """
 
@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import platform
+import resource
 import struct
 from pathlib import Path
 
@@ -35,15 +36,37 @@ def prctl(option: int, value: int, pointer: int = 0):
     _check(_libc.prctl(option, value, pointer, 0, 0), f"prctl {option}")
 
 
-def drop_user():
-    """Becomes nobody; only root can."""
+def lock_down(role: str, layers: list, limits: dict, readable: list):
+    """
+    Puts the verifier or the zygote behind the layers: for good, and for whatever it forks.
+
+    Args:
+        limits (`dict[int, int]`): Resource limits.
+        readable (`list[str]`): Folders that may be read.
+    """
+    for limit, value in (limits | {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0}).items():
+        resource.setrlimit(limit, (value, value))
+    if role == "zygote" and "namespaces" in layers:
+        enter_namespaces()
+    if role == "zygote" and "user" in layers:
+        _drop_user()
+    _drop_capabilities()
+    prctl(DUMPABLE, 0)  # no other process of this user may trace this one or read its memory
+    if role == "zygote":  # a change of user takes the first one back
+        prctl(*((DIE_WITH_PARENT, 9) if "namespaces" in layers else (ADOPT_ORPHANS, 1)))
+    if "landlock" in layers:
+        restrict_files(readable)
+    if "seccomp" in layers:
+        filter_calls(role)
+
+
+def _drop_user():
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
-def drop_capabilities():
-    """Gives up every capability, for this process and whatever it starts."""
+def _drop_capabilities():
     for capability in range(64):
         if _libc.prctl(_DROP_CAPABILITY, capability, 0, 0, 0) < 0:
             break  # past the last one, or not privileged enough to have any
@@ -51,16 +74,14 @@ def drop_capabilities():
     _check(_libc.capset(header, bytes(24)), "capset")
 
 
-# ------------------------------------------------------------------------------------------------------------- seccomp
-
-# name:number on x86_64:number on aarch64, where `-` means that the machine has no such call:who may make it. `a`: every
+# Seccomp. name:number on x86_64:number on aarch64, where `-` means that the machine has no such call:who may make it. `a`: every
 # process; these calls compute, run threads and asyncio, and name no file, process or address. `z`, `v`: the zygote, the
 # verifier besides; a candidate gives these up. A capital letter: for this process without the call's condition.
 _CALLS = """
 read:0:63:a write:1:64:a open:2:-:zv close:3:57:a stat:4:-:v fstat:5:80:a lstat:6:-:v poll:7:-:a lseek:8:62:a
 mmap:9:222:aV mprotect:10:226:aV munmap:11:215:a brk:12:214:a rt_sigaction:13:134:a rt_sigprocmask:14:135:a
 rt_sigreturn:15:139:a ioctl:16:29:aV access:21:-:v pipe:22:-:a select:23:-:a sched_yield:24:124:a mremap:25:216:a
-madvise:28:233:a dup:32:23:a dup2:33:-:zv nanosleep:35:101:a getitimer:36:102:a alarm:37:-:a setitimer:38:103:a
+madvise:28:233:a dup:32:23:a dup2:33:-:v nanosleep:35:101:a getitimer:36:102:a alarm:37:-:a setitimer:38:103:a
 getpid:39:172:a sendto:44:206:a recvfrom:45:207:a sendmsg:46:211:zv recvmsg:47:212:zv socketpair:53:199:a
 getsockname:51:204:a getsockopt:55:209:a clone:56:220:aZ exit:60:93:a wait4:61:260:z kill:62:129:z uname:63:160:a
 fcntl:72:25:zv getcwd:79:17:a readlink:89:-:v gettimeofday:96:169:a getrusage:98:165:a sysinfo:99:179:a times:100:153:a
@@ -69,7 +90,7 @@ sigaltstack:131:132:a prctl:157:167:z gettid:186:178:a futex:202:98:a sched_geta
 set_tid_address:218:96:a restart_syscall:219:128:a clock_gettime:228:113:a clock_getres:229:114:a
 clock_nanosleep:230:115:a exit_group:231:94:a epoll_wait:232:-:a epoll_ctl:233:21:a openat:257:56:zv newfstatat:262:79:v
 readlinkat:267:78:v faccessat:269:48:v pselect6:270:72:a ppoll:271:73:a set_robust_list:273:99:a epoll_pwait:281:22:a
-eventfd2:290:19:a epoll_create1:291:20:a dup3:292:24:zv pipe2:293:59:a prlimit64:302:261:z getrandom:318:278:a
+eventfd2:290:19:a epoll_create1:291:20:a dup3:292:24:v pipe2:293:59:a prlimit64:302:261:z getrandom:318:278:a
 membarrier:324:283:a statx:332:291:v rseq:334:293:a clone3:435:435:- faccessat2:439:439:v
 """
 _FIELD = {"x86_64": 1, "aarch64": 2}.get(_MACHINE)
@@ -78,6 +99,7 @@ _WHO = {entry[0]: entry[3] for entry in _ENTRIES}
 _NUMBERS = {entry[0]: int(entry[_FIELD]) for entry in _ENTRIES if entry[_FIELD] != "-"}
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}.get(_MACHINE, 0)
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF instructions
+_TESTS = {"equals": (_EQUAL, 0, 1), "any of": (_ANY_BIT, 0, 1), "none of": (_ANY_BIT, 1, 0)}
 _KILL, _REFUSE, _ABSENT, _ALLOW = 0x80000000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS, 0x7FFF0000
 _PROT_EXEC, _CLONE_THREAD, _AF_UNIX, _FIONBIO = 4, 0x10000, 1, 0x5421
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -94,13 +116,11 @@ _ONLY_IF = {  # call: (index of the argument, test, value)
 
 
 def _rules(letter):
-    """What a role may do: call -> action, or (condition, action where it holds)."""
+    """What a role may do: call -> action, or the condition under which it is allowed."""
     rules = {"clone3": _ABSENT}  # its flags are in memory, where a filter cannot look: libc uses clone
     for name, who in _WHO.items():
-        if letter.upper() in who or (("a" in who or letter in who) and name not in _ONLY_IF):
-            rules[name] = _ALLOW
-        elif "a" in who or letter in who:
-            rules[name] = (_ONLY_IF[name], _ALLOW)
+        if {"a", letter, letter.upper()} & set(who):
+            rules[name] = _ALLOW if letter.upper() in who else _ONLY_IF.get(name, _ALLOW)
     return rules
 
 
@@ -109,16 +129,13 @@ def _assemble(rules, default):
     program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _ARCHITECTURE), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
     if _MACHINE == "x86_64":
         program += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _KILL)]  # the x32 numbers of the same calls
-    for name, action in rules.items():
-        if name not in _NUMBERS:
-            continue
+    for name, action in ((name, action) for name, action in rules.items() if name in _NUMBERS):
         if type(action) is int:
             program += [(_EQUAL, 0, 1, _NUMBERS[name]), (_RETURN, 0, 0, action)]
-            continue
-        (argument, test, value), holds = action
-        jump = {"equals": (_EQUAL, 0, 1), "any of": (_ANY_BIT, 0, 1), "none of": (_ANY_BIT, 1, 0)}[test]
-        program += [(_EQUAL, 0, 4, _NUMBERS[name]), (_LOAD, 0, 0, 16 + 8 * argument), (*jump, value)]
-        program += [(_RETURN, 0, 0, holds), (_RETURN, 0, 0, _REFUSE)]
+        else:
+            argument, test, value = action
+            program += [(_EQUAL, 0, 4, _NUMBERS[name]), (_LOAD, 0, 0, 16 + 8 * argument), (*_TESTS[test], value)]
+            program += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
     program.append((_RETURN, 0, 0, default))
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in program))
     header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(code)))
@@ -130,7 +147,7 @@ _FILTERS = {
     "verifier": _assemble(_rules("v"), _REFUSE),
     # on top of the zygote's, and short, because it is set up for every program
     "candidate": _assemble(
-        {name: _REFUSE for name, who in _WHO.items() if "z" in who} | {"clone": (_ONLY_IF["clone"], _ALLOW)}, _ALLOW
+        {name: _REFUSE for name, who in _WHO.items() if "z" in who} | {"clone": _ONLY_IF["clone"]}, _ALLOW
     ),
 }
 
@@ -140,8 +157,6 @@ def filter_calls(role: str):
     prctl(_NO_NEW_PRIVILEGES, 1)
     prctl(_SECCOMP, 2, ctypes.addressof(_FILTERS[role][0]))
 
-
-# ------------------------------------------------------------------------------------------------------------ Landlock
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _READ_FILE, _READ_DIRECTORY = 1 << 2, 1 << 3
@@ -167,8 +182,6 @@ def restrict_files(readable: list):
     _check(_libc.syscall(_RESTRICT_SELF, fd, 0), "landlock restrict")
     os.close(fd)
 
-
-# ---------------------------------------------------------------------------------------------------------- namespaces
 
 _NEWUSER, _NEWNS_UTS_IPC_PID_NET = 0x10000000, 0x20000 | 0x4000000 | 0x8000000 | 0x20000000 | 0x40000000
 _RDONLY, _NOSUID_NODEV_NOEXEC, _REMOUNT, _REC_PRIVATE, _DETACH = 1, 2 | 4 | 8, 32, 16384 | 1 << 18, 2
@@ -209,9 +222,6 @@ def _mount(source, target, kind, flags, options=None):
     _check(_libc.mount(source, target, kind, ctypes.c_ulong(flags), options), f"mount {target.decode()}")
 
 
-# --------------------------------------------------------------------------------------------------------------- probe
-
-
 def _refused(action, *args):
     try:
         action(*args)
@@ -231,11 +241,11 @@ def _works(layer):
     if layer == "namespaces":
         enter_namespaces()
         return os.listdir("/") == ["proc"] and os.getpid() == 1
-    drop_user()
+    _drop_user()
     return os.getuid() == NOBODY
 
 
-def probe(config: dict):
+def main(config: dict):
     """Prints the names of the layers that this machine allows, each tried in a child of its own."""
     layers = []
     for layer in ("seccomp", "landlock", "namespaces", "user"):

@@ -54,41 +54,33 @@ def main(job_fd: int, control_fd: int, share_fd: int, config: dict):
     jobs = socket.socket(fileno=job_fd)
     control = socket.socket(fileno=control_fd)
     control.settimeout(ZYGOTE_SECONDS)
-    config["share"] = mmap.mmap(share_fd, 8, prot=mmap.PROT_READ)
-    _lock_down(config["layers"])
+    config |= {"jobs": jobs, "control": control, "share": mmap.mmap(share_fd, 8, prot=mmap.PROT_READ)}
+    importable = [path for path in sys.path if os.path.isdir(path)]  # by checks
+    kernel.lock_down("verifier", config["layers"], {resource.RLIMIT_AS: MEMORY}, importable)
     gc.freeze()
     inbox = Inbox(wire.MAX_JOB)
-    result = json.loads(control.recv(1 << 16))
+    started = json.loads(control.recv(1 << 16))
+    if "fault" in started:
+        jobs.sendall(wire.pack(started))
     while True:
-        jobs.sendall(wire.pack(result))
         job = wire.read(job_fd, inbox)
         # answers that make the checks themselves spin end this process, whatever loop it is in; the trainer knows the signal
         signal.setitimer(signal.ITIMER_VIRTUAL, config["cpu_seconds"])
         try:
-            result = _judge(job, jobs, control, config)
+            result = _judge(job, config)
         except SandboxFault as fault:
             result = {"fault": str(fault)}
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        jobs.sendall(wire.pack(result))
 
 
-def _lock_down(layers):
-    kernel.drop_capabilities()
-    kernel.prctl(kernel.DUMPABLE, 0)  # no other process of this user may trace it or read its memory
-    for limit, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_AS, MEMORY)):
-        resource.setrlimit(limit, (value, value))
-    if "landlock" in layers:
-        kernel.restrict_files([path for path in sys.path if os.path.isdir(path)])  # checks may import
-    if "seccomp" in layers:
-        kernel.filter_calls("verifier")
-
-
-def _judge(job, jobs, control, config):
+def _judge(job, config):
     """Runs one job; the verdict in JSON's types."""
     try:
         checks = compile_checks(job["setup"], job["checks"])
     except (SyntaxError, ValueError) as error:
         return {"bad_checks": f"{type(error).__name__}: {error}"}
-    run = Run(job, checks, jobs, control, config)
+    run = Run(job, checks, config)
     if job["overran"]:  # an earlier verifier
         text = f"Timeout: on the program's answers the checks took more than {config['cpu_seconds']:g} s"
         run.results = [["timeout", source, text] for source in checks.sources]
@@ -101,7 +93,7 @@ def _judge(job, jobs, control, config):
     run.run()
     for name in [name for name, count in run.calls.items() if count]:
         limit = min(config["check_timeout"], 1 + 10 * run.verdict["seconds"])
-        again = Run(job, checks, jobs, control, config | {"check_timeout": limit}, name, run.results)
+        again = Run(job, checks, config | {"check_timeout": limit}, name, run.results)
         again.run()
         run.verdict["mattered"][name] = any(
             before[0] == "passed" != after[0] for before, after in zip(run.results, again.results, strict=True)
@@ -118,11 +110,9 @@ class Run:
         expected (`list`, *optional*): Results of an earlier run; this one ends when a passed check no longer passes.
     """
 
-    def __init__(self, job, checks, jobs, control, config, stub=None, expected=None):
+    def __init__(self, job, checks, config, stub=None, expected=None):
         self.job = job
         self.checks = checks
-        self.jobs = jobs
-        self.control = control
         self.config = config
         self.stub = stub
         self.expected = expected
@@ -162,8 +152,6 @@ class Run:
             self._end()
         self.verdict |= {"seconds": time.monotonic() - self.begun, "suspicious": sorted(self.suspicious)}
 
-    # -- the checks
-
     def _run_checks(self):
         def candidate(*args, **kwargs):
             return self._call(0, args, kwargs)
@@ -202,8 +190,6 @@ class Run:
             raise GiveUp  # the difference is found
         self.clock = time.monotonic()
 
-    # -- the candidate's process
-
     def _start(self):
         """Forks a candidate and has it run the program's definitions."""
         if len(self.job["source"]) > MAX_SOURCE:
@@ -215,18 +201,14 @@ class Run:
         self.socket.settimeout(self.config["check_timeout"])  # for sending; receiving waits for its turn
         self.inbox = Inbox(wire.MAX_ANSWER)
         self.clock = time.monotonic()
-        hello = False
         try:
             self._send({name: self.job[name] for name in ("source", "entry_point", "watch")} | {"stub": self.stub})
-            hello = self._receive() == {"hello": True}
             outcome = self._receive()
             if "raised" in outcome:
                 raise wire.rebuild(outcome["raised"])
             if outcome != {"defined": True}:
                 raise WireError("a message that breaks the protocol")
         except (Exception, Timeout, Died) as error:
-            if not hello:
-                raise SandboxFault("a candidate's process ended before it read its program") from error
             self._book(error)
             self.definitions[:] = "timeout" if isinstance(error, Timeout) else "error", "", _text(error)
             raise GiveUp from error
@@ -252,29 +234,23 @@ class Run:
         if isinstance(error, Timeout):
             self.timeouts += 1
             self._end()
-        elif isinstance(error, Died):
+        elif isinstance(error, (Died, WireError)):
             self.deaths += 1
-            self.suspicious.add("ended its process")
-            if number := self._end(b"D"):
+            self.suspicious.add("ended its process" if isinstance(error, Died) else "broke the protocol")
+            if number := self._end(b"D" if isinstance(error, Died) else b"K"):
                 error.args = (f"{error} ({signal.Signals(number).name})",)
-        elif isinstance(error, WireError):
-            self.deaths += 1
-            self.suspicious.add("broke the protocol")
-            self._end()
         elif type(error).__name__ in ("SystemExit", "KeyboardInterrupt", "GeneratorExit"):
             self.suspicious.add("tried to exit")
 
     def _ask_zygote(self, command, *fds):
         try:
-            socket.send_fds(self.control, [command], fds)
-            answer = json.loads(self.control.recv(1 << 16) or '{"fault": "the zygote is gone"}')
+            socket.send_fds(self.config["control"], [command], fds)
+            answer = json.loads(self.config["control"].recv(1 << 16) or '{"fault": "the zygote is gone"}')
         except OSError as error:
             raise SandboxFault(f"the zygote does not answer: {error}") from error
         if "fault" in answer:
             raise SandboxFault(answer["fault"])
         return answer
-
-    # -- calls
 
     def _call(self, function, args, kwargs):
         """Asks the candidate for the value of one call."""
@@ -327,8 +303,6 @@ class Run:
         except Exception as error:
             return {"raised": wire.describe(error)}
 
-    # -- sending and receiving against the clock
-
     def _send(self, message):
         try:
             self.socket.sendall(wire.pack(message))
@@ -360,11 +334,11 @@ class Run:
         """Waits until there is something to receive, as long as the check may take."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
-        poll.register(self.jobs, POLLRDHUP)
+        poll.register(self.config["jobs"], POLLRDHUP)
         timeout = limit = self.config["check_timeout"]
         while True:
             ready = poll.poll(max(0.0, self.clock + limit - time.monotonic()) * 1000 + 1)
-            if any(fd == self.jobs.fileno() for fd, _ in ready):
+            if any(fd == self.config["jobs"].fileno() for fd, _ in ready):
                 os._exit(0)  # the trainer is gone; the zygote sees this and ends the candidate
             if time.monotonic() > self.clock + limit:
                 # the limit grows by what the candidate waited for a core, unless it has had its share of one

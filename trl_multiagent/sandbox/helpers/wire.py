@@ -37,8 +37,10 @@ def _fields(kind, *names):
 
 
 _PLAIN = {  # type: (its parts, the value that they make)
+    str: _text(str.__str__, str),
+    float: _text(float.__float__, float),
     int: _text(hex, lambda text: int(text, 16)),
-    **{kind: (list, kind) for kind in (tuple, set, frozenset, collections.deque)},
+    **{kind: (list, kind) for kind in (list, tuple, set, frozenset, collections.deque)},
     dict: (
         lambda value: [*value, *value.values()],
         lambda parts: dict(zip(parts[: len(parts) // 2], parts[len(parts) // 2 :], strict=True)),
@@ -56,17 +58,6 @@ _BUILD = {kind.__name__: build for kind, (_, build) in _PLAIN.items()} | {
     "iterator": iter,
     "type": lambda parts: _TYPES[parts[0]],
     "object": lambda parts: Opaque(),
-}
-# a subclass travels as the plain value that it extends, read by the plain type's own methods
-_BASES = {
-    int: int.__int__,
-    float: float.__float__,
-    str: str.__str__,
-    list: list.copy,
-    dict: dict.copy,
-    tuple: lambda value: tuple(tuple.__iter__(value)),
-    set: lambda value: set(set.__iter__(value)),
-    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
 }
 _VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 MUTABLE = (list, dict, set, bytearray, collections.deque)  # an argument's changes travel back
@@ -152,16 +143,14 @@ class Encoder:
             return value
         if kind is list:
             return [self.encode(item, depth + 1) for item in value]
-        if kind in _PLAIN:
-            return {kind.__name__: [self.encode(part, depth + 1) for part in _PLAIN[kind][0](value)]}
-        if kind is type and _TYPES.get(value.__name__) is value:
-            return {"type": [value.__name__]}
         written_here = [base for base in kind.__mro__ if base.__module__ in ("solution", "unittest.mock")]
         if self.note and any(name in vars(base) for base in written_here for name in ("__eq__", "__lt__", "__sub__")):
             self.note("own equality")
-        for base, plain in _BASES.items():
-            if issubclass(kind, base):
-                return self.encode(plain(value), depth)
+        if kind is type and _TYPES.get(value.__name__) is value:
+            return {"type": [value.__name__]}
+        for base in kind.__mro__:  # a subclass travels as the plain type that it extends
+            if base in _PLAIN:
+                return {base.__name__: [self.encode(part, depth + 1) for part in _PLAIN[base][0](value)]}
         if callable(value):
             self.functions.append(value)
             return {"function": [len(self.functions) - 1]}

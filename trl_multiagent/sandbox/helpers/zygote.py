@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from . import kernel
-from .candidate import FD, serve, warm_up, watch_acts
+from .candidate import serve, warm_up, watch_acts
 
 
 # What a program may import: nothing can be opened after the lock-down, so all of it is loaded before.
@@ -50,11 +50,15 @@ def main(control_fd: int, config: dict):
     sys.meta_path[:] = sys.meta_path[:2]  # built-in and frozen modules: no other import touches a file
     sys.path.clear()
     sys.argv[:] = [""]
+    own_size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = {resource.RLIMIT_AS: own_size + config["memory_mb"] * (1 << 20), resource.RLIMIT_NOFILE: 32}
+    layers = config["layers"]
     try:
-        _lock_down(config)
+        kernel.lock_down("zygote", layers, limits, ["/proc"] if "seccomp" in layers else [])
     except OSError as error:
         _send(control, fault=f"the zygote cannot be locked down: {error}")
         raise
+    os.environ.clear()
     watch_acts()
     for name in [name for name in sys.modules if name.partition(".")[0] == "helpers"]:
         del sys.modules[name]  # no program can import them
@@ -65,33 +69,6 @@ def main(control_fd: int, config: dict):
     gc.disable()
     _send(control, ready=True)
     _serve(control, config)
-
-
-def _lock_down(config):
-    layers = config["layers"]
-    own_size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    for limit, value in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, 32),
-        (resource.RLIMIT_AS, own_size + config["memory_mb"] * (1 << 20)),
-    ):
-        resource.setrlimit(limit, (value, value))
-    if "namespaces" in layers:
-        kernel.enter_namespaces()
-    if "user" in layers:
-        kernel.drop_user()
-    kernel.drop_capabilities()
-    kernel.prctl(kernel.DUMPABLE, 0)
-    if "namespaces" in layers:
-        kernel.prctl(kernel.DIE_WITH_PARENT, signal.SIGKILL)  # a change of user takes it back
-    else:
-        kernel.prctl(kernel.ADOPT_ORPHANS, 1)
-    if "landlock" in layers:
-        kernel.restrict_files(["/proc"] if "seccomp" in layers else [])
-    if "seccomp" in layers:
-        kernel.filter_calls("zygote")
-    os.environ.clear()
 
 
 def _send(control, **message):
@@ -114,7 +91,6 @@ def _serve(control, config):
                 finally:
                     os._exit(0)
             os.close(fds[0])
-            _send(control, forked=True)
         elif packet == b"S":
             waited = Path(f"/proc/{child}/schedstat").read_text().split()[1]
             _send(control, waited=int(waited) / 1e9)
@@ -131,15 +107,13 @@ def _serve(control, config):
 def _become_candidate(fd, control, config):
     kernel.prctl(kernel.DIE_WITH_PARENT, signal.SIGKILL)
     os.setpgid(0, 0)
-    control.close()
-    if fd != FD:
-        os.dup2(fd, FD)
-        os.close(fd)
     seconds = int(config["cpu_seconds"]) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     if "seccomp" in config["layers"]:
         kernel.filter_calls("candidate")
-    serve()
+    _send(control, forked=True)
+    control.close()
+    serve(fd)
 
 
 def _end(child, patience, layers):
