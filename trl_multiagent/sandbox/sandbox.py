@@ -159,12 +159,9 @@ class Sandbox:
         # the part of a core that each running program can count on; verifiers read it, candidates do not have it
         self._share = open(os.memfd_create("share"), "r+b", buffering=0)
         self._lock = threading.Lock()
-        self._own_helpers([])
-
-    def _own_helpers(self, slots):
-        self._slots = slots
+        self._slots: list[_Slot] = []
         self._owner = os.getpid()
-        weakref.finalize(self, _close_all, slots, self._owner)
+        weakref.finalize(self, _close_all, self._slots, self._owner)
 
     def __enter__(self) -> "Sandbox":
         return self
@@ -203,9 +200,9 @@ class Sandbox:
             SandboxError: if the sandbox itself keeps failing. It says nothing about the programs.
             ValueError: if a program's trusted checks cannot be compiled.
         """
+        if self._owner != os.getpid():  # a forked copy starts its own helpers
+            self.__post_init__()
         with self._lock:
-            if self._owner != os.getpid():  # a forked copy starts its own helpers
-                self._own_helpers([])
             if self.tier is None:
                 self._choose_tier()
             start = time.monotonic()

@@ -59,7 +59,7 @@ def serve(fd: int):
     """Runs the program's module code and answers calls until the socket closes."""
     global _fd, _noted
     _fd = fd
-    program = _read()
+    program = _inbox.read(_fd)
     module = sys.modules["solution"] = types.ModuleType("solution")
     pristine = _trusted()
     _noted = set()
@@ -77,7 +77,7 @@ def serve(fd: int):
     _write(pack({"defined": True}))
     _functions.append(entry)
     while True:
-        answer = _answer(_read())
+        answer = _answer(_inbox.read(_fd))
         if _trusted() != pristine:
             _note("replaced a function")
         _write(answer)
@@ -126,10 +126,10 @@ def _answer(question):
         before = dict(_calls)
         args, kwargs = decode_call(question, _stand_in)
         result = _functions[question["call"]](*args, **kwargs)
-        answer = {"id": question["id"], "value": wire.Encoder(_functions, _note).encode(result), "changed": []}
+        answer = {"id": question["id"], "value": wire.encode(result, _functions, _note), "changed": []}
         sent = (*question["args"], *question["kwargs"].values())
         for number, value in enumerate((*args, *kwargs.values())):
-            if type(value) in wire.MUTABLE and (new := wire.Encoder(_functions).encode(value)) != sent[number]:
+            if type(value) in wire.MUTABLE and (new := wire.encode(value, _functions)) != sent[number]:
                 answer["changed"].append([number, new])
         answer["calls"] = [_calls[name] - before[name] for name in _calls]
         packed = pack(answer)
@@ -145,31 +145,13 @@ def _stand_in(number):
 
     def call(*args, **kwargs):
         _write(pack(encode_call(number, args, kwargs, _functions)))
-        while "call" in (message := _read()):
+        while "call" in (message := _inbox.read(_fd)):
             _write(_answer(message))
         if "raised" in message:
             raise wire.rebuild(message["raised"])
         return wire.decode(message["value"], _stand_in)
 
     return call
-
-
-def warm_up():
-    """Answers a few calls, so that no candidate is the first to run this code: what is settled here costs it no page."""
-    source = (
-        'from typing import List\ndef f(x: List[int], y=1):\n    """Text."""\n    return {str(a): [a % 2] for a in x}'
-    )
-    names = {}
-    for _ in range(10):
-        exec(_compile(source, (), None, names), names)
-        _functions[:] = [names["f"]]
-        _inbox.data += pack(encode_call(0, [[1, 2], "a", (1.5, None)], {}, []) | {"id": 1})
-        _answer(_read())
-    _functions.clear()
-
-
-def _read():
-    return wire.read(_fd, _inbox)
 
 
 def _write(packed):

@@ -112,58 +112,55 @@ class Inbox:
         except (ValueError, RecursionError) as error:
             raise WireError("a message that is not JSON") from error
 
+    def read(self, fd: int):
+        """Waits for the next message; this process ends when the other side is gone."""
+        while (message := self.next()) is None:
+            chunk = os.read(fd, 1 << 16)
+            if not chunk:
+                os._exit(0)
+            self.data += chunk
+        return message
 
-def read(fd: int, inbox: Inbox):
-    """Waits for the next message; this process ends when the other side is gone."""
-    while (message := inbox.next()) is None:
-        chunk = os.read(fd, 1 << 16)
-        if not chunk:
-            os._exit(0)
-        inbox.data += chunk
-    return message
 
-
-class Encoder:
+def encode(value, functions: list, note=None):
     """
-    Turns values into what JSON can carry. Functions are appended to `functions` and travel as their index there; `note` is
-    told of values that pretend to be equal to others.
+    The value as JSON can carry it. Functions are appended to `functions` and travel as their index there; `note` is told of
+    values that pretend to be equal to others.
     """
+    left = MAX_NODES
 
-    def __init__(self, functions: list, note=None):
-        self.functions = functions
-        self.note = note
-        self.left = MAX_NODES
-
-    def encode(self, value, depth: int = 0):
+    def plain(value, depth=0):
+        nonlocal left
         kind = type(value)
-        self.left -= len(value) >> 4 if kind in (str, bytes, bytearray) else 1
-        if self.left < 0 or depth > MAX_DEPTH:
+        left -= len(value) >> 4 if kind is str else 1
+        if left < 0 or depth > MAX_DEPTH:
             raise Unsendable("the value is too large or nested too deeply to leave the sandbox")
         if kind in (str, float, bool) or value is None or (kind is int and -_SAFE_INTEGER < value < _SAFE_INTEGER):
             return value
         if kind is list:
-            return [self.encode(item, depth + 1) for item in value]
-        written_here = [base for base in kind.__mro__ if base.__module__ in ("solution", "unittest.mock")]
-        if self.note and any(name in vars(base) for base in written_here for name in ("__eq__", "__lt__", "__sub__")):
-            self.note("own equality")
+            return [plain(item, depth + 1) for item in value]
         if kind is type and _TYPES.get(value.__name__) is value:
             return {"type": [value.__name__]}
+        written_here = [base for base in kind.__mro__ if base.__module__ in ("solution", "unittest.mock")]
+        if note and any(name in vars(base) for base in written_here for name in ("__eq__", "__lt__", "__sub__")):
+            note("own equality")
         for base in kind.__mro__:  # a subclass travels as the plain type that it extends
             if base in _PLAIN:
-                return {base.__name__: [self.encode(part, depth + 1) for part in _PLAIN[base][0](value)]}
+                return {base.__name__: [plain(part, depth + 1) for part in _PLAIN[base][0](value)]}
         if callable(value):
-            self.functions.append(value)
-            return {"function": [len(self.functions) - 1]}
+            functions.append(value)
+            return {"function": [len(functions) - 1]}
         if hasattr(kind, "__next__") or kind in _VIEWS:
-            return {"iterator": [self.encode(item, depth + 1) for item in value]}
+            return {"iterator": [plain(item, depth + 1) for item in value]}
         return {"object": []}
+
+    return plain(value)
 
 
 def encode_call(function: int, args, kwargs, functions: list):
     """The message that asks the other side to call its function of that number."""
-    encode = Encoder(functions).encode
-    arguments = {name: encode(value) for name, value in kwargs.items()}
-    return {"call": function, "args": [encode(value) for value in args], "kwargs": arguments}
+    named = {name: encode(value, functions) for name, value in kwargs.items()}
+    return {"call": function, "args": [encode(value, functions) for value in args], "kwargs": named}
 
 
 def decode_call(message, function):
@@ -196,7 +193,7 @@ def rebuild(raised):
 
 
 def decode(data, function):
-    """The value that an `Encoder` wrote; `function(n)` makes the stand-in for function number n of the other side."""
+    """The value that `encode` wrote; `function(n)` makes the stand-in for function number n of the other side."""
     try:
         return _decode(data, function)
     except (TypeError, ValueError, KeyError, IndexError, ArithmeticError, RecursionError) as error:

@@ -3,7 +3,7 @@ Forks one candidate per program. The zygote never sees a check, a program or an 
 
 Commands on its socket, one packet each: `F` with a descriptor forks a candidate that talks on it; `K` ends the candidate
 and everything it left behind, and reports what it used; `D` does so for one that seems to have ended, and gives it time to
-do so; `S` reports how long the candidate waited for a core. Each is answered by one packet of JSON.
+do so; `S` reports how long the candidate waited for a core. All but `F` are answered by one packet of JSON.
 """
 
 import gc
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from . import kernel
-from .candidate import serve, warm_up, watch_acts
+from .candidate import serve, watch_acts
 
 
 # What a program may import: nothing can be opened after the lock-down, so all of it is loaded before.
@@ -28,7 +28,7 @@ abc argparse array ast asyncio base64 binascii bisect bz2 calendar cmath cmd cod
 concurrent.futures.thread configparser contextlib contextvars copy copyreg csv dataclasses datetime decimal difflib doctest
 enum fnmatch fractions functools getopt glob graphlib gzip hashlib heapq hmac html http inspect io ipaddress itertools json
 keyword linecache locale logging lzma math numbers operator os pathlib pickle platform pprint queue random re reprlib sched
-secrets select shlex shutil signal socket sqlite3 stat statistics string struct subprocess sys tempfile textwrap threading
+secrets select shlex shutil signal socket stat statistics string struct subprocess sys tempfile textwrap threading
 time timeit tokenize traceback types typing unicodedata unittest unittest.mock urllib.parse uuid warnings weakref
 xml.etree.ElementTree zipfile zlib zoneinfo _strptime encodings.ascii encodings.base64_codec encodings.cp1252
 encodings.hex_codec encodings.idna encodings.latin_1 encodings.punycode encodings.raw_unicode_escape encodings.rot_13
@@ -62,7 +62,6 @@ def main(control_fd: int, config: dict):
     watch_acts()
     for name in [name for name in sys.modules if name.partition(".")[0] == "helpers"]:
         del sys.modules[name]  # no program can import them
-    warm_up()
     random.seed(0)  # every candidate starts from the same state
     gc.collect()
     gc.freeze()
@@ -80,17 +79,7 @@ def _serve(control, config):
     while True:
         packet, fds, _, _ = socket.recv_fds(control, 64, 1)
         if packet == b"F":
-            try:
-                child = os.fork()
-            except OSError as error:
-                _send(control, fault=f"a candidate's process could not be forked: {error}")
-                continue
-            if not child:
-                try:
-                    _become_candidate(fds[0], control, config)
-                finally:
-                    os._exit(0)
-            os.close(fds[0])
+            child = _fork(fds[0], control, config)
         elif packet == b"S":
             waited = Path(f"/proc/{child}/schedstat").read_text().split()[1]
             _send(control, waited=int(waited) / 1e9)
@@ -104,16 +93,23 @@ def _serve(control, config):
             _send(control, **used)
 
 
-def _become_candidate(fd, control, config):
-    kernel.prctl(kernel.DIE_WITH_PARENT, signal.SIGKILL)
-    os.setpgid(0, 0)
-    seconds = int(config["cpu_seconds"]) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    if "seccomp" in config["layers"]:
-        kernel.filter_calls("candidate")
-    _send(control, forked=True)
-    control.close()
-    serve(fd)
+def _fork(fd, control, config):
+    try:
+        if child := os.fork():
+            os.close(fd)
+            return child
+        kernel.prctl(kernel.DIE_WITH_PARENT, signal.SIGKILL)
+        os.setpgid(0, 0)
+        if "seccomp" in config["layers"]:
+            kernel.filter_calls("candidate")
+    except OSError as error:  # in either process: the next answer that the verifier reads tells it
+        _send(control, fault=f"a candidate's process could not be started: {error}")
+        os._exit(1)
+    try:
+        control.close()
+        serve(fd)
+    finally:
+        os._exit(0)
 
 
 def _end(child, patience, layers):
