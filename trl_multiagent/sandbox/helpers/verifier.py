@@ -4,6 +4,7 @@ calls, rebuilds exact built-in types from the answers, and evaluates the asserts
 """
 
 import builtins
+import contextlib
 import gc
 import json
 import mmap
@@ -237,9 +238,11 @@ class Run:
             self.suspicious.add("tried to exit")
 
     def _ask_zygote(self, command):
+        control = self.config["control"]
         try:
-            self.config["control"].send(command)
-            answer = json.loads(self.config["control"].recv(1 << 16) or '{"fault": "the zygote is gone"}')
+            with contextlib.suppress(BrokenPipeError):  # what it said before it ended can still be read
+                control.send(command)
+            answer = json.loads(control.recv(1 << 16) or '{"fault": "the zygote is gone"}')
         except OSError as error:
             answer = {"fault": f"the zygote does not answer: {error}"}
         if "fault" in answer:
@@ -278,7 +281,7 @@ class Run:
             if type(target) not in wire.MUTABLE or type(target) is not type(after):
                 raise WireError("an argument changed its type")
             target.clear()
-            (target.update if type(target) in (dict, set) else target.extend)(after)
+            (target.update if isinstance(target, (dict, set)) else target.extend)(after)
         for name, count in zip(self.calls, answer["calls"], strict=True):
             self.check_calls[name] += int(count)
         return value

@@ -7,7 +7,7 @@ exact built-in types and nothing else, so no method written by a candidate ever 
 """
 
 import builtins
-import collections
+import collections.abc
 import datetime
 import decimal
 import fractions
@@ -25,6 +25,7 @@ MAX_TEXT = 300  # characters of an exception's message
 _loads = json.JSONDecoder().decode
 _dumps = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _TYPES = {name: value for name, value in vars(builtins).items() if isinstance(value, type)}
+_MAPPINGS = (dict, collections.Counter, collections.OrderedDict)
 _SAFE_INTEGER = 1 << 256  # larger ones travel in hexadecimal, which has no limit on the number of digits
 
 
@@ -36,15 +37,22 @@ def _fields(kind, *names):
     return lambda value: [getattr(value, name) for name in names], lambda parts: kind(*parts)
 
 
+def _mapping(kind):
+    def build(parts):
+        return kind(dict(zip(parts[::2], parts[1::2], strict=True)))
+
+    return lambda value: [part for item in value.items() for part in item], build
+
+
 _PLAIN = {  # type: (its parts, the value that they make)
     str: _text(str.__str__, str),
     float: _text(float.__float__, float),
     int: _text(hex, lambda text: int(text, 16)),
     **{kind: (list, kind) for kind in (list, tuple, set, frozenset, collections.deque)},
-    dict: (
-        lambda value: [*value, *value.values()],
-        lambda parts: dict(zip(parts[: len(parts) // 2], parts[len(parts) // 2 :], strict=True)),
-    ),
+    **{kind: _mapping(kind) for kind in _MAPPINGS},
+    type({}.keys()): (list, lambda parts: dict.fromkeys(parts).keys()),
+    type({}.values()): (list, lambda parts: dict(enumerate(parts)).values()),
+    type({}.items()): (list, lambda parts: dict(parts).items()),
     bytes: _text(bytes.hex, bytes.fromhex),
     bytearray: _text(bytearray.hex, bytearray.fromhex),
     complex: _fields(complex, "real", "imag"),
@@ -59,8 +67,7 @@ _BUILD = {kind.__name__: build for kind, (_, build) in _PLAIN.items()} | {
     "type": lambda parts: _TYPES[parts[0]],
     "object": lambda parts: Opaque(),
 }
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
-MUTABLE = (list, dict, set, bytearray, collections.deque)  # an argument's changes travel back
+MUTABLE = (list, set, bytearray, collections.deque, *_MAPPINGS)  # an argument's changes travel back
 # exceptions that are made from a message alone
 _RAISABLE = {
     name: kind
@@ -150,7 +157,7 @@ def encode(value, functions: list, note=None):
         if callable(value):
             functions.append(value)
             return {"function": [len(functions) - 1]}
-        if hasattr(kind, "__next__") or kind in _VIEWS:
+        if isinstance(value, collections.abc.Iterator):
             return {"iterator": [plain(item, depth + 1) for item in value]}
         return {"object": []}
 
