@@ -37,13 +37,7 @@ def prctl(option: int, value: int, pointer: int = 0):
 
 
 def lock_down(role: str, layers: list, limits: dict, readable: list):
-    """
-    Puts the verifier or the zygote behind the layers: for good, and for whatever it forks.
-
-    Args:
-        limits (`dict[int, int]`): Resource limits.
-        readable (`list[str]`): Folders that may be read.
-    """
+    """Puts the verifier or the zygote behind the layers, for good; only folders in `readable` may be read."""
     for limit, value in (limits | {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0}).items():
         resource.setrlimit(limit, (value, value))
     if role == "zygote" and "namespaces" in layers:
