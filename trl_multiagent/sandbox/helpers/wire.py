@@ -33,10 +33,6 @@ def _text(read, make):
     return lambda value: [read(value)], lambda parts: make(*parts)
 
 
-def _fields(kind, *names):
-    return lambda value: [getattr(value, name) for name in names], lambda parts: kind(*parts)
-
-
 def _mapping(kind):
     def build(parts):
         return kind(dict(zip(parts[::2], parts[1::2], strict=True)))
@@ -55,12 +51,15 @@ _PLAIN = {  # type: (its parts, the value that they make)
     type({}.items()): (list, lambda parts: dict(parts).items()),
     bytes: _text(bytes.hex, bytes.fromhex),
     bytearray: _text(bytearray.hex, bytearray.fromhex),
-    complex: _fields(complex, "real", "imag"),
-    range: _fields(range, "start", "stop", "step"),
+    complex: (lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
+    range: (lambda value: [value.start, value.stop, value.step], lambda parts: range(*parts)),
     decimal.Decimal: _text(str, decimal.Decimal),
-    fractions.Fraction: _fields(fractions.Fraction, "numerator", "denominator"),
+    fractions.Fraction: (lambda value: [*value.as_integer_ratio()], lambda parts: fractions.Fraction(*parts)),
     **{kind: _text(kind.isoformat, kind.fromisoformat) for kind in (datetime.datetime, datetime.date, datetime.time)},
-    datetime.timedelta: _fields(datetime.timedelta, "days", "seconds", "microseconds"),
+    datetime.timedelta: (
+        lambda value: [value.days, value.seconds, value.microseconds],
+        lambda p: datetime.timedelta(*p),
+    ),
 }
 _BUILD = {kind.__name__: build for kind, (_, build) in _PLAIN.items()} | {
     "iterator": iter,
