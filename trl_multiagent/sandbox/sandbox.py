@@ -259,7 +259,9 @@ class Sandbox:
             crowd = max(crowd, len(running))  # who shared a core before is not owed a whole one now
             os.pwrite(self._share.fileno(), struct.pack("d", min(1.0, self.workers / crowd)), 0)
             wake = [slot.started + self._hard_limit for slot in running]
-            wake += [slot.started + STUCK_SECONDS for slot in fresh if waiting]
+            wake += [
+                slot.started + STUCK_SECONDS for slot in running if waiting and now - slot.started < STUCK_SECONDS
+            ]
             ready = wait(running, max(0.0, min(wake) - time.monotonic()))
             late = [slot for slot in running if time.monotonic() - slot.started > self._hard_limit]
             for slot in {*ready, *late}:
