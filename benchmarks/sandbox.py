@@ -73,6 +73,9 @@ def throughput(programs, repeats):
             print(f"tier {tier} left out: {error}")
             continue
         sandboxes[f"sandbox, tier {tier}"] = sandbox
+    verdicts = next(iter(sandboxes.values())).run(programs)
+    own = 1000 * statistics.mean(verdict.cpu_seconds for verdict in verdicts)
+    print(f"processor time that a program's own process takes, from its fork to its end: {own:.1f} ms on average")
     rates = {name: [] for name in ("python -I", "python -I -S -B", *sandboxes)}
     for _ in range(repeats):
         rates["python -I"].append(fresh_interpreters(programs, ["-I"]))
@@ -148,6 +151,8 @@ def hostile(folder, tiers):
             rows = [json.loads(line) for line in Path(out, "out.jsonl").read_text().splitlines()]
         missed[tier] = {row["id"]: row["flags"] for row in rows if row["flags"]}
         print(f"\nhostile corpus, tier {tier} at most: {len(rows) - len(missed[tier])} of {len(rows)} handled")
+        if missed[tier]:
+            print(f"tier {tier} cannot handle:")
         for name, flags in missed[tier].items():
             print(f"  {name:24s} {', '.join(flags)}")
     return missed

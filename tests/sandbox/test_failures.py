@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,12 +26,21 @@ def honest(count, seconds=0.0):
     return [Program(f"import time\ndef f(x):\n{pause}    return x + {n} - {n}", "f", CHECK) for n in range(count)]
 
 
-def start(script, *command, **kwargs):
+def for_everyone(path):
+    """Whether every user may run this program."""
+    path = Path(path).resolve()
+    return path.exists() and all(part.stat().st_mode & 1 for part in (path, *path.parents))
+
+
+PUBLIC_PYTHON = sys.executable if for_everyone(sys.executable) else "/usr/bin/python3"
+
+
+def start(script, *command, python=sys.executable, **kwargs):
     """Starts a script that has the sandbox's names."""
     code = "from isolated import *\n" + textwrap.dedent(script)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     return subprocess.Popen(
-        [*command, sys.executable, "-c", code],
+        [*command, python, "-c", code],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -141,6 +151,39 @@ def test_exhausted_pids_are_an_error_and_no_score(limit):
         group.rmdir()
 
 
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="becoming a user without processes takes root"
+)
+@pytest.mark.skipif(not for_everyone(PUBLIC_PYTHON), reason="no interpreter that another user may run")
+def test_refused_forks_are_an_error_and_no_score_and_pass_over():
+    # no other process has this user, so that the limit counts this test's processes only
+    process = start(
+        """
+        import resource
+        program = Program("def f(x): return x", "f", "assert f(1) == 1")
+        hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+        with Sandbox(workers=1, max_tier="seccomp") as sandbox:
+            sandbox._choose_tier()
+            for helpers in (0, 2):  # no helper can be started; the helpers start, but no candidate can be forked
+                resource.setrlimit(resource.RLIMIT_NPROC, (1 + helpers, hard))
+                try:
+                    print(sandbox.run([program]))
+                except SandboxError as error:
+                    print("refused:", error)
+            resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
+            print(sandbox.run([program])[0].passed)
+        """,
+        *("setpriv", "--reuid", "61234", "--regid", "61234", "--clear-groups"),
+        python=PUBLIC_PYTHON,
+        cwd="/",
+    )
+    output, errors = process.communicate(timeout=60)
+    first, second, last = output.splitlines() or ["", "", errors]
+    assert first.startswith("refused: the sandbox's helper processes cannot be started"), output
+    assert second.startswith("refused: the sandbox failed 3 times in a row: a candidate's process could not"), output
+    assert last == "1"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system takes root")
 def test_a_full_disk_changes_nothing(tmp_path):
     process = start(
@@ -166,7 +209,7 @@ def test_a_full_disk_changes_nothing(tmp_path):
     assert "could not be kept" in errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_orphan_when_the_trainer_is_interrupted_or_killed(number):
     seconds = 1000 + os.getpid() % 1000 + number / 100
     process = start(
@@ -174,13 +217,14 @@ def test_no_orphan_when_the_trainer_is_interrupted_or_killed(number):
         with Sandbox(workers=2, check_timeout={seconds}) as sandbox:
             print("ready", flush=True)
             sandbox.run([Program(f"def f(x):\\n    while {{n}}: pass", "f", "assert f(1)") for n in (1, 2, 3)])
-        """
+        """,
+        start_new_session=True,
     )
     mark = f'"check_timeout": {seconds}'
     assert process.stdout.readline() == "ready\n"
     wait_until(lambda: len(helpers(mark)) >= 6)
     time.sleep(0.5)
-    process.send_signal(number)
+    os.killpg(process.pid, number)  # as a terminal does
     _, errors = process.communicate(timeout=30)
     assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
     wait_until(lambda: not helpers(mark), seconds=5.0)
@@ -221,6 +265,36 @@ def test_two_ranks_share_the_cores():
     ranks = [start(script) for _ in range(2)]
     share = max(1, len(os.sched_getaffinity(0)) // 2)
     assert [rank.communicate(timeout=60)[0] for rank in ranks] == [f"100 {share}\n"] * 2
+
+
+def test_ranks_of_accelerate_launch(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            from isolated import *
+            from accelerate import PartialState
+            from accelerate.utils import gather_object
+
+            state = PartialState(cpu=True)
+            checks = "assert f(1) == 1"
+            programs = [Program(f"def f(x): return x + {n} * {state.process_index}", "f", checks) for n in range(20)]
+            with Sandbox() as sandbox:
+                passed = gather_object([sum(verdict.passed for verdict in sandbox.run(programs))])
+            if state.is_main_process:
+                print(passed, sandbox.workers)
+            state.destroy_process_group()
+            """
+        )
+    )
+    config = Path(__file__).parents[2] / "accelerate_configs" / "ddp.yaml"
+    launch = [
+        *("-m", "accelerate.commands.launch", "--config_file", str(config), "--main_process_port", "0", str(script))
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *launch], env=environment, capture_output=True, text=True, timeout=300)
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert f"[20, 1] {share}" in done.stdout, done.stderr
 
 
 def test_nothing_grows_over_many_programs():

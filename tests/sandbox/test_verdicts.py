@@ -146,7 +146,7 @@ def test_values_cross_as_exact_types(sandbox):
         assert type(candidate(4)) is frozenset
         assert candidate(5) == 2 + 3j
         assert candidate(6) == 10**5000
-        assert candidate(7) == {"a": 2, "b": 1} and type(candidate(7)) is dict
+        assert candidate(7) == {"a": 2, "b": 1} and candidate(7).most_common(1) == [("a", 2)]
         assert candidate(8) == (1, 2)
         assert candidate(9) == deque([1])
         assert str(candidate(10)) == "1.10"

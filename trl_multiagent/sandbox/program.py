@@ -17,17 +17,15 @@ class Program:
     An untrusted program and the trusted checks that it has to pass.
 
     Args:
-        source (`str`):
-            Untrusted module source: everything the program defines.
-        entry_point (`str`):
-            Name of the function in `source` that the checks call.
-        checks (`str`):
-            Trusted module source that defines `check(candidate)`. Its body runs whole, set-up code, loops and multi-line
-            asserts included; `candidate`, and the entry point's own name, stand for the program's function.
-        setup (`str`, *optional*):
-            Trusted source that runs before `checks` in the same namespace: imports and helper functions of the problem.
-        watch (`tuple[str, ...]`, *optional*):
-            Names of top-level functions of `source` whose calls are counted, and whose values are tried for their effect.
+        source (`str`): Untrusted module source: everything the program defines.
+        entry_point (`str`): Name of the function in `source` that the checks call.
+        checks (`str`): Trusted module source, either asserts or a function `check(candidate)` with asserts in it. It runs
+            whole, set-up code, loops and multi-line asserts included; `candidate`, and the entry point's own name, stand
+            for the program's function.
+        setup (`str`, *optional*): Trusted source that runs before `checks` in the same namespace: imports and helper
+            functions of the problem.
+        watch (`tuple[str, ...]`, *optional*): Names of top-level functions of `source` whose calls are counted, and whose
+            values are tried for their effect.
     """
 
     source: str
@@ -43,9 +41,8 @@ class Check:
     Outcome of one assert of the checks.
 
     Args:
-        status (`str`):
-            `"passed"`; `"failed"` (the assert was false); `"error"` (the call raised); `"timeout"`; `"not_run"` (an
-            earlier failure of the set-up code, a died program or the limit of time-outs kept it from running).
+        status (`str`): `"passed"`; `"failed"` (the assert was false); `"error"` (the call raised); `"timeout"`; `"not_run"`
+            (an earlier failure of the set-up code, a died program or the limit of time-outs kept it from running).
         source (`str`): Source text of the assert.
         error (`str`): Type and message of the exception, empty when there was none.
     """
@@ -64,15 +61,13 @@ class Verdict:
         definitions (`Check`): Whether the module's own code ran, with its error if not.
         checks (`tuple[Check, ...]`): One entry per assert, in the order of the source.
         calls (`dict[str, int]`): How often each watched function was called while a check that passed was running.
-        mattered (`dict[str, bool]`):
-            Whether the values of each watched function mattered: run again with a bare object in place of every value it
-            returns, some check that had passed no longer did. False for a function that was not called.
+        mattered (`dict[str, bool]`): Whether the values of each watched function mattered: run again with a bare object in
+            place of every value it returns, some check that had passed no longer did. False where it was not called.
         seconds (`float`): Wall time of the whole program.
         cpu_seconds (`float`): Processor time of the program's processes.
         memory_mb (`float`): Largest resident size of the program's processes, in MiB.
-        suspicious (`tuple[str, ...]`):
-            Acts that no honest program needs: audit events such as `"socket.connect"`, a broken protocol, an ended
-            process, values that pretend to be equal to others. The records' business only; no status depends on them.
+        suspicious (`tuple[str, ...]`): Acts that no honest program needs: audit events such as `"socket.connect"`, a broken
+            protocol, an ended process, values that pretend to be equal to others. For the records; no status depends on it.
         tier (`str`): The protection that was in force.
     """
 

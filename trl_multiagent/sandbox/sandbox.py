@@ -4,7 +4,6 @@ import itertools
 import json
 import logging
 import os
-import selectors
 import signal
 import socket
 import struct
@@ -14,16 +13,17 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 
-from .helpers.checks import compile_checks
 from .helpers.wire import MAX_JOB, Inbox, pack
 from .program import Check, Program, SandboxError, Verdict
 
 
 logger = logging.getLogger(__name__)
 
-# From the weakest to the strongest; each is what its layers of protection are called together
+# From the weakest to the strongest, with the layers of protection that each needs
 TIERS = {
     "rlimits": set(),
     "seccomp": {"seccomp"},
@@ -34,15 +34,23 @@ START_SECONDS = 60.0  # for a helper to come up, or to take a job
 STUCK_SECONDS = 0.3  # a program that runs longer gives its worker's place to another one
 SPARE_SLOTS = 12  # pairs of helpers kept beyond the workers, for batches with stuck programs
 KEPT_PROGRAMS = 1000  # suspicious programs written to disk at most
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from helpers.main import main; main()"
+# What a helper starts with. Modules want to repair locks and reseed after a fork, which costs more than the fork itself; a
+# helper has one thread.
+_BOOT = """
+import importlib, json, os, sys
+os.register_at_fork = lambda **hooks: None
+sys.path.insert(0, sys.argv[1])
+importlib.import_module("helpers." + sys.argv[2]).main(*map(json.loads, sys.argv[3:]))
+"""
 
 
-def _start_helper(role, fds, config, **streams):
+def _start_helper(name, fds, config, stdout=subprocess.DEVNULL):
     """Starts a fresh interpreter: nothing of this process is in its memory, its environment or its open files."""
-    arguments = [str(Path(__file__).parent), role, json.dumps(fds), json.dumps(config)]
+    arguments = [str(Path(__file__).parent), name, *map(json.dumps, (*fds, config))]
+    options = {"cwd": "/", "start_new_session": True, "stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    options["env"] = {"LD_BIND_NOW": "1"}  # so that no candidate has to look up a library's functions
     command = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, *arguments]
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | streams
-    return subprocess.Popen(command, pass_fds=fds, env={}, cwd="/", start_new_session=True, **streams)
+    return subprocess.Popen(command, pass_fds=fds, stdout=stdout, **options)
 
 
 class _Slot:
@@ -56,34 +64,35 @@ class _Slot:
         self.processes = []
         with verifier_end, control, zygote_end:
             try:
-                self.processes.append(_start_helper("zygote", [zygote_end.fileno()], config))
-                self.processes.append(
-                    _start_helper("verifier", [verifier_end.fileno(), control.fileno(), share], config)
-                )
+                for role, *ends in (("zygote", zygote_end), ("verifier", verifier_end, control, share)):
+                    self.processes.append(_start_helper(role, [end.fileno() for end in ends], config))
             except OSError:
                 self.close()
                 raise
 
-    def start(self, index, program):
+    def fileno(self):
+        return self.socket.fileno()
+
+    def start(self, index, program, overran):
         self.index = index
         self.started = time.monotonic()
-        self.socket.sendall(pack(vars(program)))
+        try:
+            self.socket.sendall(pack(vars(program) | {"overran": overran}))
+        except OSError:
+            pass  # the verifier is gone: its socket reports the end of file
 
     def receive(self):
-        """The next message, or None while it is incomplete; EOFError when the verifier is gone."""
-        chunk = self.socket.recv(1 << 16)
-        if not chunk:
-            raise EOFError
-        self.inbox.data += chunk
-        message = self.inbox.next()
-        return self.inbox.next() if message == {"ready": True} else message
-
-    def overran(self):
-        """Whether the verifier ended itself because the checks never came to an end."""
+        """The verifier's message about the job, or None while it is incomplete."""
         try:
-            return self.processes[1].wait(timeout=1.0) == -signal.SIGVTALRM
-        except subprocess.TimeoutExpired:
-            return False
+            chunk = self.socket.recv(1 << 16)
+        except OSError:
+            chunk = b""
+        if chunk:
+            self.inbox.data += chunk
+            return self.inbox.next()
+        self.close()
+        # this signal ended it because the checks never came to an end
+        return {"fault": "the verifier is gone", "overran": self.processes[-1].returncode == -signal.SIGVTALRM}
 
     def close(self):
         self.socket.close()  # the verifier ends, then its zygote, then the candidate
@@ -95,70 +104,62 @@ class _Slot:
                 process.wait()
 
 
+@dataclass(eq=False)
 class Sandbox:
     """
-    Runs untrusted Python programs against trusted checks, in processes that share no memory with this one.
-
-    Helper processes start at the first `run` and end with `close`, with this process, or when it is killed.
+    Runs untrusted Python programs against trusted checks, in processes that share no memory with this one. These helpers
+    start at the first `run` and end with `close`, with this process, or when it is killed.
 
     Args:
-        workers (`int`, *optional*):
-            Programs that run at once. Defaults to this process's share of the node's cores: those it may use, divided by
-            `LOCAL_WORLD_SIZE`, the number of ranks on the node.
-        check_timeout (`float`, *optional*, defaults to `10.0`):
-            Seconds for each check, and for the program's definitions. Waiting for a core does not count, up to 5 times
-            this limit. Where more programs are stuck than there are workers, each can count on its share of a core only.
-        max_timeouts (`int`, *optional*, defaults to `3`):
-            Timed-out checks after which the rest of a program's checks is not run.
-        memory_mb (`int`, *optional*, defaults to `512`):
-            Memory of one program, in MiB.
-        retries (`int`, *optional*, defaults to `2`):
-            How often a program is tried again after a failure of the sandbox itself, before `SandboxError` is raised.
-        min_tier (`str`, *optional*, defaults to `"seccomp"`):
-            Weakest protection to run with: `"rlimits"`, `"seccomp"`, `"landlock"` or `"namespaces"`. Where the machine
-            does not allow it, `SandboxError` is raised. `"rlimits"` keeps verdicts honest, but not the machine safe.
-        max_tier (`str`, *optional*, defaults to `"namespaces"`):
-            Strongest protection to use; lower it only to measure.
-        keep_suspicious (`str` or `Path`, *optional*):
-            Folder that suspicious programs are written to, one JSON file each.
+        workers (`int`, *optional*): Programs that run at once. Defaults to this process's share of the node's cores:
+            those it may use, divided by `LOCAL_WORLD_SIZE`, the number of ranks on the node.
+        check_timeout (`float`, *optional*, defaults to `10.0`): Seconds for each check, and for the program's definitions.
+            Waiting for a core does not count, up to 5 times this limit. Where more programs are stuck than there are
+            workers, each can count on its share of a core only.
+        max_timeouts (`int`, *optional*, defaults to `3`): Timed-out checks after which a program's other checks do not run.
+        memory_mb (`int`, *optional*, defaults to `512`): Memory of one program, in MiB.
+        retries (`int`, *optional*, defaults to `2`): How often a program is tried again after a failure of the sandbox
+            itself, before `SandboxError` is raised.
+        min_tier (`str`, *optional*, defaults to `"seccomp"`): Weakest protection to run with: `"rlimits"`, `"seccomp"`,
+            `"landlock"` or `"namespaces"`. Where the machine does not allow it, `SandboxError` is raised. `"rlimits"` keeps
+            verdicts honest, but not the machine safe.
+        max_tier (`str`, *optional*, defaults to `"namespaces"`): Strongest protection to use; lower it only to measure.
+        keep_suspicious (`str` or `Path`, *optional*): Folder for suspicious programs, one JSON file each.
     """
 
-    def __init__(
-        self,
-        workers: int | None = None,
-        check_timeout: float = 10.0,
-        max_timeouts: int = 3,
-        memory_mb: int = 512,
-        retries: int = 2,
-        min_tier: str = "seccomp",
-        max_tier: str = "namespaces",
-        keep_suspicious: str | Path | None = None,
-    ):
-        if workers is not None and workers < 1:
-            raise ValueError(f"sandbox.workers must be at least 1, got {workers}")
-        if check_timeout <= 0 or max_timeouts < 1 or memory_mb < 64:
-            raise ValueError(
-                "sandbox.check_timeout must be positive, sandbox.max_timeouts at least 1 and sandbox.memory_mb at least 64, "
-                f"got {check_timeout}, {max_timeouts} and {memory_mb}"
-            )
-        for name, tier in (("min_tier", min_tier), ("max_tier", max_tier)):
-            if tier not in TIERS:
-                raise ValueError(f"sandbox.{name} must be one of {', '.join(TIERS)}, got {tier!r}")
-        self.workers = workers if workers is not None else _share_of_cores()
-        self.check_timeout = check_timeout
-        self.max_timeouts = max_timeouts
-        self.memory_mb = memory_mb
-        self.retries = retries
-        self.min_tier = min_tier
-        self.max_tier = max_tier
-        self.keep_suspicious = Path(keep_suspicious) if keep_suspicious is not None else None
+    workers: int | None = None
+    check_timeout: float = 10.0
+    max_timeouts: int = 3
+    memory_mb: int = 512
+    retries: int = 2
+    min_tier: str = "seccomp"
+    max_tier: str = "namespaces"
+    keep_suspicious: str | Path | None = None
+
+    def __post_init__(self):
+        if self.workers is None:
+            cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+            self.workers = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        for name, least in (("workers", 1), ("max_timeouts", 1), ("memory_mb", 64)):
+            if getattr(self, name) < least:
+                raise ValueError(f"sandbox.{name} must be at least {least}, got {getattr(self, name)}")
+        if self.check_timeout <= 0:
+            raise ValueError(f"sandbox.check_timeout must be positive, got {self.check_timeout}")
+        for name in ("min_tier", "max_tier"):
+            if getattr(self, name) not in TIERS:
+                raise ValueError(f"sandbox.{name} must be one of {', '.join(TIERS)}, got {getattr(self, name)!r}")
+        self.keep_suspicious = Path(self.keep_suspicious) if self.keep_suspicious is not None else None
         self.tier = None
+        # past the first limit of processor time a program or its checks are ended; past the second, of wall time, the
+        # sandbox has failed and not the program
+        self._whole_limit = (self.max_timeouts + 1) * self.check_timeout
+        self._hard_limit = START_SECONDS + 10 * self._whole_limit
         self._kept = itertools.count()
         self._totals = {"executions": 0, "seconds": 0.0, "timeouts": 0, "memory_kills": 0, "suspicious": 0}
         # the part of a core that each running program can count on; verifiers read it, candidates do not have it
         self._share = open(os.memfd_create("share"), "r+b", buffering=0)
-        self._slots: list[_Slot] = []
         self._lock = threading.Lock()
+        self._slots: list[_Slot] = []
         self._owner = os.getpid()
         weakref.finalize(self, _close_all, self._slots, self._owner)
 
@@ -199,11 +200,9 @@ class Sandbox:
             SandboxError: if the sandbox itself keeps failing. It says nothing about the programs.
             ValueError: if a program's trusted checks cannot be compiled.
         """
+        if self._owner != os.getpid():  # a forked copy starts its own helpers
+            self.__post_init__()
         with self._lock:
-            if self._owner != os.getpid():  # a forked copy starts its own helpers
-                self._slots.clear()
-                self._owner = os.getpid()
-                weakref.finalize(self, _close_all, self._slots, self._owner)
             if self.tier is None:
                 self._choose_tier()
             start = time.monotonic()
@@ -219,8 +218,8 @@ class Sandbox:
     def _choose_tier(self):
         if sys.platform != "linux":
             raise SandboxError(f"the sandbox needs Linux, this is {sys.platform}")
-        with _start_helper("probe", [], {}, stdout=subprocess.PIPE) as probe:
-            output, _ = probe.communicate(timeout=START_SECONDS)
+        with self._start(_start_helper, "kernel", [], {}, subprocess.PIPE) as probe:
+            output = probe.stdout.read()
         if probe.returncode != 0:
             raise SandboxError(f"probing the machine for the sandbox failed with exit status {probe.returncode}")
         allowed = set(json.loads(output))
@@ -231,94 +230,71 @@ class Sandbox:
                 f"this machine allows the sandbox tier {tier!r} at most (layers: {sorted(allowed) or 'none'}), but "
                 f"sandbox.min_tier is {self.min_tier!r}; lower it only if the programs can be trusted not to attack"
             )
-        beyond = {"landlock", "namespaces"} - TIERS[self.max_tier] if self.max_tier != "namespaces" else set()
-        self._layers = sorted(allowed - beyond if tier != "rlimits" else allowed & {"user"})
+        besides = {"user", "landlock"} if tier == "namespaces" else {"user"}
+        self._config = {name: getattr(self, name) for name in ("check_timeout", "max_timeouts", "memory_mb")}
+        self._config |= {"cpu_seconds": self._whole_limit, "layers": sorted(allowed & (TIERS[tier] | besides))}
         self.tier = tier
-        logger.info("sandbox tier %s (layers: %s), %d workers", tier, ", ".join(self._layers), self.workers)
+        logger.info("sandbox tier %s (layers: %s), %d workers", tier, ", ".join(self._config["layers"]), self.workers)
 
     def _run(self, programs):
         verdicts = [None] * len(programs)
-        waiting = list(reversed(range(len(programs))))
         failures = [0] * len(programs)
-        idle = list(self._slots)
-        running = set()
-        crowd = self.workers
+        waiting = list(reversed(range(len(programs))))
+        overran = set()  # programs whose answers kept the checks from coming to an end
+        idle, running, crowd = list(self._slots), set(), self.workers
         # programs that seem stuck do not hold up the others: more helpers are started for those
         most = 2 * self.workers + SPARE_SLOTS
-        with selectors.DefaultSelector() as selector:
-            while waiting or running:
-                now = time.monotonic()
-                fresh = [slot for slot in running if now - slot.started < STUCK_SECONDS]
-                for _ in range(min(self.workers - len(fresh), most - len(running), len(waiting))):
-                    slot = idle.pop() if idle else self._start_slot()
-                    selector.register(slot.socket, selectors.EVENT_READ, slot)
-                    running.add(slot)
-                    index = waiting.pop()
-                    try:
-                        slot.start(index, programs[index])
-                    except OSError:
-                        pass  # the verifier is gone: its socket reports the end of file
-                crowd = max(crowd, len(running))  # who shared a core before is not owed a whole one now
-                os.pwrite(self._share.fileno(), struct.pack("d", min(1.0, self.workers / crowd)), 0)
-                wake = [slot.started + self._hard_limit for slot in running]
-                if waiting:
-                    wake += [slot.started + STUCK_SECONDS for slot in running if now - slot.started < STUCK_SECONDS]
-                ready = {key.data for key, _ in selector.select(max(0, min(wake) - time.monotonic()))}
-                now = time.monotonic()
-                late = {slot for slot in running if now - slot.started > self._hard_limit}
-                for slot in ready | late:
-                    try:
-                        message = slot.receive() if slot in ready else {"fault": "the verifier does not answer"}
-                        if message is None:
-                            continue
-                    except (EOFError, OSError):
-                        message = {"fault": "the verifier is gone", "overran": slot.overran()}
-                    selector.unregister(slot.socket)
-                    running.remove(slot)
-                    index = slot.index
-                    if "fault" not in message:
-                        verdicts[index] = self._verdict(message)
-                        idle.append(slot)
-                        continue
-                    self._slots.remove(slot)
-                    slot.close()
-                    if message.get("overran"):
-                        verdicts[index] = self._overrun(programs[index])
-                        continue
-                    failures[index] += 1
-                    if failures[index] > self.retries:
-                        raise SandboxError(f"the sandbox failed {failures[index]} times in a row: {message['fault']}")
-                    waiting.append(index)
+        while waiting or running:
+            now = time.monotonic()
+            fresh = [slot for slot in running if now - slot.started < STUCK_SECONDS]
+            for _ in range(min(self.workers - len(fresh), most - len(running), len(waiting))):
+                if idle:
+                    slot = idle.pop()
+                else:
+                    slot = self._start(_Slot, self._config, self._share)
+                    self._slots.append(slot)
+                index = waiting.pop()
+                slot.start(index, programs[index], index in overran)
+                running.add(slot)
+            crowd = max(crowd, len(running))  # who shared a core before is not owed a whole one now
+            os.pwrite(self._share.fileno(), struct.pack("d", min(1.0, self.workers / crowd)), 0)
+            wake = [slot.started + self._hard_limit for slot in running]
+            wake += [
+                slot.started + STUCK_SECONDS for slot in running if waiting and now - slot.started < STUCK_SECONDS
+            ]
+            ready = wait(running, max(0.0, min(wake) - time.monotonic()))
+            late = [slot for slot in running if time.monotonic() - slot.started > self._hard_limit]
+            for slot in {*ready, *late}:
+                message = slot.receive() if slot in ready else {"fault": "the verifier does not answer"}
+                if message is None:
+                    continue
+                running.remove(slot)
+                if "fault" not in message:
+                    verdicts[slot.index] = self._verdict(message)
+                    idle.append(slot)
+                    continue
+                self._slots.remove(slot)
+                slot.close()
+                waiting.append(slot.index)
+                if message.get("overran"):
+                    overran.add(slot.index)
+                    continue
+                failures[slot.index] += 1
+                if failures[slot.index] > self.retries:
+                    raise SandboxError(f"the sandbox failed {self.retries + 1} times in a row: {message['fault']}")
         while len(self._slots) > self.workers + SPARE_SLOTS:
             self._slots.pop().close()
         return verdicts
 
-    @property
-    def _whole_limit(self):
-        return (self.max_timeouts + 1) * self.check_timeout
-
-    @property
-    def _hard_limit(self):
-        return START_SECONDS + 10 * self._whole_limit  # past it, the sandbox has failed and not the program
-
-    def _start_slot(self):
-        config = {
-            "check_timeout": self.check_timeout,
-            "max_timeouts": self.max_timeouts,
-            "memory_mb": self.memory_mb,
-            "cpu_seconds": self._whole_limit,
-            "layers": self._layers,
-        }
+    def _start(self, start, *args):
+        """Starts helpers; where the machine refuses, again after a while."""
         for attempt in range(self.retries + 1):
             try:
-                slot = _Slot(config, self._share.fileno())
+                return start(*args)
             except OSError as error:
                 if attempt == self.retries:
                     raise SandboxError(f"the sandbox's helper processes cannot be started: {error}") from error
                 time.sleep(0.5 * (attempt + 1))
-            else:
-                self._slots.append(slot)
-                return slot
 
     def _verdict(self, message):
         if "bad_checks" in message:
@@ -328,43 +304,21 @@ class Sandbox:
         message["suspicious"] = tuple(message["suspicious"])
         return Verdict(**message, tier=self.tier)
 
-    def _overrun(self, program):
-        error = f"Timeout: on the program's answers the checks took more than {self._whole_limit:g} s"
-        sources = compile_checks(program.setup, program.checks).sources
-        return Verdict(
-            definitions=Check("passed", ""),
-            checks=tuple(Check("timeout", source, error) for source in sources),
-            calls=dict.fromkeys(program.watch, 0),
-            mattered=dict.fromkeys(program.watch, False),
-            suspicious=("made the checks spin",),
-            tier=self.tier,
-        )
-
     def _account(self, verdicts, seconds):
-        totals = self._totals
-        totals["executions"] += len(verdicts)
-        totals["seconds"] += seconds
+        self._totals["executions"] += len(verdicts)
+        self._totals["seconds"] += seconds
         for program, verdict in verdicts.items():
-            totals["timeouts"] += verdict.timeouts
-            totals["memory_kills"] += verdict.out_of_memory
-            totals["suspicious"] += bool(verdict.suspicious)
+            self._totals["timeouts"] += verdict.timeouts
+            self._totals["memory_kills"] += verdict.out_of_memory
+            self._totals["suspicious"] += bool(verdict.suspicious)
             if verdict.suspicious and self.keep_suspicious is not None and next(self._kept) < KEPT_PROGRAMS:
-                self._keep(program, verdict)
-
-    def _keep(self, program, verdict):
-        record = {"suspicious": verdict.suspicious, "passed": verdict.passed, **vars(program)}
-        try:
-            self.keep_suspicious.mkdir(parents=True, exist_ok=True)
-            path = self.keep_suspicious / f"program_{time.time_ns()}_{self._owner}.json"
-            path.write_text(json.dumps(record, indent=2))
-        except OSError as error:  # a full disk, say; the verdict stands
-            logger.warning("a suspicious program could not be kept: %s", error)
-
-
-def _share_of_cores():
-    """Cores that this process may use, divided by the ranks that share the node."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+                record = {"suspicious": verdict.suspicious, "passed": verdict.passed, **vars(program)}
+                path = self.keep_suspicious / f"program_{time.time_ns()}_{self._owner}.json"
+                try:
+                    self.keep_suspicious.mkdir(parents=True, exist_ok=True)
+                    path.write_text(json.dumps(record, indent=2))
+                except OSError as error:  # a full disk, say; the verdict stands
+                    logger.warning("a suspicious program could not be kept: %s", error)
 
 
 def _close_all(slots, owner):

@@ -6,22 +6,13 @@ from typing import NamedTuple
 
 
 class Checks(NamedTuple):
-    """
-    Compiled checks.
+    """Compiled checks."""
 
-    Args:
-        setup (`types.CodeType`): The problem's set-up code.
-        code (`types.CodeType`): The checks, every assert replaced by a report to `__begin__`, `__end__` and `__raised__`.
-        sources (`tuple[str, ...]`): Text of each assert, in the order of the source.
-        guards (`frozenset[int]`): Asserts that are constantly false: reaching one fails it.
-        has_check (`bool`): Whether the checks stand in a function `check(candidate)`, or at the top level.
-    """
-
-    setup: object
-    code: object
-    sources: tuple
-    guards: frozenset
-    has_check: bool
+    setup: object  # code of the problem's set-up
+    code: object  # of the checks, every assert replaced by a report to `__begin__` and `__end__`
+    sources: tuple  # text of each assert, in the order of the source
+    guards: frozenset  # asserts that are constantly false: reaching one fails it
+    has_check: bool  # whether the checks stand in a function `check(candidate)`, or at the top level
 
 
 class _Instrument(ast.NodeTransformer):
@@ -40,8 +31,8 @@ class _Instrument(ast.NodeTransformer):
         if constant:
             self.guards.add(index)
         template = ast.parse(
-            f"try:\n    __begin__({index})\n    __end__({index}, None)\n"
-            f"except __caught__ as __error__:\n    __raised__({index}, __error__)"
+            f"try:\n    __begin__()\n    __end__({index}, None)\n"
+            f"except __caught__ as __error__:\n    __end__({index}, False, __error__)"
         ).body[0]
         template.body[1].value.args[1] = node.test
         for inner in ast.walk(template):
@@ -51,12 +42,7 @@ class _Instrument(ast.NodeTransformer):
 
 @functools.lru_cache(maxsize=4096)
 def compile_checks(setup: str, checks: str) -> Checks:
-    """
-    Compiles checks; the same ones are compiled once.
-
-    Raises:
-        SyntaxError, ValueError: if the trusted source is not Python.
-    """
+    """Compiles checks; the same ones once. Raises `SyntaxError` or `ValueError` if the trusted source is not Python."""
     instrument = _Instrument()
     tree = instrument.visit(ast.parse(checks))
     return Checks(

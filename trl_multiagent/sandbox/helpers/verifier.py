@@ -4,6 +4,8 @@ calls, rebuilds exact built-in types from the answers, and evaluates the asserts
 """
 
 import builtins
+import contextlib
+import gc
 import json
 import mmap
 import os
@@ -16,37 +18,26 @@ import struct
 import sys
 import time
 
-from . import kernel
+from . import kernel, wire
 from .checks import compile_checks
-from .wire import MAX_FRAME, MAX_JOB, Encoder, Inbox, WireError, decode, pack
+from .wire import Inbox, WireError
 
 
 STRETCH = 5  # on a loaded machine a limit grows up to this factor,
 ENOUGH = 0.8  # until the candidate has had this part of its share of a core
 POLLRDHUP = 0x2000
 MEMORY = 2 << 30  # bytes of the verifier's address space
-ANSWER_SECONDS = 60.0  # for the zygote
+ZYGOTE_SECONDS = 60.0  # for its answers
 MAX_SOURCE = 1 << 20  # characters of a program
 MAX_NOTES = 16  # suspicious acts of one program
 MAX_DEATHS = 10  # candidates of one program that may die before the rest of its checks is given up
 
 
-# built-in exceptions that are made from a message alone
-_RAISABLE = {
-    name: kind
-    for name, kind in vars(builtins).items()
-    if isinstance(kind, type)
-    and issubclass(kind, Exception)
-    and not name.startswith("Unicode")
-    and "Group" not in name
-}
-
-
-class CheckTimeout(BaseException):
+class Timeout(BaseException):
     """The candidate did not answer in time."""
 
 
-class CandidateDied(BaseException):
+class Died(BaseException):
     """The candidate's process ended, or closed its socket."""
 
 
@@ -58,84 +49,57 @@ class SandboxFault(BaseException):
     """The sandbox failed, not the program."""
 
 
-class CandidateError(Exception):
-    """Stands for an exception of the candidate that is no built-in one."""
-
-
 def main(job_fd: int, control_fd: int, share_fd: int, config: dict):
     """Body of the verifier's process: one job after the other, until the trainer closes its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     jobs = socket.socket(fileno=job_fd)
     control = socket.socket(fileno=control_fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    config["share"] = mmap.mmap(share_fd, 8, prot=mmap.PROT_READ)
-    _lock_down(config["layers"])
-    started = _receive_packet(control)
-    jobs.sendall(pack({"ready": True} if started == b"ready" else {"fault": started.decode()}))
-    inbox = Inbox(MAX_JOB)
+    control.settimeout(ZYGOTE_SECONDS)
+    config |= {"jobs": jobs, "control": control, "share": mmap.mmap(share_fd, 8, prot=mmap.PROT_READ)}
+    importable = [path for path in sys.path if os.path.isdir(path)]  # by checks
+    kernel.lock_down("verifier", config["layers"], {resource.RLIMIT_AS: MEMORY}, importable)
+    gc.freeze()
+    inbox = Inbox(wire.MAX_JOB)
+    started = json.loads(control.recv(1 << 16))
+    if "fault" in started:
+        jobs.sendall(wire.pack(started))
     while True:
-        while (job := inbox.next()) is None:
-            chunk = jobs.recv(1 << 16)
-            if not chunk:
-                os._exit(0)
-            inbox.data += chunk
+        job = inbox.read(job_fd)
         # answers that make the checks themselves spin end this process, whatever loop it is in; the trainer knows the signal
         signal.setitimer(signal.ITIMER_VIRTUAL, config["cpu_seconds"])
         try:
-            result = _judge(job, jobs, control, config)
+            result = _judge(job, config)
         except SandboxFault as fault:
             result = {"fault": str(fault)}
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        jobs.sendall(pack(result))
+        jobs.sendall(wire.pack(result))
 
 
-def _lock_down(layers):
-    kernel.drop_capabilities()
-    kernel.hide_memory()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    if "landlock" in layers:
-        kernel.restrict_files([path for path in sys.path if os.path.isdir(path)])  # checks may import
-    if "seccomp" in layers:
-        kernel.filter_calls("verifier")
-
-
-def _receive_packet(control):
-    readable, _, _ = select.select([control], [], [], ANSWER_SECONDS)
-    packet = control.recv(1 << 16) if readable else b""
-    if not packet:
-        raise SandboxFault("the zygote does not answer")
-    return packet
-
-
-def _judge(job, jobs, control, config):
+def _judge(job, config):
     """Runs one job; the verdict in JSON's types."""
     try:
         checks = compile_checks(job["setup"], job["checks"])
     except (SyntaxError, ValueError) as error:
         return {"bad_checks": f"{type(error).__name__}: {error}"}
-    run = Run(job, checks, jobs, control, config)
+    run = Run(job, checks, config)
+    if job["overran"]:  # an earlier verifier
+        text = f"Timeout: on the program's answers the checks took more than {config['cpu_seconds']:g} s"
+        run.results = [["timeout", source, text] for source in checks.sources]
+        run.verdict |= {
+            "definitions": ["passed", "", ""],
+            "checks": run.results,
+            "suspicious": ["made the checks spin"],
+        }
+        return run.verdict
     run.run()
-    mattered = {}
-    for name, count in run.calls.items():
-        mattered[name] = False
-        if count:
-            limit = min(config["check_timeout"], 1 + 10 * run.seconds)
-            again = Run(
-                job, checks, jobs, control, config | {"check_timeout": limit}, stub=name, expected=run.statuses
-            )
-            again.run()
-            mattered[name] = again.differs
-    return {
-        "definitions": [run.definitions[0], "", run.definitions[1]],
-        "checks": list(zip(run.statuses, checks.sources, run.errors, strict=True)),
-        "calls": run.calls,
-        "mattered": mattered,
-        "seconds": run.seconds,
-        "cpu_seconds": run.cpu_seconds,
-        "memory_mb": run.memory_kb / 1024,
-        "suspicious": sorted(run.suspicious),
-    }
+    for name in [name for name, count in run.calls.items() if count]:
+        limit = min(config["check_timeout"], 1 + 10 * run.verdict["seconds"])
+        again = Run(job, checks, config | {"check_timeout": limit}, name, run.results)
+        again.run()
+        run.verdict["mattered"][name] = any(
+            before[0] == "passed" != after[0] for before, after in zip(run.results, again.results, strict=True)
+        )
+    return run.verdict
 
 
 class Run:
@@ -144,147 +108,108 @@ class Run:
 
     Args:
         stub (`str`, *optional*): A watched function whose values are replaced by a bare object.
-        expected (`list[str]`, *optional*): Statuses of an earlier run; this one ends when a passed check no longer passes.
+        expected (`list`, *optional*): Results of an earlier run; this one ends when a passed check no longer passes.
     """
 
-    def __init__(self, job, checks, jobs, control, config, stub=None, expected=None):
+    def __init__(self, job, checks, config, stub=None, expected=None):
         self.job = job
         self.checks = checks
-        self.jobs = jobs
-        self.control = control
-        self.limit = config["check_timeout"]
-        self.whole_limit = config["cpu_seconds"]
-        self.max_timeouts = config["max_timeouts"]
-        self.share = config["share"]
-        self.sealed = "seccomp" in config["layers"]
+        self.config = config
         self.stub = stub
         self.expected = expected
-        self.definitions = ["not_run", ""]
-        self.statuses = ["not_run"] * len(checks.sources)
-        self.errors = [""] * len(checks.sources)
+        self.definitions = ["not_run", "", ""]
+        self.results = [["not_run", source, ""] for source in checks.sources]
         self.calls = dict.fromkeys(job["watch"], 0)
-        self.check_calls = dict.fromkeys(job["watch"], 0)
+        self.check_calls = dict(self.calls)  # of the check that is running
         self.suspicious = set()
+        self.verdict = {
+            "definitions": self.definitions,
+            "checks": self.results,
+            "calls": self.calls,
+            "mattered": dict.fromkeys(self.calls, False),
+            "cpu_seconds": 0.0,
+            "memory_mb": 0.0,
+        }
+        self.functions = []  # of the checks, by the number under which the candidate calls them
         self.socket = None
-        self.clock = 0.0
-        self.timeouts = 0
-        self.deaths = 0
-        self.seconds = 0.0
-        self.cpu_seconds = 0.0
-        self.memory_kb = 0
+        self.clock = self.begun = time.monotonic()
+        self.timeouts = self.deaths = 0
 
     def run(self):
-        self.begun = time.monotonic()
         random.seed(self.job["checks"])  # the same program gets the same verdict
         try:
             self._start()
-            if self._run_checks():
-                for guard in self.checks.guards:
-                    if self.statuses[guard] == "not_run":
-                        self.statuses[guard] = "passed"
-        except (CheckTimeout, CandidateDied, GiveUp):
+            self._run_checks()
+            for guard in self.checks.guards:
+                if self.results[guard][0] == "not_run":
+                    self.results[guard][0] = "passed"
+        except GiveUp:
             pass  # recorded where it happened
+        except (Exception, Timeout, Died) as error:
+            # the code between the asserts failed: what comes after it does not run
+            for result in self.results:
+                result[2] = _text(error) if result[0] == "not_run" else result[2]
         finally:
             self._end()
-        self.seconds = time.monotonic() - self.begun
-        self.differs = any(
-            old == "passed" != new for old, new in zip(self.expected or (), self.statuses, strict=False)
-        )
-
-    # -- the checks
+        self.verdict |= {"seconds": time.monotonic() - self.begun, "suspicious": sorted(self.suspicious)}
 
     def _run_checks(self):
-        """Whether the checks ran to their end."""
+        candidate, entry_point = self._stand_in(0), self.job["entry_point"]
+        namespace = {"__name__": "checks", "__builtins__": builtins, "__caught__": (Exception, Timeout, Died)}
+        namespace |= {"__begin__": self._begin_check, "__end__": self._end_check}
+        exec(self.checks.setup, namespace)
+        namespace["candidate"] = namespace[entry_point] = candidate
+        exec(self.checks.code, namespace)
+        if self.checks.has_check:
+            check = namespace["check"]
+            namespace[entry_point] = candidate  # also where the program's function is called `check`
+            check(candidate)
 
-        def candidate(*args, **kwargs):
-            return self._call(0, args, kwargs)
-
-        namespace = {
-            "__name__": "checks",
-            "__builtins__": builtins,
-            "__begin__": self._begin_check,
-            "__end__": self._end_check,
-            "__raised__": self._raised_in_check,
-            "__caught__": (Exception, CheckTimeout, CandidateDied),
-        }
-        try:
-            exec(self.checks.setup, namespace)
-            namespace["candidate"] = namespace[self.job["entry_point"]] = candidate
-            exec(self.checks.code, namespace)
-            if self.checks.has_check:
-                check = namespace["check"]
-                namespace[self.job["entry_point"]] = candidate  # also where the program's function is called `check`
-                check(candidate)
-        except (Exception, CheckTimeout, CandidateDied) as error:
-            # the code between the asserts failed: what comes after it does not run
-            for index, status in enumerate(self.statuses):
-                if status == "not_run":
-                    self.errors[index] = _text(error)
-            return False
-        return True
-
-    def _begin_check(self, index):
+    def _begin_check(self):
         self.check_calls = dict.fromkeys(self.calls, 0)
         self.clock = time.monotonic()
 
-    def _end_check(self, index, value):
-        if not value:
-            self._settle(index, "failed", "")
-        elif self.statuses[index] in ("not_run", "passed"):
-            self.statuses[index] = "passed"
+    def _end_check(self, index, value, error=None):
+        result = self.results[index]
+        if result[0] in ("not_run", "passed"):  # in a loop, the first failure stays
+            if error is not None:
+                result[0], result[2] = "timeout" if isinstance(error, Timeout) else "error", _text(error)
+            else:
+                result[0] = "passed" if value else "failed"
+        if result[0] == "passed":
             for name, count in self.check_calls.items():
                 self.calls[name] += count
-        self.clock = time.monotonic()
-
-    def _raised_in_check(self, index, error):
-        self._settle(index, "timeout" if isinstance(error, CheckTimeout) else "error", _text(error))
-        self.clock = time.monotonic()
-
-    def _settle(self, index, status, error):
-        if self.statuses[index] in ("not_run", "passed"):  # in a loop, the first failure stays
-            self.statuses[index], self.errors[index] = status, error
-        if self.expected and self.expected[index] == "passed":
+        elif self.expected and self.expected[index][0] == "passed":
             raise GiveUp  # the difference is found
-
-    # -- the candidate's process
+        self.clock = time.monotonic()
 
     def _start(self):
         """Forks a candidate and has it run the program's definitions."""
         if len(self.job["source"]) > MAX_SOURCE:
-            self.definitions = ["error", f"the source has more than {MAX_SOURCE} characters"]
+            self.definitions[:] = "error", "", f"the source has more than {MAX_SOURCE} characters"
             raise GiveUp
-        self.socket, theirs = socket.socketpair()
-        with theirs:
-            self._command(b"F", theirs.fileno())
-        self.socket.setblocking(False)
-        self.inbox = Inbox(MAX_FRAME)
-        self.poll = select.poll()
-        self.poll.register(self.socket, select.POLLIN)
-        self.poll.register(self.jobs, POLLRDHUP)
-        self.clock = time.monotonic()
-        hello = False
         try:
-            self._send({name: self.job[name] for name in ("source", "entry_point", "watch")} | {"stub": self.stub})
-            hello = self._receive() == {"hello": True}
-            outcome = self._receive()
-            if "raised" in outcome:
-                raise _remote_error(outcome["raised"])
-            if outcome != {"defined": True}:
-                raise WireError("a message that breaks the protocol")
-        except (Exception, CheckTimeout, CandidateDied) as error:
-            if not hello:
-                raise SandboxFault("a candidate's process ended before it read its program") from error
-            self._book(error)
-            self.definitions = ["timeout" if isinstance(error, CheckTimeout) else "error", _text(error)]
-            raise GiveUp from error
-        self.definitions = ["passed", ""]
-        self.clock = time.monotonic()
-
-    def _command(self, command, *fds):
-        try:
-            socket.send_fds(self.control, [command], fds)
+            self.socket, theirs = socket.socketpair()
+            with theirs:
+                socket.send_fds(self.config["control"], [b"F"], [theirs.fileno()])
         except OSError as error:
             raise SandboxFault("the zygote is gone") from error
+        self.socket.settimeout(self.config["check_timeout"])  # for sending; receiving waits for its turn
+        self.inbox = Inbox(wire.MAX_ANSWER)
+        self.clock = time.monotonic()
+        try:
+            self._send({name: self.job[name] for name in ("source", "entry_point", "watch")} | {"stub": self.stub})
+            outcome = self._receive()
+            if "raised" in outcome:
+                raise wire.rebuild(outcome["raised"])
+            if outcome != {"defined": True}:
+                raise WireError("a message that breaks the protocol")
+        except (Exception, Timeout, Died) as error:
+            self._book(error)
+            self.definitions[:] = "timeout" if isinstance(error, Timeout) else "error", "", _text(error)
+            raise GiveUp from error
+        self.definitions[0] = "passed"
+        self.clock = time.monotonic()
 
     def _end(self, command=b"K"):
         """Ends the candidate's process and books what it used; the signal that had ended it before, or 0."""
@@ -292,175 +217,135 @@ class Run:
             return 0
         self.socket.close()
         self.socket = None
-        self._command(command)
-        ending = json.loads(_receive_packet(self.control))
-        if not ending["forked"]:
-            raise SandboxFault("a candidate's process could not be forked")
-        if ending["signal"] == signal.SIGKILL and ending["cpu_seconds"] < self.whole_limit and self.sealed:
+        ending = self._ask_zygote(command)
+        if ending["signal"] == signal.SIGKILL and "seccomp" in self.config["layers"]:
             raise SandboxFault("a candidate's process was killed from outside")  # it cannot send itself a signal
-        self.memory_kb = max(self.memory_kb, ending["memory_kb"])
-        self.cpu_seconds += ending["cpu_seconds"]
+        self.verdict["memory_mb"] = max(self.verdict["memory_mb"], ending["memory_mb"])
+        self.verdict["cpu_seconds"] += ending["cpu_seconds"]
         return ending["signal"]
 
     def _book(self, error):
         """Counts what ended a call or the definitions, and ends a process that can no longer be used."""
-        if isinstance(error, CheckTimeout):
+        if isinstance(error, Timeout):
             self.timeouts += 1
             self._end()
-        elif isinstance(error, CandidateDied):
+        elif isinstance(error, (Died, WireError)):
             self.deaths += 1
-            self.suspicious.add("ended its process")
-            if number := self._end(b"D"):
+            self.suspicious.add("ended its process" if isinstance(error, Died) else "broke the protocol")
+            if number := self._end(b"D" if isinstance(error, Died) else b"K"):
                 error.args = (f"{error} ({signal.Signals(number).name})",)
-        elif isinstance(error, WireError):
-            self.deaths += 1
-            self.suspicious.add("broke the protocol")
-            self._end()
-        elif str(error).startswith(("SystemExit", "KeyboardInterrupt", "GeneratorExit")):
+        elif type(error).__name__ in ("SystemExit", "KeyboardInterrupt", "GeneratorExit"):
             self.suspicious.add("tried to exit")
+
+    def _ask_zygote(self, command):
+        control = self.config["control"]
+        try:
+            with contextlib.suppress(BrokenPipeError):  # what it said before it ended can still be read
+                control.send(command)
+            answer = json.loads(control.recv(1 << 16) or '{"fault": "the zygote is gone"}')
+        except OSError as error:
+            answer = {"fault": f"the zygote does not answer: {error}"}
+        if "fault" in answer:
+            raise SandboxFault(answer["fault"])
+        return answer
 
     def _call(self, function, args, kwargs):
         """Asks the candidate for the value of one call."""
-        too_long = time.monotonic() - self.begun > 2 * self.whole_limit
-        if self.timeouts >= self.max_timeouts or self.deaths >= MAX_DEATHS or too_long:
+        too_long = time.monotonic() - self.begun > 2 * self.config["cpu_seconds"]
+        if self.timeouts >= self.config["max_timeouts"] or self.deaths >= MAX_DEATHS or too_long:
             raise GiveUp
-        functions = []
-        encode = Encoder(functions).encode
-        number = int.from_bytes(os.urandom(6), "little")  # an answer cannot be written before its question is read
-        question = {
-            "id": number,
-            "function": function,
-            "args": [encode(value) for value in args],
-            "kwargs": {name: encode(value) for name, value in kwargs.items()},
-        }
+        question = wire.encode_call(function, args, kwargs, self.functions)
+        question["id"] = int.from_bytes(
+            os.urandom(6), "little"
+        )  # no answer can be written before its question is read
         if self.socket is None:
             self._start()
         try:
             self._send(question)
-            answer = self._receive()
-            while "call_back" in answer:
-                self._send(self._call_back(answer, functions))
-                answer = self._receive()
-            if answer.get("id") != number:
+            while "call" in (answer := self._receive()):
+                self._send(self._call_back(answer))
+            if answer.get("id") != question["id"]:
                 raise WireError("a message that breaks the protocol")
-            return self._accept(answer, args)
-        except (Exception, CheckTimeout, CandidateDied) as error:
+            if "raised" in answer:
+                raise wire.rebuild(answer["raised"])
+            return self._accept(answer, (*args, *kwargs.values()))
+        except (Exception, Timeout, Died) as error:
             self._book(error)
             raise
 
-    def _accept(self, answer, args):
-        if "raised" in answer:
-            raise _remote_error(answer["raised"])
-
-        def stand_in(index):
-            return lambda *args, **kwargs: self._call(index, args, kwargs)
-
-        value = decode(answer["value"], stand_in)
-        for index, data in answer.get("changed", {}).items():
-            target, after = args[int(index)], decode(data, stand_in)
-            if type(target) is not type(after):
+    def _accept(self, answer, arguments):
+        """The value, after what the call changed in its arguments was changed here as well."""
+        value = wire.decode(answer["value"], self._stand_in)
+        for number, new in answer["changed"]:
+            target, after = arguments[number], wire.decode(new, self._stand_in)
+            if type(target) not in wire.MUTABLE or type(target) is not type(after):
                 raise WireError("an argument changed its type")
-            if type(after) in (list, bytearray):
-                target[:] = after
-            else:
-                target.clear()
-                target.update(after)
-        for name, count in zip(self.calls, answer.get("calls", ()), strict=True):
-            if type(count) is not int:
-                raise WireError("a count that is no number")
-            self.check_calls[name] += count
+            target.clear()
+            (target.update if isinstance(target, (dict, set)) else target.extend)(after)
+        for name, count in zip(self.calls, answer["calls"], strict=True):
+            self.check_calls[name] += int(count)
         return value
 
-    def _call_back(self, request, functions):
-        try:
-            function = functions[int(request["call_back"])]
-            args = [decode(value, None) for value in request["args"]]
-            kwargs = {name: decode(value, None) for name, value in request["kwargs"].items()}
-            return {"value": Encoder([]).encode(function(*args, **kwargs))}
-        except Exception as error:
-            return {"raised": _text(error)}
+    def _stand_in(self, number):
+        return lambda *args, **kwargs: self._call(number, args, kwargs)
 
-    # -- sending and receiving against the clock
+    def _call_back(self, request):
+        """Calls a function that the checks passed to the candidate."""
+        try:
+            args, kwargs = wire.decode_call(request, self._stand_in)
+            value = self.functions[request["call"]](*args, **kwargs)
+            return {"value": wire.encode(value, self.functions)}
+        except Exception as error:
+            return {"raised": wire.describe(error)}
 
     def _send(self, message):
-        frame = memoryview(pack(message))
-        while frame:
-            try:
-                frame = frame[self.socket.send(frame, socket.MSG_NOSIGNAL) :]
-            except BlockingIOError:
-                self._wait(select.POLLOUT)
-            except OSError as error:
-                raise CandidateDied("the program ended its process") from error
+        try:
+            self.socket.sendall(wire.pack(message))
+        except TimeoutError:
+            raise Timeout("a question was not read") from None
+        except OSError as error:
+            raise Died("the program ended its process") from error
 
     def _receive(self):
+        """The candidate's next message, without its notes."""
         while True:
-            message = self.inbox.next()
-            if type(message) is dict and "suspicious" not in message:
-                return message
-            if type(message) is dict:
-                if len(self.suspicious) < MAX_NOTES:
-                    self.suspicious.add(str(message["suspicious"])[:80])
-                continue
-            if message is not None:
+            while (message := self.inbox.next()) is None:
+                self._wait()
+                try:
+                    chunk = self.socket.recv(1 << 16)
+                except OSError:
+                    chunk = b""
+                if not chunk:
+                    raise Died("the program ended its process")
+                self.inbox.data += chunk
+            if type(message) is not dict:
                 raise WireError("a message that breaks the protocol")
-            self._wait(select.POLLIN)
-            try:
-                chunk = self.socket.recv(1 << 16)
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                raise CandidateDied("the program ended its process") from error
-            if not chunk:
-                raise CandidateDied("the program ended its process")
-            self.inbox.data += chunk
+            if "suspicious" not in message:
+                return message
+            if len(self.suspicious) < MAX_NOTES:
+                self.suspicious.add(ascii(message["suspicious"])[1:81].rstrip("'"))
 
-    def _wait(self, event):
-        if event != select.POLLIN:
-            self.poll.modify(self.socket, event)
-        limit = self.limit
+    def _wait(self):
+        """Waits until there is something to receive, as long as the check may take."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        poll.register(self.config["jobs"], POLLRDHUP)
+        timeout = limit = self.config["check_timeout"]
         while True:
-            left = self.clock + limit - time.monotonic()
-            if left <= 0:
-                limit = self._stretched(limit)
-                continue
-            ready = self.poll.poll(left * 1000 + 1)
-            if any(fd == self.jobs.fileno() for fd, _ in ready):
+            ready = poll.poll(max(0.0, self.clock + limit - time.monotonic()) * 1000 + 1)
+            if any(fd == self.config["jobs"].fileno() for fd, _ in ready):
                 os._exit(0)  # the trainer is gone; the zygote sees this and ends the candidate
-            if ready:
-                break
-        if event != select.POLLIN:
-            self.poll.modify(self.socket, select.POLLIN)
-
-    def _stretched(self, limit):
-        """The limit that still holds, given how long the candidate waited for a core; raises CheckTimeout if none."""
-        self._command(b"S")
-        had = limit - json.loads(_receive_packet(self.control))
-        (share,) = struct.unpack("d", self.share[:])
-        if limit >= STRETCH * self.limit or had >= ENOUGH * share * self.limit:
-            raise CheckTimeout(self.limit)
-        return limit + self.limit / STRETCH
+            if time.monotonic() > self.clock + limit:
+                # the limit grows by what the candidate waited for a core, unless it has had its share of one
+                had = limit - self._ask_zygote(b"S")["waited"]
+                (share,) = struct.unpack("d", self.config["share"][:])
+                if limit >= STRETCH * timeout or had >= ENOUGH * share * timeout:
+                    raise Timeout(f"no answer within {timeout:g} s")
+                limit += timeout / STRETCH
+            elif ready:
+                return
 
 
 def _text(error):
-    if isinstance(error, CheckTimeout):
-        return f"Timeout: no answer within {error.args[0]:g} s"
-    if isinstance(error, CandidateDied):
-        return f"Died: {error}"
-    if isinstance(error, CandidateError):
-        return str(error)
-    return f"{type(error).__name__}: {str(error)[:300]}".rstrip(": ")
-
-
-def _remote_text(raised):
-    name, message = raised
-    text = f"{name}: {message}" if message else name
-    return text[:400].encode("utf-8", "replace").decode()
-
-
-def _remote_error(raised):
-    """The exception that a call raised, as the built-in of that name where there is one."""
-    if type(raised) is not list or len(raised) != 2 or not all(type(part) is str for part in raised):
-        raise WireError("an exception that breaks the format")
-    name, message = raised
-    kind = _RAISABLE.get(name)
-    return kind(message) if kind else CandidateError(_remote_text(raised))
+    text = f"{type(error).__name__}: {str(error)[: wire.MAX_TEXT]}".rstrip(": ")
+    return text.encode("utf-8", "replace").decode()

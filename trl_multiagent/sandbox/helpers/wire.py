@@ -1,49 +1,98 @@
 """
-Frames and values that cross a process boundary of the sandbox.
+Messages and values that cross a process boundary of the sandbox.
 
-A frame is a 4-byte little-endian length and that many bytes of JSON. A value crosses as JSON: what JSON has stands for
-itself, every other plain type is an object with one key, its tag. The reader rebuilds exact built-in types and nothing
-else, so no method written by a candidate ever reaches the process that decides.
+A message is a 4-byte little-endian length and that many bytes of JSON. Numbers, strings, lists, True, False and None stand
+for themselves; every other value is an object with one key, the name of its type, and a list of parts. The reader rebuilds
+exact built-in types and nothing else, so no method written by a candidate ever reaches the process that decides.
 """
 
 import builtins
-import collections
+import collections.abc
 import datetime
 import decimal
 import fractions
 import json
+import os
 import struct
 
 
 MAX_DEPTH = 64
 MAX_NODES = 200_000  # elements of one value, all levels together
-MAX_FRAME = 1 << 20  # bytes of one answer
-MAX_JOB = 64 << 20  # bytes of a job or a question, both written by trusted code
+MAX_ANSWER = 1 << 20  # bytes of a message written by a candidate
+MAX_JOB = 64 << 20  # bytes of one written by trusted code
+MAX_TEXT = 300  # characters of an exception's message
 
 _loads = json.JSONDecoder().decode
 _dumps = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
-_BUILTIN_TYPES = {name: value for name, value in vars(builtins).items() if isinstance(value, type)}
+_TYPES = {name: value for name, value in vars(builtins).items() if isinstance(value, type)}
+_MAPPINGS = (dict, collections.Counter, collections.OrderedDict)
 _SAFE_INTEGER = 1 << 256  # larger ones travel in hexadecimal, which has no limit on the number of digits
 
 
+def _text(read, make):
+    return lambda value: [read(value)], lambda parts: make(*parts)
+
+
+def _mapping(kind):
+    def build(parts):
+        return kind(dict(zip(parts[::2], parts[1::2], strict=True)))
+
+    return lambda value: [part for item in value.items() for part in item], build
+
+
+_PLAIN = {  # type: (its parts, the value that they make)
+    str: _text(str.__str__, str),
+    float: _text(float.__float__, float),
+    int: _text(hex, lambda text: int(text, 16)),
+    **{kind: (list, kind) for kind in (list, tuple, set, frozenset, collections.deque)},
+    **{kind: _mapping(kind) for kind in _MAPPINGS},
+    type({}.keys()): (list, lambda parts: dict.fromkeys(parts).keys()),
+    type({}.values()): (list, lambda parts: dict(enumerate(parts)).values()),
+    type({}.items()): (list, lambda parts: dict(parts).items()),
+    bytes: _text(bytes.hex, bytes.fromhex),
+    bytearray: _text(bytearray.hex, bytearray.fromhex),
+    complex: (lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
+    range: (lambda value: [value.start, value.stop, value.step], lambda parts: range(*parts)),
+    decimal.Decimal: _text(str, decimal.Decimal),
+    fractions.Fraction: (lambda value: [*value.as_integer_ratio()], lambda parts: fractions.Fraction(*parts)),
+    **{kind: _text(kind.isoformat, kind.fromisoformat) for kind in (datetime.datetime, datetime.date, datetime.time)},
+    datetime.timedelta: (
+        lambda value: [value.days, value.seconds, value.microseconds],
+        lambda p: datetime.timedelta(*p),
+    ),
+}
+_BUILD = {kind.__name__: build for kind, (_, build) in _PLAIN.items()} | {
+    "iterator": iter,
+    "type": lambda parts: _TYPES[parts[0]],
+    "object": lambda parts: Opaque(),
+}
+MUTABLE = (list, set, bytearray, collections.deque, *_MAPPINGS)  # an argument's changes travel back
+# exceptions that are made from a message alone
+_RAISABLE = {
+    name: kind
+    for name, kind in _TYPES.items()
+    if issubclass(kind, Exception) and not name.startswith("Unicode") and "Group" not in name
+}
+
+
 class WireError(Exception):
-    """A frame or a value that breaks the format."""
+    """A message or a value that breaks the format."""
 
 
 class Unsendable(ValueError):
     """The value is too large."""
 
 
-def pack(message) -> bytes:
-    """The frame that carries `message`, made of JSON's own types."""
-    body = _dumps(message).encode("ascii")
-    return struct.pack("<I", len(body)) + body
-
-
 class Opaque:
     """Stands for an object that is not plain data: true, equal to nothing but itself, without attributes."""
 
     __slots__ = ()
+
+
+def pack(message) -> bytes:
+    """The bytes that carry `message`, made of JSON's own types."""
+    body = _dumps(message).encode("ascii")
+    return struct.pack("<I", len(body)) + body
 
 
 class Inbox:
@@ -57,156 +106,115 @@ class Inbox:
         """The next message, or None while it is incomplete."""
         if len(self.data) < 4:
             return None
-        (size,) = struct.unpack_from("<I", self.data)
-        if size > self.limit:
-            raise WireError(f"a frame of {size} bytes, the limit is {self.limit}")
-        if len(self.data) < 4 + size:
+        end = 4 + struct.unpack_from("<I", self.data)[0]
+        if end > self.limit:
+            raise WireError(f"a message of {end} bytes, the limit is {self.limit}")
+        if len(self.data) < end:
             return None
-        body = bytes(self.data[4 : 4 + size])
-        del self.data[: 4 + size]
+        body = bytes(self.data[4:end])
+        del self.data[:end]
         try:
             return _loads(body.decode("ascii"))
         except (ValueError, RecursionError) as error:
-            raise WireError("a frame that is not JSON") from error
+            raise WireError("a message that is not JSON") from error
+
+    def read(self, fd: int):
+        """Waits for the next message; this process ends when the other side is gone."""
+        while (message := self.next()) is None:
+            chunk = os.read(fd, 1 << 16)
+            if not chunk:
+                os._exit(0)
+            self.data += chunk
+        return message
 
 
-class Encoder:
+def encode(value, functions: list, note=None):
     """
-    Turns values into what JSON can carry.
-
-    Args:
-        functions (`list`): Functions that a value holds are appended; they travel as their index in this list.
-        note (`Callable[[str], None]`, *optional*): Is told of values that pretend to be equal to others.
+    The value as JSON can carry it. Functions are appended to `functions` and travel as their index there; `note` is told of
+    values that pretend to be equal to others.
     """
+    left = MAX_NODES
 
-    def __init__(self, functions: list, note=None):
-        self.functions = functions
-        self.note = note
-        self.left = MAX_NODES
-
-    def encode(self, value, depth: int = 0):
+    def plain(value, depth=0):
+        nonlocal left
         kind = type(value)
-        self.left -= len(value) >> 4 if kind is str or kind is bytes or kind is bytearray else 1
-        if self.left < 0 or depth > MAX_DEPTH:
+        left -= len(value) >> 4 if kind is str else 1
+        if left < 0 or depth > MAX_DEPTH:
             raise Unsendable("the value is too large or nested too deeply to leave the sandbox")
-        if kind is str:
-            return value
-        if kind is int:
-            return value if -_SAFE_INTEGER < value < _SAFE_INTEGER else {"int": hex(value)}
-        if value is None or kind is bool or kind is float:
+        if kind in (str, float, bool) or value is None or (kind is int and -_SAFE_INTEGER < value < _SAFE_INTEGER):
             return value
         if kind is list:
-            return [self.encode(item, depth + 1) for item in value]
-        if kind is tuple or kind is set or kind is frozenset or kind is collections.deque:
-            return {kind.__name__: [self.encode(item, depth + 1) for item in value]}
-        if kind is dict:
-            return {"dict": [[self.encode(k, depth + 1), self.encode(v, depth + 1)] for k, v in value.items()]}
-        if kind is bytes or kind is bytearray:
-            return {kind.__name__: value.hex()}
-        if kind is complex:
-            return {"complex": [value.real, value.imag]}
-        if kind is range:
-            return {"range": [self.encode(part) for part in (value.start, value.stop, value.step)]}
-        if kind is decimal.Decimal:
-            return {"Decimal": str(value)}
-        if kind is fractions.Fraction:
-            return {"Fraction": [self.encode(value.numerator), self.encode(value.denominator)]}
-        if kind is datetime.datetime or kind is datetime.date or kind is datetime.time:
-            return {kind.__name__: value.isoformat()}
-        if kind is datetime.timedelta:
-            return {"timedelta": [value.days, value.seconds, value.microseconds]}
-        if kind is type and _BUILTIN_TYPES.get(value.__name__) is value:
-            return {"type": value.__name__}
-        return self._encode_other(value, kind, depth)
-
-    def _encode_other(self, value, kind, depth):
+            return [plain(item, depth + 1) for item in value]
+        if kind is type and _TYPES.get(value.__name__) is value:
+            return {"type": [value.__name__]}
         written_here = [base for base in kind.__mro__ if base.__module__ in ("solution", "unittest.mock")]
-        if self.note and any(name in vars(base) for base in written_here for name in _COMPARING):
-            self.note("own equality")
-        # a subclass travels as the plain value it extends, read by the plain type's own methods
-        for base, plain in _PLAIN_PARTS.items():
-            if issubclass(kind, base):
-                return self.encode(plain(value), depth)
+        if note and any(name in vars(base) for base in written_here for name in ("__eq__", "__lt__", "__sub__")):
+            note("own equality")
+        for base in kind.__mro__:  # a subclass travels as the plain type that it extends
+            if base in _PLAIN:
+                return {base.__name__: [plain(part, depth + 1) for part in _PLAIN[base][0](value)]}
         if callable(value):
-            self.functions.append(value)
-            return {"function": len(self.functions) - 1}
-        if hasattr(kind, "__next__") or kind in _VIEWS:
-            return {"iterator": [self.encode(item, depth + 1) for item in value]}
-        return {"object": None}
+            functions.append(value)
+            return {"function": [len(functions) - 1]}
+        if isinstance(value, collections.abc.Iterator):
+            return {"iterator": [plain(item, depth + 1) for item in value]}
+        return {"object": []}
+
+    return plain(value)
 
 
-_PLAIN_PARTS = {
-    int: lambda value: int.__add__(value, 0),
-    float: lambda value: float.__add__(value, 0.0),
-    str: str.__str__,
-    list: lambda value: list(list.__iter__(value)),
-    tuple: lambda value: tuple(tuple.__iter__(value)),
-    dict: lambda value: dict(dict.items(value)),
-    set: lambda value: set(set.__iter__(value)),
-    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
-}
-_COMPARING = ("__eq__", "__lt__", "__sub__", "__abs__")
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+def encode_call(function: int, args, kwargs, functions: list):
+    """The message that asks the other side to call its function of that number."""
+    named = {name: encode(value, functions) for name, value in kwargs.items()}
+    return {"call": function, "args": [encode(value, functions) for value in args], "kwargs": named}
+
+
+def decode_call(message, function):
+    """Positional and keyword arguments of a call."""
+    args = [decode(value, function) for value in message["args"]]
+    return args, {name: decode(value, function) for name, value in message["kwargs"].items()}
+
+
+def describe(error):
+    """What travels of an exception: its name, its nearest built-in base, its message, whatever its methods do."""
+    kind = type(error)
+    base = next((base.__name__ for base in kind.__mro__ if base in _RAISABLE.values()), "Exception")
+    try:
+        # the message as it was given: a `KeyError` puts quotes around it
+        message = error.args[0] if len(error.args) == 1 and type(error.args[0]) is str else str(error)
+        return [kind.__name__, base, str.__str__(message)[:MAX_TEXT]]
+    except BaseException as failure:
+        return [kind.__name__ if isinstance(failure, Exception) else type(failure).__name__, base, ""]
+
+
+def rebuild(raised):
+    """An exception of that name, base and message."""
+    if type(raised) is not list or [type(part) for part in raised] != [str, str, str]:
+        raise WireError("an exception that breaks the format")
+    name, base, message = raised
+    kind = _RAISABLE.get(base, Exception)
+    if name != base and name.isascii() and name.isidentifier():
+        kind = type(name[:80], (kind,), {})
+    return kind(message[:MAX_TEXT])
 
 
 def decode(data, function):
-    """
-    Rebuilds a value.
-
-    Args:
-        data: What JSON gave.
-        function (`Callable[[int], Callable]`): Makes the stand-in for function number n of the other side.
-
-    Raises:
-        WireError: if `data` was not written by an `Encoder`.
-    """
+    """The value that `encode` wrote; `function(n)` makes the stand-in for function number n of the other side."""
     try:
-        return _decode(data, function, 0)
-    except (TypeError, ValueError, KeyError, ArithmeticError, RecursionError) as error:
+        return _decode(data, function)
+    except (TypeError, ValueError, KeyError, IndexError, ArithmeticError, RecursionError) as error:
         raise WireError("a value that breaks the format") from error
 
 
-def _decode(data, function, depth):
+def _decode(data, function):
     kind = type(data)
     if kind is not list and kind is not dict:
         return data
-    if depth > MAX_DEPTH:
-        raise WireError("a value nested too deeply")
     if kind is list:
-        return [_decode(item, function, depth + 1) for item in data]
-    ((tag, content),) = data.items()
-    if tag == "dict":
-        return {_decode(k, function, depth + 1): _decode(v, function, depth + 1) for k, v in content}
-    if tag == "function":
-        return function(int(content))
-    if tag == "type":
-        return _BUILTIN_TYPES[content]
-    if tag == "object":
-        return Opaque()
-    if type(content) is list:
-        return _FROM_LIST[tag]([_decode(item, function, depth + 1) for item in content])
-    if type(content) is str:
-        return _FROM_TEXT[tag](content)
-    raise WireError("a value that breaks the format")
-
-
-_FROM_LIST = {
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "deque": collections.deque,
-    "iterator": iter,
-    "complex": lambda parts: complex(*parts),
-    "range": lambda parts: range(*parts),
-    "Fraction": lambda parts: fractions.Fraction(*parts),
-    "timedelta": lambda parts: datetime.timedelta(*parts),
-}
-_FROM_TEXT = {
-    "int": lambda text: int(text, 16),
-    "bytes": bytes.fromhex,
-    "bytearray": bytearray.fromhex,
-    "Decimal": decimal.Decimal,
-    "datetime": datetime.datetime.fromisoformat,
-    "date": datetime.date.fromisoformat,
-    "time": datetime.time.fromisoformat,
-}
+        return [_decode(item, function) for item in data]
+    ((name, parts),) = data.items()
+    if type(parts) is not list:
+        raise WireError("a value that breaks the format")
+    if name == "function":
+        return function(int(*parts))
+    return _BUILD[name]([_decode(part, function) for part in parts])
