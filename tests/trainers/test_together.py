@@ -138,3 +138,16 @@ def test_deepspeed_that_was_not_started_is_refused(monkeypatch):
     accelerator = SimpleNamespace(distributed_type=DistributedType.MULTI_CPU, num_processes=2)
     with pytest.raises(ValueError, match="DeepSpeed was asked for, but accelerate runs MULTI_CPU"):
         check_distribution(accelerator, args=None)
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_zero3_that_would_save_no_weights_is_refused(saves):
+    zero = {"stage": 3, "stage3_gather_16bit_weights_on_model_save": saves}
+    plugin = SimpleNamespace(zero_stage=3, deepspeed_config={"zero_optimization": zero})
+    state = SimpleNamespace(deepspeed_plugin=plugin)
+    accelerator = SimpleNamespace(distributed_type=DistributedType.DEEPSPEED, num_processes=1, state=state)
+    if saves:
+        check_distribution(accelerator, args=None)
+    else:
+        with pytest.raises(ValueError, match="a saved team would have no weights"):
+            check_distribution(accelerator, args=None)

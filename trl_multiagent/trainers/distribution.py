@@ -82,6 +82,13 @@ def check_distribution(accelerator: Accelerator, args: GRPOConfig) -> None:
             f"DeepSpeed was asked for, but accelerate runs {accelerator.distributed_type.value} instead. If "
             "ACCELERATE_USE_CPU is set, unset it: DeepSpeed finds the CPU by itself."
         )
+    if _uses_deepspeed(accelerator):
+        zero = accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
+        if zero["stage"] == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save", False):
+            raise ValueError(
+                "DeepSpeed's `stage3_gather_16bit_weights_on_model_save` (accelerate: `zero3_save_16bit_model`) is not "
+                "true: without it, a saved team would have no weights."
+            )
     if accelerator.num_processes == 1:
         return
     if not args.ds3_gather_for_generation and _uses_deepspeed(accelerator):
