@@ -172,6 +172,8 @@ def test_adapters_of_single_agents_make_a_team(tiny_model, tmp_path):
     assert len(team.models) == 1
     assert torch.equal(logits(team, "left"), logits(first, "main"))
     assert torch.equal(logits(team, "right"), logits(first, "aux"))
+    with pytest.raises(ValueError, match="have LoRA adapters, which are loaded: leave `peft_config` out"):
+        AgentTeam.from_pretrained(folders, roles=["left", "right"], peft_config=LoraConfig())
 
 
 def test_adapters_share_one_base_and_are_all_trainable(tiny_model):
@@ -212,6 +214,9 @@ def test_the_reference_of_a_lora_team_is_what_it_began_from(tiny_model):
                 assert torch.equal(logits(team, role), expected[role])
         for role in team.roles:
             assert torch.equal(logits(team, role), after[role]) and not torch.equal(after[role], expected[role])
+        team.keep_reference()  # another trainer begins from here
+        with team.as_reference():
+            assert all(torch.equal(logits(team, role), after[role]) for role in team.roles)
 
 
 def test_what_a_lora_team_saves_is_its_adapters(tmp_path):

@@ -189,7 +189,10 @@ class AgentTeam(nn.Module):
                 source, padding_side="left", truncation_side="left", **hub, **kwargs
             )
         source, kwargs = sources[0]
-        if peft_config is not None or _find_file(source, ADAPTER_CONFIG, **hub, **kwargs) is not None:
+        has_adapters = _find_file(source, ADAPTER_CONFIG, **hub, **kwargs) is not None
+        if has_adapters and peft_config is not None:
+            raise ValueError(f"The agents in {name} have LoRA adapters, which are loaded: leave `peft_config` out.")
+        if has_adapters or peft_config is not None:
             models = _load_adapters(dict(zip(roles, sources, strict=True)), peft_config, model_init_kwargs)
         elif share_weights:
             models = dict.fromkeys(roles, _load_model(source, **kwargs, **model_init_kwargs))
@@ -345,6 +348,8 @@ class AgentTeam(nn.Module):
             raise ValueError("Several turns need feedback, and that needs a whole item: give a row of the dataset.")
         item = {"prompt": item} if is_text else dict(item)
         history = []
+        training = self.training
+        self.eval()
         for _ in range(num_turns):
             prompts = environment.prompts(item, history)
             joint_action = {
@@ -353,6 +358,7 @@ class AgentTeam(nn.Module):
             }
             outcome = None if is_text else environment.score([item], [joint_action], [history])[0]
             history = [*history, Turn(prompts, joint_action, outcome)]
+        self.train(training)
         return history
 
     def _answer(self, role, history, prompt, use_chat_template, generation_kwargs) -> str:
@@ -452,8 +458,10 @@ class AgentTeam(nn.Module):
 
     def keep_reference(self) -> None:
         """Remembers the current adapters of a LoRA team as its reference policy."""
-        for role, name in self._model_names.items():
-            model = self.models[name]
+        for role in self._reference_adapters:  # of an earlier trainer
+            self.policies[role].delete_adapter(_reference_name(role))
+        self._reference_adapters.clear()
+        for role, model in self.policies.items():
             weights = get_peft_model_state_dict(model, adapter_name=role, save_embedding_layers=False)
             if not any(x.any() for key, x in weights.items() if "lora_A" not in key and "lora_embedding_A" not in key):
                 continue  # a fresh adapter adds nothing to the base

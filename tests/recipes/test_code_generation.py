@@ -155,16 +155,18 @@ def test_scripts_train_a_tiny_team(algorithm, config, tiny_model, shared_data, t
     assert not (folder / "final_model").exists()
 
 
-def test_saved_and_resumed(tiny_model, shared_data, tmp_path):
+@pytest.mark.parametrize("peft", ["peft=null", "peft.r=4"])
+def test_saved_and_resumed(tiny_model, shared_data, tmp_path, peft):
     arguments = [
         *("--config", str(RECIPES / "configs" / "magrpo_he_config.yaml"), "--override"),
         *(f"agent_model.name={tiny_model}", f"dataset.name={shared_data / FILES['he']}"),
-        *(f"output.base_dir={tmp_path}", "output.save_final_model=true", "magrpo.eval_interval=0"),
+        *(f"output.base_dir={tmp_path}", "output.save_final_model=true", "magrpo.eval_interval=0", peft),
         *("--max_completion_length", "8", "--save_steps", "1", "--disable_tqdm"),
     ]
     run_script("magrpo", *arguments, "--max_steps", "1")
     (folder,) = tmp_path.iterdir()
-    assert AgentTeam.from_pretrained(str(folder / "final_model")).roles == ("aux", "main")
+    team = AgentTeam.from_pretrained(str(folder / "final_model"))
+    assert team.roles == ("aux", "main") and team.has_adapters == (peft == "peft.r=4")
     assert AutoModelForCausalLM.from_pretrained(folder / "final_model" / "agents" / "aux")
 
     run_script("magrpo", *arguments, "--max_steps", "2", "--resume_from_checkpoint", str(folder / "checkpoint-1"))
