@@ -21,6 +21,7 @@ def run_without_network(tmp_path_factory):
             cwd=REPOSITORY,
             env={
                 **os.environ,
+                "DS_ACCELERATOR": "cpu",  # DeepSpeed, which only the tests install, would print that it found no GPU
                 "PYTHONPATH": os.pathsep.join([guard, str(REPOSITORY)]),
                 "NETWORK_LOG": str(log),
                 "OMP_NUM_THREADS": "1",
