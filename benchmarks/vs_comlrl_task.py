@@ -36,7 +36,7 @@ def load_reward(name: str) -> Callable[[list[dict], list[dict[str, str]]], list[
 
     from trl_multiagent.environments.code_generation import CodeGenerationEnvironment
 
-    environment = CodeGenerationEnvironment()
+    environment = CodeGenerationEnvironment(collaboration="static")  # CoMLRL does not watch whether aux is called
     return lambda items, joint_actions: [
         outcome.reward for outcome in environment.score(items, joint_actions, [()] * len(items))
     ]
