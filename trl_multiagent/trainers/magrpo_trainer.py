@@ -229,7 +229,7 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         """
         training = self.model.training
         self.model.eval()
-        levels = self._play_episodes([dict(item) for item in items for _ in range(num_episodes)], self._sample)
+        levels = self._play_episodes([dict(item) for item in items for _ in range(num_episodes)], self._sample_alone)
         self.model.train(training)
         return [[*node.history, node.turn(0)] for node in levels[-1]]
 
@@ -238,7 +238,7 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         return grow_trees(
             items,
             self.environment,
-            self._sample_together,
+            self._sample,
             self._score,
             num_turns=args.num_turns,
             num_generations=args.num_generations,
@@ -266,23 +266,29 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
     def _process_reward(self, reward: float) -> float:
         return reward * self.args.reward_scale + self.args.reward_shift
 
-    def _sample_together(self, role: str, nodes: list[Node]) -> list[Samples]:
-        meet(self.accelerator)  # a process that failed cannot take part in ZeRO-3's gathering of the weights
-        return self._sample(role, nodes)
-
     def _sample(self, role: str, nodes: list[Node]) -> list[Samples]:
-        """One agent's completions at all nodes of a turn."""
-        num_generations = self.args.num_generations if self.model.training else 1
-        with self._timed("generate"), self.agent_scope(role):
+        """One agent's completions at all nodes of a turn, in which all processes take part."""
+        with self.agent_scope(role):
             prompt_ids = self._tokenize_nodes(role, nodes)
-            groups, logps = self._complete(role, prompt_ids, num_generations)
+            meet(self.accelerator)  # a process that failed cannot take part in ZeRO-3's gathering of the weights
+            return self._complete(role, prompt_ids)
+
+    def _sample_alone(self, role: str, nodes: list[Node]) -> list[Samples]:
+        with self.agent_scope(role):
+            return self._complete(role, self._tokenize_nodes(role, nodes))
+
+    def _complete(self, role: str, prompt_ids: list[list[int]]) -> list[Samples]:
+        """The active agent's completions of each prompt."""
+        num_generations = self.args.num_generations if self.model.training else 1
+        with self._timed("generate"):
+            groups, logps = self._generate_groups(role, prompt_ids, num_generations)
             return [
                 Samples(ids, group, self.processing_class.batch_decode(group, skip_special_tokens=True), group_logps)
                 for ids, group, group_logps in zip(prompt_ids, groups, logps, strict=True)
             ]
 
-    def _complete(self, role: str, prompt_ids: list[list[int]], num_generations: int) -> tuple[list, list]:
-        """The active agent's completions of each prompt, and the log-probabilities that vLLM sampled them with."""
+    def _generate_groups(self, role: str, prompt_ids: list[list[int]], num_generations: int) -> tuple[list, list]:
+        """Token ids of the completions, and the log-probabilities that vLLM sampled them with."""
         if self.use_vllm:
             step = 0 if role in self.team.frozen else self.state.global_step  # its weights are sent once
             return self._generations[role].sample(role, prompt_ids, num_generations, step)
@@ -505,7 +511,7 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         with fail_together(self.accelerator):
-            levels = self._play_episodes(inputs, self._sample_together)
+            levels = self._play_episodes(inputs, self._sample)
         self._log_rollout("eval", levels)
         return None, None, None
 
