@@ -429,5 +429,5 @@ torch.save(AgentTeam.from_pretrained("user/recipe").state_dict(), path)
     for role in ("aux", "main"):
         trained = load_file(folder / "agents" / role / "model.safetensors")
         for name, x in trained.items():
-            assert torch.equal(loaded[f"agents.{role}.{name}"], x)
+            assert torch.equal(loaded[f"models.{role}.{name}"], x)
         assert any(not torch.equal(x, start[name]) for name, x in trained.items())

@@ -227,7 +227,7 @@ def test_what_a_lora_team_saves_is_its_adapters(tmp_path):
     for role in team.roles:
         saved = load_file(tmp_path / "agents" / role / "adapter_model.safetensors")
         assert len(saved) == len(team.agent_parameters(role)) and all("lora_" in name for name in saved)
-    with pytest.raises(ValueError, match="has no LoRA adapter"):
+    with pytest.raises(ValueError, match="has the form 'full', this one 'lora'"):
         tiny_team().save_pretrained(tmp_path / "full")
         team.load_weights(tmp_path / "full")
 

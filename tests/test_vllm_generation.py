@@ -456,12 +456,9 @@ def test_engine_refusals(tmp_path, models):
         tiny_trainer(tmp_path, team_of(models), use_vllm=True, vllm_enable_sleep_mode=True)
     with pytest.raises(ValueError, match=r"agent 'aux' was loaded from '', where vLLM finds no config\.json"):
         tiny_trainer(tmp_path, use_vllm=True)
-    team_of(models).save_pretrained(tmp_path / "team")
-    with pytest.raises(
-        ValueError, match=r"finds no config\.json: start from a model id or from the agent's own folder"
-    ):
-        tiny_trainer(tmp_path, AgentTeam.from_pretrained(str(tmp_path / "team")), use_vllm=True)
     assert LLM.instances == []
+    team_of(models).save_pretrained(tmp_path / "team")
+    check_vllm(AgentTeam.from_pretrained(str(tmp_path / "team")).policies, config(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ class AgentTeam(nn.Module):
         hub = {"revision": model_init_kwargs.get("revision"), "token": model_init_kwargs.get("token")}
         team_file = _find_file(name, TEAM_FILE, **hub) if isinstance(name, str) else None
         if team_file is not None:
-            saved = _read_team_file(team_file)
+            form, saved = _read_team_file(team_file)
             if roles is not None and list(roles) != list(saved):
                 raise ValueError(f"The team in {name} has the roles {list(saved)}, not {list(roles)}.")
             roles = list(saved)
@@ -170,7 +170,7 @@ class AgentTeam(nn.Module):
                 (str(Path(name) / folder), {}) if in_folders else (name, {"subfolder": folder})
                 for folder in saved.values()
             ]
-            share_weights = share_weights or len(set(saved.values())) < len(roles)
+            share_weights = share_weights or form == "shared"
         elif roles is None:
             raise ValueError(f"{name} holds no {TEAM_FILE}: to start a team from a model, pass `roles`.")
         else:
@@ -189,7 +189,10 @@ class AgentTeam(nn.Module):
                 source, padding_side="left", truncation_side="left", **hub, **kwargs
             )
         source, kwargs = sources[0]
-        has_adapters = _find_file(source, ADAPTER_CONFIG, **hub, **kwargs) is not None
+        if team_file is not None:
+            has_adapters = form == "lora"
+        else:
+            has_adapters = _find_file(source, ADAPTER_CONFIG, **hub) is not None
         if has_adapters and peft_config is not None:
             raise ValueError(f"The agents in {name} have LoRA adapters, which are loaded: leave `peft_config` out.")
         if has_adapters or peft_config is not None:
@@ -235,7 +238,7 @@ class AgentTeam(nn.Module):
                         weights.pop(key, None)
                 model.save_pretrained(target, state_dict=weights)
             self.tokenizers[role].save_pretrained(target)
-        team = {"format_version": FORMAT_VERSION, "agents": agents}
+        team = {"format_version": FORMAT_VERSION, "form": self.form, "agents": agents}
         (folder / TEAM_FILE).write_text(json.dumps(team, indent=2) + "\n")
 
     def push_to_hub(
@@ -285,20 +288,24 @@ class AgentTeam(nn.Module):
 
     def load_weights(self, folder: str | Path) -> None:
         """Replaces the agents' weights by those of a team that [`~AgentTeam.save_pretrained`] wrote."""
-        saved = _read_team_file(Path(folder) / TEAM_FILE)
+        form, saved = _read_team_file(Path(folder) / TEAM_FILE)
         if list(saved) != list(self.roles):
             raise ValueError(f"The team in {folder} has the roles {list(saved)}, this one {list(self.roles)}.")
+        if form != self.form:
+            raise ValueError(f"The team in {folder} has the form {form!r}, this one {self.form!r}.")
         for role, name in self._model_names.items():
             model, source = self.models[name], Path(folder) / saved[role]
-            if (source / ADAPTER_CONFIG).exists() != self.has_adapters:
-                has, lacks = ("no", "has") if self.has_adapters else ("a", "does not have")
-                raise ValueError(f"The agent in {source} has {has} LoRA adapter, but this team {lacks} one per agent.")
             if self.has_adapters:
                 weights = load_peft_weights(str(source), device="cpu")
                 set_peft_model_state_dict(model, weights, adapter_name=role)
             elif role == name:
                 loaded = _load_model(str(source), dtype=model.dtype, device_map=None)
                 model.load_state_dict(loaded.state_dict())
+
+    @property
+    def form(self) -> str:
+        """`"full"`, `"shared"` or `"lora"`."""
+        return "lora" if self.has_adapters else "shared" if self.has_shared_weights else "full"
 
     def folder(self, role: str) -> str:
         """Where an agent stands in the folder of a saved team."""
@@ -702,11 +709,11 @@ def _find_file(name: str, file: str, **kwargs) -> str | None:
     )
 
 
-def _read_team_file(path: str | Path) -> dict[str, str]:
-    """Each role's folder."""
+def _read_team_file(path: str | Path) -> tuple[str, dict[str, str]]:
+    """The form of a saved team, and each role's folder."""
     team = json.loads(Path(path).read_text())
     if team.get("format_version") != FORMAT_VERSION:
         raise ValueError(
             f"{path} has the format version {team.get('format_version')!r}; this release reads version {FORMAT_VERSION}."
         )
-    return {agent["role"]: agent["folder"] for agent in team["agents"]}
+    return team["form"], {agent["role"]: agent["folder"] for agent in team["agents"]}

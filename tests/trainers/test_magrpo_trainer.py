@@ -282,7 +282,7 @@ def test_agents_learn_at_their_own_rates(tmp_path):
     )
     trainer.train()
     moved = {name for name, x in team.state_dict().items() if not torch.equal(x, before[name])}
-    assert moved == {name for name in before if name.startswith("agents.main")}
+    assert moved == {name for name in before if name.startswith("models.main")}
     assert {group["initial_lr"] for group in trainer.optimizer.param_groups} == {0.0, 0.01}
     assert trainer.state.log_history[1]["learning_rate"] in (0.0, 0.005)
 
