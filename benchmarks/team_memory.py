@@ -1,7 +1,7 @@
 """
 Memory of a team: what one more LoRA agent costs, and what a process holds of a full team under ZeRO-3.
 
-    python benchmarks/team_memory.py            # both, about 8 minutes on two cores
+    python benchmarks/team_memory.py            # both, about 10 minutes on two cores
     python benchmarks/team_memory.py --quick    # small models, one precision: about 2 minutes
 
 Every run is MAGRPO steps on a random Llama of bytes, in fresh processes; `team_run.py` says what is measured and how. On a
@@ -14,7 +14,9 @@ short and activations are checkpointed; what is left of them is in the peak.
 ZeRO-3: a full team of two agents, in one process and in two.
 - mixed precision: weights loaded in float32, `bf16` on. One process keeps them in float32 and computes in bfloat16;
   DeepSpeed computes with shards in bfloat16 and keeps others in float32 for Adam;
-- float32: DeepSpeed keeps its shards of the weights twice.
+- float32: DeepSpeed keeps its shards of the weights twice;
+- bfloat16 weights: loaded in bfloat16, `bf16` on. One process then has all in bfloat16, Adam's state too, and takes
+  half; DeepSpeed keeps float32 for Adam all the same, so this compares two different optimizers.
 """
 
 import argparse
@@ -26,6 +28,12 @@ import torch
 from team_run import LAUNCHES, MIB, launch, machine, save_model
 
 
+# Data type of the loaded weights, and `bf16`
+PRECISIONS = {
+    "mixed precision": ("float32", True),
+    "float32": ("float32", False),
+    "bfloat16 weights": ("bfloat16", True),
+}
 AGENTS = (1, 2, 3, 4, 8)
 LORA = {"r": 8, "target_modules": "all-linear"}
 # What is to be reached, in percent
@@ -34,11 +42,10 @@ ZERO_TARGET = 60
 COMMON = {
     "steps": 3,
     "num_tokens": 8,
-    "dtype": "float32",
     "gradient_checkpointing": True,
     "micro_batch": 2,
 }
-SIZES = ("held", "generate", "update", "load")
+SIZES = ("held", "generate", "update")
 
 
 def main() -> None:
@@ -53,7 +60,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
         base_parameters = save_model(base, hidden_size=1024 if options.quick else 2048, num_layers=2)
-        settings = {**COMMON, "model": str(base), "lora": LORA, "num_items": 1, "bf16": False}
+        settings = {**COMMON, "model": str(base), "lora": LORA, "num_items": 1, "dtype": "float32", "bf16": False}
         runs = {}
         for agents in AGENTS:
             roles = [f"agent_{k}" for k in range(agents)]
@@ -65,12 +72,13 @@ def main() -> None:
         parameters = 2 * save_model(full, hidden_size=512 if options.quick else 1024, num_layers=4)
         settings = {**COMMON, "model": str(full), "roles": ["aux", "main"], "lora": None, "num_items": 2}
         results["zero3"] = []
-        for bf16 in (True,) if options.quick else (True, False):
+        for precision in ("mixed precision",) if options.quick else PRECISIONS:
+            dtype, bf16 = PRECISIONS[precision]
             runs = {
-                name: launch(name, {**settings, "bf16": bf16}, gpus >= 2, *limits)
+                name: launch(name, {**settings, "dtype": dtype, "bf16": bf16}, gpus >= 2, *limits)
                 for name in ("one process", "ZeRO-3")
             }
-            results["zero3"].append({"mixed_precision": bf16, **compare_zero(runs, parameters)})
+            results["zero3"].append({"precision": precision, **compare_zero(runs, parameters)})
             print_zero(results["zero3"][-1])
     options.output.write_text(json.dumps(results, indent=2) + "\n")
     print(f"\nAll numbers: {options.output}")
@@ -117,7 +125,7 @@ def print_lora(result: dict) -> None:
 def print_zero(result: dict) -> None:
     print(
         f"\nFull team of two agents, {result['parameters'] / 1e6:.1f} M parameters together, "
-        f"{'mixed precision' if result['mixed_precision'] else 'float32'}, {result['device']}"
+        f"{result['precision']}, {result['device']}"
     )
     print(f"{'MiB per process':18}{'held':>10}{'B/param':>9}" + "".join(f"{name:>10}" for name in SIZES[1:]))
     for name in ("one process", "ZeRO-3"):

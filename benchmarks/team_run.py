@@ -4,12 +4,13 @@ What `team_memory.py` and `scaling.py` have in common: MAGRPO steps of a team on
 [`launch`] starts the processes, each of which runs this file and measures itself. Needs Linux, and no network.
 
 What is measured, per process:
-- held: bytes held when the optimizer is about to step, that is weights, gradients and the optimizer's state. On a GPU,
-  what torch has allocated; on the CPU, the bytes of all tensors that Python can reach: exact, and the same in every run;
-- load, generate, update: the most that was in use while the team was loaded, while the trees were played, and in the rest
-  of the step, activations, gathered weights and temporary copies included. On a GPU, what torch had allocated; on the
-  CPU, the resident size of the process less what it was before the team was loaded (`libraries`). Every allocation from
-  64 KiB on goes back to the system when it is freed (`MALLOC_MMAP_THRESHOLD_`), so that no reserve is counted;
+- held: bytes held when the optimizer is about to step, that is weights, gradients and the optimizer's state; under
+  DeepSpeed when it has stepped, where ZeRO-1 and -2 have freed their gradients and ZeRO-3 has not. On a GPU, what torch
+  has allocated; on the CPU, the bytes of all tensors that Python can reach: exact, and the same in every run;
+- generate, update: the most that was in use while the trees were played, and in the rest of the step, activations,
+  gathered weights and temporary copies included. On a GPU, what torch had allocated; on the CPU, the resident size of
+  the process less what it was before the team was loaded (`libraries`). Every allocation from 64 KiB on goes back to
+  the system when it is freed (`MALLOC_MMAP_THRESHOLD_`), so that no reserve is counted;
 - seconds: wall time of an optimizer step, rollouts included.
 
 The first step makes the optimizer's state and is left out. A CPU stands in for devices: each process has its own threads.
@@ -151,7 +152,7 @@ class Measure(TrainerCallback):
         self.start = time.perf_counter()
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        # Under DeepSpeed the step has been; what it keeps of gradients it keeps between steps as well
+        # DeepSpeed has stepped by now
         start = time.perf_counter()
         self.held = held()
         self.start += time.perf_counter() - start
@@ -212,13 +213,11 @@ def run(
 
     gc.collect()
     libraries = 0 if torch.cuda.is_available() else resident_size("VmRSS")
-    reset_peak()
     peft_config = LoraConfig(**lora) if lora is not None else None
     team = AgentTeam.from_pretrained(model, roles, peft_config=peft_config, dtype=dtype)
     trainer = MeasuredTrainer(team, environment, args, Dataset.from_dict({"x": list(range(num_items))}))
     measure = Measure(trainer)
     trainer.add_callback(measure)
-    load = peak()
     trained_parameters = get_model_param_count(team, trainable_only=True)
     trainer.train()
 
@@ -230,7 +229,6 @@ def run(
         "trained_parameters": trained_parameters,
         "seconds": statistics.median(record["seconds"] for record in measured),
         "held": max(record["held"] for record in measured),
-        "load": load - libraries,
         **{phase: value - libraries for phase, value in peaks.items()},
         "libraries": libraries,
         "records": measure.records,
