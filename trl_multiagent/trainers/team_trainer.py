@@ -28,6 +28,10 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
     def _prepare_team(self, args: TrainingArguments) -> None:
         """Settles which agents are trained, and how. Called before the TRL trainer is initialised."""
         self.team.freeze(args.frozen_agents or ())
+        if args.deepspeed_plugin is not None:
+            # For "auto" transformers takes the hidden size squared. DeepSpeed's own default of 5e8 gradients is a buffer
+            # of a gigabyte, which is more than the shards of a small team
+            args.deepspeed_plugin.deepspeed_config["zero_optimization"].setdefault("reduce_bucket_size", "auto")
         if self.team.has_adapters and args.gradient_checkpointing:
             self.team.enable_input_require_grads()
             if args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3:

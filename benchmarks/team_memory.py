@@ -1,0 +1,142 @@
+"""
+Memory of a team: what one more LoRA agent costs, and what a process holds of a full team under ZeRO-3.
+
+    python benchmarks/team_memory.py            # both, about 10 minutes on two cores
+    python benchmarks/team_memory.py --quick    # small models, one precision: about 2 minutes
+
+Every run is MAGRPO steps on a random Llama of bytes, in fresh processes; `team_run.py` says what is measured and how. On a
+machine with GPUs it is their memory; ZeRO-3 needs two, and runs on the CPU where there are fewer.
+
+LoRA: teams of 1, 2, 3, 4 and 8 agents on one base, in one process. An agent should cost 16 bytes per parameter of its
+adapter: weight, gradient and Adam's two moments in float32. The activations of all agents live together, so a row is
+short and activations are checkpointed; what is left of them is in the peak.
+
+ZeRO-3: a full team of two agents, in one process and in two.
+- mixed precision: weights loaded in float32, `bf16` on. One process keeps them in float32 and computes in bfloat16;
+  DeepSpeed computes with shards in bfloat16 and keeps others in float32 for Adam;
+- float32: DeepSpeed keeps its shards of the weights twice;
+- bfloat16 weights: loaded in bfloat16, `bf16` on. One process then has all in bfloat16, Adam's state too, and takes
+  half; DeepSpeed keeps float32 for Adam all the same, so this compares two different optimizers.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+from team_run import LAUNCHES, MIB, launch, machine, save_model
+
+
+# Data type of the loaded weights, and `bf16`
+PRECISIONS = {
+    "mixed precision": ("float32", True),
+    "float32": ("float32", False),
+    "bfloat16 weights": ("bfloat16", True),
+}
+AGENTS = (1, 2, 3, 4, 8)
+LORA = {"r": 8, "target_modules": "all-linear"}
+# What is to be reached, in percent
+LORA_TARGET = 5
+ZERO_TARGET = 60
+COMMON = {
+    "steps": 3,
+    "num_tokens": 8,
+    "gradient_checkpointing": True,
+    "micro_batch": 2,
+}
+SIZES = ("held", "generate", "update")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
+    parser.add_argument("--quick", action="store_true", help="small models, and mixed precision only")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of each process (default: 1)")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for one run (default: 600)")
+    parser.add_argument("--output", type=Path, default=Path("team_memory.json"), help="where the JSON goes")
+    options = parser.parse_args()
+    gpus, limits = torch.cuda.device_count(), (options.threads, options.timeout)
+    results = {"machine": machine(), "settings": {**COMMON, "lora": LORA}}
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder) / "base"
+        base_parameters = save_model(base, hidden_size=1024 if options.quick else 2048, num_layers=2)
+        settings = {**COMMON, "model": str(base), "lora": LORA, "num_items": 1, "dtype": "float32", "bf16": False}
+        runs = {}
+        for agents in AGENTS:
+            roles = [f"agent_{k}" for k in range(agents)]
+            (runs[agents],) = launch("one process", {**settings, "roles": roles}, gpus >= 1, *limits)
+        results["lora"] = compare_lora(runs, base_parameters)
+        print_lora(results["lora"])
+
+        full = Path(folder) / "full"
+        parameters = 2 * save_model(full, hidden_size=512 if options.quick else 1024, num_layers=4)
+        settings = {**COMMON, "model": str(full), "roles": ["aux", "main"], "lora": None, "num_items": 2}
+        results["zero3"] = []
+        for precision in ("mixed precision",) if options.quick else PRECISIONS:
+            dtype, bf16 = PRECISIONS[precision]
+            runs = {
+                name: launch(name, {**settings, "dtype": dtype, "bf16": bf16}, gpus >= 2, *limits)
+                for name in ("one process", "ZeRO-3")
+            }
+            results["zero3"].append({"precision": precision, **compare_zero(runs, parameters)})
+            print_zero(results["zero3"][-1])
+    options.output.write_text(json.dumps(results, indent=2) + "\n")
+    print(f"\nAll numbers: {options.output}")
+
+
+def compare_lora(runs: dict[int, dict], base_parameters: int) -> dict:
+    """What each team costs, and what one more agent adds, in percent of the base's bytes."""
+    base = 4 * base_parameters
+    adapter = runs[1]["trained_parameters"]
+    result = {"base_parameters": base_parameters, "adapter_parameters": adapter, "expected": 1600 * adapter / base}
+    result["runs"] = {agents: {name: run[name] for name in ("device", *SIZES)} for agents, run in runs.items()}
+    result["fourth_agent"] = {name: 100 * (runs[4][name] - runs[3][name]) / base for name in SIZES}
+    result["per_agent"] = {name: 100 * (runs[8][name] - runs[1][name]) / 7 / base for name in SIZES}
+    return result
+
+
+def compare_zero(runs: dict[str, list[dict]], parameters: int) -> dict:
+    """What the process with the most holds and uses, and its ratio to one process in percent."""
+    result = {"parameters": parameters, "device": runs["ZeRO-3"][0]["device"]}
+    for name, records in runs.items():
+        result[name] = {size: max(record[size] for record in records) for size in SIZES}
+        result[name]["peak"] = max(result[name][size] for size in SIZES[1:])
+    one, sharded = (result[name] for name in ("one process", "ZeRO-3"))
+    result["ratio"] = {size: 100 * sharded[size] / one[size] for size in one}
+    return result
+
+
+def print_lora(result: dict) -> None:
+    print(
+        f"\nLoRA team on one base of {result['base_parameters'] / 1e6:.1f} M parameters "
+        f"({4 * result['base_parameters'] / MIB:.0f} MiB), {LORA}, {result['runs'][1]['device']}"
+    )
+    print(f"{'MiB':22}" + "".join(f"{name:>10}" for name in SIZES))
+    for agents, run in result["runs"].items():
+        print(f"{agents:<2} agents            " + "".join(f"{run[name] / MIB:10.1f}" for name in SIZES))
+    for label, key in (("fourth agent, % of base", "fourth_agent"), ("2nd to 8th, mean", "per_agent")):
+        print(f"{label:23}" + "".join(f"{result[key][name]:9.2f}%" for name in SIZES))
+    print(
+        f"adapter, its gradients and Adam's state: {result['expected']:.2f} % of the base; target {LORA_TARGET} %",
+        flush=True,
+    )
+
+
+def print_zero(result: dict) -> None:
+    print(
+        f"\nFull team of two agents, {result['parameters'] / 1e6:.1f} M parameters together, "
+        f"{result['precision']}, {result['device']}"
+    )
+    print(f"{'MiB per process':18}{'held':>10}{'B/param':>9}" + "".join(f"{name:>10}" for name in SIZES[1:]))
+    for name in ("one process", "ZeRO-3"):
+        run = result[name]
+        label = f"{name} x {LAUNCHES[name][1]}" if LAUNCHES[name][1] > 1 else name
+        cells = "".join(f"{run[size] / MIB:10.1f}" for size in SIZES[1:])
+        print(f"{label:18}{run['held'] / MIB:10.1f}{run['held'] / result['parameters']:9.2f}{cells}")
+    ratio = result["ratio"]
+    print(f"{'ratio':18}{ratio['held']:9.1f}%{'':9}" + "".join(f"{ratio[size]:9.1f}%" for size in SIZES[1:]))
+    print(f"held: target {ZERO_TARGET} %; largest peak: {ratio['peak']:.1f} %", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""
+What `team_memory.py` and `scaling.py` have in common: MAGRPO steps of a team on a random model, in processes of their own.
+
+[`launch`] starts the processes, each of which runs this file and measures itself. Needs Linux, and no network.
+
+What is measured, per process:
+- held: bytes held when the optimizer is about to step, that is weights, gradients and the optimizer's state; under
+  DeepSpeed when it has stepped, where ZeRO-1 and -2 have freed their gradients and ZeRO-3 has not. On a GPU, what torch
+  has allocated; on the CPU, the bytes of all tensors that Python can reach: exact, and the same in every run;
+- generate, update: the most that was in use while the trees were played, and in the rest of the step, activations,
+  gathered weights and temporary copies included. On a GPU, what torch had allocated; on the CPU, the resident size of
+  the process less what it was before the team was loaded (`libraries`). Every allocation from 64 KiB on goes back to
+  the system when it is freed (`MALLOC_MMAP_THRESHOLD_`), so that no reserve is counted;
+- seconds: wall time of an optimizer step, rollouts included.
+
+The first step makes the optimizer's state and is left out. A CPU stands in for devices: each process has its own threads.
+"""
+
+import gc
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+from transformers.trainer_pt_utils import get_model_param_count
+
+from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOConfig, MAGRPOTrainer
+
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+MIB = 2**20
+# Name: file in accelerate_configs, number of processes
+LAUNCHES = {
+    "one process": ("single", 1),
+    "DDP": ("ddp", 2),
+    "ZeRO-1": ("zero1", 2),
+    "ZeRO-2": ("zero2", 2),
+    "ZeRO-3": ("zero3", 2),
+    "ZeRO-3, offload": ("zero3_offload", 2),
+}
+
+
+# The command's side
+
+
+def save_model(folder: Path, hidden_size: int, num_layers: int) -> int:
+    """Writes a random Llama whose tokens are bytes, and returns its number of parameters."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=258,
+        hidden_size=hidden_size,
+        intermediate_size=hidden_size * 11 // 4,
+        num_hidden_layers=num_layers,
+        num_attention_heads=hidden_size // 64,
+        eos_token_id=256,
+        pad_token_id=257,
+        bos_token_id=None,
+    )
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return model.num_parameters()
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, an end-of-sequence and a padding token."""
+    vocabulary = {character: k for k, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary | {"<eos>": 256, "<pad>": 257}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
+
+
+def launch(name: str, settings: dict, on_gpus: bool, threads: int, timeout: float) -> list[dict]:
+    """
+    Runs a team and returns what each process measured.
+
+    Args:
+        name (`str`): One of `LAUNCHES`.
+        settings (`dict`): Arguments of [`run`].
+        on_gpus (`bool`): Whether to use GPUs, one per process, or the CPU.
+        threads (`int`): Threads of each process.
+        timeout (`float`): Seconds after which the run is ended.
+    """
+    config, num_processes = LAUNCHES[name]
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+    }
+    if not on_gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", f"{REPOSITORY}/accelerate_configs/{config}.yaml"]
+    launcher += ["--num_processes", str(num_processes), "--main_process_port", "0"]
+    with tempfile.TemporaryDirectory() as folder, open(f"{folder}/log", "w+") as log:
+        command = [sys.executable, *launcher, __file__, json.dumps(settings), folder]
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        try:
+            process.wait(timeout)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # the launcher's processes too
+            raise
+        if process.returncode != 0:
+            raise RuntimeError(f"{name} failed. Its last words:\n{Path(log.name).read_text()[-6000:]}")
+        return [json.loads(Path(f"{folder}/{k}.json").read_text()) for k in range(num_processes)]
+
+
+def machine() -> dict:
+    devices = torch.cuda.device_count()
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "gpus": [torch.cuda.get_device_name(k) for k in range(devices)],
+        "load": os.getloadavg(),
+    }
+
+
+# A process's side
+
+
+class MeasuredTrainer(MAGRPOTrainer):
+    """Tells the peak memory of the rollouts from that of the update."""
+
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        self.peak_of_rollouts = peak()
+        reset_peak()
+        return batch
+
+
+class Measure(TrainerCallback):
+    """Collects one record per step of a [`MeasuredTrainer`]."""
+
+    def __init__(self, trainer: MeasuredTrainer):
+        self.trainer = trainer
+        self.records = []
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        reset_peak()
+        self.start = time.perf_counter()
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        # DeepSpeed has stepped by now
+        start = time.perf_counter()
+        self.held = held()
+        self.start += time.perf_counter() - start
+
+    def on_step_end(self, args, state, control, **kwargs):
+        seconds = time.perf_counter() - self.start
+        peaks = {"generate": self.trainer.peak_of_rollouts, "update": peak()}
+        self.records.append({"seconds": seconds, "held": self.held, **peaks})
+
+
+def run(
+    folder: Path,
+    model: str,
+    roles: list[str],
+    lora: dict | None,
+    steps: int,
+    num_items: int,
+    num_tokens: int,
+    dtype: str,
+    bf16: bool,
+    gradient_checkpointing: bool,
+    micro_batch: int,
+) -> dict:
+    """
+    Takes MAGRPO steps and measures this process.
+
+    Args:
+        folder (`Path`): Where the trainer may write.
+        model (`str`): Folder of [`save_model`].
+        roles (`list[str]`): The agents.
+        lora (`dict`, *optional*): Arguments of [`~peft.LoraConfig`]; without them, full models.
+        steps (`int`): Optimizer steps, the first one included.
+        num_items (`int`): Items of one step, over all processes.
+        num_tokens (`int`): Tokens of every completion.
+        dtype (`str`): Data type of the loaded weights.
+        bf16 (`bool`): Whether to train in mixed precision.
+        gradient_checkpointing (`bool`): Whether activations are computed again in the backward pass.
+        micro_batch (`int`): Rows of a forward pass; a row holds one completion of every agent.
+    """
+    environment = FunctionEnvironment({role: f"Task {{x}} of {role}:" for role in roles}, checksum_reward)
+    args = MAGRPOConfig(
+        output_dir=str(folder),
+        items_per_device=num_items // int(os.environ.get("WORLD_SIZE", 1)),
+        per_device_train_batch_size=micro_batch,
+        max_completion_length=num_tokens,
+        generation_kwargs={"min_new_tokens": num_tokens},
+        max_steps=steps,
+        learning_rate=1e-6,
+        bf16=bf16,
+        use_cpu=not torch.cuda.is_available(),  # otherwise several processes would not find each other
+        gradient_checkpointing=gradient_checkpointing,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    if args.deepspeed_plugin is not None:
+        import deepspeed  # noqa: F401  (with the libraries, before the team)
+
+    gc.collect()
+    libraries = 0 if torch.cuda.is_available() else resident_size("VmRSS")
+    peft_config = LoraConfig(**lora) if lora is not None else None
+    team = AgentTeam.from_pretrained(model, roles, peft_config=peft_config, dtype=dtype)
+    trainer = MeasuredTrainer(team, environment, args, Dataset.from_dict({"x": list(range(num_items))}))
+    measure = Measure(trainer)
+    trainer.add_callback(measure)
+    trained_parameters = get_model_param_count(team, trainable_only=True)
+    trainer.train()
+
+    measured = measure.records[1:]
+    peaks = {"generate": max(x["generate"] for x in measured), "update": max(x["update"] for x in measured)}
+    return {
+        "device": trainer.accelerator.device.type,
+        "distributed_type": trainer.accelerator.distributed_type.value,
+        "trained_parameters": trained_parameters,
+        "seconds": statistics.median(record["seconds"] for record in measured),
+        "held": max(record["held"] for record in measured),
+        **{phase: value - libraries for phase, value in peaks.items()},
+        "libraries": libraries,
+        "records": measure.records,
+    }
+
+
+def checksum_reward(completions: list[dict[str, str]], **columns) -> list[float]:
+    """Differs between siblings, so that every row is trained on."""
+    return [zlib.crc32(repr(joint_action).encode()) / 2**32 for joint_action in completions]
+
+
+def held() -> int:
+    """Bytes held on the GPU, or by the tensors that Python can reach."""
+    if torch.cuda.is_available():
+        return torch.cuda.memory_allocated()
+    tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
+    tensors += [x.grad for x in tensors if x.is_leaf and x.grad is not None]
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+    return sum(storages.values())
+
+
+def reset_peak() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak() -> int:
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else resident_size("VmHWM")
+
+
+def resident_size(which: str) -> int:
+    """The resident size of this process, `VmRSS`, or its peak, `VmHWM`, in bytes."""
+    # Not getrusage: its maximum begins with the size of the process that started this one
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status[which].split()[0]) * 1024
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[2])
+    result = run(folder, **json.loads(sys.argv[1]))
+    (folder / f"{os.environ.get('RANK', 0)}.json").write_text(json.dumps(result))
