@@ -60,7 +60,6 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
         lr_scheduler_type="constant",
         max_grad_norm=1.0,
         bf16=False,
-        use_cpu=True,
         report_to="none",
         logging_steps=1,
         save_strategy="no",

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from accelerate.utils import broadcast_object_list
 from peft import LoraConfig
@@ -315,8 +314,6 @@ def make_training_args(
     if values["wandb"].get("project") is not None:
         kwargs.setdefault("report_to", ["wandb"])
         kwargs.setdefault("run_name", values["wandb"].get("name"))
-    if not torch.accelerator.is_available():
-        kwargs.setdefault("use_cpu", True)  # otherwise several processes would not find each other
 
     if extras.rollout_buffer_size is not None and "items_per_device" in kwargs:
         raise ConfigError(f"`{algorithm}.rollout_buffer_size` sets `{algorithm}.items_per_device`; give one of them.")

@@ -1,5 +1,6 @@
 from dataclasses import dataclass, field
 
+import torch
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 from trl.import_utils import is_vllm_available
@@ -138,6 +139,8 @@ class MAGRPOConfig(GRPOConfig):
     )
 
     def __post_init__(self):
+        if not torch.accelerator.is_available():
+            self.use_cpu = True  # otherwise several processes would not find each other
         self.joint_mode = JOINT_MODES.get(self.joint_mode, self.joint_mode)
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and is_torch_bf16_gpu_available()
