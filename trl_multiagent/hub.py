@@ -22,8 +22,7 @@ def push_folder(
     private: bool | None = None,
     token: str | None = None,
     revision: str | None = None,
-    commit_message: str = "Upload team",
-    create_pr: bool = False,
+    **kwargs,
 ) -> CommitInfo:
     """
     Uploads the folder of a team or of a training run, without its checkpoints. Files that the repository has already are
@@ -34,16 +33,8 @@ def push_folder(
             What `save_pretrained` of a team or a trainer wrote.
         repo_id (`str`):
             Repository, created if it does not exist.
-        private (`bool`, *optional*):
-            Whether a repository that is created is private.
-        token (`str`, *optional*):
-            Token with write access; by default the one of `hf auth login` or of the variable `HF_TOKEN`.
-        revision (`str`, *optional*):
-            Branch, created if it does not exist; by default `main`.
-        commit_message (`str`, *optional*, defaults to `"Upload team"`):
-            Message of the commit.
-        create_pr (`bool`, *optional*, defaults to `False`):
-            Whether to open a pull request, which takes no write access.
+        private, token, revision, **kwargs:
+            See [`AgentTeam.push_to_hub`].
 
     Returns:
         [`~huggingface_hub.CommitInfo`]
@@ -56,43 +47,27 @@ def push_folder(
         raise ValueError(
             f"{folder} holds no {TEAM_FILE}: push the folder of a saved team, or of a run that saved one."
         )
-    repo_id = open_repo(repo_id, private, token, revision, create_pr)
+    repo_id = open_repo(repo_id, private, token, revision, kwargs.get("create_pr", False))
     with explained_failure(repo_id, again_with(folder, repo_id)):
-        return HfApi().upload_folder(
-            repo_id=repo_id,
-            folder_path=folder,
-            commit_message=commit_message,
-            token=token,
-            revision=revision,
-            create_pr=create_pr,
-            ignore_patterns=IGNORED,
-        )
+        return _upload(folder, repo_id, token=token, revision=revision, **kwargs)
 
 
 def push_team(
-    team: AgentTeam,
-    repo_id: str,
-    *,
-    private: bool | None,
-    token: str | None,
-    revision: str | None,
-    commit_message: str,
-    create_pr: bool,
+    team: AgentTeam, repo_id: str, *, private: bool | None, token: str | None, revision: str | None, **kwargs
 ) -> CommitInfo:
     """Uploads a team with a small card; see [`AgentTeam.push_to_hub`]."""
-    repo_id = open_repo(repo_id, private, token, revision, create_pr)
+    repo_id = open_repo(repo_id, private, token, revision, kwargs["create_pr"])
     with tempfile.TemporaryDirectory() as folder:
         team.save_pretrained(folder)
         team_card(team, repo_id).save(Path(folder) / "README.md")
         with explained_failure(repo_id, "Call `push_to_hub` again."):
-            return HfApi().upload_folder(
-                repo_id=repo_id,
-                folder_path=folder,
-                commit_message=commit_message,
-                token=token,
-                revision=revision,
-                create_pr=create_pr,
-            )
+            return _upload(folder, repo_id, token=token, revision=revision, **kwargs)
+
+
+def _upload(folder: str | Path, repo_id: str, commit_message: str = "Upload team", **kwargs) -> CommitInfo:
+    return HfApi().upload_folder(
+        repo_id=repo_id, folder_path=folder, commit_message=commit_message, ignore_patterns=IGNORED, **kwargs
+    )
 
 
 def open_repo(repo_id: str, private: bool | None, token: str | None, revision: str | None, create_pr: bool) -> str:

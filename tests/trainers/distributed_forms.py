@@ -33,7 +33,8 @@ CASES = {
 
 class Deterministic(MAGRPOTrainer):
     def _sample(self, role, nodes):
-        super()._sample(role, nodes)  # the collective work of generating, for its side effects
+        if self.args.gradient_checkpointing:
+            super()._sample(role, nodes)  # the collective work of generating, for its side effects
         with self.agent_scope(role):
             prompt_ids = self._tokenize_nodes(role, nodes)
         samples = []
