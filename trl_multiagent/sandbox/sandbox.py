@@ -31,7 +31,7 @@ TIERS = {
     "namespaces": {"seccomp", "namespaces"},
 }
 START_SECONDS = 60.0  # for a helper to come up, or to take a job
-STUCK_SECONDS = 0.3  # a program that runs longer gives its worker's place to another one
+STUCK_SECONDS = 0.1  # a program that runs longer gives its worker's place to another one
 SPARE_SLOTS = 12  # pairs of helpers kept beyond the workers, for batches with stuck programs
 KEPT_PROGRAMS = 1000  # suspicious programs written to disk at most
 # What a helper starts with. Modules want to repair locks and reseed after a fork, which costs more than the fork itself; a
