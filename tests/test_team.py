@@ -193,6 +193,9 @@ def test_frozen_agents(tiny_model):
         assert team.trained_roles == ("main",) and team.frozen == {"aux"}
         assert not any(parameter.requires_grad for parameter in team.agent_parameters("aux"))
         assert all(parameter.requires_grad for parameter in team.agent_parameters("main"))
+        team.freeze(["main"])  # another trainer trains the other one
+        assert all(parameter.requires_grad for parameter in team.agent_parameters("aux"))
+        assert not any(parameter.requires_grad for parameter in team.agent_parameters("main"))
 
 
 def test_the_reference_of_a_lora_team_is_what_it_began_from(tiny_model):

@@ -436,10 +436,10 @@ class AgentTeam(nn.Module):
             raise ValueError("Agents with shared weights are trained together; none of them can be frozen.")
         if roles == set(self.roles):
             raise ValueError("All agents of the team are frozen: there is nothing to train.")
-        self.frozen = roles
-        for role in roles:
+        for role in self.frozen | roles:  # some may have been frozen by an earlier trainer
             for parameter in self.agent_parameters(role):
-                parameter.requires_grad_(False)
+                parameter.requires_grad_(role not in roles)
+        self.frozen = roles
 
     def agent_parameters(self, role: str) -> list[nn.Parameter]:
         """What training an agent changes: its adapter, or all of its model."""
@@ -451,7 +451,8 @@ class AgentTeam(nn.Module):
         model = self.models[self._model_names[role or adapter]]
         return [parameter for name, parameter in model.named_parameters() if adapter in name.split(".")]
 
-    # The reference policy: a frozen copy of the team. For a LoRA team the base alone, or a copy of the adapter that an agent began from
+    # The reference policy: a frozen copy of the team. For a LoRA team the base alone, or a copy of the adapter that an
+    # agent began from
 
     def frozen_copy(self) -> "AgentTeam":
         """A copy whose weights are its own and are not trained."""
