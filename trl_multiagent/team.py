@@ -105,7 +105,7 @@ class AgentTeam(nn.Module):
         }
         if self.has_adapters:
             for role in self.roles:  # PEFT leaves only one adapter trainable
-                for parameter in self._adapter_parameters(role):
+                for parameter in self.agent_parameters(role):
                     parameter.requires_grad_(True)
         self._reference_adapters = set()  # roles whose reference policy is a copy of their first adapter
         self._as_reference = False
@@ -121,8 +121,8 @@ class AgentTeam(nn.Module):
             raise ValueError("Either every agent of a team has a LoRA adapter, or none has.")
         if self.has_shared_weights and len(self.models) > 1:
             raise ValueError("Either all agents of a team share one model, or each has a model of its own.")
-        for role, name in self._model_names.items() if self.has_adapters else ():
-            _check_adapter(role, self.models[name])
+        for role, model in self.policies.items() if self.has_adapters else ():
+            _check_adapter(role, model)
 
     @classmethod
     def from_pretrained(
@@ -159,7 +159,7 @@ class AgentTeam(nn.Module):
                 "`peft_config` gives every agent an adapter of its own; it does not go with `share_weights`."
             )
         hub = {"revision": model_init_kwargs.get("revision"), "token": model_init_kwargs.get("token")}
-        team_file = _find_file(name, TEAM_FILE, **hub) if isinstance(name, str) else None
+        team_file = find_file(name, TEAM_FILE, **hub) if isinstance(name, str) else None
         if team_file is not None:
             form, saved = _read_team_file(team_file)
             if roles is not None and list(roles) != list(saved):
@@ -192,7 +192,7 @@ class AgentTeam(nn.Module):
         if team_file is not None:
             has_adapters = form == "lora"
         else:
-            has_adapters = _find_file(source, ADAPTER_CONFIG, **hub) is not None
+            has_adapters = find_file(source, ADAPTER_CONFIG, **hub) is not None
         if has_adapters and peft_config is not None:
             raise ValueError(f"The agents in {name} have LoRA adapters, which are loaded: leave `peft_config` out.")
         if has_adapters or peft_config is not None:
@@ -392,7 +392,7 @@ class AgentTeam(nn.Module):
 
     @property
     def agents(self) -> dict[str, PreTrainedModel]:
-        return {role: _without_adapter(self.models[name]) for role, name in self._model_names.items()}
+        return {role: _without_adapter(model) for role, model in self.policies.items()}
 
     @property
     def policies(self) -> dict[str, PreTrainedModel | PeftModel]:
@@ -443,13 +443,8 @@ class AgentTeam(nn.Module):
 
     def agent_parameters(self, role: str) -> list[nn.Parameter]:
         """What training an agent changes: its adapter, or all of its model."""
-        if self.has_adapters:
-            return self._adapter_parameters(role)
-        return list(self.models[self._model_names[role]].parameters())
-
-    def _adapter_parameters(self, adapter: str, role: str | None = None) -> list[nn.Parameter]:
-        model = self.models[self._model_names[role or adapter]]
-        return [parameter for name, parameter in model.named_parameters() if adapter in name.split(".")]
+        model = self.policies[role]
+        return adapter_parameters(model, role) if self.has_adapters else list(model.parameters())
 
     # The reference policy: a frozen copy of the team. For a LoRA team the base alone, or a copy of the adapter that an
     # agent began from
@@ -477,10 +472,10 @@ class AgentTeam(nn.Module):
             set_peft_model_state_dict(model, weights, adapter_name=_reference_name(role))
             self._reference_adapters.add(role)
         for role in self._reference_adapters:
-            for parameter in self._adapter_parameters(_reference_name(role), role):
+            for parameter in adapter_parameters(self.policies[role], _reference_name(role)):
                 parameter.requires_grad_(False)
         for role in self.trained_roles:
-            for parameter in self._adapter_parameters(role):
+            for parameter in self.agent_parameters(role):
                 parameter.requires_grad_(True)
         self._select(self.active)
 
@@ -651,6 +646,11 @@ def _load_adapters(
     return models
 
 
+def adapter_parameters(model: PeftModel, adapter: str) -> list[nn.Parameter]:
+    """The parameters of one of a model's LoRA adapters."""
+    return [parameter for name, parameter in model.named_parameters() if adapter in name.split(".")]
+
+
 def _check_adapter(role: str, model: PeftModel) -> None:
     if role not in model.peft_config:
         raise ValueError(
@@ -699,7 +699,7 @@ def _load_model(name: str, **kwargs) -> PreTrainedModel:
     return create_model_from_path(name, AutoModelForCausalLM, **{"device_map": None, **kwargs})
 
 
-def _find_file(name: str, file: str, **kwargs) -> str | None:
+def find_file(name: str, file: str, **kwargs) -> str | None:
     """Local path of a file in a folder or a Hub repository, if it is there."""
     return cached_file(
         name,

@@ -18,11 +18,12 @@ from accelerate.utils import is_peft_model
 from peft import LoraConfig, PeftModel
 from torch import distributed
 from transformers import PreTrainedModel, set_seed
-from transformers.utils import cached_file
 from trl import GRPOConfig
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration, empty_cache
+
+from trl_multiagent.team import adapter_parameters, find_file
 
 
 class AgentGeneration(VLLMGeneration):
@@ -157,8 +158,7 @@ class AdapterGeneration(AgentGeneration):
         # For its cache of prefixes the engine knows an adapter by name and path: a path is never used again
         folder = self.folder / f"{role}-{self.versions[role]}"
         mine = self.mode == "colocate" or self.accelerator.is_main_process
-        parameters = [parameter for name, parameter in self.model.named_parameters() if role in name.split(".")]
-        with self._dist.gather_params(parameters):
+        with self._dist.gather_params(adapter_parameters(self.model, role)):
             if mine:
                 self.model.save_pretrained(folder, selected_adapters=[role], save_embedding_layers=False)
         if not mine:
@@ -339,16 +339,11 @@ def check_vllm(policies: dict[str, PreTrainedModel | PeftModel], args: GRPOConfi
             _check_adapter(role, model.peft_config[role])
             max_lora_rank({role: model.peft_config[role]})
         # An engine is started by the name of the model
-        if args.vllm_mode == "colocate" and not _has_config(model.name_or_path):
+        if args.vllm_mode == "colocate" and not (model.name_or_path and find_file(model.name_or_path, "config.json")):
             raise ValueError(
                 f"The model of agent {role!r} was loaded from {model.name_or_path!r}, where vLLM finds no config.json: "
                 "start from a model id or from the agent's own folder."
             )
-
-
-def _has_config(name: str) -> bool:
-    missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    return bool(name) and cached_file(name, "config.json", **missing) is not None
 
 
 def _check_adapter(role: str, config: LoraConfig) -> None:

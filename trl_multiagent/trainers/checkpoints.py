@@ -431,9 +431,7 @@ def describe_agent(agent: torch.nn.Module) -> str:
 def describe_adapters(team: AgentTeam) -> dict[str, Any]:
     """The options of each agent's LoRA adapter."""
     options = {}
-    for model, role in ((model, role) for model in team.models.values() for role in team.roles):
-        if role not in model.peft_config:  # its base is another one
-            continue
+    for role, model in team.policies.items():
         config = model.peft_config[role].to_dict()
         for name in config.keys() - {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version"}:
             value = config[name]
