@@ -134,13 +134,8 @@ def tiny_items(number: int = 12) -> Dataset:
     return Dataset.from_dict({"x": [str(10**k % 997) * (1 + k % 3) for k in range(number)]})
 
 
-def tiny_trainer(output_dir, team=None, environment=None, trainer=MAGRPOTrainer, config=MAGRPOConfig, **arguments):
-    """A trainer on tiny agents; keyword arguments of the trainer and of its configuration, mixed."""
-    team = tiny_team() if team is None else team
-    environment = tiny_environment(team.roles) if environment is None else environment
-    names = ("train_dataset", "eval_dataset", "callbacks", "optimizers")
-    own = {name: arguments.pop(name) for name in names if name in arguments}
-    own.setdefault("train_dataset", tiny_items())
+def tiny_config(output_dir, config=MAGRPOConfig, **arguments) -> MAGRPOConfig:
+    """Arguments for short runs on the CPU that write nothing."""
     defaults = {
         "items_per_device": 2,
         "max_completion_length": 8,
@@ -156,5 +151,15 @@ def tiny_trainer(output_dir, team=None, environment=None, trainer=MAGRPOTrainer,
         "save_strategy": "no",
         "disable_tqdm": True,
     }
-    args = config(output_dir=str(output_dir), **{**defaults, **arguments})
+    return config(output_dir=str(output_dir), **{**defaults, **arguments})
+
+
+def tiny_trainer(output_dir, team=None, environment=None, trainer=MAGRPOTrainer, config=MAGRPOConfig, **arguments):
+    """A trainer on tiny agents; keyword arguments of the trainer and of its configuration, mixed."""
+    team = tiny_team() if team is None else team
+    environment = tiny_environment(team.roles) if environment is None else environment
+    names = ("train_dataset", "eval_dataset", "callbacks", "optimizers")
+    own = {name: arguments.pop(name) for name in names if name in arguments}
+    own.setdefault("train_dataset", tiny_items())
+    args = tiny_config(output_dir, config, **arguments)
     return trainer(team, environment, args, **own)

@@ -12,10 +12,10 @@ import torch
 
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from trl_multiagent import AgentTeam, MAGRPOConfig, MAGRPOTrainer
+from trl_multiagent import AgentTeam, MAGRPOTrainer
 from trl_multiagent.rollout import Samples
 
-from tiny import tiny_environment, tiny_items
+from tiny import tiny_config, tiny_environment, tiny_items
 
 
 CASES = {
@@ -48,24 +48,17 @@ class Deterministic(MAGRPOTrainer):
 
 def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
     form, settings = CASES[case]
-    args = MAGRPOConfig(
-        output_dir=str(output / case),
+    args = tiny_config(  # before the team, which ZeRO-3 loads in parts
+        output / case,
         items_per_device=items_per_device,
         per_device_train_batch_size=14,
         num_turns=2,
         early_termination_threshold=0.12,
-        max_completion_length=8,
         max_steps=3,
         optim="sgd",
         learning_rate=0.3,
-        lr_scheduler_type="constant",
         max_grad_norm=1.0,
-        bf16=False,
-        report_to="none",
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-        **{"gradient_checkpointing": False, **settings},
+        **settings,
     )
     team = AgentTeam.from_pretrained(str(teams / form))
     trainer = Deterministic(team, tiny_environment(team.roles), args, tiny_items(12))
