@@ -197,7 +197,7 @@ def test_a_full_disk_changes_nothing(tmp_path):
             open("full", "wb").write(bytes(1 << 20))
         except OSError:
             pass
-        with Sandbox(workers=1, keep_suspicious=disk + "/kept") as sandbox:
+        with Sandbox(workers=1) as sandbox:
             source = "def f(x):\\n    try: open('x')\\n    except OSError: return x"
             verdict, = sandbox.run([Program(source, "f", "assert f(1) == 1")])
             print(verdict.passed, verdict.suspicious)
@@ -206,7 +206,6 @@ def test_a_full_disk_changes_nothing(tmp_path):
     )
     output, errors = process.communicate(timeout=60)
     assert output == "1 ('open',)\n", errors
-    assert "could not be kept" in errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -1,6 +1,5 @@
-"""Deadlines, memory, what the kernel keeps a program from, and the records of who tried."""
+"""Deadlines, memory, and what the kernel keeps a program from."""
 
-import json
 import os
 import subprocess
 import sys
@@ -59,7 +58,7 @@ def test_answers_are_limited(sandbox):
     source = "def f(x):\n    a = []\n    for _ in range(10**5): a = [a]\n    return ['z' * 10**8, a, range(10)][x % 3]"
     verdict = sandbox.run([Program(source, "f", CHECKS)])[0]
     assert statuses(verdict)[:2] == ["error", "error"]
-    assert all("Unsendable" in check.error for check in verdict.checks[:2])
+    assert all("too large or nested too deeply" in check.error for check in verdict.checks[:2])
 
 
 def test_answers_that_make_the_checks_spin_cost_a_deadline(sandbox):
@@ -154,25 +153,6 @@ def test_modules_that_wait_in_memory_can_be_imported(sandbox):
     assert (verdict.passed, verdict.suspicious) == (6, ())
     missing = sandbox.run([Program("import numpy\ndef f(x): return x", "f", CHECKS)])[0]
     assert missing.definitions.error == "ModuleNotFoundError: No module named 'numpy'"
-
-
-def test_metrics_and_kept_programs(tmp_path):
-    programs = [
-        Program("import os\ndef f(x): return open('/etc/passwd')", "f", CHECKS),
-        Program("def f(x): return x", "f", CHECKS),
-        Program("def f(x): return bytearray(10**10)", "f", CHECKS),
-        Program("def f(x):\n    while True: pass", "f", CHECKS),
-    ]
-    with Sandbox(workers=2, check_timeout=0.3, max_timeouts=1, keep_suspicious=tmp_path / "kept") as sandbox:
-        verdicts = sandbox.run(programs)
-        metrics = sandbox.metrics()
-        assert metrics.pop("executions_per_second") > 0
-        assert metrics == {"timeouts": 1.0, "memory_kills": 1.0, "suspicious": 1.0}
-        assert sandbox.metrics()["timeouts"] == 0.0
-    (kept,) = (tmp_path / "kept").iterdir()
-    record = json.loads(kept.read_text())
-    assert record["source"] == programs[0].source
-    assert record["suspicious"] == list(verdicts[0].suspicious) == ["open"]
 
 
 def test_arguments_are_checked_and_cores_are_shared(monkeypatch):

@@ -237,7 +237,6 @@ def test_watched_calls_and_whether_their_values_mattered(sandbox):
 
 
 def test_equal_programs_run_once_and_order_is_kept(sandbox):
-    sandbox.metrics()
     programs = [Program(f"def f(x): return {n % 3}", "f", "assert f(0) == 1") for n in range(30)]
     verdicts = sandbox.run(programs)
     assert [verdict.passed for verdict in verdicts] == [n % 3 == 1 for n in range(30)]

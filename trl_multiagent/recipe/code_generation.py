@@ -20,7 +20,7 @@ def code_generation_environment(recipe: Recipe) -> CodeGenerationEnvironment:
         SandboxError: the machine does not allow `sandbox.min_tier`.
     """
     external = recipe.external
-    sandbox = Sandbox(**dataclasses.asdict(recipe.sandbox), keep_suspicious=recipe.run_folder / "suspicious_programs")
+    sandbox = Sandbox(**dataclasses.asdict(recipe.sandbox))
     sandbox.run([])  # looks at what the machine allows, before anything is loaded
     return CodeGenerationEnvironment(
         num_agents=recipe.num_agents,
@@ -28,6 +28,7 @@ def code_generation_environment(recipe: Recipe) -> CodeGenerationEnvironment:
         sandbox_slice=external.sandbox_slice,
         collaboration=recipe.reward.collaboration,
         sandbox=sandbox,
+        keep_suspicious=recipe.run_folder / "suspicious_programs",
         first_prompts=demo_prompts if recipe.dataset.type == "demo" and recipe.num_agents == 2 else None,
     )
 

@@ -1,6 +1,6 @@
 """The trainer's side: starts the helper processes, hands programs to them in parallel, and collects verdicts."""
 
-import itertools
+import contextlib
 import json
 import logging
 import os
@@ -33,7 +33,6 @@ TIERS = {
 START_SECONDS = 60.0  # for a helper to come up, or to take a job
 STUCK_SECONDS = 0.1  # a program that runs longer gives its worker's place to another one
 SPARE_SLOTS = 12  # pairs of helpers kept beyond the workers, for batches with stuck programs
-KEPT_PROGRAMS = 1000  # suspicious programs written to disk at most
 # What a helper starts with. Modules want to repair locks and reseed after a fork, which costs more than the fork itself; a
 # helper has one thread.
 _BOOT = """
@@ -46,11 +45,10 @@ importlib.import_module("helpers." + sys.argv[2]).main(*map(json.loads, sys.argv
 
 def _start_helper(name, fds, config, stdout=subprocess.DEVNULL):
     """Starts a fresh interpreter: nothing of this process is in its memory, its environment or its open files."""
-    arguments = [str(Path(__file__).parent), name, *map(json.dumps, (*fds, config))]
+    command = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, str(Path(__file__).parent), name]
     options = {"cwd": "/", "start_new_session": True, "stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     options["env"] = {"LD_BIND_NOW": "1"}  # so that no candidate has to look up a library's functions
-    command = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, *arguments]
-    return subprocess.Popen(command, pass_fds=fds, stdout=stdout, **options)
+    return subprocess.Popen([*command, *map(json.dumps, (*fds, config))], pass_fds=fds, stdout=stdout, **options)
 
 
 class _Slot:
@@ -76,22 +74,16 @@ class _Slot:
     def start(self, index, program, overran):
         self.index = index
         self.started = time.monotonic()
-        try:
+        with contextlib.suppress(OSError):  # the verifier is gone: its socket reports the end of file
             self.socket.sendall(pack(vars(program) | {"overran": overran}))
-        except OSError:
-            pass  # the verifier is gone: its socket reports the end of file
 
     def receive(self):
         """The verifier's message about the job, or None while it is incomplete."""
-        try:
-            chunk = self.socket.recv(1 << 16)
-        except OSError:
-            chunk = b""
-        if chunk:
-            self.inbox.data += chunk
-            return self.inbox.next()
-        self.close()
-        # this signal ended it because the checks never came to an end
+        with contextlib.suppress(OSError):
+            if chunk := self.socket.recv(1 << 16):
+                self.inbox.data += chunk
+                return self.inbox.next()
+        self.close()  # the signal is that of checks that never came to an end
         return {"fault": "the verifier is gone", "overran": self.processes[-1].returncode == -signal.SIGVTALRM}
 
     def close(self):
@@ -105,7 +97,7 @@ class _Slot:
 
 
 @dataclass(eq=False)
-class Sandbox:
+class Sandbox(contextlib.AbstractContextManager):
     """
     Runs untrusted Python programs against trusted checks, in processes that share no memory with this one. These helpers
     start at the first `run` and end with `close`, with this process, or when it is killed.
@@ -124,7 +116,6 @@ class Sandbox:
             `"landlock"` or `"namespaces"`. Where the machine does not allow it, `SandboxError` is raised. `"rlimits"` keeps
             verdicts honest, but not the machine safe.
         max_tier (`str`, *optional*, defaults to `"namespaces"`): Strongest protection to use; lower it only to measure.
-        keep_suspicious (`str` or `Path`, *optional*): Folder for suspicious programs, one JSON file each.
     """
 
     workers: int | None = None
@@ -134,7 +125,6 @@ class Sandbox:
     retries: int = 2
     min_tier: str = "seccomp"
     max_tier: str = "namespaces"
-    keep_suspicious: str | Path | None = None
 
     def __post_init__(self):
         if self.workers is None:
@@ -148,14 +138,11 @@ class Sandbox:
         for name in ("min_tier", "max_tier"):
             if getattr(self, name) not in TIERS:
                 raise ValueError(f"sandbox.{name} must be one of {', '.join(TIERS)}, got {getattr(self, name)!r}")
-        self.keep_suspicious = Path(self.keep_suspicious) if self.keep_suspicious is not None else None
         self.tier = None
         # past the first limit of processor time a program or its checks are ended; past the second, of wall time, the
         # sandbox has failed and not the program
         self._whole_limit = (self.max_timeouts + 1) * self.check_timeout
         self._hard_limit = START_SECONDS + 10 * self._whole_limit
-        self._kept = itertools.count()
-        self._totals = {"executions": 0, "seconds": 0.0, "timeouts": 0, "memory_kills": 0, "suspicious": 0}
         # the part of a core that each running program can count on; verifiers read it, candidates do not have it
         self._share = open(os.memfd_create("share"), "r+b", buffering=0)
         self._lock = threading.Lock()
@@ -163,28 +150,12 @@ class Sandbox:
         self._owner = os.getpid()
         weakref.finalize(self, _close_all, self._slots, self._owner)
 
-    def __enter__(self) -> "Sandbox":
-        return self
-
     def __exit__(self, *exception):
         self.close()
 
     def close(self):
         """Ends all helper processes. The next `run` starts fresh ones."""
         _close_all(self._slots, self._owner)
-
-    def metrics(self) -> dict[str, float]:
-        """
-        What happened since the last call of this method.
-
-        Returns:
-            `dict[str, float]`: `executions_per_second` (programs run, equal ones counted once, over the time spent in
-            `run`), and the numbers of `timeouts` (checks), `memory_kills` and `suspicious` (programs).
-        """
-        totals, self._totals = self._totals, dict.fromkeys(self._totals, 0)
-        seconds, executions = totals.pop("seconds"), totals.pop("executions")
-        rate = executions / seconds if seconds else 0.0
-        return {"executions_per_second": rate} | {name: float(count) for name, count in totals.items()}
 
     def run(self, programs: Sequence[Program]) -> list[Verdict]:
         """
@@ -205,14 +176,12 @@ class Sandbox:
         with self._lock:
             if self.tier is None:
                 self._choose_tier()
-            start = time.monotonic()
             unique = list(dict.fromkeys(programs))
             try:
                 verdicts = dict(zip(unique, self._run(unique), strict=True))
             except BaseException:
                 self.close()  # whatever was running must not go on, nor be read as an answer later
                 raise
-            self._account(verdicts, time.monotonic() - start)
             return [verdicts[program] for program in programs]
 
     def _choose_tier(self):
@@ -248,20 +217,17 @@ class Sandbox:
             now = time.monotonic()
             fresh = [slot for slot in running if now - slot.started < STUCK_SECONDS]
             for _ in range(min(self.workers - len(fresh), most - len(running), len(waiting))):
-                if idle:
-                    slot = idle.pop()
-                else:
-                    slot = self._start(_Slot, self._config, self._share)
-                    self._slots.append(slot)
-                index = waiting.pop()
+                if not idle:
+                    idle.append(self._start(_Slot, self._config, self._share))
+                    self._slots.append(idle[0])
+                slot, index = idle.pop(), waiting.pop()
                 slot.start(index, programs[index], index in overran)
                 running.add(slot)
+                fresh.append(slot)
             crowd = max(crowd, len(running))  # who shared a core before is not owed a whole one now
             os.pwrite(self._share.fileno(), struct.pack("d", min(1.0, self.workers / crowd)), 0)
             wake = [slot.started + self._hard_limit for slot in running]
-            wake += [
-                slot.started + STUCK_SECONDS for slot in running if waiting and now - slot.started < STUCK_SECONDS
-            ]
+            wake += [slot.started + STUCK_SECONDS for slot in fresh if waiting]
             ready = wait(running, max(0.0, min(wake) - time.monotonic()))
             late = [slot for slot in running if time.monotonic() - slot.started > self._hard_limit]
             for slot in {*ready, *late}:
@@ -278,8 +244,8 @@ class Sandbox:
                 waiting.append(slot.index)
                 if message.get("overran"):
                     overran.add(slot.index)
-                    continue
-                failures[slot.index] += 1
+                else:
+                    failures[slot.index] += 1
                 if failures[slot.index] > self.retries:
                     raise SandboxError(f"the sandbox failed {self.retries + 1} times in a row: {message['fault']}")
         while len(self._slots) > self.workers + SPARE_SLOTS:
@@ -303,22 +269,6 @@ class Sandbox:
         message["checks"] = tuple(Check(*fields) for fields in message["checks"])
         message["suspicious"] = tuple(message["suspicious"])
         return Verdict(**message, tier=self.tier)
-
-    def _account(self, verdicts, seconds):
-        self._totals["executions"] += len(verdicts)
-        self._totals["seconds"] += seconds
-        for program, verdict in verdicts.items():
-            self._totals["timeouts"] += verdict.timeouts
-            self._totals["memory_kills"] += verdict.out_of_memory
-            self._totals["suspicious"] += bool(verdict.suspicious)
-            if verdict.suspicious and self.keep_suspicious is not None and next(self._kept) < KEPT_PROGRAMS:
-                record = {"suspicious": verdict.suspicious, "passed": verdict.passed, **vars(program)}
-                path = self.keep_suspicious / f"program_{time.time_ns()}_{self._owner}.json"
-                try:
-                    self.keep_suspicious.mkdir(parents=True, exist_ok=True)
-                    path.write_text(json.dumps(record, indent=2))
-                except OSError as error:  # a full disk, say; the verdict stands
-                    logger.warning("a suspicious program could not be kept: %s", error)
 
 
 def _close_all(slots, owner):

@@ -1,8 +1,10 @@
 """The code-generation task: a helper's author and a main function's author solve HumanEval-shaped problems together."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
+from trl_multiagent.environments.execution_log import ExecutionLog
 from trl_multiagent.sandbox import Sandbox
 
 from . import feedback
@@ -29,6 +31,8 @@ class CodeGenerationEnvironment(Environment):
             is seen when the tests run (`"executed"`). See `reward.py`.
         sandbox (`Sandbox`, *optional*):
             Where the programs run; one with default settings if not given.
+        keep_suspicious (`str` or `Path`, *optional*):
+            Folder for the programs whose verdict is suspicious, one JSON file each.
         first_prompts (`Callable[[dict], dict[str, Prompt]]`, *optional*):
             From the item to each role's prompt of the first turn, in place of the default ones.
     """
@@ -40,6 +44,7 @@ class CodeGenerationEnvironment(Environment):
         sandbox_slice: int | str | None = 1,
         collaboration: str = "executed",
         sandbox: Sandbox | None = None,
+        keep_suspicious: str | Path | None = None,
         first_prompts: Callable[[dict], dict[str, Prompt]] | None = None,
     ):
         if num_agents not in (1, 2):
@@ -57,6 +62,7 @@ class CodeGenerationEnvironment(Environment):
         self.sandbox_slice = _slice(sandbox_slice)
         self.collaboration = collaboration
         self.sandbox = sandbox or Sandbox()
+        self.executions = ExecutionLog(self.sandbox, keep_suspicious)
         self.first_prompts = first_prompts
 
     def __repr__(self) -> str:
@@ -76,10 +82,10 @@ class CodeGenerationEnvironment(Environment):
     def score(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
     ) -> list[Outcome]:
-        return score_code(self.sandbox, items, joint_actions, self.collaboration)
+        return score_code(self.executions, items, joint_actions, self.collaboration)
 
     def metrics(self) -> dict[str, float]:
-        return {f"sandbox/{name}": value for name, value in self.sandbox.metrics().items()}
+        return {f"sandbox/{name}": value for name, value in self.executions.metrics().items()}
 
 
 def _slice(sandbox_slice: int | str | None) -> int:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from trl_multiagent.environments.base import JointAction, Outcome
+from trl_multiagent.environments.execution_log import ExecutionLog
 from trl_multiagent.sandbox import Program, Sandbox, Verdict
 
 from .data import count_asserts
@@ -36,13 +37,16 @@ class CodeResult:
 
 
 def score_code(
-    sandbox: Sandbox, items: list[dict], joint_actions: list[JointAction], collaboration: str = "executed"
+    sandbox: Sandbox | ExecutionLog,
+    items: list[dict],
+    joint_actions: list[JointAction],
+    collaboration: str = "executed",
 ) -> list[Outcome]:
     """
     Scores joint actions. All programs of the batch go through the sandbox in one call.
 
     Args:
-        sandbox (`Sandbox`): Where the programs run.
+        sandbox (`Sandbox` or `ExecutionLog`): What runs the programs.
         items (`list[dict]`): Rows of a code dataset, one per joint action.
         joint_actions (`list[JointAction]`): `{"aux": ..., "main": ...}`, or `{"main": ...}` for a single agent.
         collaboration (`str`, *optional*, defaults to `"executed"`):
@@ -82,7 +86,7 @@ def _outcome(result: CodeResult, tests_total: int) -> Outcome:
     if verdict is not None:
         syntax = SYNTAX
         passed = verdict.passed
-        timeouts = sum(check.status == "timeout" for check in (verdict.definitions, *verdict.checks))
+        timeouts = verdict.timeouts
         pass_rate = passed / tests_total
         # a program that is not watched has no entries: then its text alone decides
         called, mattered = verdict.calls.get(AUX, 1) > 0, verdict.mattered.get(AUX, True)

@@ -98,21 +98,19 @@ def _compile(source, watch, stub, namespace):
             decorator = ast.Call(ast.Name("__watch__", ast.Load()), [ast.Constant(node.name)], [])
             node.decorator_list.insert(0, decorator)
             ast.fix_missing_locations(ast.copy_location(decorator, node))
-    _calls.update(dict.fromkeys(watch, 0))
-    running = set()
+    running = dict.fromkeys(watch, 0)  # calls under way: a recursive function is called by others only once
+    _calls.update(running)
 
     def watched(name, function):
         @functools.wraps(function)
         def call(*args, **kwargs):
             _calls[name] += 1
-            outermost = name not in running
-            running.add(name)
+            running[name] += 1
             try:
                 value = function(*args, **kwargs)
             finally:
-                if outermost:
-                    running.discard(name)
-            return object() if outermost and name == stub else value
+                running[name] -= 1
+            return object() if name == stub and not running[name] else value
 
         return call
 
@@ -134,7 +132,7 @@ def _answer(question):
         answer["calls"] = [_calls[name] - before[name] for name in _calls]
         packed = pack(answer)
         if len(packed) > wire.MAX_ANSWER:
-            raise wire.Unsendable(f"the answer has {len(packed)} bytes, the limit is {wire.MAX_ANSWER}")
+            raise RuntimeError(f"the answer has {len(packed)} bytes, the limit is {wire.MAX_ANSWER}")
         return packed
     except BaseException as error:
         return pack({"id": question["id"], "raised": wire.describe(error)})

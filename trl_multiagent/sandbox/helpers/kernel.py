@@ -43,7 +43,9 @@ def lock_down(role: str, layers: list, limits: dict, readable: list):
     if role == "zygote" and "namespaces" in layers:
         enter_namespaces()
     if role == "zygote" and "user" in layers:
-        _drop_user()
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
     _drop_capabilities()
     prctl(DUMPABLE, 0)  # no other process of this user may trace this one or read its memory
     if role == "zygote":  # a change of user takes the first one back
@@ -52,12 +54,6 @@ def lock_down(role: str, layers: list, limits: dict, readable: list):
         restrict_files(readable)
     if "seccomp" in layers:
         filter_calls(role)
-
-
-def _drop_user():
-    os.setgroups([])
-    os.setresgid(NOBODY, NOBODY, NOBODY)
-    os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
 def _drop_capabilities():
@@ -235,7 +231,7 @@ def _works(layer):
     if layer == "namespaces":
         enter_namespaces()
         return os.listdir("/") == ["proc"] and os.getpid() == 1
-    _drop_user()
+    lock_down("zygote", ["user"], {}, [])
     return os.getuid() == NOBODY
 
 

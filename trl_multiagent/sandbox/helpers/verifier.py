@@ -3,7 +3,6 @@ Runs the checks and decides. The verifier never runs a candidate's code: it asks
 calls, rebuilds exact built-in types from the answers, and evaluates the asserts itself.
 """
 
-import builtins
 import contextlib
 import gc
 import json
@@ -17,6 +16,7 @@ import socket
 import struct
 import sys
 import time
+from collections import Counter
 
 from . import kernel, wire
 from .checks import compile_checks
@@ -38,7 +38,7 @@ class Timeout(BaseException):
 
 
 class Died(BaseException):
-    """The candidate's process ended, or closed its socket."""
+    """The candidate's process ended."""
 
 
 class GiveUp(BaseException):
@@ -84,13 +84,8 @@ def _judge(job, config):
     run = Run(job, checks, config)
     if job["overran"]:  # an earlier verifier
         text = f"Timeout: on the program's answers the checks took more than {config['cpu_seconds']:g} s"
-        run.results = [["timeout", source, text] for source in checks.sources]
-        run.verdict |= {
-            "definitions": ["passed", "", ""],
-            "checks": run.results,
-            "suspicious": ["made the checks spin"],
-        }
-        return run.verdict
+        run.definitions[0], run.results[:] = "passed", [["timeout", source, text] for source in checks.sources]
+        return run.verdict | {"suspicious": ["made the checks spin"]}
     run.run()
     for name in [name for name, count in run.calls.items() if count]:
         limit = min(config["check_timeout"], 1 + 10 * run.verdict["seconds"])
@@ -119,9 +114,9 @@ class Run:
         self.expected = expected
         self.definitions = ["not_run", "", ""]
         self.results = [["not_run", source, ""] for source in checks.sources]
-        self.calls = dict.fromkeys(job["watch"], 0)
-        self.check_calls = dict(self.calls)  # of the check that is running
-        self.calls_of = [dict(self.calls) for _ in checks.sources]
+        self.calls = Counter(dict.fromkeys(job["watch"], 0))
+        self.check_calls = Counter()  # of the check that is running
+        self.calls_of = [Counter() for _ in checks.sources]
         self.suspicious = set()
         self.verdict = {
             "definitions": self.definitions,
@@ -149,19 +144,17 @@ class Run:
         except (Exception, Timeout, Died) as error:
             # the code between the asserts failed: what comes after it does not run
             for result in self.results:
-                result[2] = _text(error) if result[0] == "not_run" else result[2]
+                result[2] = _outcome(error)[1] if result[0] == "not_run" else result[2]
         finally:
             self._end()
-        for name in self.calls:  # a check in a loop may have passed at first, and failed later
-            passed = [
-                calls[name] for calls, result in zip(self.calls_of, self.results, strict=True) if result[0] == "passed"
-            ]
-            self.calls[name] = sum(passed)
+        for calls, result in zip(self.calls_of, self.results, strict=True):
+            if result[0] == "passed":  # to the end: in a loop it may have passed at first, and failed later
+                self.calls.update(calls)
         self.verdict |= {"seconds": time.monotonic() - self.begun, "suspicious": sorted(self.suspicious)}
 
     def _run_checks(self):
         candidate, entry_point = self._stand_in(0), self.job["entry_point"]
-        namespace = {"__name__": "checks", "__builtins__": builtins, "__caught__": (Exception, Timeout, Died)}
+        namespace = {"__name__": "checks", "__caught__": (Exception, Timeout, Died)}
         namespace |= {"__begin__": self._begin_check, "__end__": self._end_check}
         exec(self.checks.setup, namespace)
         namespace["candidate"] = namespace[entry_point] = candidate
@@ -172,18 +165,16 @@ class Run:
             check(candidate)
 
     def _begin_check(self):
-        self.check_calls = dict.fromkeys(self.calls, 0)
+        self.check_calls.clear()
         self.clock = time.monotonic()
 
     def _end_check(self, index, value, error=None):
         result = self.results[index]
         if result[0] in ("not_run", "passed"):  # in a loop, the first failure stays
+            result[0] = "passed" if value else "failed"
             if error is not None:
-                result[0], result[2] = "timeout" if isinstance(error, Timeout) else "error", _text(error)
-            else:
-                result[0] = "passed" if value else "failed"
-        for name, count in self.check_calls.items():
-            self.calls_of[index][name] += count
+                result[0], result[2] = _outcome(error)
+        self.calls_of[index].update(self.check_calls)
         if self.expected and self.expected[index][0] == "passed" != result[0]:
             raise GiveUp  # the difference is found
         self.clock = time.monotonic()
@@ -211,7 +202,7 @@ class Run:
                 raise WireError("a message that breaks the protocol")
         except (Exception, Timeout, Died) as error:
             self._book(error)
-            self.definitions[:] = "timeout" if isinstance(error, Timeout) else "error", "", _text(error)
+            self.definitions[0], self.definitions[2] = _outcome(error)
             raise GiveUp from error
         self.definitions[0] = "passed"
         self.clock = time.monotonic()
@@ -260,9 +251,7 @@ class Run:
         if self.timeouts >= self.config["max_timeouts"] or self.deaths >= MAX_DEATHS or too_long:
             raise GiveUp
         question = wire.encode_call(function, args, kwargs, self.functions)
-        question["id"] = int.from_bytes(
-            os.urandom(6), "little"
-        )  # no answer can be written before its question is read
+        question["id"] = int.from_bytes(os.urandom(6), "little")  # so that no answer can be written before it is read
         if self.socket is None:
             self._start()
         try:
@@ -316,10 +305,9 @@ class Run:
         while True:
             while (message := self.inbox.next()) is None:
                 self._wait()
-                try:
+                chunk = b""
+                with contextlib.suppress(OSError):
                     chunk = self.socket.recv(1 << 16)
-                except OSError:
-                    chunk = b""
                 if not chunk:
                     raise Died("the program ended its process")
                 self.inbox.data += chunk
@@ -351,6 +339,7 @@ class Run:
                 return
 
 
-def _text(error):
+def _outcome(error):
+    """Status and text of a check that raised."""
     text = f"{type(error).__name__}: {str(error)[: wire.MAX_TEXT]}".rstrip(": ")
-    return text.encode("utf-8", "replace").decode()
+    return "timeout" if isinstance(error, Timeout) else "error", text.encode("utf-8", "replace").decode()

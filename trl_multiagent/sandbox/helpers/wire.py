@@ -33,6 +33,10 @@ def _text(read, make):
     return lambda value: [read(value)], lambda parts: make(*parts)
 
 
+def _fields(kind, *names):
+    return lambda value: [getattr(value, name) for name in names], lambda parts: kind(*parts)
+
+
 def _mapping(kind):
     def build(parts):
         return kind(dict(zip(parts[::2], parts[1::2], strict=True)))
@@ -51,15 +55,12 @@ _PLAIN = {  # type: (its parts, the value that they make)
     type({}.items()): (list, lambda parts: dict(parts).items()),
     bytes: _text(bytes.hex, bytes.fromhex),
     bytearray: _text(bytearray.hex, bytearray.fromhex),
-    complex: (lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
-    range: (lambda value: [value.start, value.stop, value.step], lambda parts: range(*parts)),
+    complex: _fields(complex, "real", "imag"),
+    range: _fields(range, "start", "stop", "step"),
     decimal.Decimal: _text(str, decimal.Decimal),
     fractions.Fraction: (lambda value: [*value.as_integer_ratio()], lambda parts: fractions.Fraction(*parts)),
     **{kind: _text(kind.isoformat, kind.fromisoformat) for kind in (datetime.datetime, datetime.date, datetime.time)},
-    datetime.timedelta: (
-        lambda value: [value.days, value.seconds, value.microseconds],
-        lambda p: datetime.timedelta(*p),
-    ),
+    datetime.timedelta: _fields(datetime.timedelta, "days", "seconds", "microseconds"),
 }
 _BUILD = {kind.__name__: build for kind, (_, build) in _PLAIN.items()} | {
     "iterator": iter,
@@ -67,26 +68,17 @@ _BUILD = {kind.__name__: build for kind, (_, build) in _PLAIN.items()} | {
     "object": lambda parts: Opaque(),
 }
 MUTABLE = (list, set, bytearray, collections.deque, *_MAPPINGS)  # an argument's changes travel back
-# exceptions that are made from a message alone
-_RAISABLE = {
-    name: kind
-    for name, kind in _TYPES.items()
-    if issubclass(kind, Exception) and not name.startswith("Unicode") and "Group" not in name
-}
+_RAISABLE = {name: kind for name, kind in _TYPES.items() if issubclass(kind, Exception)}
+for _name in [name for name in _RAISABLE if name.startswith("Unicode") or "Group" in name]:
+    del _RAISABLE[_name]  # a message alone does not make one
 
 
 class WireError(Exception):
     """A message or a value that breaks the format."""
 
 
-class Unsendable(ValueError):
-    """The value is too large."""
-
-
 class Opaque:
-    """Stands for an object that is not plain data: true, equal to nothing but itself, without attributes."""
-
-    __slots__ = ()
+    """Stands for an object that is not plain data: true, equal to nothing but itself."""
 
 
 def pack(message) -> bytes:
@@ -140,7 +132,7 @@ def encode(value, functions: list, note=None):
         kind = type(value)
         left -= len(value) >> 4 if kind is str else 1
         if left < 0 or depth > MAX_DEPTH:
-            raise Unsendable("the value is too large or nested too deeply to leave the sandbox")
+            raise RuntimeError("the value is too large or nested too deeply to leave the sandbox")
         if kind in (str, float, bool) or value is None or (kind is int and -_SAFE_INTEGER < value < _SAFE_INTEGER):
             return value
         if kind is list:

@@ -83,14 +83,13 @@ def _serve(control, config):
         elif packet == b"S":
             waited = Path(f"/proc/{child}/schedstat").read_text().split()[1]
             _send(control, waited=int(waited) / 1e9)
-        else:
-            used = (
-                _end(child, 0.2 if packet == b"D" else 0.0, config["layers"]) if child else {"fault": "no candidate"}
-            )
+        elif child:
+            used = _end(child, 0.2 if packet == b"D" else 0.0, config["layers"])
             child = 0
-            if not packet:
-                os._exit(0)
-            _send(control, **used)
+            if packet:
+                _send(control, **used)
+        if not packet:
+            os._exit(0)
 
 
 def _fork(fd, control, config):

@@ -1,0 +1,81 @@
+"""Keeps account of the programs that an environment runs: figures for the training log, suspicious programs on disk."""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trl_multiagent.sandbox import Program, Sandbox, Verdict
+
+
+logger = logging.getLogger(__name__)
+
+KEPT_PROGRAMS = 1000  # per process; a policy that has found a trick repeats it
+
+
+@dataclass
+class ExecutionLog:
+    """
+    Runs programs in a sandbox and remembers what happened.
+
+    Args:
+        sandbox (`Sandbox`): Where the programs run.
+        keep_suspicious (`str` or `Path`, *optional*): Folder for programs whose verdict is suspicious, one JSON file each.
+    """
+
+    sandbox: Sandbox
+    keep_suspicious: str | Path | None = None
+
+    def __post_init__(self):
+        self._kept = 0
+        self._reset()
+
+    def _reset(self):
+        self._executions = self._timeouts = self._memory_kills = self._suspicious = 0
+        self._seconds = 0.0
+
+    def run(self, programs: Sequence[Program]) -> list[Verdict]:
+        """The sandbox's verdicts, one per program, in their order."""
+        start = time.monotonic()
+        verdicts = self.sandbox.run(programs)
+        self._seconds += time.monotonic() - start
+        for program, verdict in dict(zip(programs, verdicts, strict=True)).items():  # equal programs ran once
+            self._executions += 1
+            self._timeouts += verdict.timeouts
+            self._memory_kills += verdict.out_of_memory
+            if verdict.suspicious:
+                self._suspicious += 1
+                self._keep(program, verdict)
+        return verdicts
+
+    def metrics(self) -> dict[str, float]:
+        """
+        What happened since the last call of this method.
+
+        Returns:
+            `dict[str, float]`: `executions_per_second` (programs run, equal ones of a batch counted once, over the time
+            spent running them), and the numbers of `timeouts` (checks), `memory_kills` and `suspicious` (programs).
+        """
+        metrics = {
+            "executions_per_second": self._executions / self._seconds if self._seconds else 0.0,
+            "timeouts": float(self._timeouts),
+            "memory_kills": float(self._memory_kills),
+            "suspicious": float(self._suspicious),
+        }
+        self._reset()
+        return metrics
+
+    def _keep(self, program, verdict):
+        if self.keep_suspicious is None or self._kept >= KEPT_PROGRAMS:
+            return
+        folder = Path(self.keep_suspicious)
+        record = {"suspicious": verdict.suspicious, "passed": verdict.passed, **vars(program)}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"program_{time.time_ns()}_{os.getpid()}.json").write_text(json.dumps(record, indent=2))
+        except OSError as error:  # a full disk, say; the verdict stands, and training goes on
+            logger.warning("a suspicious program could not be kept: %s", error)
+        self._kept += 1
