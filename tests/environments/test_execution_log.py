@@ -55,7 +55,7 @@ def test_suspicious_programs_are_kept(sandbox, tmp_path):
     (kept,) = (tmp_path / "run" / "kept").iterdir()
     record = json.loads(kept.read_text())
     assert record.pop("suspicious") == list(verdict.suspicious) == ["open"]
-    assert record == {"passed": 0, **vars(READS_A_FILE), "watch": []}
+    assert record == {"passed": 0, **vars(READS_A_FILE), "watch": [], "needed": []}
 
 
 def test_the_number_of_kept_programs_is_bounded(sandbox, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import re
 import textwrap
+from dataclasses import replace
 
 import pytest
 
@@ -221,19 +222,34 @@ def test_what_is_equal_to_everything_is_equal_to_nothing(sandbox):
     assert "own equality" in verdict.suspicious
 
 
-def test_watched_calls_and_whether_their_values_mattered(sandbox):
-    def collaboration(body, checks="assert candidate(1) == 2\nassert candidate(2) == 3"):
+def test_calls_of_watched_functions(sandbox):
+    def calls(body, checks="assert candidate(1) == 2\nassert candidate(2) == 3"):
         source = "def aux(x): return x\n" + textwrap.dedent(body)
-        verdict = judge(sandbox, source, checks, watch=("aux",))
-        return verdict.calls["aux"], verdict.mattered["aux"]
+        return judge(sandbox, source, checks, watch=("aux",)).calls["aux"]
 
-    assert collaboration("def f(x): return aux(x) + 1") == (2, True)
-    assert collaboration("def f(x):\n    aux(x)\n    return x + 1") == (2, False)
-    assert collaboration("def f(x, helper=aux): return helper(helper(x)) + 1") == (4, True)
-    assert collaboration("def f(x): return x + 1") == (0, False)
+    assert calls("def f(x): return aux(x) + 1") == 2
+    assert calls("def f(x, helper=aux): return helper(helper(x)) + 1") == 4
+    assert calls("def f(x): return x + 1") == 0
     # calls in checks that fail do not count
-    assert collaboration("def f(x): return aux(x) + x") == (1, True)
-    assert collaboration("def f(x): return aux(x) - 9") == (0, False)
+    assert calls("def f(x): return aux(x) + x") == 1
+    assert calls("def f(x): return aux(x) - 9") == 0
+
+
+def test_a_needed_check_that_does_not_pass_is_the_last(sandbox):
+    checks = "assert candidate(1) == 1\nassert candidate(2) == 3\nassert candidate(3) == 3"
+    program = Program("def f(x): return x", "f", checks)
+    assert statuses(sandbox.run([program])[0]) == ["passed", "failed", "passed"]
+    assert statuses(sandbox.run([replace(program, needed=(0, 2))])[0]) == ["passed", "failed", "passed"]
+    assert statuses(sandbox.run([replace(program, needed=(1,))])[0]) == ["passed", "failed", "not_run"]
+
+
+def test_a_program_may_have_less_time(sandbox):
+    program = Program("import time\ndef f(x): return time.sleep(x)", "f", "assert f(0.5) is None")
+    assert sandbox.run([program])[0].passed == 1
+    (verdict,) = sandbox.run([replace(program, check_timeout=0.1)])
+    assert statuses(verdict) == ["timeout"] and verdict.seconds < 0.5
+    (verdict,) = sandbox.run([replace(program, checks="assert f(9) is None", check_timeout=60.0)])
+    assert statuses(verdict) == ["timeout"] and verdict.seconds < 9
 
 
 def test_equal_programs_run_once_and_order_is_kept(sandbox):

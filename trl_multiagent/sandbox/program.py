@@ -17,15 +17,14 @@ class Program:
     An untrusted program and the trusted checks that it has to pass.
 
     Args:
-        source (`str`): Untrusted module source: everything the program defines.
+        source (`str`): Untrusted module source.
         entry_point (`str`): Name of the function in `source` that the checks call.
         checks (`str`): Trusted module source, either asserts or a function `check(candidate)` with asserts in it. It runs
-            whole, set-up code, loops and multi-line asserts included; `candidate`, and the entry point's own name, stand
-            for the program's function.
-        setup (`str`, *optional*): Trusted source that runs before `checks` in the same namespace: imports and helper
-            functions of the problem.
-        watch (`tuple[str, ...]`, *optional*): Names of top-level functions of `source` whose calls are counted, and whose
-            values are tried for their effect.
+            whole; `candidate`, and the entry point's own name, stand for the program's function.
+        setup (`str`, *optional*): Trusted source that runs before `checks` in the same namespace.
+        watch (`tuple[str, ...]`, *optional*): Names of top-level functions of `source` whose calls are counted.
+        needed (`tuple[int, ...]`, *optional*): Checks by their index; the first of these that does not pass is the last to run.
+        check_timeout (`float`, *optional*): Seconds for each check, if fewer than the sandbox's.
     """
 
     source: str
@@ -33,6 +32,8 @@ class Program:
     checks: str
     setup: str = ""
     watch: tuple[str, ...] = ()
+    needed: tuple[int, ...] = ()
+    check_timeout: float | None = None
 
 
 @dataclass(frozen=True)
@@ -61,20 +62,16 @@ class Verdict:
         definitions (`Check`): Whether the module's own code ran, with its error if not.
         checks (`tuple[Check, ...]`): One entry per assert, in the order of the source.
         calls (`dict[str, int]`): How often each watched function was called while a check that passed was running.
-        mattered (`dict[str, bool]`): Whether the values of each watched function mattered: run again with a bare object in
-            place of every value it returns, some check that had passed no longer did. False where it was not called.
-        seconds (`float`): Wall time of the whole program.
-        cpu_seconds (`float`): Processor time of the program's processes.
+        seconds (`float`), cpu_seconds (`float`): Wall time and processor time of the whole program.
         memory_mb (`float`): Largest resident size of the program's processes, in MiB.
         suspicious (`tuple[str, ...]`): Acts that no honest program needs: audit events such as `"socket.connect"`, a broken
-            protocol, an ended process, values that pretend to be equal to others. For the records; no status depends on it.
-        tier (`str`): The protection that was in force.
+            protocol, an ended process, values that pretend to be equal to others. No status depends on it.
+        tier (`str`): Protection that was in force.
     """
 
     definitions: Check
     checks: tuple[Check, ...]
     calls: dict[str, int] = field(default_factory=dict)
-    mattered: dict[str, bool] = field(default_factory=dict)
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     memory_mb: float = 0.0

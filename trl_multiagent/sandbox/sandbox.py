@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from .helpers.wire import MAX_JOB, Inbox, pack
+from .helpers.wire import MAX_JOB, MAX_SOURCE, Inbox, pack
 from .program import Check, Program, SandboxError, Verdict
 
 
@@ -33,8 +33,7 @@ TIERS = {
 START_SECONDS = 60.0  # for a helper to come up, or to take a job
 STUCK_SECONDS = 0.1  # a program that runs longer gives its worker's place to another one
 SPARE_SLOTS = 12  # pairs of helpers kept beyond the workers, for batches with stuck programs
-# What a helper starts with. Modules want to repair locks and reseed after a fork, which costs more than the fork itself; a
-# helper has one thread.
+# Modules want to repair locks and reseed after a fork, which costs more than the fork itself; a helper has one thread
 _BOOT = """
 import importlib, json, os, sys
 os.register_at_fork = lambda **hooks: None
@@ -59,6 +58,7 @@ class _Slot:
         self.socket, verifier_end = socket.socketpair()
         self.socket.settimeout(START_SECONDS)
         control, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.fileno = self.socket.fileno
         self.processes = []
         with verifier_end, control, zygote_end:
             try:
@@ -68,14 +68,12 @@ class _Slot:
                 self.close()
                 raise
 
-    def fileno(self):
-        return self.socket.fileno()
-
-    def start(self, index, program, overran):
+    def start(self, index, program, spoilt):
         self.index = index
         self.started = time.monotonic()
         with contextlib.suppress(OSError):  # the verifier is gone: its socket reports the end of file
-            self.socket.sendall(pack(vars(program) | {"overran": overran}))
+            source = program.source[: MAX_SOURCE + 1]  # one character too many is refused
+            self.socket.sendall(pack(vars(program) | {"source": source, "spoilt": spoilt}))
 
     def receive(self):
         """The verifier's message about the job, or None while it is incomplete."""
@@ -83,8 +81,10 @@ class _Slot:
             if chunk := self.socket.recv(1 << 16):
                 self.inbox.data += chunk
                 return self.inbox.next()
-        self.close()  # the signal is that of checks that never came to an end
-        return {"fault": "the verifier is gone", "overran": self.processes[-1].returncode == -signal.SIGVTALRM}
+        self.close()
+        if self.processes[-1].returncode == -signal.SIGVTALRM:
+            return {"spoilt": ["timeout", "on the program's answers the checks came to no end"]}
+        return {"fault": "the verifier is gone"}
 
     def close(self):
         self.socket.close()  # the verifier ends, then its zygote, then the candidate
@@ -103,18 +103,15 @@ class Sandbox(contextlib.AbstractContextManager):
     start at the first `run` and end with `close`, with this process, or when it is killed.
 
     Args:
-        workers (`int`, *optional*): Programs that run at once. Defaults to this process's share of the node's cores:
-            those it may use, divided by `LOCAL_WORLD_SIZE`, the number of ranks on the node.
+        workers (`int`, *optional*): Programs that run at once. Defaults to the cores that this process may use, divided by
+            `LOCAL_WORLD_SIZE`, the number of ranks on the node.
         check_timeout (`float`, *optional*, defaults to `10.0`): Seconds for each check, and for the program's definitions.
-            Waiting for a core does not count, up to 5 times this limit. Where more programs are stuck than there are
-            workers, each can count on its share of a core only.
+            Waiting for a core does not count, up to 5 times this limit.
         max_timeouts (`int`, *optional*, defaults to `3`): Timed-out checks after which a program's other checks do not run.
         memory_mb (`int`, *optional*, defaults to `512`): Memory of one program, in MiB.
-        retries (`int`, *optional*, defaults to `2`): How often a program is tried again after a failure of the sandbox
-            itself, before `SandboxError` is raised.
-        min_tier (`str`, *optional*, defaults to `"seccomp"`): Weakest protection to run with: `"rlimits"`, `"seccomp"`,
-            `"landlock"` or `"namespaces"`. Where the machine does not allow it, `SandboxError` is raised. `"rlimits"` keeps
-            verdicts honest, but not the machine safe.
+        retries (`int`, *optional*, defaults to `2`): How often a program is tried again when the sandbox itself fails.
+        min_tier (`str`, *optional*, defaults to `"seccomp"`): Weakest protection to run with: `"rlimits"`, which keeps
+            verdicts honest but not the machine safe, `"seccomp"`, `"landlock"` or `"namespaces"`.
         max_tier (`str`, *optional*, defaults to `"namespaces"`): Strongest protection to use; lower it only to measure.
     """
 
@@ -130,11 +127,15 @@ class Sandbox(contextlib.AbstractContextManager):
         if self.workers is None:
             cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
             self.workers = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        for name, least in (("workers", 1), ("max_timeouts", 1), ("memory_mb", 64)):
+        for name, least in {
+            "workers": 1,
+            "check_timeout": 1e-3,
+            "max_timeouts": 1,
+            "memory_mb": 64,
+            "retries": 0,
+        }.items():
             if getattr(self, name) < least:
                 raise ValueError(f"sandbox.{name} must be at least {least}, got {getattr(self, name)}")
-        if self.check_timeout <= 0:
-            raise ValueError(f"sandbox.check_timeout must be positive, got {self.check_timeout}")
         for name in ("min_tier", "max_tier"):
             if getattr(self, name) not in TIERS:
                 raise ValueError(f"sandbox.{name} must be one of {', '.join(TIERS)}, got {getattr(self, name)!r}")
@@ -143,8 +144,6 @@ class Sandbox(contextlib.AbstractContextManager):
         # sandbox has failed and not the program
         self._whole_limit = (self.max_timeouts + 1) * self.check_timeout
         self._hard_limit = START_SECONDS + 10 * self._whole_limit
-        # the part of a core that each running program can count on; verifiers read it, candidates do not have it
-        self._share = open(os.memfd_create("share"), "r+b", buffering=0)
         self._lock = threading.Lock()
         self._slots: list[_Slot] = []
         self._owner = os.getpid()
@@ -168,7 +167,7 @@ class Sandbox(contextlib.AbstractContextManager):
             `list[Verdict]`: One verdict per program, in their order.
 
         Raises:
-            SandboxError: if the sandbox itself keeps failing. It says nothing about the programs.
+            SandboxError: if the sandbox itself keeps failing, or the machine does not allow `min_tier`.
             ValueError: if a program's trusted checks cannot be compiled.
         """
         if self._owner != os.getpid():  # a forked copy starts its own helpers
@@ -200,6 +199,8 @@ class Sandbox(contextlib.AbstractContextManager):
                 f"sandbox.min_tier is {self.min_tier!r}; lower it only if the programs can be trusted not to attack"
             )
         besides = {"user", "landlock"} if tier == "namespaces" else {"user"}
+        # the part of a core that each running program can count on; verifiers read it, candidates do not have it
+        self._share = open(os.memfd_create("share"), "r+b", buffering=0)
         self._config = {name: getattr(self, name) for name in ("check_timeout", "max_timeouts", "memory_mb")}
         self._config |= {"cpu_seconds": self._whole_limit, "layers": sorted(allowed & (TIERS[tier] | besides))}
         self.tier = tier
@@ -208,12 +209,14 @@ class Sandbox(contextlib.AbstractContextManager):
     def _run(self, programs):
         verdicts = [None] * len(programs)
         failures = [0] * len(programs)
-        waiting = list(reversed(range(len(programs))))
-        overran = set()  # programs whose answers kept the checks from coming to an end
+        waiting, again = list(reversed(range(len(programs)))), []
+        spoilt = {}  # programs whose answers were too much for a verifier, with what happened
         idle, running, crowd = list(self._slots), set(), self.workers
         # programs that seem stuck do not hold up the others: more helpers are started for those
         most = 2 * self.workers + SPARE_SLOTS
-        while waiting or running:
+        while waiting or running or again:
+            if not running and not waiting:  # what failed is tried again when nothing else runs
+                waiting, again = again, []
             now = time.monotonic()
             fresh = [slot for slot in running if now - slot.started < STUCK_SECONDS]
             for _ in range(min(self.workers - len(fresh), most - len(running), len(waiting))):
@@ -221,7 +224,7 @@ class Sandbox(contextlib.AbstractContextManager):
                     idle.append(self._start(_Slot, self._config, self._share))
                     self._slots.append(idle[0])
                 slot, index = idle.pop(), waiting.pop()
-                slot.start(index, programs[index], index in overran)
+                slot.start(index, programs[index], spoilt.get(index))
                 running.add(slot)
                 fresh.append(slot)
             crowd = max(crowd, len(running))  # who shared a core before is not owed a whole one now
@@ -235,17 +238,17 @@ class Sandbox(contextlib.AbstractContextManager):
                 if message is None:
                     continue
                 running.remove(slot)
-                if "fault" not in message:
+                if "fault" not in message and "spoilt" not in message:
                     verdicts[slot.index] = self._verdict(message)
                     idle.append(slot)
                     continue
                 self._slots.remove(slot)
                 slot.close()
-                waiting.append(slot.index)
-                if message.get("overran"):
-                    overran.add(slot.index)
-                else:
-                    failures[slot.index] += 1
+                again.append(slot.index)
+                if "spoilt" in message:
+                    spoilt[slot.index] = message["spoilt"]
+                    continue
+                failures[slot.index] += 1
                 if failures[slot.index] > self.retries:
                     raise SandboxError(f"the sandbox failed {self.retries + 1} times in a row: {message['fault']}")
         while len(self._slots) > self.workers + SPARE_SLOTS:

@@ -29,22 +29,22 @@ def sandbox():
 
 
 class FakeSandbox:
-    """Answers with given statuses, and remembers what it was asked."""
+    """Answers with given statuses, and remembers what it was asked; without the values of aux nothing passes."""
 
-    def __init__(self, *statuses, calls=1, mattered=True):
+    def __init__(self, *statuses, calls=1):
         self.statuses = statuses
-        self.calls, self.mattered = calls, mattered
+        self.calls = calls
         self.batches = []
 
     def run(self, programs):
         self.batches.append(list(programs))
         checks = tuple(Check(status, f"assert {k}") for k, status in enumerate(self.statuses))
+        failed = tuple(Check("failed", check.source) for check in checks)
         return [
             Verdict(
                 Check("passed", ""),
-                checks,
+                failed if program.needed else checks,
                 calls=dict.fromkeys(program.watch, self.calls),
-                mattered=dict.fromkeys(program.watch, self.mattered),
             )
             for program in programs
         ]
@@ -141,6 +141,10 @@ def test_module_level_code_does_not_change_what_the_checks_expect(sandbox, hijac
         ("def f(xs):\n    return 0 if xs == [] else aux(xs)\n", 2.0 + 1.25, 1.75),
         # the value is used in form only: as good as thrown away
         ("def f(xs):\n    total = aux(xs)\n    return scale(sum(xs)) if total is not None else 0\n", 4.0, 3.5),
+        ("def f(xs):\n    total = aux(xs)\n    return scale(sum(xs)) if type(total) is int else 0\n", 4.0, 3.5),
+        ("def f(xs):\n    return scale(sum(xs)) + 0 * aux(xs)\n", 4.0, 3.5),
+        # an altered value makes it loop: that is a difference too
+        ("def f(xs):\n    n = aux(xs)\n    while n != sum(xs):\n        pass\n    return scale(n)\n", 4.0, 4.0),
         # thrown away, by its text and in effect: taken off once
         ("def f(xs):\n    aux(xs)\n    return scale(sum(xs))\n", 3.5, 3.5),
     ],
@@ -156,13 +160,22 @@ def test_only_programs_whose_text_calls_aux_are_watched():
     score(fake, AUX, MAIN)
     score(fake, AUX, "def f(xs):\n    return scale(sum(xs))\n")
     score(fake, AUX, MAIN, collaboration="static")
-    assert [batch[0].watch for batch in fake.batches] == [("aux",), (), ()]
+    watched, altered, plain, static = [batch[0] for batch in fake.batches]
+    assert (watched.watch, altered.watch, plain.watch, static.watch) == (("aux",), (), (), ())
+    assert altered.needed == (0, 1, 2, 3) and not watched.needed
+    assert 0 < altered.check_timeout < 2 and watched.check_timeout is None
 
 
-def test_calls_and_value_count_separately():
-    statuses = ("passed", "passed", "passed", "passed")
-    assert score(FakeSandbox(*statuses, calls=0, mattered=False), AUX, MAIN).reward == pytest.approx(2.5)
-    assert score(FakeSandbox(*statuses, calls=2, mattered=False), AUX, MAIN).reward == pytest.approx(3.5)
+def test_values_are_tried_only_where_that_is_open():
+    statuses = ("passed", "failed", "passed", "passed")
+    uncalled = FakeSandbox(*statuses, calls=0)
+    assert score(uncalled, AUX, MAIN).reward == pytest.approx(2.25) and len(uncalled.batches) == 1
+    called = FakeSandbox(*statuses, calls=2)
+    assert score(called, AUX, MAIN).reward == pytest.approx(3.75)
+    assert [program.needed for (program,) in called.batches] == [(), (0, 2, 3)]
+    thrown_away = FakeSandbox(*statuses)
+    assert score(thrown_away, AUX, "def f(xs):\n    aux(xs)\n    return 1\n").reward == pytest.approx(3.25)
+    assert len(thrown_away.batches) == 1
 
 
 def test_an_unknown_kind_of_collaboration_is_refused():
@@ -187,7 +200,7 @@ def test_one_batch_is_one_call_of_the_sandbox_and_the_order_is_kept(sandbox):
 
     fake = FakeSandbox("passed", "passed", "passed", "passed")
     CodeGenerationEnvironment(sandbox=fake).score([ITEM] * 5, actions, [[]] * 5)
-    assert [len(batch) for batch in fake.batches] == [3]
+    assert [len(batch) for batch in fake.batches] == [3, 2]
     program = fake.batches[0][0]
     assert program.entry_point == "f" and program.checks == ITEM["test"]
     assert program.setup == "import math\n\ndef scale(x):\n    return 10 * x"

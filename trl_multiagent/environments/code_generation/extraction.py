@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from .altered import alteration
 from .data import PARSE_ERRORS, read_problem
 
 
@@ -55,6 +56,7 @@ class Analysis:
         aux_problem (`str`): Why aux's answer does not define `aux` with a return value; empty if it does.
         main_problem (`str`): Why main's answer does not define the entry point with a return value; empty if it does.
         syntax_problem (`str`): Whose part of the program does not parse, where and why; empty if all of it does.
+        altered (`str`): The whole program with other values in place of those of `aux`; empty if `calls_aux` is false.
         calls_aux (`bool`):
             Main calls the aux agent's `aux`, in the entry point or in a function of main's that the entry point names.
         thin_wrapper (`bool`): The entry point does nothing but return what `aux` returns.
@@ -66,6 +68,7 @@ class Analysis:
     aux_problem: str
     main_problem: str
     syntax_problem: str
+    altered: str = ""
     calls_aux: bool = False
     thin_wrapper: bool = False
     ignored_values: tuple[str, ...] = ()
@@ -103,6 +106,7 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
         return Analysis(**facts)
     return Analysis(
         **facts,
+        altered=_program(prefix, aux_code, alteration(AUX), main_code),
         calls_aux=True,
         thin_wrapper=_is_thin_wrapper(function, calls),
         ignored_values=tuple(reason for scope in reached for reason in _ignored_values(scope, calls)),

@@ -1,6 +1,6 @@
 """The joint reward of a team's code, 0 to 4.0, or 2.1 for a single agent."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trl_multiagent.environments.base import JointAction, Outcome
 from trl_multiagent.environments.execution_log import ExecutionLog
@@ -30,28 +30,45 @@ class CodeResult:
     Args:
         analysis (`Analysis`): What the syntax trees say.
         verdict (`Verdict`, *optional*): What running the program showed; None if scoring stopped before that.
+        altered (`Verdict`, *optional*): What running it showed with other values in place of those of `aux`.
     """
 
     analysis: Analysis
     verdict: Verdict | None = None
+    altered: Verdict | None = None
+
+    @property
+    def called(self) -> bool:
+        """Whether `aux` was called in a test that passed; by its text alone where the program was not watched."""
+        return self.analysis.calls_aux and self.verdict.passed > 0 and self.verdict.calls.get(AUX, 1) > 0
+
+    @property
+    def ignored(self) -> bool:
+        """Whether nothing depends on what `aux` returns: by the program's text, or in the tests that passed."""
+        if self.altered is None:
+            return bool(self.analysis.ignored_values)
+        before, after = [[check.status for check in verdict.checks] for verdict in (self.verdict, self.altered)]
+        return not any(old == "passed" != new for old, new in zip(before, after, strict=True))
 
 
 def score_code(
-    sandbox: Sandbox | ExecutionLog,
+    log: ExecutionLog,
     items: list[dict],
     joint_actions: list[JointAction],
     collaboration: str = "executed",
 ) -> list[Outcome]:
     """
-    Scores joint actions. All programs of the batch go through the sandbox in one call.
+    Scores joint actions. All programs of the batch go through the sandbox in one call, and in another those whose `aux`
+    was called, with its values altered.
 
     Args:
-        sandbox (`Sandbox` or `ExecutionLog`): What runs the programs.
+        log (`ExecutionLog`): What runs the programs; the altered ones it does not count.
         items (`list[dict]`): Rows of a code dataset, one per joint action.
         joint_actions (`list[JointAction]`): `{"aux": ..., "main": ...}`, or `{"main": ...}` for a single agent.
         collaboration (`str`, *optional*, defaults to `"executed"`):
             `"static"`: the syntax tree decides whether `aux` is used and its value ignored. `"executed"`: besides, it
-            is used only if it is called during a test that passes, and ignored also if no such test needs its value.
+            is used only if it is called during a test that passes, and ignored also if no such test needs its value,
+            which is tried with other values in its place.
 
     Returns:
         `list[Outcome]`: Reward, its parts as metrics, and the `CodeResult` as `info`.
@@ -71,11 +88,28 @@ def score_code(
         )
         for k in runnable
     ]
-    verdicts = dict(zip(runnable, sandbox.run(programs), strict=True)) if programs else {}
-    return [
-        _outcome(CodeResult(analysis, verdicts.get(k)), count_asserts(items[k]["test"]))
-        for k, analysis in enumerate(analyses)
-    ]
+    verdicts = dict(zip(runnable, log.run(programs), strict=True)) if programs else {}
+    results = [CodeResult(analysis, verdicts.get(k)) for k, analysis in enumerate(analyses)]
+    for k, verdict in _run_altered(log.sandbox, dict(zip(runnable, programs, strict=True)), results).items():
+        results[k] = replace(results[k], altered=verdict)
+    return [_outcome(result, count_asserts(item["test"])) for result, item in zip(results, items, strict=True)]
+
+
+def _run_altered(sandbox: Sandbox, programs: dict[int, Program], results: list[CodeResult]):
+    """Verdicts of the programs in which it is open whether the values of `aux` matter, by index."""
+    altered = {}
+    for k, program in programs.items():
+        result = results[k]
+        if program.watch and result.called and not result.ignored:
+            passed = [index for index, check in enumerate(result.verdict.checks) if check.status == "passed"]
+            altered[k] = replace(
+                program,
+                source=result.analysis.altered,
+                watch=(),
+                needed=tuple(passed),
+                check_timeout=1.0 + 10 * result.verdict.seconds,  # other values may make it loop
+            )
+    return dict(zip(altered, sandbox.run([*altered.values()]), strict=True)) if altered else {}
 
 
 def _outcome(result: CodeResult, tests_total: int) -> Outcome:
@@ -88,12 +122,10 @@ def _outcome(result: CodeResult, tests_total: int) -> Outcome:
         passed = verdict.passed
         timeouts = verdict.timeouts
         pass_rate = passed / tests_total
-        # a program that is not watched has no entries: then its text alone decides
-        called, mattered = verdict.calls.get(AUX, 1) > 0, verdict.mattered.get(AUX, True)
-        if analysis.calls_aux and passed and called:
+        if result.called:
             used = AUX_USED
             own_work = 0.0 if analysis.thin_wrapper else NOT_A_WRAPPER
-            ignored = VALUE_IGNORED if analysis.ignored_values or not mattered else 0.0
+            ignored = VALUE_IGNORED if result.ignored else 0.0
     reward = definition + syntax + TESTS * pass_rate + used + own_work - ignored
     return Outcome(
         reward=reward,

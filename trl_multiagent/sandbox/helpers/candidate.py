@@ -64,7 +64,7 @@ def serve(fd: int):
     pristine = _trusted()
     _noted = set()
     try:
-        code = _compile(program["source"], program["watch"], program["stub"], vars(module))
+        code = _compile(program["source"], program["watch"], vars(module))
         sys.setrecursionlimit((2 if _calls else 1) * sys.getrecursionlimit() + OWN_FRAMES)
         gc.enable()
         exec(code, vars(module))
@@ -88,7 +88,7 @@ def _trusted():
     return abs, all, any, isinstance, len, sorted, sum, eval, exec, copy.deepcopy, random.Random, random.randint
 
 
-def _compile(source, watch, stub, namespace):
+def _compile(source, watch, namespace):
     """Compiles the program; the functions it is watched for count their calls."""
     if not watch:
         return compile(source, "<program>", "exec", dont_inherit=True)
@@ -98,19 +98,13 @@ def _compile(source, watch, stub, namespace):
             decorator = ast.Call(ast.Name("__watch__", ast.Load()), [ast.Constant(node.name)], [])
             node.decorator_list.insert(0, decorator)
             ast.fix_missing_locations(ast.copy_location(decorator, node))
-    running = dict.fromkeys(watch, 0)  # calls under way: a recursive function is called by others only once
-    _calls.update(running)
+    _calls.update(dict.fromkeys(watch, 0))
 
     def watched(name, function):
         @functools.wraps(function)
         def call(*args, **kwargs):
             _calls[name] += 1
-            running[name] += 1
-            try:
-                value = function(*args, **kwargs)
-            finally:
-                running[name] -= 1
-            return object() if name == stub and not running[name] else value
+            return function(*args, **kwargs)
 
         return call
 

@@ -26,9 +26,8 @@ from .wire import Inbox, WireError
 STRETCH = 5  # on a loaded machine a limit grows up to this factor,
 ENOUGH = 0.8  # until the candidate has had this part of its share of a core
 POLLRDHUP = 0x2000
-MEMORY = 2 << 30  # bytes of the verifier's address space
+MEMORY = 1 << 30  # bytes of the verifier's address space
 ZYGOTE_SECONDS = 60.0  # for its answers
-MAX_SOURCE = 1 << 20  # characters of a program
 MAX_NOTES = 16  # suspicious acts of one program
 MAX_DEATHS = 10  # candidates of one program that may die before the rest of its checks is given up
 
@@ -68,11 +67,13 @@ def main(job_fd: int, control_fd: int, share_fd: int, config: dict):
         # answers that make the checks themselves spin end this process, whatever loop it is in; the trainer knows the signal
         signal.setitimer(signal.ITIMER_VIRTUAL, config["cpu_seconds"])
         try:
-            result = _judge(job, config)
+            result = wire.pack(_judge(job, config))
         except SandboxFault as fault:
-            result = {"fault": str(fault)}
+            result = wire.pack({"fault": str(fault)})
+        except Exception as error:  # memory, say: the program does not get away with it, and this process ends
+            result = wire.pack({"spoilt": _outcome(error)})
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        jobs.sendall(wire.pack(result))
+        jobs.sendall(result)
 
 
 def _judge(job, config):
@@ -82,47 +83,33 @@ def _judge(job, config):
     except (SyntaxError, ValueError) as error:
         return {"bad_checks": f"{type(error).__name__}: {error}"}
     run = Run(job, checks, config)
-    if job["overran"]:  # an earlier verifier
-        text = f"Timeout: on the program's answers the checks took more than {config['cpu_seconds']:g} s"
-        run.definitions[0], run.results[:] = "passed", [["timeout", source, text] for source in checks.sources]
-        return run.verdict | {"suspicious": ["made the checks spin"]}
+    if job["spoilt"]:  # by its answers, for an earlier verifier
+        status, text = job["spoilt"]
+        run.definitions[0], run.results[:] = "passed", [[status, source, text] for source in checks.sources]
+        return run.verdict | {"suspicious": ["spoilt the checks"]}
     run.run()
-    for name in [name for name, count in run.calls.items() if count]:
-        limit = min(config["check_timeout"], 1 + 10 * run.verdict["seconds"])
-        again = Run(job, checks, config | {"check_timeout": limit}, name, run.results)
-        again.run()
-        run.verdict["mattered"][name] = any(
-            before[0] == "passed" != after[0] for before, after in zip(run.results, again.results, strict=True)
-        )
     return run.verdict
 
 
 class Run:
-    """
-    One program against its checks.
+    """One program against its checks."""
 
-    Args:
-        stub (`str`, *optional*): A watched function whose values are replaced by a bare object.
-        expected (`list`, *optional*): Results of an earlier run; this one ends when a passed check no longer passes.
-    """
-
-    def __init__(self, job, checks, config, stub=None, expected=None):
+    def __init__(self, job, checks, config):
         self.job = job
         self.checks = checks
         self.config = config
-        self.stub = stub
-        self.expected = expected
+        self.timeout = min(config["check_timeout"], job["check_timeout"] or config["check_timeout"])
         self.definitions = ["not_run", "", ""]
         self.results = [["not_run", source, ""] for source in checks.sources]
         self.calls = Counter(dict.fromkeys(job["watch"], 0))
         self.check_calls = Counter()  # of the check that is running
         self.calls_of = [Counter() for _ in checks.sources]
+        self.settled = set()  # asserts that will not run again
         self.suspicious = set()
         self.verdict = {
             "definitions": self.definitions,
             "checks": self.results,
             "calls": self.calls,
-            "mattered": dict.fromkeys(self.calls, False),
             "cpu_seconds": 0.0,
             "memory_mb": 0.0,
         }
@@ -130,21 +117,24 @@ class Run:
         self.socket = None
         self.clock = self.begun = time.monotonic()
         self.timeouts = self.deaths = 0
+        self.pending = 0  # calls that wait for their answer, each from a function that the one before it called
 
     def run(self):
         random.seed(self.job["checks"])  # the same program gets the same verdict
         try:
             self._start()
             self._run_checks()
-            for guard in self.checks.guards:
-                if self.results[guard][0] == "not_run":
-                    self.results[guard][0] = "passed"
+            reached = {result[0] for index, result in enumerate(self.results) if index not in self.checks.guards}
+            for index, result in enumerate(self.results):
+                # nothing came by: right for a guard, and as good as passed where all others have
+                if result[0] == "not_run" and (index in self.checks.guards or reached == {"passed", "not_run"}):
+                    result[0] = "passed"
         except GiveUp:
-            pass  # recorded where it happened
-        except (Exception, Timeout, Died) as error:
-            # the code between the asserts failed: what comes after it does not run
-            for result in self.results:
-                result[2] = _outcome(error)[1] if result[0] == "not_run" else result[2]
+            self._stopped("not_run", "")
+        except SandboxFault:
+            raise
+        except BaseException as error:  # in the code between the asserts
+            self._stopped(*_outcome(error))
         finally:
             self._end()
         for calls, result in zip(self.calls_of, self.results, strict=True):
@@ -152,10 +142,18 @@ class Run:
                 self.calls.update(calls)
         self.verdict |= {"seconds": time.monotonic() - self.begun, "suspicious": sorted(self.suspicious)}
 
+    def _stopped(self, status, text):
+        """The checks did not come to their end: those after it did not run, and those in a loop not in every round."""
+        for index, result in enumerate(self.results):
+            if result[0] == "passed" and index not in self.settled:
+                result[0], result[2] = status, text
+            elif result[0] == "not_run":
+                result[2] = text
+
     def _run_checks(self):
         candidate, entry_point = self._stand_in(0), self.job["entry_point"]
         namespace = {"__name__": "checks", "__caught__": (Exception, Timeout, Died)}
-        namespace |= {"__begin__": self._begin_check, "__end__": self._end_check}
+        namespace |= {"__begin__": self._begin_check, "__end__": self._end_check, "__settle__": self.settled.update}
         exec(self.checks.setup, namespace)
         namespace["candidate"] = namespace[entry_point] = candidate
         exec(self.checks.code, namespace)
@@ -165,8 +163,9 @@ class Run:
             check(candidate)
 
     def _begin_check(self):
-        self.check_calls.clear()
-        self.clock = time.monotonic()
+        if not self.pending:  # no check of its own is one in a function that the candidate calls
+            self.check_calls.clear()
+            self.clock = time.monotonic()
 
     def _end_check(self, index, value, error=None):
         result = self.results[index]
@@ -175,14 +174,15 @@ class Run:
             if error is not None:
                 result[0], result[2] = _outcome(error)
         self.calls_of[index].update(self.check_calls)
-        if self.expected and self.expected[index][0] == "passed" != result[0]:
-            raise GiveUp  # the difference is found
-        self.clock = time.monotonic()
+        if index in self.job["needed"] and result[0] != "passed":
+            raise GiveUp
+        if not self.pending:
+            self.clock = time.monotonic()
 
     def _start(self):
         """Forks a candidate and has it run the program's definitions."""
-        if len(self.job["source"]) > MAX_SOURCE:
-            self.definitions[:] = "error", "", f"the source has more than {MAX_SOURCE} characters"
+        if len(self.job["source"]) > wire.MAX_SOURCE:
+            self.definitions[:] = "error", "", f"the source has more than {wire.MAX_SOURCE} characters"
             raise GiveUp
         try:
             self.socket, theirs = socket.socketpair()
@@ -190,11 +190,10 @@ class Run:
                 socket.send_fds(self.config["control"], [b"F"], [theirs.fileno()])
         except OSError as error:
             raise SandboxFault("the zygote is gone") from error
-        self.socket.settimeout(self.config["check_timeout"])  # for sending; receiving waits for its turn
         self.inbox = Inbox(wire.MAX_ANSWER)
         self.clock = time.monotonic()
         try:
-            self._send({name: self.job[name] for name in ("source", "entry_point", "watch")} | {"stub": self.stub})
+            self._send({name: self.job[name] for name in ("source", "entry_point", "watch")})
             outcome = self._receive()
             if "raised" in outcome:
                 raise wire.rebuild(outcome["raised"])
@@ -254,6 +253,7 @@ class Run:
         question["id"] = int.from_bytes(os.urandom(6), "little")  # so that no answer can be written before it is read
         if self.socket is None:
             self._start()
+        self.pending += 1
         try:
             self._send(question)
             while "call" in (answer := self._receive()):
@@ -261,11 +261,13 @@ class Run:
             if answer.get("id") != question["id"]:
                 raise WireError("a message that breaks the protocol")
             if "raised" in answer:
-                raise wire.rebuild(answer["raised"])
+                raise self._raised(answer)
             return self._accept(answer, (*args, *kwargs.values()))
         except (Exception, Timeout, Died) as error:
             self._book(error)
             raise
+        finally:
+            self.pending -= 1
 
     def _accept(self, answer, arguments):
         """The value, after what the call changed in its arguments was changed here as well."""
@@ -277,8 +279,14 @@ class Run:
             target.clear()
             (target.update if isinstance(target, (dict, set)) else target.extend)(after)
         for name, count in zip(self.calls, answer["calls"], strict=True):
-            self.check_calls[name] += int(count)
+            self.check_calls[name] += count if count in range(1 << 31) else 0
         return value
+
+    def _raised(self, answer):
+        error = wire.rebuild(answer["raised"])
+        if isinstance(error, StopIteration) and "StopIteration" not in self.job["checks"]:
+            return RuntimeError(f"StopIteration: {error}")  # it would end loops of the checks that know nothing of it
+        return error
 
     def _stand_in(self, number):
         return lambda *args, **kwargs: self._call(number, args, kwargs)
@@ -294,6 +302,7 @@ class Run:
 
     def _send(self, message):
         try:
+            self.socket.settimeout(self._left())
             self.socket.sendall(wire.pack(message))
         except TimeoutError:
             raise Timeout("a question was not read") from None
@@ -311,6 +320,7 @@ class Run:
                 if not chunk:
                     raise Died("the program ended its process")
                 self.inbox.data += chunk
+            self._left()
             if type(message) is not dict:
                 raise WireError("a message that breaks the protocol")
             if "suspicious" not in message:
@@ -318,12 +328,19 @@ class Run:
             if len(self.suspicious) < MAX_NOTES:
                 self.suspicious.add(ascii(message["suspicious"])[1:81].rstrip("'"))
 
+    def _left(self):
+        """Seconds left of the check, waiting for a core included."""
+        left = self.clock + STRETCH * self.timeout - time.monotonic()
+        if left <= 0:
+            raise Timeout(f"no answer within {self.timeout:g} s")
+        return left
+
     def _wait(self):
         """Waits until there is something to receive, as long as the check may take."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         poll.register(self.config["jobs"], POLLRDHUP)
-        timeout = limit = self.config["check_timeout"]
+        timeout = limit = self.timeout
         while True:
             ready = poll.poll(max(0.0, self.clock + limit - time.monotonic()) * 1000 + 1)
             if any(fd == self.config["jobs"].fileno() for fd, _ in ready):
@@ -341,5 +358,8 @@ class Run:
 
 def _outcome(error):
     """Status and text of a check that raised."""
-    text = f"{type(error).__name__}: {str(error)[: wire.MAX_TEXT]}".rstrip(": ")
+    try:
+        text = f"{type(error).__name__}: {str(error)[: wire.MAX_TEXT]}".rstrip(": ")
+    except ValueError:  # a number of too many digits
+        text = type(error).__name__
     return "timeout" if isinstance(error, Timeout) else "error", text.encode("utf-8", "replace").decode()
