@@ -4,9 +4,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 
-Status = Literal["passed", "failed", "error", "timeout", "not_run"]
-
-
 class SandboxError(RuntimeError):
     """The sandbox itself failed. It says nothing about the program, and must never become a score."""
 
@@ -19,11 +16,11 @@ class Program:
     Args:
         source (`str`): Untrusted module source.
         entry_point (`str`): Name of the function in `source` that the checks call.
-        checks (`str`): Trusted module source, either asserts or a function `check(candidate)` with asserts in it. It runs
-            whole; `candidate`, and the entry point's own name, stand for the program's function.
+        checks (`str`): Trusted module source, asserts or a function `check(candidate)` with asserts in it. It runs whole;
+            `candidate`, and the entry point's own name, stand for the program's function.
         setup (`str`, *optional*): Trusted source that runs before `checks` in the same namespace.
-        watch (`tuple[str, ...]`, *optional*): Names of top-level functions of `source` whose calls are counted.
-        needed (`tuple[int, ...]`, *optional*): Checks by their index; the first of these that does not pass is the last to run.
+        watch (`tuple[str, ...]`, *optional*): Top-level functions of `source` whose calls are counted.
+        needed (`tuple[int, ...]`, *optional*): Checks, by index, of which the first that does not pass is the last to run.
         check_timeout (`float`, *optional*): Seconds for each check, if fewer than the sandbox's.
     """
 
@@ -42,13 +39,13 @@ class Check:
     Outcome of one assert of the checks.
 
     Args:
-        status (`str`): `"passed"`; `"failed"` (the assert was false); `"error"` (the call raised); `"timeout"`; `"not_run"`
-            (an earlier failure of the set-up code, a died program or the limit of time-outs kept it from running).
+        status (`str`): `"passed"`, `"failed"` (false), `"error"` (the call raised), `"timeout"`, or `"not_run"` (what came
+            before it kept it from running).
         source (`str`): Source text of the assert.
         error (`str`): Type and message of the exception, empty when there was none.
     """
 
-    status: Status
+    status: Literal["passed", "failed", "error", "timeout", "not_run"]
     source: str
     error: str = ""
 
@@ -59,11 +56,11 @@ class Verdict:
     What running one program showed.
 
     Args:
-        definitions (`Check`): Whether the module's own code ran, with its error if not.
+        definitions (`Check`): Whether the module's own code ran.
         checks (`tuple[Check, ...]`): One entry per assert, in the order of the source.
         calls (`dict[str, int]`): How often each watched function was called while a check that passed was running.
         seconds (`float`), cpu_seconds (`float`): Wall time and processor time of the whole program.
-        memory_mb (`float`): Largest resident size of the program's processes, in MiB.
+        memory_mb (`float`): Largest resident size of its processes, in MiB.
         suspicious (`tuple[str, ...]`): Acts that no honest program needs: audit events such as `"socket.connect"`, a broken
             protocol, an ended process, values that pretend to be equal to others. No status depends on it.
         tier (`str`): Protection that was in force.

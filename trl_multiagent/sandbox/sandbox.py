@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from trl_multiagent.asserts import read_asserts
+
 from .helpers.wire import MAX_JOB, MAX_SOURCE, Inbox, pack
 from .program import Check, Program, SandboxError, Verdict
 
@@ -46,7 +48,8 @@ def _start_helper(name, fds, config, stdout=subprocess.DEVNULL):
     """Starts a fresh interpreter: nothing of this process is in its memory, its environment or its open files."""
     command = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, str(Path(__file__).parent), name]
     options = {"cwd": "/", "start_new_session": True, "stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    options["env"] = {"LD_BIND_NOW": "1"}  # so that no candidate has to look up a library's functions
+    # no candidate has to look up a library's functions; threads do not reserve memory of their own
+    options["env"] = {"LD_BIND_NOW": "1", "MALLOC_ARENA_MAX": "1"}
     return subprocess.Popen([*command, *map(json.dumps, (*fds, config))], pass_fds=fds, stdout=stdout, **options)
 
 
@@ -61,19 +64,16 @@ class _Slot:
         self.fileno = self.socket.fileno
         self.processes = []
         with verifier_end, control, zygote_end:
-            try:
-                for role, *ends in (("zygote", zygote_end), ("verifier", verifier_end, control, share)):
-                    self.processes.append(_start_helper(role, [end.fileno() for end in ends], config))
-            except OSError:
-                self.close()
-                raise
+            for role, *ends in (("zygote", zygote_end), ("verifier", verifier_end, control, share)):
+                self.processes.append(_start_helper(role, [end.fileno() for end in ends], config))
 
     def start(self, index, program, spoilt):
         self.index = index
         self.started = time.monotonic()
         with contextlib.suppress(OSError):  # the verifier is gone: its socket reports the end of file
             source = program.source[: MAX_SOURCE + 1]  # one character too many is refused
-            self.socket.sendall(pack(vars(program) | {"source": source, "spoilt": spoilt}))
+            asserts = vars(read_asserts(program.checks))
+            self.socket.sendall(pack(vars(program) | asserts | {"source": source, "spoilt": spoilt}))
 
     def receive(self):
         """The verifier's message about the job, or None while it is incomplete."""
@@ -158,10 +158,7 @@ class Sandbox(contextlib.AbstractContextManager):
 
     def run(self, programs: Sequence[Program]) -> list[Verdict]:
         """
-        Runs a batch.
-
-        Args:
-            programs (`Sequence[Program]`): Any number of programs; equal ones run once.
+        Runs a batch; equal programs run once.
 
         Returns:
             `list[Verdict]`: One verdict per program, in their order.
@@ -207,6 +204,12 @@ class Sandbox(contextlib.AbstractContextManager):
         logger.info("sandbox tier %s (layers: %s), %d workers", tier, ", ".join(self._config["layers"]), self.workers)
 
     def _run(self, programs):
+        for program in programs:
+            try:
+                read_asserts(program.checks)
+                compile(program.setup, "<setup>", "exec", dont_inherit=True)
+            except (SyntaxError, ValueError) as error:
+                raise ValueError(f"a program's checks cannot be compiled: {type(error).__name__}: {error}") from error
         verdicts = [None] * len(programs)
         failures = [0] * len(programs)
         waiting, again = list(reversed(range(len(programs)))), []
@@ -245,12 +248,13 @@ class Sandbox(contextlib.AbstractContextManager):
                 self._slots.remove(slot)
                 slot.close()
                 again.append(slot.index)
-                if "spoilt" in message:
+                if "spoilt" in message and slot.index not in spoilt:
                     spoilt[slot.index] = message["spoilt"]
                     continue
                 failures[slot.index] += 1
                 if failures[slot.index] > self.retries:
-                    raise SandboxError(f"the sandbox failed {self.retries + 1} times in a row: {message['fault']}")
+                    reason = message.get("fault", message)
+                    raise SandboxError(f"the sandbox failed {self.retries + 1} times in a row: {reason}")
         while len(self._slots) > self.workers + SPARE_SLOTS:
             self._slots.pop().close()
         return verdicts
@@ -266,8 +270,6 @@ class Sandbox(contextlib.AbstractContextManager):
                 time.sleep(0.5 * (attempt + 1))
 
     def _verdict(self, message):
-        if "bad_checks" in message:
-            raise ValueError(f"a program's checks cannot be compiled: {message['bad_checks']}")
         message["definitions"] = Check(*message["definitions"])
         message["checks"] = tuple(Check(*fields) for fields in message["checks"])
         message["suspicious"] = tuple(message["suspicious"])

@@ -12,6 +12,7 @@ import gc
 import os
 import random
 import sys
+import threading
 import types
 
 from . import wire
@@ -30,6 +31,7 @@ _fd = 0  # of the socket, the only open file besides /dev/null on 0, 1 and 2
 _inbox = wire.Inbox(wire.MAX_JOB)
 _functions = []  # of the program, by the number under which the checks call them; the entry point is the first
 _calls = {}  # how often each watched function was called
+_asking = threading.RLock()  # one thread of the program at a time
 _noted = None  # names of the suspicious acts reported so far; None before a program runs
 
 
@@ -95,20 +97,18 @@ def _compile(source, watch, namespace):
     tree = ast.parse(source, "<program>")
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name in watch:
-            decorator = ast.Call(ast.Name("__watch__", ast.Load()), [ast.Constant(node.name)], [])
-            node.decorator_list.insert(0, decorator)
-            ast.fix_missing_locations(ast.copy_location(decorator, node))
+            node.decorator_list.insert(0, ast.copy_location(ast.Name("__watch__", ast.Load()), node))
     _calls.update(dict.fromkeys(watch, 0))
 
-    def watched(name, function):
+    def watched(function):
         @functools.wraps(function)
         def call(*args, **kwargs):
-            _calls[name] += 1
+            _calls[function.__name__] += 1
             return function(*args, **kwargs)
 
         return call
 
-    namespace["__watch__"] = lambda name: functools.partial(watched, name)
+    namespace["__watch__"] = watched
     return compile(tree, "<program>", "exec", dont_inherit=True)
 
 
@@ -136,11 +136,12 @@ def _stand_in(number):
     """A function of the checks: calling it asks the verifier, which may call the program before it answers."""
 
     def call(*args, **kwargs):
-        _write(pack(encode_call(number, args, kwargs, _functions)))
-        while "call" in (message := _inbox.read(_fd)):
-            _write(_answer(message))
+        with _asking:
+            _write(pack(encode_call(number, args, kwargs, _functions)))
+            while "call" in (message := _inbox.read(_fd)):
+                _write(_answer(message))
         if "raised" in message:
-            raise wire.rebuild(message["raised"])
+            raise wire.rebuild(message["raised"], {})
         return wire.decode(message["value"], _stand_in)
 
     return call

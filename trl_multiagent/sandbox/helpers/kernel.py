@@ -1,8 +1,6 @@
 """
-The kernel's own protections, called through ctypes: seccomp filters, Landlock, namespaces, privileges.
-
-Each function either takes effect or raises `OSError`. What a machine allows is found out by `main`, which tries each
-layer in a throw-away child and looks at the effect.
+The kernel's own protections, called through ctypes: seccomp filters, Landlock, namespaces, privileges. Each function either
+takes effect or raises `OSError`. What a machine allows is found out by `main`, in throw-away children.
 """
 
 import contextlib
@@ -22,32 +20,20 @@ _SECCOMP, _DROP_CAPABILITY, _NO_NEW_PRIVILEGES = 22, 24, 38
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
-_MACHINE = platform.machine()
-# column of the table of calls, name of the machine in filters, number of a call
-_FIELD, _ARCHITECTURE, _PIVOT_ROOT = {"x86_64": (1, 0xC000003E, 155), "aarch64": (2, 0xC00000B7, 41)}.get(
-    _MACHINE, (None, 0, 0)
-)
+# column in the table of calls, name in filters, number of a call
+_MACHINES = {"x86_64": (1, 0xC000003E, 155), "aarch64": (2, 0xC00000B7, 41)}
+_FIELD, _ARCHITECTURE, _PIVOT_ROOT = _MACHINES.get(platform.machine(), (0, 0, 0))
 
 
 def _check(result, what):
     if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
     return result
 
 
 def prctl(option: int, value: int, pointer: int = 0):
     """Sets a property of this process."""
     _check(_libc.prctl(option, value, pointer, 0, 0), f"prctl {option}")
-
-
-def tasks_of(user: int) -> int:
-    """Processes and threads of a user."""
-    count = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            count += len(os.listdir(process / "task")) if process.stat().st_uid == user else 0
-    return count
 
 
 def lock_down(role: str, layers: list, limits: dict, readable: list):
@@ -58,9 +44,12 @@ def lock_down(role: str, layers: list, limits: dict, readable: list):
         enter_namespaces()
     if role == "zygote" and "user" in layers:
         os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
-    _drop_capabilities()
+        os.setresgid(*[NOBODY] * 3)
+        os.setresuid(*[NOBODY] * 3)
+    for capability in range(64):
+        if _libc.prctl(_DROP_CAPABILITY, capability, 0, 0, 0) < 0:
+            break  # past the last one, or not privileged enough to have any
+    _check(_libc.capset(struct.pack("Ii", 0x20080522, 0), bytes(24)), "capset")
     prctl(DUMPABLE, 0)  # no other process of this user may trace this one or read its memory
     if role == "zygote":  # a change of user takes the first one back
         prctl(*((DIE_WITH_PARENT, 9) if "namespaces" in layers else (ADOPT_ORPHANS, 1)))
@@ -68,14 +57,6 @@ def lock_down(role: str, layers: list, limits: dict, readable: list):
         restrict_files(readable)
     if "seccomp" in layers:
         filter_calls(role)
-
-
-def _drop_capabilities():
-    for capability in range(64):
-        if _libc.prctl(_DROP_CAPABILITY, capability, 0, 0, 0) < 0:
-            break  # past the last one, or not privileged enough to have any
-    header = struct.pack("Ii", 0x20080522, 0)
-    _check(_libc.capset(header, bytes(24)), "capset")
 
 
 # Seccomp. name:number on x86_64:number on aarch64, where `-` means that the machine has no such call:who may make it. `a`: every
@@ -129,9 +110,10 @@ def _rules(letter):
 def _assemble(rules, default):
     """The kernel's form of a filter. Where a condition does not hold, the call is refused."""
     program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _ARCHITECTURE), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
-    if _MACHINE == "x86_64":
-        program += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _KILL)]  # the x32 numbers of the same calls
-    for name, action in ((name, action) for name, action in rules.items() if name in _NUMBERS):
+    program += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _KILL)]  # other numbers of the same calls on x86_64
+    for name, action in rules.items():
+        if name not in _NUMBERS:
+            continue
         if type(action) is int:
             program += [(_EQUAL, 0, 1, _NUMBERS[name]), (_RETURN, 0, 0, action)]
         else:
@@ -144,14 +126,10 @@ def _assemble(rules, default):
     return header, code  # the header points at the code
 
 
-_FILTERS = {
-    "zygote": _assemble(_rules("z"), _REFUSE),
-    "verifier": _assemble(_rules("v"), _REFUSE),
-    # on top of the zygote's, and short, because it is set up for every program
-    "candidate": _assemble(
-        {name: _REFUSE for name, who in _WHO.items() if "z" in who} | {"clone": _ONLY_IF["clone"]}, _ALLOW
-    ),
-}
+_FILTERS = {"zygote": _assemble(_rules("z"), _REFUSE), "verifier": _assemble(_rules("v"), _REFUSE)}
+# on top of the zygote's, and short, because it is set up for every program
+_GIVEN_UP = {name: _REFUSE for name, who in _WHO.items() if "z" in who} | {"clone": _ONLY_IF["clone"]}
+_FILTERS["candidate"] = _assemble(_GIVEN_UP, _ALLOW)
 
 
 def filter_calls(role: str):
@@ -165,10 +143,7 @@ _READ_FILE, _READ_DIRECTORY = 1 << 2, 1 << 3
 
 
 def restrict_files(readable: list):
-    """
-    Landlock: no file may be touched but those beneath `readable`, which may be read. No TCP, and from version 6 of the
-    interface on no abstract sockets and no signals out of this domain.
-    """
+    """Landlock: only files beneath `readable` may be read, none written. No TCP, abstract sockets, signals where it knows them."""
     version = _check(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1), "landlock")
     rights = (1 << 13) - 1
     for since, right in ((2, 13), (3, 14), (5, 15)):
@@ -190,10 +165,7 @@ _RDONLY, _NOSUID_NODEV_NOEXEC, _REMOUNT, _REC_PRIVATE, _DETACH = 1, 2 | 4 | 8, 3
 
 
 def enter_namespaces():
-    """
-    Moves to mount, process, network, IPC and host-name namespaces of its own, behind an empty read-only root, and
-    returns in a child that is their first process. The parent waits for it and passes its exit status on.
-    """
+    """Moves behind an empty read-only root, to namespaces of its own, and returns in a child that is their first process."""
     uid, gid = os.getuid(), os.getgid()
     _check(_libc.unshare(_NEWNS_UTS_IPC_PID_NET | (_NEWUSER if uid else 0)), "unshare")
     if uid:
@@ -224,11 +196,10 @@ def _mount(source, target, kind, flags, options=None):
 
 
 def _refused(action, *args):
-    try:
+    with contextlib.suppress(PermissionError):
         action(*args)
-    except PermissionError:
-        return True
-    return False
+        return False
+    return True
 
 
 def _works(layer):

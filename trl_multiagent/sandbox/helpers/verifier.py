@@ -4,6 +4,7 @@ calls, rebuilds exact built-in types from the answers, and evaluates the asserts
 """
 
 import contextlib
+import functools
 import gc
 import json
 import mmap
@@ -16,10 +17,10 @@ import socket
 import struct
 import sys
 import time
+import types
 from collections import Counter
 
 from . import kernel, wire
-from .checks import compile_checks
 from .wire import Inbox, WireError
 
 
@@ -28,6 +29,7 @@ ENOUGH = 0.8  # until the candidate has had this part of its share of a core
 POLLRDHUP = 0x2000
 MEMORY = 1 << 30  # bytes of the verifier's address space
 ZYGOTE_SECONDS = 60.0  # for its answers
+MAX_ERROR = 300  # characters of a check's error
 MAX_NOTES = 16  # suspicious acts of one program
 MAX_DEATHS = 10  # candidates of one program that may die before the rest of its checks is given up
 
@@ -78,14 +80,10 @@ def main(job_fd: int, control_fd: int, share_fd: int, config: dict):
 
 def _judge(job, config):
     """Runs one job; the verdict in JSON's types."""
-    try:
-        checks = compile_checks(job["setup"], job["checks"])
-    except (SyntaxError, ValueError) as error:
-        return {"bad_checks": f"{type(error).__name__}: {error}"}
-    run = Run(job, checks, config)
+    run = Run(job, config)
     if job["spoilt"]:  # by its answers, for an earlier verifier
         status, text = job["spoilt"]
-        run.definitions[0], run.results[:] = "passed", [[status, source, text] for source in checks.sources]
+        run.definitions[0], run.results[:] = "passed", [[status, source, text] for source in job["sources"]]
         return run.verdict | {"suspicious": ["spoilt the checks"]}
     run.run()
     return run.verdict
@@ -94,16 +92,15 @@ def _judge(job, config):
 class Run:
     """One program against its checks."""
 
-    def __init__(self, job, checks, config):
+    def __init__(self, job, config):
         self.job = job
-        self.checks = checks
         self.config = config
         self.timeout = min(config["check_timeout"], job["check_timeout"] or config["check_timeout"])
         self.definitions = ["not_run", "", ""]
-        self.results = [["not_run", source, ""] for source in checks.sources]
+        self.results = [["not_run", source, ""] for source in job["sources"]]
         self.calls = Counter(dict.fromkeys(job["watch"], 0))
         self.check_calls = Counter()  # of the check that is running
-        self.calls_of = [Counter() for _ in checks.sources]
+        self.calls_of = [Counter() for _ in job["sources"]]
         self.settled = set()  # asserts that will not run again
         self.suspicious = set()
         self.verdict = {
@@ -120,14 +117,14 @@ class Run:
         self.pending = 0  # calls that wait for their answer, each from a function that the one before it called
 
     def run(self):
-        random.seed(self.job["checks"])  # the same program gets the same verdict
+        random.seed(self.job["code"])  # the same program gets the same verdict
         try:
             self._start()
             self._run_checks()
-            reached = {result[0] for index, result in enumerate(self.results) if index not in self.checks.guards}
+            reached = {result[0] for index, result in enumerate(self.results) if index not in self.job["guards"]}
             for index, result in enumerate(self.results):
                 # nothing came by: right for a guard, and as good as passed where all others have
-                if result[0] == "not_run" and (index in self.checks.guards or reached == {"passed", "not_run"}):
+                if result[0] == "not_run" and (index in self.job["guards"] or reached == {"passed", "not_run"}):
                     result[0] = "passed"
         except GiveUp:
             self._stopped("not_run", "")
@@ -152,12 +149,15 @@ class Run:
 
     def _run_checks(self):
         candidate, entry_point = self._stand_in(0), self.job["entry_point"]
-        namespace = {"__name__": "checks", "__caught__": (Exception, Timeout, Died)}
+        candidate.__name__ = entry_point
+        sys.modules["checks"] = types.ModuleType("checks")  # dataclasses look their module up
+        self.namespace = namespace = vars(sys.modules["checks"])
+        namespace["__caught__"] = (Exception, Timeout, Died)
         namespace |= {"__begin__": self._begin_check, "__end__": self._end_check, "__settle__": self.settled.update}
-        exec(self.checks.setup, namespace)
+        exec(_compile(self.job["setup"]), namespace)
         namespace["candidate"] = namespace[entry_point] = candidate
-        exec(self.checks.code, namespace)
-        if self.checks.has_check:
+        exec(_compile(self.job["code"]), namespace)
+        if self.job["has_check"]:
             check = namespace["check"]
             namespace[entry_point] = candidate  # also where the program's function is called `check`
             check(candidate)
@@ -196,7 +196,7 @@ class Run:
             self._send({name: self.job[name] for name in ("source", "entry_point", "watch")})
             outcome = self._receive()
             if "raised" in outcome:
-                raise wire.rebuild(outcome["raised"])
+                raise wire.rebuild(outcome["raised"], {})
             if outcome != {"defined": True}:
                 raise WireError("a message that breaks the protocol")
         except (Exception, Timeout, Died) as error:
@@ -274,7 +274,7 @@ class Run:
         value = wire.decode(answer["value"], self._stand_in)
         for number, new in answer["changed"]:
             target, after = arguments[number], wire.decode(new, self._stand_in)
-            if type(target) not in wire.MUTABLE or type(target) is not type(after):
+            if type(after) not in wire.MUTABLE or not isinstance(target, type(after)):
                 raise WireError("an argument changed its type")
             target.clear()
             (target.update if isinstance(target, (dict, set)) else target.extend)(after)
@@ -283,8 +283,8 @@ class Run:
         return value
 
     def _raised(self, answer):
-        error = wire.rebuild(answer["raised"])
-        if isinstance(error, StopIteration) and "StopIteration" not in self.job["checks"]:
+        error = wire.rebuild(answer["raised"], self.namespace)
+        if isinstance(error, StopIteration) and "StopIteration" not in self.job["code"]:
             return RuntimeError(f"StopIteration: {error}")  # it would end loops of the checks that know nothing of it
         return error
 
@@ -356,10 +356,15 @@ class Run:
                 return
 
 
+@functools.lru_cache(maxsize=4096)
+def _compile(source):
+    return compile(source, "<checks>", "exec", dont_inherit=True)
+
+
 def _outcome(error):
     """Status and text of a check that raised."""
     try:
-        text = f"{type(error).__name__}: {str(error)[: wire.MAX_TEXT]}".rstrip(": ")
+        text = f"{type(error).__name__}: {str(error)[:MAX_ERROR]}".rstrip(": ")
     except ValueError:  # a number of too many digits
         text = type(error).__name__
     return "timeout" if isinstance(error, Timeout) else "error", text.encode("utf-8", "replace").decode()

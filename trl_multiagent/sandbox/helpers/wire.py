@@ -1,20 +1,18 @@
 """
-Messages and values that cross a process boundary of the sandbox.
+Messages and values that cross a process boundary of the sandbox: a 4-byte little-endian length and that many bytes of JSON.
 
-A message is a 4-byte little-endian length and that many bytes of JSON. Numbers, strings, lists, True, False and None stand
-for themselves; every other value is an object with one key, the name of its type, and a list of parts. The reader rebuilds
-exact built-in types and nothing else, so no method written by a candidate ever reaches the process that decides.
+Numbers, strings, lists, True, False and None stand for themselves; every other value is an object with one key, the name of
+its type, and a list of parts. The reader rebuilds exact built-in types and nothing else: no method of a candidate's.
 """
 
 import builtins
 import collections.abc
-import datetime
-import decimal
-import fractions
 import json
-import operator
 import os
 import struct
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
 
 
 MAX_DEPTH = 64
@@ -22,13 +20,11 @@ MAX_NODES = 200_000  # elements of one value, all levels together
 MAX_ANSWER = 4 << 20  # bytes of a message written by a candidate
 MAX_SOURCE = 1 << 20  # characters of a program
 MAX_JOB = 64 << 20  # bytes of one written by trusted code
-MAX_TEXT = 300  # characters of an exception's message
+MAX_TEXT = 4000  # characters of an exception's message
 _loads = json.JSONDecoder().decode
 _dumps = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
-_TYPES = {name: value for name, value in vars(builtins).items() if isinstance(value, type)}
-for _name in ("BaseException", "BaseExceptionGroup", "GeneratorExit", "KeyboardInterrupt", "SystemExit"):
-    _TYPES.pop(_name, None)  # raised by checks, these would end more than a check
 _MAPPINGS = (dict, collections.Counter, collections.OrderedDict)
+_ATOMS = (str, int, float, bool, type(None))
 _SAFE_INTEGER = 1 << 256  # larger ones travel in hexadecimal, which has no limit on the number of digits
 
 
@@ -41,8 +37,8 @@ def _text(read, make):
     return lambda value: [read(value)], build
 
 
-def _fields(kind, *names):
-    return lambda value: [getattr(value, name) for name in names], lambda parts: kind(*parts)
+def _made_from_arguments(kind):
+    return lambda value: value.__reduce__()[1], lambda parts: kind(*parts)
 
 
 def _mapping(kind):
@@ -63,15 +59,11 @@ _PLAIN = {  # type: (its parts, the value that they make)
     type({}.items()): (list, lambda parts: dict(parts).items()),
     bytes: _text(bytes.hex, bytes.fromhex),
     bytearray: _text(bytearray.hex, bytearray.fromhex),
-    complex: _fields(complex, "real", "imag"),
-    range: _fields(range, "start", "stop", "step"),
-    decimal.Decimal: _text(str, decimal.Decimal),
-    fractions.Fraction: (
-        fractions.Fraction.as_integer_ratio,
-        lambda parts: fractions.Fraction(*map(operator.index, parts)),
-    ),
-    **{kind: _text(kind.isoformat, kind.fromisoformat) for kind in (datetime.datetime, datetime.date, datetime.time)},
-    datetime.timedelta: _fields(datetime.timedelta, "days", "seconds", "microseconds"),
+    complex: (complex.__getnewargs__, lambda parts: complex(*parts)),
+    **{
+        kind: _made_from_arguments(kind)
+        for kind in (range, Decimal, Fraction, date, datetime, time, timedelta, timezone)
+    },
 }
 _BUILD = {kind.__name__: build for kind, (_, build) in _PLAIN.items()} | {
     "iterator": iter,
@@ -79,9 +71,10 @@ _BUILD = {kind.__name__: build for kind, (_, build) in _PLAIN.items()} | {
     "object": lambda parts: Opaque(),
 }
 MUTABLE = (list, set, bytearray, collections.deque, *_MAPPINGS)  # an argument's changes travel back
-_RAISABLE = {name: kind for name, kind in _TYPES.items() if issubclass(kind, Exception)}
-for _name in [name for name in _RAISABLE if name.startswith("Unicode") or "Group" in name]:
-    del _RAISABLE[_name]  # a message alone does not make one
+_BUILTIN = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
+_RAISABLE = {name: kind for name, kind in _BUILTIN.items() if issubclass(kind, Exception) and "Group" not in name}
+_TYPES = {name: kind for name, kind in _BUILTIN.items() if not issubclass(kind, BaseException)} | _RAISABLE
+_TYPES |= {kind.__name__: kind for kind in (*_PLAIN, type(None))}
 
 
 class WireError(Exception):
@@ -132,10 +125,7 @@ class Inbox:
 
 
 def encode(value, functions: list, note=None):
-    """
-    The value as JSON can carry it. Functions are appended to `functions` and travel as their index there; `note` is told of
-    values that pretend to be equal to others.
-    """
+    """The value for JSON; functions are appended to `functions`, `note` is told of values that pretend to be equal to others."""
     left = MAX_NODES
 
     def plain(value, depth=0):
@@ -179,26 +169,27 @@ def decode_call(message, function):
 
 
 def describe(error):
-    """What travels of an exception: its name, its nearest built-in base, its message, whatever its methods do."""
+    """What travels of an exception: its name, its nearest built-in base, its arguments, whatever its methods do."""
     kind = type(error)
     base = next((base.__name__ for base in kind.__mro__ if base in _RAISABLE.values()), "Exception")
     try:
-        # the message as it was given: a `KeyError` puts quotes around it
-        message = error.args[0] if len(error.args) == 1 and type(error.args[0]) is str else str(error)
-        return [kind.__name__, base, str.__str__(message)[:MAX_TEXT]]
+        args = error.args if all(type(arg) in _ATOMS for arg in error.args[:9]) else [str.__str__(str(error))]
+        return [kind.__name__, base, *(arg[:MAX_TEXT] if type(arg) is str else arg for arg in args[:9])]
     except BaseException as failure:
-        return [kind.__name__ if isinstance(failure, Exception) else type(failure).__name__, base, ""]
+        return [kind.__name__ if isinstance(failure, Exception) else type(failure).__name__, base]
 
 
-def rebuild(raised):
-    """An exception of that name, base and message."""
-    if type(raised) is not list or [type(part) for part in raised] != [str, str, str]:
+def rebuild(raised, names):
+    """An exception of that name, base and arguments; `names` has the classes that the checks define."""
+    if type(raised) is not list or len(raised) < 2 or any(type(part) not in _ATOMS for part in raised):
         raise WireError("an exception that breaks the format")
-    name, base, message = raised
-    kind = _RAISABLE.get(base, Exception)
-    if name != base and name.isascii() and name.isidentifier():
+    name, base, *args = raised
+    kind, own = _RAISABLE.get(base, Exception), names.get(name)
+    if isinstance(own, type) and issubclass(own, kind):
+        kind = own
+    elif name != base and type(name) is str and name.isidentifier():
         kind = type(name[:80], (kind,), {})
-    return kind(message[:MAX_TEXT])
+    return kind.__new__(kind, *args)
 
 
 def decode(data, function):

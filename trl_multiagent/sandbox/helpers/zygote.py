@@ -1,5 +1,5 @@
 """
-Forks one candidate per program. The zygote never sees a check, a program or an answer.
+Forks one candidate per program. It never sees a check, a program or an answer.
 
 Commands on its socket, one packet each: `F` with a descriptor forks a candidate that talks on it; `K` ends the candidate
 and everything it left behind, and reports what it used; `D` does so for one that seems to have ended, and gives it time to
@@ -34,7 +34,7 @@ xml.etree.ElementTree zipfile zlib zoneinfo _strptime encodings.ascii encodings.
 encodings.hex_codec encodings.idna encodings.latin_1 encodings.punycode encodings.raw_unicode_escape encodings.rot_13
 encodings.unicode_escape encodings.utf_16 encodings.utf_16_be encodings.utf_16_le encodings.utf_32 encodings.utf_8_sig
 """.split()
-MAX_TASKS, TASKS_PER_CORE = 128, 16  # threads of all programs that run at once
+MAX_TASKS = 128 + 16 * os.cpu_count()  # threads of all programs that run at once
 ABSENT = ("_hashlib", "_ssl", "ssl")  # OpenSSL is large, and asyncio and hashlib do without it
 
 
@@ -54,8 +54,6 @@ def main(control_fd: int, config: dict):
     own_size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limits = {resource.RLIMIT_AS: own_size + config["memory_mb"] * (1 << 20), resource.RLIMIT_NOFILE: 32}
     layers = config["layers"]
-    # the kernel counts all threads of the user that the candidates run as
-    config["tasks"] = kernel.tasks_of(os.getuid() or kernel.NOBODY) + MAX_TASKS + TASKS_PER_CORE * os.cpu_count()
     try:
         kernel.lock_down("zygote", layers, limits, ["/proc"] if "seccomp" in layers else [])
     except OSError as error:
@@ -102,7 +100,8 @@ def _fork(fd, control, config):
             return child
         kernel.prctl(kernel.DIE_WITH_PARENT, signal.SIGKILL)
         os.setpgid(0, 0)
-        resource.setrlimit(resource.RLIMIT_NPROC, (config["tasks"], config["tasks"]))
+        if {"user", "namespaces"} & set(config["layers"]):  # otherwise the trainer's own threads would count
+            resource.setrlimit(resource.RLIMIT_NPROC, (MAX_TASKS, MAX_TASKS))
         if "seccomp" in config["layers"]:
             kernel.filter_calls("candidate")
     except OSError as error:  # in either process: the next answer that the verifier reads tells it

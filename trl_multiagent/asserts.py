@@ -1,0 +1,95 @@
+"""Reads trusted tests: which asserts they have, and the same tests as code that reports every assert on its own."""
+
+import ast
+import functools
+import warnings
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Asserts:
+    """
+    A test, taken apart. An assert that is constantly true cannot fail and is left out.
+
+    Args:
+        code (`str`): The test with every assert replaced by reports to three functions that its namespace must have:
+            `__begin__()` before the assert is evaluated; `__end__(index, value, error=None)` after it, with what it raised of
+            the classes in `__caught__`; and `__settle__(indices)` after each statement of the module and of `check`, when the
+            asserts in it, loops included, have run for the last time.
+        sources (`tuple[str, ...]`): Text of each assert, in the order of the source.
+        guards (`tuple[int, ...]`): Asserts that are constantly false: reaching one fails it.
+        has_check (`bool`): Whether the test is a function `check(candidate)`, which is yet to be called.
+    """
+
+    code: str
+    sources: tuple[str, ...]
+    guards: tuple[int, ...]
+    has_check: bool
+
+
+class _Instrument(ast.NodeTransformer):
+    def __init__(self):
+        self.sources = []
+        self.guards = []
+        self.inside = []  # asserts of the statement that is visited, but for those in functions, which may run again
+
+    def body(self, statements):
+        for node in statements:
+            self.inside.clear()
+            if _is_check(node):
+                node.body = [*self.body(node.body)]
+                yield node
+            else:
+                yield self.visit(node)
+                if self.inside:
+                    yield ast.parse(f"__settle__({self.inside})").body[0]
+
+    def visit_FunctionDef(self, node):
+        before = [*self.inside]
+        self.generic_visit(node)
+        self.inside[:] = before
+        return node
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Assert(self, node):
+        constant = isinstance(node.test, ast.Constant)
+        if constant and node.test.value:
+            return ast.Pass()
+        index = len(self.sources)
+        self.sources.append(ast.unparse(node))
+        self.inside.append(index)
+        if constant:
+            self.guards.append(index)
+        return ast.parse(
+            f"try:\n    __begin__()\n    __end__({index}, ({ast.unparse(node.test)}))\n"
+            f"except __caught__ as __error__:\n    __end__({index}, False, __error__)"
+        ).body[0]
+
+    def visit_ExceptHandler(self, node):
+        if node.type is None or ast.unparse(node.type) == "BaseException":
+            node.type = ast.Name("Exception", ast.Load())  # what ends a check or a test is not the test's to catch
+        return self.generic_visit(node)
+
+
+def _is_check(node):
+    return isinstance(node, ast.FunctionDef) and node.name == "check"
+
+
+@functools.lru_cache(maxsize=4096)
+def read_asserts(test: str) -> Asserts:
+    """
+    Takes a test apart; the same one once.
+
+    Raises:
+        `SyntaxError` or `ValueError`: the test is not Python.
+    """
+    instrument = _Instrument()
+    tree = ast.parse(test)
+    has_check = any(_is_check(node) for node in tree.body)
+    tree.body = [*instrument.body(tree.body)]
+    code = ast.unparse(ast.fix_missing_locations(tree))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `x is 1`, say
+        compile(code, "<test>", "exec", dont_inherit=True)  # finds what the parser does not mind
+    return Asserts(code, tuple(instrument.sources), tuple(instrument.guards), has_check)
