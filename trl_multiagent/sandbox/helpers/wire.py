@@ -15,8 +15,8 @@ from decimal import Decimal
 from fractions import Fraction
 
 
-MAX_DEPTH = 64
-MAX_NODES = 200_000  # elements of one value, all levels together
+MAX_DEPTH = 200
+MAX_NODES = 2_000_000  # elements of one value, all levels together
 MAX_ANSWER = 4 << 20  # bytes of a message written by a candidate
 MAX_SOURCE = 1 << 20  # characters of a program
 MAX_JOB = 64 << 20  # bytes of one written by trusted code
@@ -50,10 +50,14 @@ def _mapping(kind):
 
 _PLAIN = {  # type: (its parts, the value that they make)
     str: _text(str.__str__, str),
-    float: _text(float.__float__, float),
+    float: (lambda value: [float.__float__(value)], lambda parts: float(parts[0])),
     int: _text(hex, lambda text: int(text, 16)),
     **{kind: (list, kind) for kind in (list, tuple, set, frozenset, collections.deque)},
     **{kind: _mapping(kind) for kind in _MAPPINGS},
+    collections.defaultdict: (
+        lambda value: [value.default_factory, *_PLAIN[dict][0](value)],
+        lambda parts: collections.defaultdict(parts[0], _BUILD["dict"](parts[1:])),
+    ),
     type({}.keys()): (list, lambda parts: dict.fromkeys(parts).keys()),
     type({}.values()): (list, lambda parts: dict(enumerate(parts)).values()),
     type({}.items()): (list, lambda parts: dict(parts).items()),
@@ -70,7 +74,14 @@ _BUILD = {kind.__name__: build for kind, (_, build) in _PLAIN.items()} | {
     "type": lambda parts: _TYPES[parts[0]],
     "object": lambda parts: Opaque(),
 }
-MUTABLE = (list, set, bytearray, collections.deque, *_MAPPINGS)  # an argument's changes travel back
+MUTABLE = (
+    list,
+    set,
+    bytearray,
+    collections.deque,
+    collections.defaultdict,
+    *_MAPPINGS,
+)  # an argument's changes travel back
 _BUILTIN = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
 _RAISABLE = {name: kind for name, kind in _BUILTIN.items() if issubclass(kind, Exception) and "Group" not in name}
 _TYPES = {name: kind for name, kind in _BUILTIN.items() if not issubclass(kind, BaseException)} | _RAISABLE

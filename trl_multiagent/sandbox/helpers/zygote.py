@@ -25,14 +25,15 @@ from .candidate import serve, watch_acts
 # What a program may import: nothing can be opened after the lock-down, so all of it is loaded before.
 MODULES = """
 abc argparse array ast asyncio base64 binascii bisect bz2 calendar cmath cmd codecs collections.abc colorsys
-concurrent.futures.thread configparser contextlib contextvars copy copyreg csv dataclasses datetime decimal difflib doctest
-enum fnmatch fractions functools getopt glob graphlib gzip hashlib heapq hmac html http inspect io ipaddress itertools json
-keyword linecache locale logging lzma math numbers operator os pathlib pickle platform pprint queue random re reprlib sched
-secrets select shlex shutil signal socket stat statistics string struct subprocess sys tempfile textwrap threading
-time timeit tokenize traceback types typing unicodedata unittest unittest.mock urllib.parse uuid warnings weakref
-xml.etree.ElementTree zipfile zlib zoneinfo _strptime encodings.ascii encodings.base64_codec encodings.cp1252
-encodings.hex_codec encodings.idna encodings.latin_1 encodings.punycode encodings.raw_unicode_escape encodings.rot_13
-encodings.unicode_escape encodings.utf_16 encodings.utf_16_be encodings.utf_16_le encodings.utf_32 encodings.utf_8_sig
+concurrent.futures.thread configparser contextlib contextvars copy copyreg csv dataclasses datetime decimal difflib
+doctest enum fnmatch fractions functools getopt getpass glob graphlib gzip hashlib heapq hmac html.parser http inspect
+io ipaddress itertools json keyword linecache locale logging lzma math numbers operator os pathlib pickle platform
+pprint queue random re reprlib sched secrets select shlex shutil signal socket stat statistics string struct subprocess
+sys tempfile textwrap threading time timeit tokenize traceback types typing unicodedata unittest unittest.mock
+urllib.parse uuid warnings weakref xml.etree.ElementTree zipfile zlib zoneinfo _strptime encodings.ascii
+encodings.base64_codec encodings.cp1252 encodings.hex_codec encodings.idna encodings.latin_1 encodings.punycode
+encodings.raw_unicode_escape encodings.rot_13 encodings.unicode_escape encodings.utf_16 encodings.utf_16_be
+encodings.utf_16_le encodings.utf_32 encodings.utf_8_sig
 """.split()
 MAX_TASKS = 128 + 16 * os.cpu_count()  # threads of all programs that run at once
 ABSENT = ("_hashlib", "_ssl", "ssl")  # OpenSSL is large, and asyncio and hashlib do without it

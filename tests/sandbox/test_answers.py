@@ -1,0 +1,313 @@
+"""What a program's answers may do to the checks: nothing that the checks did not ask for."""
+
+import textwrap
+
+import pytest
+
+from trl_multiagent.sandbox import Program, Sandbox
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(workers=2, check_timeout=1.0, max_timeouts=2, retries=0) as sandbox:
+        yield sandbox
+
+
+def judge(sandbox, source, checks, setup="", **fields):
+    program = Program(textwrap.dedent(source), "f", textwrap.dedent(checks), textwrap.dedent(setup), **fields)
+    return sandbox.run([program])[0]
+
+
+def statuses(verdict):
+    return [check.status for check in verdict.checks]
+
+
+# Checks that break off
+
+LOOP = """
+def check(candidate):
+    assert candidate(0) == 0
+    for n in range(3):
+        got = candidate(n)
+        assert got == n
+    assert candidate(9) == 9
+"""
+HELPER = """
+def same(got, n):
+    assert got == n
+def check(candidate):
+    same(candidate(0), 0)
+    assert candidate(0) == 0
+    same(candidate(1), 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [("raise ValueError('no')", "error"), ("os._exit(0)", "error"), ("while True: pass", "timeout")],
+)
+def test_a_loop_or_a_helper_that_is_left_early_does_not_count_as_passed(sandbox, end, status):
+    source = f"import os\ndef f(x):\n    if x:\n        {end}\n    return x"
+    assert statuses(judge(sandbox, source, LOOP)) == ["passed", status, "not_run"]
+    assert statuses(judge(sandbox, source, HELPER)) == [status, "passed"]
+
+
+def test_a_loop_that_runs_out_of_time_does_not_count_as_passed():
+    checks = "def check(candidate):\n    for n in range(30):\n        assert candidate(n) == n"
+    with Sandbox(workers=1, check_timeout=0.2, max_timeouts=1) as sandbox:
+        verdict = judge(sandbox, "import time\ndef f(x):\n    time.sleep(0.1)\n    return x", checks)
+    assert statuses(verdict) == ["not_run"] and verdict.seconds < 2
+
+
+def test_finished_loops_keep_their_credit(sandbox):
+    checks = LOOP.replace("assert candidate(9) == 9", "candidate(9)\n    assert True is not candidate")
+    source = "def f(x):\n    if x == 9: raise ValueError\n    return x"
+    assert statuses(judge(sandbox, source, checks)) == ["passed", "passed", "not_run"]
+
+
+def test_asserts_that_no_right_answer_reaches(sandbox):
+    checks = """
+    def check(candidate):
+        got = candidate(1)
+        if got is None:
+            assert got == 0
+        elif got == 1:
+            assert type(got) is int
+        else:
+            assert got == 2
+    """
+    assert statuses(judge(sandbox, "def f(x): return x", checks)) == ["passed"] * 3
+    assert statuses(judge(sandbox, "def f(x): return 3", checks)) == ["not_run", "not_run", "failed"]
+    nothing = "for item in f(3):\n    assert item == 1"
+    assert statuses(judge(sandbox, "def f(x): return []", nothing)) == ["not_run"]
+
+
+def test_stop_iteration_does_not_end_loops_of_the_checks(sandbox):
+    source = "def f(x): raise StopIteration"
+    assert statuses(judge(sandbox, source, "assert all(g == 1 for g in map(f, [1, 2]))")) == ["error"]
+    expected = "try:\n    f(1)\n    assert False\nexcept StopIteration:\n    assert f"
+    assert statuses(judge(sandbox, source, expected)) == ["passed", "passed"]
+
+
+def test_a_bare_except_does_not_hide_a_timeout(sandbox):
+    checks = "try:\n    f(1)\n    assert False\nexcept:\n    pass\nassert f(0) == 0"
+    endless = judge(sandbox, "def f(x):\n    while x: pass\n    return x", checks)
+    assert statuses(endless) == ["not_run", "not_run"] and "Timeout" in endless.checks[0].error
+    assert statuses(judge(sandbox, "def f(x): return 0 * (1 // (1 - x))", checks)) == ["passed", "passed"]
+
+
+# Answers that would break the verifier
+
+
+def test_counts_of_calls_are_bounded(sandbox):
+    source = """
+    def aux(x): return 1
+    def f(x):
+        __watch__.__closure__ and None
+        import sys
+        frame = sys._getframe()
+        while frame:
+            for name in ("_calls",):
+                if name in frame.f_globals: frame.f_globals[name]["aux"] += int("f" * 9000, 16)
+            frame = frame.f_back
+        return aux(x)
+    """
+    checks = "assert f(3) == 1\nassert f(4) == 1"
+    verdict = judge(sandbox, source, checks, watch=("aux",))
+    assert verdict.calls["aux"] < 1 << 32
+
+
+def test_a_number_of_too_many_digits_in_an_error(sandbox):
+    verdict = judge(sandbox, "def f(x): return 1 << 20000", "y = {1: 2}[f(3)]\nassert y == 2")
+    assert statuses(verdict) == ["not_run"] and verdict.checks[0].error == "KeyError"
+
+
+def test_what_ends_processes_cannot_be_raised_through_the_checks(sandbox):
+    checks = """
+    def fail(kind):
+        raise kind("x")
+    assert f(fail) == 1
+    """
+    for kind in ("SystemExit", "KeyboardInterrupt", "GeneratorExit", "BaseException"):
+        assert "passed" not in statuses(judge(sandbox, f"def f(fail): return fail({kind})", checks))
+    assert statuses(judge(sandbox, "def f(x): return 1", "import sys\nsys.exit(3)\nassert f(1) == 1")) == ["not_run"]
+
+
+def test_asserts_in_functions_that_the_program_calls_do_not_stop_the_clock(sandbox):
+    source = "import time\ndef f(ask):\n    while True:\n        time.sleep(0.2)\n        ask(1)"
+    checks = "def ask(n):\n    assert n > 0\n    return n\nassert f(ask) == 1021"
+    verdict = judge(sandbox, source, checks)
+    assert statuses(verdict)[1] == "timeout" and verdict.seconds < 9
+
+
+def test_requests_in_advance_do_not_stop_the_clock(sandbox):
+    source = """
+    import json, os, struct, time
+    def f(ask):
+        body = json.dumps({"call": 0, "args": [200000], "kwargs": {}}).encode()
+        os.write(3, (struct.pack("<I", len(body)) + body) * 500)
+        while True:
+            for _ in range(4): os.read(3, 1 << 16)
+            time.sleep(0.2)
+    """
+    verdict = judge(sandbox, source, "assert f(lambda n: 'x' * n) == 1021")
+    assert statuses(verdict) == ["timeout"] and verdict.seconds < 9
+
+
+def test_answers_that_are_too_much_for_the_checks_cost_the_program(sandbox):
+    source = "def f(x): return '0' * (3 << 20)"
+    checks = """
+    kept = []
+    for n in range(2000):
+        kept.append(f(n) + "1")
+    assert len(kept) == 2000
+    """
+    assert "passed" not in statuses(judge(sandbox, source, checks))
+    assert statuses(judge(sandbox, "def f(x): return x", "assert f(1) == 1")) == ["passed"]
+
+
+def test_a_very_large_source_is_an_error_of_the_program(sandbox):
+    verdict = judge(sandbox, "def f(x): return 1\n#" + "\N{GRINNING FACE}" * 6_000_000, "assert f(1) == 1")
+    assert verdict.definitions.status == "error" and "more than" in verdict.definitions.error
+
+
+def test_threads_are_bounded(sandbox):
+    source = """
+    import threading, time
+    def f(count):
+        threading.stack_size(32768)
+        for n in range(count):
+            try:
+                threading.Thread(target=time.sleep, args=(0.3,), daemon=True).start()
+            except RuntimeError:
+                return n
+        return count
+    """
+    if sandbox.tier is None:
+        sandbox.run([])
+    verdict = judge(sandbox, source, "assert f(40) == 40\nassert f(100_000) < 5_000")
+    assert statuses(verdict) == ["passed", "passed"]
+
+
+# What honest programs need
+
+
+def test_threads_that_call_the_checks_functions(sandbox):
+    source = """
+    from concurrent.futures import ThreadPoolExecutor
+    def f(g, xs):
+        with ThreadPoolExecutor(16) as pool:
+            return list(pool.map(g, xs))
+    """
+    assert statuses(judge(sandbox, source, "assert f(lambda x: x + 1, range(40)) == list(range(1, 41))")) == ["passed"]
+
+
+def test_exceptions_keep_their_arguments_and_their_class(sandbox):
+    setup = """
+    class Short(ValueError):
+        def __init__(self, missing):
+            super().__init__(f"{missing} is missing")
+            self.missing = missing
+    """
+    source = (
+        textwrap.dedent(setup)
+        + """
+def f(x):
+    if x == 1: raise Short(7)
+    if x == 2: raise KeyError(7)
+    if x == 3: raise OSError(2, "gone")
+    raise RuntimeError("long" * 200)
+"""
+    )
+    checks = """
+    def raised(x, kind):
+        try:
+            f(x)
+        except kind as error:
+            return error
+    assert str(raised(1, Short)) == "7 is missing"
+    assert raised(2, KeyError).args == (7,)
+    assert raised(3, OSError).args == (2, "gone")
+    assert str(raised(4, RuntimeError)) == "long" * 200
+    """
+    assert statuses(judge(sandbox, source, checks, setup=setup)) == ["passed"] * 4
+
+
+def test_a_name_of_the_checks_is_no_way_to_another_exception(sandbox):
+    source = "class Right(ValueError): pass\ndef f(x): raise Right('x')"
+    checks = "class Right(KeyError): pass\ntry:\n    f(1)\n    assert False\nexcept Right:\n    pass\nassert f"
+    assert statuses(judge(sandbox, source, checks)) == ["not_run", "not_run"]
+
+
+def test_values_of_more_kinds(sandbox):
+    source = """
+    import datetime, decimal, fractions
+    def f(x): return x
+    def back(x): return x
+    """
+    checks = """
+    import datetime, decimal, fractions
+    noon = datetime.datetime(2020, 2, 29, 12, tzinfo=datetime.timezone.utc)
+    assert f(noon) == noon and f(noon).tzinfo is datetime.timezone.utc
+    assert f([datetime.timedelta(1, 2, 3), datetime.date(2020, 1, 1)]) == [datetime.timedelta(1, 2, 3), datetime.date(2020, 1, 1)]
+    assert f((2 - 3j, range(9, 1, -2))) == (2 - 3j, range(9, 1, -2))
+    assert f({decimal.Decimal("1.50"): fractions.Fraction(-2, 6)}) == {decimal.Decimal("1.5"): fractions.Fraction(-1, 3)}
+    assert f(type(None)) is type(None) and f(decimal.Decimal) is decimal.Decimal
+    assert f.__name__ == "f"
+    """
+    assert statuses(judge(sandbox, source, checks)) == ["passed"] * 6
+
+
+def test_subclasses_arrive_as_what_they_extend(sandbox):
+    source = """
+    class Text(str): pass
+    class Real(float): pass
+    class Whole(int): pass
+    class Many(list): pass
+    def f(kind): return {"str": Text("a"), "float": Real(2.5), "int": Whole(4), "list": Many([Text("b")])}[kind]
+    """
+    checks = """
+    assert f("str") == "a" and type(f("str")) is str
+    assert f("float") == 2.5 and type(f("float")) is float
+    assert f("int") == 4 and type(f("int")) is int
+    assert f("list") == ["b"] and type(f("list")) is list
+    """
+    assert statuses(judge(sandbox, source, checks)) == ["passed"] * 4
+
+
+def test_large_and_deep_values(sandbox):
+    source = """
+    def f(n):
+        value = list(range(n))
+        for _ in range(n and 150): value = [value]
+        return value
+    def total(xs): return sum(xs)
+    """
+    checks = """
+    value = f(300_000)
+    for _ in range(150):
+        value = value[0]
+    assert value == list(range(300_000))
+    """
+    assert statuses(judge(sandbox, source, checks)) == ["passed"]
+    program = Program("def f(xs): return sum(xs)", "f", "assert f([1] * 500_000) == 500_000")
+    assert statuses(sandbox.run([program])[0]) == ["passed"]
+
+
+def test_classes_and_subclasses_of_the_checks(sandbox):
+    setup = """
+    from __future__ import annotations
+    import collections, dataclasses
+    @dataclasses.dataclass
+    class Point:
+        x: int
+    """
+    source = "def f(x):\n    x[1].append(2)\n    return x"
+    checks = """
+    def check(candidate):
+        groups = collections.defaultdict(list)
+        assert candidate(groups)[3] == []
+        assert groups == {1: [2]} and groups[5] == []
+        assert Point(1) == Point(x=1)
+    """
+    assert statuses(judge(sandbox, source, checks, setup=setup)) == ["passed"] * 3
