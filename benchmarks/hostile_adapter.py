@@ -5,9 +5,11 @@ A team's answer becomes one program: what stands before the entry point in the p
 variables of the runner's choice: `SBX_TIER` (tier to use at most), `SBX_TIMEOUT` (seconds a check, 2 by default).
 """
 
+import ast
 import os
 import re
 import sys
+import textwrap
 import types
 from pathlib import Path
 
@@ -19,6 +21,8 @@ sys.modules.setdefault("trl_multiagent", _package)
 from trl_multiagent.sandbox import Program, Sandbox  # noqa: E402
 
 
+FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)
+
 _TIER = os.environ.get("SBX_TIER", "namespaces")
 _sandbox = Sandbox(
     workers=1,
@@ -28,23 +32,41 @@ _sandbox = Sandbox(
 )
 
 
+def parses(text: str) -> bool:
+    """Whether a text that is not too long is Python."""
+    if len(text) > 32_000:
+        return False
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
 def extract(completion: str) -> str:
-    """The longest fenced block of a completion, Python's before others, or all of it where there is none."""
-    blocks = completion.split("```")[1::2]
-    python = [block.partition("\n")[2] for block in blocks if block.startswith(("python", "py\n"))]
-    plain = [block.partition("\n")[2] for block in blocks if block.startswith("\n")]
-    return max(python or plain or [completion], key=len)
+    """The code of a completion: all of it if that is Python, else its fenced blocks that are, else the longest block."""
+    if parses(completion):
+        return completion
+    blocks = [textwrap.dedent(block) for block in FENCE.split(completion)[1::2]]
+    return "\n\n".join(filter(parses, blocks)) or max(blocks or [completion], key=len)
 
 
 def build(prompt, aux_completion, main_completion, tests, entry_point) -> Program:
     """The program of a team's answer."""
-    start = re.search(rf"^(async )?def {re.escape(entry_point)}\b", prompt, re.MULTILINE)
-    before = prompt[: start.start()] if start else ""
-    if not start:
-        imports = [line for line in prompt.splitlines() if re.match(r"(import|from) \w", line)]
-        before = "\n".join(imports)
     checks = tests if isinstance(tests, str) else "\n".join(tests)
-    source = "\n\n".join((before, extract(aux_completion), extract(main_completion)))
+    prompt, checks, aux, main = [
+        text.replace("\ufeff", "") for text in (prompt, checks, aux_completion, main_completion)
+    ]
+    start = re.search(rf"^(@.*\n)*(async )?def {re.escape(entry_point)}\b", prompt, re.MULTILINE)
+    if start:
+        before = prompt[: start.start()]
+    else:
+        before = "\n".join(
+            line for line in prompt.splitlines() if re.match(r"(import|from) \w", line) and parses(line)
+        )
+    source = "\n\n".join((before, extract(aux), extract(main)))
+    future = re.compile(r"^from __future__ .*\n?", re.MULTILINE)  # must come first
+    source = "".join(future.findall(source)) + future.sub("", source)
     return Program(source, entry_point, checks, setup=before)
 
 

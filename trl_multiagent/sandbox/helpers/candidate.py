@@ -45,8 +45,6 @@ def watch_acts():
         traceback = event == "open" and str(args[0]).endswith(".py")  # looks for its source
         if own_frame or (event.startswith(_SUSPICIOUS) and not traceback):
             _note(event)
-        elif event == "import" and args[0] in ("multiprocessing", "trl_multiagent"):
-            _note(f"import {args[0]}")
 
     sys.addaudithook(hook)
 

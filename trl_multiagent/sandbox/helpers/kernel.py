@@ -138,8 +138,7 @@ def filter_calls(role: str):
     prctl(_SECCOMP, 2, ctypes.addressof(_FILTERS[role][0]))
 
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_READ_FILE, _READ_DIRECTORY = 1 << 2, 1 << 3
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF, _READ_FILE, _READ_DIRECTORY = 444, 445, 446, 4, 8
 
 
 def restrict_files(readable: list):

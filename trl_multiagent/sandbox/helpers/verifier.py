@@ -81,12 +81,11 @@ def main(job_fd: int, control_fd: int, share_fd: int, config: dict):
 def _judge(job, config):
     """Runs one job; the verdict in JSON's types."""
     run = Run(job, config)
-    if job["spoilt"]:  # by its answers, for an earlier verifier
-        status, text = job["spoilt"]
-        run.definitions[0], run.results[:] = "passed", [[status, source, text] for source in job["sources"]]
-        return run.verdict | {"suspicious": ["spoilt the checks"]}
-    run.run()
-    return run.verdict
+    if not job["spoilt"]:
+        return run.run()
+    status, text = job["spoilt"]  # by its answers, for an earlier verifier
+    run.definitions[0], run.results[:] = "passed", [[status, source, text] for source in job["sources"]]
+    return run.verdict | {"suspicious": ["spoilt the checks"]}
 
 
 class Run:
@@ -96,8 +95,7 @@ class Run:
         self.job = job
         self.config = config
         self.timeout = min(config["check_timeout"], job["check_timeout"] or config["check_timeout"])
-        self.definitions = ["not_run", "", ""]
-        self.results = [["not_run", source, ""] for source in job["sources"]]
+        self.definitions, *self.results = [["not_run", source, ""] for source in ("", *job["sources"])]
         self.calls = Counter(dict.fromkeys(job["watch"], 0))
         self.check_calls = Counter()  # of the check that is running
         self.calls_of = [Counter() for _ in job["sources"]]
@@ -137,7 +135,7 @@ class Run:
         for calls, result in zip(self.calls_of, self.results, strict=True):
             if result[0] == "passed":  # to the end: in a loop it may have passed at first, and failed later
                 self.calls.update(calls)
-        self.verdict |= {"seconds": time.monotonic() - self.begun, "suspicious": sorted(self.suspicious)}
+        return self.verdict | {"seconds": time.monotonic() - self.begun, "suspicious": sorted(self.suspicious)}
 
     def _stopped(self, status, text):
         """The checks did not come to their end: those after it did not run, and those in a loop not in every round."""
