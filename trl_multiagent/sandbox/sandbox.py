@@ -33,7 +33,8 @@ TIERS = {
     "namespaces": {"seccomp", "namespaces"},
 }
 START_SECONDS = 60.0  # for a helper to come up, or to take a job
-STUCK_SECONDS = 0.1  # a program that runs longer gives its worker's place to another one
+STUCK_SECONDS = 0.1  # a program that runs longer gives its worker's place to another one,
+FIRST_SECONDS = 0.5  # unless its helpers are yet to come up
 SPARE_SLOTS = 12  # pairs of helpers kept beyond the workers, for batches with stuck programs
 # Modules want to repair locks and reseed after a fork, which costs more than the fork itself; a helper has one thread
 _BOOT = """
@@ -58,6 +59,7 @@ class _Slot:
 
     def __init__(self, config, share):
         self.inbox = Inbox(MAX_JOB)
+        self.stuck_after = FIRST_SECONDS
         self.socket, verifier_end = socket.socketpair()
         self.socket.settimeout(START_SECONDS)
         control, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -127,15 +129,10 @@ class Sandbox(contextlib.AbstractContextManager):
         if self.workers is None:
             cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
             self.workers = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        for name, least in {
-            "workers": 1,
-            "check_timeout": 1e-3,
-            "max_timeouts": 1,
-            "memory_mb": 64,
-            "retries": 0,
-        }.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"sandbox.{name} must be at least {least}, got {getattr(self, name)}")
+        least = {"workers": 1, "check_timeout": 1e-3, "max_timeouts": 1, "memory_mb": 64, "retries": 0}
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise ValueError(f"sandbox.{name} must be at least {value}, got {getattr(self, name)}")
         for name in ("min_tier", "max_tier"):
             if getattr(self, name) not in TIERS:
                 raise ValueError(f"sandbox.{name} must be one of {', '.join(TIERS)}, got {getattr(self, name)!r}")
@@ -206,8 +203,7 @@ class Sandbox(contextlib.AbstractContextManager):
     def _run(self, programs):
         for program in programs:
             try:
-                read_asserts(program.checks)
-                compile(program.setup, "<setup>", "exec", dont_inherit=True)
+                read_asserts(program.checks), read_asserts(program.setup)
             except (SyntaxError, ValueError) as error:
                 raise ValueError(f"a program's checks cannot be compiled: {type(error).__name__}: {error}") from error
         verdicts = [None] * len(programs)
@@ -221,7 +217,7 @@ class Sandbox(contextlib.AbstractContextManager):
             if not running and not waiting:  # what failed is tried again when nothing else runs
                 waiting, again = again, []
             now = time.monotonic()
-            fresh = [slot for slot in running if now - slot.started < STUCK_SECONDS]
+            fresh = [slot for slot in running if now - slot.started < slot.stuck_after]
             for _ in range(min(self.workers - len(fresh), most - len(running), len(waiting))):
                 if not idle:
                     idle.append(self._start(_Slot, self._config, self._share))
@@ -233,7 +229,7 @@ class Sandbox(contextlib.AbstractContextManager):
             crowd = max(crowd, len(running))  # who shared a core before is not owed a whole one now
             os.pwrite(self._share.fileno(), struct.pack("d", min(1.0, self.workers / crowd)), 0)
             wake = [slot.started + self._hard_limit for slot in running]
-            wake += [slot.started + STUCK_SECONDS for slot in fresh if waiting]
+            wake += [slot.started + slot.stuck_after for slot in fresh if waiting]
             ready = wait(running, max(0.0, min(wake) - time.monotonic()))
             late = [slot for slot in running if time.monotonic() - slot.started > self._hard_limit]
             for slot in {*ready, *late}:
@@ -243,6 +239,7 @@ class Sandbox(contextlib.AbstractContextManager):
                 running.remove(slot)
                 if "fault" not in message and "spoilt" not in message:
                     verdicts[slot.index] = self._verdict(message)
+                    slot.stuck_after = STUCK_SECONDS
                     idle.append(slot)
                     continue
                 self._slots.remove(slot)
