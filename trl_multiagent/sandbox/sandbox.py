@@ -33,8 +33,7 @@ TIERS = {
     "namespaces": {"seccomp", "namespaces"},
 }
 START_SECONDS = 60.0  # for a helper to come up, or to take a job
-STUCK_SECONDS = 0.1  # a program that runs longer gives its worker's place to another one,
-FIRST_SECONDS = 0.5  # unless its helpers are yet to come up
+STUCK_SECONDS = 0.1  # a program that runs longer gives its worker's place to another one
 SPARE_SLOTS = 12  # pairs of helpers kept beyond the workers, for batches with stuck programs
 # Modules want to repair locks and reseed after a fork, which costs more than the fork itself; a helper has one thread
 _BOOT = """
@@ -59,7 +58,6 @@ class _Slot:
 
     def __init__(self, config, share):
         self.inbox = Inbox(MAX_JOB)
-        self.stuck_after = FIRST_SECONDS
         self.socket, verifier_end = socket.socketpair()
         self.socket.settimeout(START_SECONDS)
         control, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -217,7 +215,7 @@ class Sandbox(contextlib.AbstractContextManager):
             if not running and not waiting:  # what failed is tried again when nothing else runs
                 waiting, again = again, []
             now = time.monotonic()
-            fresh = [slot for slot in running if now - slot.started < slot.stuck_after]
+            fresh = [slot for slot in running if now - slot.started < STUCK_SECONDS]
             for _ in range(min(self.workers - len(fresh), most - len(running), len(waiting))):
                 if not idle:
                     idle.append(self._start(_Slot, self._config, self._share))
@@ -229,7 +227,7 @@ class Sandbox(contextlib.AbstractContextManager):
             crowd = max(crowd, len(running))  # who shared a core before is not owed a whole one now
             os.pwrite(self._share.fileno(), struct.pack("d", min(1.0, self.workers / crowd)), 0)
             wake = [slot.started + self._hard_limit for slot in running]
-            wake += [slot.started + slot.stuck_after for slot in fresh if waiting]
+            wake += [slot.started + STUCK_SECONDS for slot in fresh if waiting]
             ready = wait(running, max(0.0, min(wake) - time.monotonic()))
             late = [slot for slot in running if time.monotonic() - slot.started > self._hard_limit]
             for slot in {*ready, *late}:
@@ -239,7 +237,6 @@ class Sandbox(contextlib.AbstractContextManager):
                 running.remove(slot)
                 if "fault" not in message and "spoilt" not in message:
                     verdicts[slot.index] = self._verdict(message)
-                    slot.stuck_after = STUCK_SECONDS
                     idle.append(slot)
                     continue
                 self._slots.remove(slot)

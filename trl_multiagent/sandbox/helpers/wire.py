@@ -37,7 +37,7 @@ def _text(read, make):
     return lambda value: [read(value)], build
 
 
-def _made_from_arguments(kind):
+def _reduced(kind):
     return lambda value: value.__reduce__()[1], lambda parts: kind(*parts)
 
 
@@ -64,24 +64,15 @@ _PLAIN = {  # type: (its parts, the value that they make)
     bytes: _text(bytes.hex, bytes.fromhex),
     bytearray: _text(bytearray.hex, bytearray.fromhex),
     complex: (complex.__getnewargs__, lambda parts: complex(*parts)),
-    **{
-        kind: _made_from_arguments(kind)
-        for kind in (range, Decimal, Fraction, date, datetime, time, timedelta, timezone)
-    },
+    **{kind: _reduced(kind) for kind in (range, Decimal, Fraction, date, datetime, time, timedelta, timezone)},
 }
 _BUILD = {kind.__name__: build for kind, (_, build) in _PLAIN.items()} | {
     "iterator": iter,
     "type": lambda parts: _TYPES[parts[0]],
     "object": lambda parts: Opaque(),
 }
-MUTABLE = (
-    list,
-    set,
-    bytearray,
-    collections.deque,
-    collections.defaultdict,
-    *_MAPPINGS,
-)  # an argument's changes travel back
+# an argument's changes travel back
+MUTABLE = (list, set, bytearray, collections.deque, collections.defaultdict, *_MAPPINGS)
 _BUILTIN = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
 _RAISABLE = {name: kind for name, kind in _BUILTIN.items() if issubclass(kind, Exception) and "Group" not in name}
 _TYPES = {name: kind for name, kind in _BUILTIN.items() if not issubclass(kind, BaseException)} | _RAISABLE
