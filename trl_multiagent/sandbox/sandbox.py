@@ -33,7 +33,8 @@ TIERS = {
     "namespaces": {"seccomp", "namespaces"},
 }
 START_SECONDS = 60.0  # for a helper to come up, or to take a job
-STUCK_SECONDS = 0.1  # a program that runs longer gives its worker's place to another one
+STUCK_SECONDS = 0.1  # a program that runs longer gives its worker's place to another one,
+FIRST_SECONDS = 1.0  # unless it is one of the first, and the first helpers are yet to come up
 SPARE_SLOTS = 12  # pairs of helpers kept beyond the workers, for batches with stuck programs
 # Modules want to repair locks and reseed after a fork, which costs more than the fork itself; a helper has one thread
 _BOOT = """
@@ -209,13 +210,14 @@ class Sandbox(contextlib.AbstractContextManager):
         waiting, again = list(reversed(range(len(programs)))), []
         spoilt = {}  # programs whose answers were too much for a verifier, with what happened
         idle, running, crowd = list(self._slots), set(), self.workers
+        patience = STUCK_SECONDS if self._slots else FIRST_SECONDS
         # programs that seem stuck do not hold up the others: more helpers are started for those
         most = 2 * self.workers + SPARE_SLOTS
         while waiting or running or again:
             if not running and not waiting:  # what failed is tried again when nothing else runs
                 waiting, again = again, []
             now = time.monotonic()
-            fresh = [slot for slot in running if now - slot.started < STUCK_SECONDS]
+            fresh = [slot for slot in running if now - slot.started < patience]
             for _ in range(min(self.workers - len(fresh), most - len(running), len(waiting))):
                 if not idle:
                     idle.append(self._start(_Slot, self._config, self._share))
@@ -227,7 +229,7 @@ class Sandbox(contextlib.AbstractContextManager):
             crowd = max(crowd, len(running))  # who shared a core before is not owed a whole one now
             os.pwrite(self._share.fileno(), struct.pack("d", min(1.0, self.workers / crowd)), 0)
             wake = [slot.started + self._hard_limit for slot in running]
-            wake += [slot.started + STUCK_SECONDS for slot in fresh if waiting]
+            wake += [slot.started + patience for slot in fresh if waiting]
             ready = wait(running, max(0.0, min(wake) - time.monotonic()))
             late = [slot for slot in running if time.monotonic() - slot.started > self._hard_limit]
             for slot in {*ready, *late}:
@@ -238,6 +240,7 @@ class Sandbox(contextlib.AbstractContextManager):
                 if "fault" not in message and "spoilt" not in message:
                     verdicts[slot.index] = self._verdict(message)
                     idle.append(slot)
+                    patience = STUCK_SECONDS
                     continue
                 self._slots.remove(slot)
                 slot.close()
