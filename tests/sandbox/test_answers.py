@@ -275,23 +275,24 @@ def test_subclasses_arrive_as_what_they_extend(sandbox):
     assert statuses(judge(sandbox, source, checks)) == ["passed"] * 4
 
 
-def test_large_and_deep_values(sandbox):
+def test_large_and_deep_values():
     source = """
     def f(n):
         value = list(range(n))
-        for _ in range(n and 150): value = [value]
+        for _ in range(150):
+            value = [value]
         return value
-    def total(xs): return sum(xs)
     """
     checks = """
-    value = f(300_000)
+    value = f(210_000)
     for _ in range(150):
         value = value[0]
-    assert value == list(range(300_000))
+    assert value == list(range(210_000))
     """
-    assert statuses(judge(sandbox, source, checks)) == ["passed"]
-    program = Program("def f(xs): return sum(xs)", "f", "assert f([1] * 500_000) == 500_000")
-    assert statuses(sandbox.run([program])[0]) == ["passed"]
+    taken = Program("def f(xs): return sum(xs)", "f", "assert f([1] * 210_000) == 210_000")
+    with Sandbox(workers=1, check_timeout=60.0) as sandbox:
+        assert statuses(judge(sandbox, source, checks)) == ["passed"]
+        assert statuses(sandbox.run([taken])[0]) == ["passed"]
 
 
 def test_classes_and_subclasses_of_the_checks(sandbox):
