@@ -103,17 +103,17 @@ def test_counts_of_calls_are_bounded(sandbox):
     source = """
     def aux(x): return 1
     def f(x):
-        __watch__.__closure__ and None
         import sys
         frame = sys._getframe()
         while frame:
-            for name in ("_calls",):
-                if name in frame.f_globals: frame.f_globals[name]["aux"] += int("f" * 9000, 16)
+            if "_calls" in frame.f_globals:
+                frame.f_globals["_calls"]["aux"] += 10**4000
             frame = frame.f_back
         return aux(x)
     """
     checks = "assert f(3) == 1\nassert f(4) == 1"
     verdict = judge(sandbox, source, checks, watch=("aux",))
+    assert statuses(verdict) == ["passed", "passed"]
     assert verdict.calls["aux"] < 1 << 32
 
 
@@ -183,8 +183,6 @@ def test_threads_are_bounded(sandbox):
                 return n
         return count
     """
-    if sandbox.tier is None:
-        sandbox.run([])
     verdict = judge(sandbox, source, "assert f(40) == 40\nassert f(100_000) < 5_000")
     assert statuses(verdict) == ["passed", "passed"]
 
@@ -239,12 +237,16 @@ def test_a_name_of_the_checks_is_no_way_to_another_exception(sandbox):
     assert statuses(judge(sandbox, source, checks)) == ["not_run", "not_run"]
 
 
+def test_an_exception_whose_text_cannot_be_made_is_named(sandbox):
+    setup = "class Short(ValueError):\n    def __init__(self, n): self.n = n\n    def __str__(self): return f'{self.n} short'"
+    checks = "assert f(1) == 1\nassert f(0) == 0\nf(2)"
+    source = setup + "\ndef f(x):\n    if x: raise Short(x)\n    return x"
+    verdict = judge(sandbox, source, checks, setup=setup)
+    assert [(check.status, check.error) for check in verdict.checks] == [("error", "Short"), ("passed", "")]
+
+
 def test_values_of_more_kinds(sandbox):
-    source = """
-    import datetime, decimal, fractions
-    def f(x): return x
-    def back(x): return x
-    """
+    source = "def f(x): return x"
     checks = """
     import datetime, decimal, fractions
     noon = datetime.datetime(2020, 2, 29, 12, tzinfo=datetime.timezone.utc)

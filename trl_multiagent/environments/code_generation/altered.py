@@ -35,9 +35,12 @@ def alter_values(function):
     return call
 
 
+_SOURCE = inspect.getsource(alter_values)
+
+
 def alteration(name: str) -> str:
     """
     Source that alters the values of the function `name`. It stands between the function and what calls it, so that no
     reference to the function itself is left.
     """
-    return f"{inspect.getsource(alter_values)}\n\n{name} = alter_values({name})\n"
+    return f"{_SOURCE}\n\n{name} = alter_values({name})\n"

@@ -223,7 +223,6 @@ def _check_test(test: str, where: str) -> None:
         raise ValueError(f"{where}: field `test` has no assert that can fail.")
 
 
-@lru_cache(maxsize=8192)
 def count_asserts(test: str) -> int:
     """Number of asserts in a test; `assert True` is none."""
     return len(read_asserts(test).sources)

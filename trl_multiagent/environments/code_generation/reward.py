@@ -52,10 +52,7 @@ class CodeResult:
 
 
 def score_code(
-    log: ExecutionLog,
-    items: list[dict],
-    joint_actions: list[JointAction],
-    collaboration: str = "executed",
+    log: ExecutionLog, items: list[dict], joint_actions: list[JointAction], collaboration: str = "executed"
 ) -> list[Outcome]:
     """
     Scores joint actions. All programs of the batch go through the sandbox in one call, and in another those whose `aux`

@@ -363,6 +363,6 @@ def _outcome(error):
     """Status and text of a check that raised."""
     try:
         text = f"{type(error).__name__}: {str(error)[:MAX_ERROR]}".rstrip(": ")
-    except ValueError:  # a number of too many digits
+    except Exception:  # a number of too many digits, or a method of the checks' own class
         text = type(error).__name__
     return "timeout" if isinstance(error, Timeout) else "error", text.encode("utf-8", "replace").decode()
