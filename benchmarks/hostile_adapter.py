@@ -10,15 +10,11 @@ import os
 import re
 import sys
 import textwrap
-import types
 from pathlib import Path
 
 
-# the sandbox alone is measured: importing its package by the usual way would load torch
-_package = types.ModuleType("trl_multiagent")
-_package.__path__ = [str(Path(__file__).parent.parent / "trl_multiagent")]
-sys.modules.setdefault("trl_multiagent", _package)
-from trl_multiagent.sandbox import Program, Sandbox  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parent.parent))  # the sandbox needs no installation
+from trl_multiagent.sandbox import Program, Sandbox
 
 
 FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)

@@ -1,41 +1,30 @@
-"""The command `trl-multiagent`: `env` for bug reports, `push` to the Hub, `train` to launch a recipe without a script."""
+"""
+The command `trl-multiagent`: `env` for bug reports, `push` to the Hub, `train` to launch a recipe without a script.
+
+Functions import what takes seconds to import themselves, so that help, versions and errors come at once.
+"""
 
 import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
 
-from accelerate.commands.launch import launch_command, launch_command_parser
-from trl.scripts.env import print_env
-
-from trl_multiagent import (
-    MAGRPOConfig,
-    MAGRPOTrainer,
-    MAREINFORCEConfig,
-    MAREINFORCETrainer,
-    MAReMaxConfig,
-    MAReMaxTrainer,
-    MARLOOConfig,
-    MARLOOTrainer,
-    __version__,
-)
-from trl_multiagent.hub import push_folder
-from trl_multiagent.recipe import parse_recipe, print_plan
-from trl_multiagent.recipe.code_generation import code_generation_datasets, code_generation_environment
+import trl_multiagent
 
 
 ALGORITHMS = {
-    "grpo": (MAGRPOConfig, MAGRPOTrainer),
-    "magrpo": (MAGRPOConfig, MAGRPOTrainer),
-    "marloo": (MARLOOConfig, MARLOOTrainer),
-    "maremax": (MAReMaxConfig, MAReMaxTrainer),
-    "mareinforce": (MAREINFORCEConfig, MAREINFORCETrainer),
+    "grpo": "MAGRPO",
+    "magrpo": "MAGRPO",
+    "marloo": "MARLOO",
+    "maremax": "MAReMax",
+    "mareinforce": "MAREINFORCE",
 }
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """The parser of the command, and that of `train`, whose `--help` behind an algorithm is the recipe's."""
     parser = argparse.ArgumentParser(prog="trl-multiagent", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("--version", action="version", version=trl_multiagent.__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     commands.add_parser("env", help="Print the versions that a bug report needs.")
     push = commands.add_parser(
@@ -70,11 +59,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     for command in (train, run):
         command.add_argument("algorithm", metavar="ALGORITHM", choices=ALGORITHMS, help=", ".join(ALGORITHMS))
-    return parser
+    return parser, train
 
 
 def launch(algorithm: str, accelerate_config: str | None, num_processes: str | None, argv: Sequence[str]) -> None:
     """Starts `trl-multiagent run` in as many processes as asked for."""
+    from accelerate.commands.launch import launch_command, launch_command_parser
+
     options = []
     if accelerate_config is not None:
         options += ["--config_file", accelerate_config]
@@ -89,7 +80,12 @@ def launch(algorithm: str, accelerate_config: str | None, num_processes: str | N
 
 def run(algorithm: str, argv: Sequence[str]) -> None:
     """Trains in this process; the same as the scripts in recipes/code_generation."""
-    config_class, trainer_class = ALGORITHMS[algorithm]
+    from trl_multiagent.recipe import parse_recipe, print_plan
+    from trl_multiagent.recipe.code_generation import code_generation_datasets, code_generation_environment
+
+    config_class, trainer_class = (
+        getattr(trl_multiagent, ALGORITHMS[algorithm] + kind) for kind in ("Config", "Trainer")
+    )
     recipe = parse_recipe(algorithm, config_class, argv, prog=f"trl-multiagent train {algorithm}")
     environment = code_generation_environment(recipe)
     if recipe.dry_run:
@@ -101,11 +97,16 @@ def run(algorithm: str, argv: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = make_parser()
+    argv = sys.argv[1:] if argv is None else list(argv)
+    parser, train = make_parsers()
+    if argv in (["train", "-h"], ["train", "--help"]):
+        return train.print_help()
     arguments, rest = parser.parse_known_args(argv)
     if arguments.command in ("env", "push") and rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     elif arguments.command == "push":
+        from trl_multiagent.hub import push_folder
+
         options = vars(arguments)
         options.pop("command")
         try:
@@ -113,7 +114,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         except (ValueError, RuntimeError) as error:
             sys.exit(f"trl-multiagent push: error: {error}")
     elif arguments.command == "env":
-        print(f"trl-multiagent {__version__}")
+        from trl.scripts.env import print_env
+
+        print(f"trl-multiagent {trl_multiagent.__version__}")
         print_env()
     elif arguments.command == "run" or {"-h", "--help"} & set(rest):
         run(arguments.algorithm, rest)

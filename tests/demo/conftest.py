@@ -31,7 +31,7 @@ def run_without_network(tmp_path_factory):
             },
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=600,
         )
         return process, log.read_text() if log.exists() else ""
 

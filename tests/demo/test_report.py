@@ -9,6 +9,7 @@ from trl_multiagent.demo.demonstrations import write_aux, write_main
 from trl_multiagent.demo.problems import demo_problems
 from trl_multiagent.demo.report import RewardProgressCallback, draw_learning_curve
 from trl_multiagent.environments.base import Outcome, Turn
+from trl_multiagent.sandbox import Sandbox
 
 
 ITEMS = demo_dataset("test").select(range(12))
@@ -23,6 +24,7 @@ class ScriptedTrainer:
         self.state = SimpleNamespace(global_step=30, log_history=[])
         self.callbacks = [ProgressCallback]
         self.conventions = [("A", "B")]
+        self.environment = SimpleNamespace(sandbox=Sandbox())
 
     def remove_callback(self, callback):
         self.callbacks.remove(callback)

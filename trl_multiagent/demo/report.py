@@ -14,7 +14,6 @@ from transformers import ProgressCallback
 from trl_multiagent.demo.conventions import conventions
 from trl_multiagent.demo.problems import demo_problems
 from trl_multiagent.environments.base import JointAction, Turn
-from trl_multiagent.sandbox import Sandbox
 
 
 WIDTH = 98
@@ -131,22 +130,20 @@ class DemoReport:
         problems = {problem.name: problem for split in ("train", "test") for problem in demo_problems(split)}
         turns: list[Turn] = []
         followed = []
-        with (
-            Sandbox(check_timeout=2.0) as sandbox,
-            tqdm(
-                total=len(self.items),
-                desc=description,
-                unit="problem",
-                dynamic_ncols=True,
-                disable=not self.is_main_process,
-            ) as bar,
-        ):
+        with tqdm(
+            total=len(self.items),
+            desc=description,
+            unit="problem",
+            dynamic_ncols=True,
+            disable=not self.is_main_process,
+        ) as bar:
             for start in range(0, len(self.items), CHUNK):
                 chunk = self.items[start : start + CHUNK]
                 episodes = trainer.collaborate(chunk, num_episodes=self.num_episodes)
                 last_turns = [episode[-1] for episode in episodes]
                 asked = [problems[item["entry_point"]] for item in chunk for _ in range(self.num_episodes)]
-                followed += conventions(asked, [turn.joint_action for turn in last_turns], sandbox)
+                joint_actions = [turn.joint_action for turn in last_turns]
+                followed += conventions(asked, joint_actions, trainer.environment.sandbox)
                 turns += last_turns
                 bar.update(len(chunk))
         return Evaluation(
