@@ -1,3 +1,4 @@
+import gc
 import os
 
 
@@ -10,11 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from forked import Forked
 from tiny import byte_tokenizer, tiny_llama
 
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 torch.set_num_threads(1)  # the models here are too small to share
+
+
+def pytest_collection_finish():
+    """What is imported stays: trainers, which collect garbage at every turn, need not look through it each time."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +47,20 @@ def tiny_model(tmp_path_factory) -> str:
     tiny_llama().save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def forked():
+    """Runs scripts in forked processes."""
+    forked = Forked()
+    yield forked
+    forked.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_locks_of_others(tmp_path_factory):
+    """
+    DeepSpeed's operators are built in a folder of this run. In the user's own, a lock that a killed process left behind
+    would be waited for without end.
+    """
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(tmp_path_factory.mktemp("torch_extensions"))

@@ -2,8 +2,6 @@
 
 import doctest
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,7 +26,7 @@ def test_docstring_examples():
     assert result.attempted > 0 and result.failed == 0
 
 
-def test_readme_example(tiny_model, tmp_path):
+def test_readme_example(forked, tiny_model, tmp_path):
     """The README's own task, with a tiny model in place of the named one and fewer steps."""
     (example,) = [block for block in python_blocks(ROOT / "README.md") if "FunctionEnvironment(" in block]
     assert len(example.strip().splitlines()) <= 25
@@ -36,8 +34,8 @@ def test_readme_example(tiny_model, tmp_path):
     assert code.count(tiny_model) == 1 and "max_steps=2," in code
     script = tmp_path / "own_task.py"
     script.write_text(code)
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
+    done = forked.run(script, cwd=tmp_path)
+    assert done.codes == [0], done.stderr[-4000:]
     assert (tmp_path / "haiku" / "agents" / "poet" / "config.json").is_file()
     assert "'reward':" in done.stdout
 

@@ -401,7 +401,7 @@ def test_a_recipe_in_two_processes(server, client, tiny_model, tmp_path):
         env={**env, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     (folder,) = (tmp_path / "runs").iterdir()

@@ -55,20 +55,24 @@ def ip(*arguments):
 
 
 def launch(hosts, folder):
-    """Starts two processes, on the hosts or together on this one; gives each launcher's exit status and error output."""
-    machines = len(hosts)
+    """Starts a process on each host; gives each launcher's exit status and error output."""
     launchers = []
-    for k in range(max(1, machines)):
-        command = ["ip", "netns", "exec", hosts[k]] if machines else []
-        command += [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2"]
-        command += ["--mixed_precision", "no", "--dynamo_backend", "no", "--config_file"]
-        if machines:
-            command += ["accelerate_configs/multi_node_ddp.yaml", "--num_machines", "2", "--machine_rank", str(k)]
-            command += ["--main_process_ip", "10.0.0.1", "--main_process_port", "29500"]
-        else:
-            command += ["accelerate_configs/ddp.yaml", "--main_process_port", "0"]
+    for k, host in enumerate(hosts):
+        command = ["ip", "netns", "exec", host, sys.executable, "-m", "accelerate.commands.launch"]
+        command += ["--config_file", "accelerate_configs/multi_node_ddp.yaml", "--num_processes", "2"]
+        command += [
+            "--mixed_precision",
+            "no",
+            "--dynamo_backend",
+            "no",
+            "--num_machines",
+            "2",
+            "--machine_rank",
+            str(k),
+        ]
+        command += ["--main_process_ip", "10.0.0.1", "--main_process_port", "29500"]
         # The names of the addresses are asked for, but nobody answers here
-        network = {"GLOO_SOCKET_IFNAME": "cable", "RES_OPTIONS": "timeout:1 attempts:1"} if machines else {}
+        network = {"GLOO_SOCKET_IFNAME": "cable", "RES_OPTIONS": "timeout:1 attempts:1"}
         launchers.append(
             subprocess.Popen(
                 [*command, str(SCRIPT), str(folder)],
@@ -79,16 +83,18 @@ def launch(hosts, folder):
             )
         )
     try:
-        outputs = [launcher.communicate(timeout=280)[1] for launcher in launchers]
+        outputs = [launcher.communicate(timeout=640)[1] for launcher in launchers]
     finally:
         for launcher in launchers:
             launcher.terminate()  # it then ends its processes
     return [(launcher.returncode, output) for launcher, output in zip(launchers, outputs, strict=True)]
 
 
-def test_two_hosts_do_what_one_does(hosts, tmp_path):
-    for code, stderr in launch(hosts, tmp_path / "two") + launch([], tmp_path / "one"):
+def test_two_hosts_do_what_one_does(forked, hosts, tmp_path):
+    for code, stderr in launch(hosts, tmp_path / "two"):
         assert code == 0, stderr[-4000:]
+    one = forked.run(SCRIPT, tmp_path / "one", processes=2)
+    assert one.codes == [0, 0], one.stderr[-4000:]
     seen = {
         name: [json.loads((tmp_path / name / f"process{k}.json").read_text()) for k in range(2)]
         for name in ("one", "two")

@@ -2,9 +2,6 @@
 
 import copy
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -516,18 +513,13 @@ def test_the_best_model_is_sent_again(tmp_path, models):
 
 
 @pytest.fixture(scope="module")
-def two_processes(tmp_path_factory, models):
+def two_processes(forked, tmp_path_factory, models):
     """What each of two processes recorded, and the server that they used."""
     output = tmp_path_factory.mktemp("processes")
     script = Path(__file__).with_name("vllm_two_processes.py")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     with VLLMServer(models["aux"]) as server:
-        arguments = [str(output), models["aux"], server.url, str(free_ports(1))]
-        done = subprocess.run(
-            [*launcher, str(script), *arguments], env=environment, capture_output=True, text=True, timeout=240
-        )
-    assert done.returncode == 0, done.stderr[-4000:]
+        finished = forked.run(script, output, models["aux"], server.url, free_ports(1), processes=2)
+    assert finished.codes == [0, 0], finished.stderr[-4000:]
     return [torch.load(output / f"{rank}.pt", weights_only=False) for rank in range(2)], server
 
 

@@ -2,10 +2,7 @@
 
 import importlib.util
 import json
-import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -175,18 +172,16 @@ def test_saved_and_resumed(tiny_model, shared_data, tmp_path, peft):
     assert history["global_step"] == 2
 
 
-def test_launched_in_two_processes(tiny_model, shared_data, tmp_path):
-    command = [
-        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/ddp.yaml"),
-        *(str(RECIPES / "train_magrpo.py"), "--config", str(RECIPES / "configs" / "mt_magrpo_he_config.yaml")),
+def test_two_processes(forked, tiny_model, shared_data, tmp_path):
+    arguments = [
+        *("--config", RECIPES / "configs" / "mt_magrpo_he_config.yaml"),
         *("--override", f"agent_model.name={tiny_model}", f"dataset.name={shared_data / FILES['he']}"),
         *(f"output.base_dir={tmp_path}", "magrpo.max_steps=1", "magrpo.eval_interval=0"),
         *("--max_completion_length", "8", "--logging_steps", "1", "--save_steps", "1"),
     ]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stdout + result.stderr
+    done = forked.run(RECIPES / "train_magrpo.py", *arguments, processes=2)
+    assert done.codes == [0, 0], done.stdout + done.stderr
     (folder,) = tmp_path.iterdir()  # every process writes to a checkpoint: both chose the same folder
     assert folder.name.startswith("mt_job_")
     assert (folder / "config.yaml").is_file()
-    assert "'env_step': '40'" in result.stdout  # one item with 20 joint actions in each process
+    assert "'env_step': '40'" in done.stdout  # one item with 20 joint actions in each process

@@ -51,7 +51,7 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
     args = tiny_config(  # before the team, which ZeRO-3 loads in parts
         output / case,
         items_per_device=items_per_device,
-        per_device_train_batch_size=14,
+        per_device_train_batch_size=20,
         num_turns=2,
         early_termination_threshold=0.12,
         max_steps=3,

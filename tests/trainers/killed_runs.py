@@ -1,16 +1,11 @@
-"""
-Runs that kill themselves, and runs that resume them. Every run has processes of its own, forked so that the libraries
-are imported once. Run by `test_checkpoints.py`, which says what to run.
-"""
+"""Runs that kill themselves, and runs that resume them. Run by `test_checkpoints.py`: `killed_runs.py PLAN`."""
 
 import io
 import json
 import os
 import random
 import signal
-import socket
 import sys
-import traceback
 from pathlib import Path
 
 import torch
@@ -97,8 +92,12 @@ SETTINGS = {
 }
 
 
-def train(folder: str, settings: str, resume: bool, kill: tuple[str, int] | None, result: str | None) -> None:
-    torch.set_num_threads(1)
+def train(folder, settings, resume=False, kill=None, killed_rank=0, result=None) -> None:
+    """
+    Args:
+        kill (`tuple[str, int]`, *optional*): Instant at which the process `killed_rank` dies, and at which time it comes.
+        result (`str`, *optional*): File for what the run ended with.
+    """
     common = {
         "max_steps": 8,
         "train_dataset": tiny_items(6),
@@ -107,7 +106,7 @@ def train(folder: str, settings: str, resume: bool, kill: tuple[str, int] | None
     }
     arguments = {**common, **SETTINGS[settings]}
     trainer = tiny_trainer(folder, team=team_of(arguments.pop("team", "full")), **arguments)
-    if kill is not None:
+    if kill is not None and trainer.accelerator.process_index == killed_rank:
         instant, number = kill
         kill_at = {"score": kill_at_score, "write": kill_at_write, "part": kill_at_part, "end": kill_at_end}
         kill_at[instant](trainer, number)
@@ -212,45 +211,5 @@ def kill_at_write(trainer, number: int) -> None:
         trainer._finalize_training = recording
 
 
-def run(folder, settings, resume=False, kill=None, result=None, processes=1, zero=None, killed_rank=0) -> list[int]:
-    """Runs to the end, or to the death of a process, and returns the exit codes."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    children = {}
-    for rank in range(processes):
-        pid = os.fork()
-        if pid == 0:
-            log = os.open(Path(folder) / f"output_{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            if processes > 1:
-                names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-                names |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-                os.environ.update({name: str(value) for name, value in names.items()})
-            if zero is not None:
-                os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
-                os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = zero
-            elif processes > 1:
-                os.environ["ACCELERATE_USE_CPU"] = "true"
-            try:
-                train(folder, settings, resume, kill if rank == killed_rank else None, result)
-                os._exit(0)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-        children[pid] = rank
-    codes = [0] * processes
-    while children:
-        pid, status = os.wait()
-        codes[children.pop(pid)] = os.waitstatus_to_exitcode(status)
-        if status != 0:  # as a launcher does
-            for other in children:
-                os.kill(other, signal.SIGKILL)
-    return codes
-
-
 if __name__ == "__main__":
-    for line in sys.stdin:
-        print(json.dumps(run(**json.loads(line))), flush=True)
+    train(**json.loads(sys.argv[1]))

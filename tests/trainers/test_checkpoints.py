@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,22 +25,18 @@ KILLED = -signal.SIGKILL
 
 
 @pytest.fixture(scope="module")
-def run():
-    """Runs with `killed_runs.run`, in forks of a process that has imported everything."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPT)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+def run(forked):
+    """Runs `killed_runs.train` to its end, or to the death of a process, and gives the exit codes."""
 
-    def run(folder, settings, **plan) -> list[int]:
+    def run(folder, settings, processes=1, zero=None, **plan) -> list[int]:
+        folder.mkdir(parents=True, exist_ok=True)
         plan = {name: str(value) if isinstance(value, Path) else value for name, value in plan.items()}
-        process.stdin.write(json.dumps({"folder": str(folder), "settings": settings, **plan}) + "\n")
-        process.stdin.flush()
-        return json.loads(process.stdout.readline())
+        plan = json.dumps({"folder": str(folder), "settings": settings, **plan})
+        finished = forked.run(SCRIPT, plan, processes=processes, zero=zero)
+        (folder / "output.txt").write_text(finished.stdout[-3000:] + finished.stderr[-6000:])
+        return finished.codes
 
-    yield run
-    process.stdin.close()
-    process.wait(timeout=60)
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +57,7 @@ def whole(run, tmp_path_factory):
 
 
 def output_of(folder):
-    return "\n".join(path.read_text()[-3000:] for path in sorted(folder.glob("output_*.txt")))
+    return (folder / "output.txt").read_text()
 
 
 def result_of(folder):

@@ -2,10 +2,7 @@
 
 import importlib.util
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -36,12 +33,6 @@ LAUNCHES = {
 }
 
 
-def run(command, **environment):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, (done.stdout[-2000:], done.stderr[-6000:])
-
-
 @pytest.fixture(scope="module")
 def teams(tmp_path_factory):
     folder = tmp_path_factory.mktemp("teams")
@@ -56,28 +47,25 @@ def teams(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def single(teams, tmp_path_factory):
+def single(forked, teams, tmp_path_factory):
     output = tmp_path_factory.mktemp("single")
-    run([sys.executable, str(SCRIPT), str(teams), str(output), "4"], ACCELERATE_USE_CPU="true")
+    finished = forked.run(SCRIPT, teams, output, 4)
+    assert finished.codes == [0], finished.stderr[-6000:]
     return output
 
 
 @pytest.fixture(scope="module", params=LAUNCHES)
-def distributed(request, teams, tmp_path_factory):
-    """The output folder of one launch of two processes, its name, and what it says of itself."""
+def distributed(request, forked, teams, tmp_path_factory):
+    """The output folder of a run of two processes, its name, and what it says of itself."""
     name, zero = request.param, LAUNCHES[request.param]
     output = tmp_path_factory.mktemp("distributed")
-    arguments = [str(SCRIPT), str(teams), str(output), "2"]
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"]
-    launcher += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    if zero is None:
-        run([*launcher, "--multi_gpu", *arguments], ACCELERATE_USE_CPU="true")
-    else:
+    config = None
+    if zero is not None:
         if importlib.util.find_spec("deepspeed") is None:
             pytest.skip("deepspeed is not installed")
         if shutil.which("g++") is None:
             pytest.skip("DeepSpeed builds an operator on first use, and there is no C++ compiler (g++)")
-        config = {
+        settings = {
             "zero_optimization": zero | {"stage3_gather_16bit_weights_on_model_save": True},
             "train_micro_batch_size_per_gpu": "auto",
             "gradient_accumulation_steps": "auto",
@@ -85,9 +73,10 @@ def distributed(request, teams, tmp_path_factory):
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
         }
-        (output / "deepspeed.json").write_text(json.dumps(config))
-        launcher += ["--use_deepspeed", "--deepspeed_config_file", str(output / "deepspeed.json")]
-        run([*launcher, *arguments], DS_ACCELERATOR="cpu")
+        config = output / "deepspeed.json"
+        config.write_text(json.dumps(settings))
+    finished = forked.run(SCRIPT, teams, output, 2, processes=2, zero=config)
+    assert finished.codes == [0, 0], finished.stderr[-6000:]
     return name, output, json.loads((output / "report.json").read_text())
 
 

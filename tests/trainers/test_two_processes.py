@@ -1,8 +1,5 @@
 """An update does not depend on the number of processes, although their trees differ."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,22 +9,14 @@ import torch
 SCRIPT = Path(__file__).with_name("two_processes.py")
 
 
-def run(output, processes, items_per_device, micro_batch):
-    output.mkdir()
-    launcher = [sys.executable]
-    if processes > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    arguments = [str(SCRIPT), str(output), str(items_per_device), str(micro_batch)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run([*launcher, *arguments], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-
-
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(forked, tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
-    run(folder / "1", 1, 4, 64)
-    run(folder / "2", 2, 2, 3)
+    for processes, items_per_device, micro_batch in ((1, 4, 64), (2, 2, 3)):
+        output = folder / str(processes)
+        output.mkdir()
+        finished = forked.run(SCRIPT, output, items_per_device, micro_batch, processes=processes)
+        assert set(finished.codes) == {0}, finished.stderr[-4000:]
     return folder
 
 

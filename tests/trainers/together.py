@@ -1,7 +1,8 @@
 """
 Runs in which the processes differ, or one of them fails. Run under a launcher by `test_together.py`.
 
-Arguments: a folder, in which every process writes what it saw to `<process>.pt`; "runs" or "killed"; a model.
+Arguments: a folder, in which every process writes what it saw to `<process>.pt`; a model; whether process 1 dies by an error
+that nobody catches ("error") or is killed ("killed") at the end.
 """
 
 import faulthandler
@@ -149,16 +150,14 @@ def failures():
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    faulthandler.dump_traceback_later(280, exit=True)  # processes that wait for each other say where
-    if sys.argv[2] == "killed":
-        trainer(environment=tiny_environment(reward=killed)).train()
+    faulthandler.dump_traceback_later(600, exit=True)  # processes that wait for each other say where
     seen = {
         "ends": differing(one_ends_at_once),
         # The first trainer has told transformers of ZeRO-3, so this team is loaded in parts
         "learns nothing": differing(
-            one_learns_nothing, team=AgentTeam.from_pretrained(sys.argv[3], ["aux", "main"]), beta=0.1
+            one_learns_nothing, team=AgentTeam.from_pretrained(sys.argv[2], ["aux", "main"]), beta=0.1
         ),
         **dict(failures()),
     }
     torch.save(seen, FOLDER / f"{RANK}.pt")
-    trainer(environment=tiny_environment(reward=broken_reward)).train()  # nobody catches this one
+    trainer(environment=tiny_environment(reward={"error": broken_reward, "killed": killed}[sys.argv[3]])).train()

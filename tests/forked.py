@@ -1,0 +1,130 @@
+"""
+Runs scripts in one process or several, as a launcher does, but forked from one process that has imported the libraries, so
+that a start takes no time. Run as a script, this is that process: it reads a run per line and answers with how it ended.
+"""
+
+import contextlib
+import faulthandler
+import gc
+import importlib.util
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+
+DEADLINE = 600  # seconds, after which processes that wait for each other say where and end
+
+
+@dataclass
+class Finished:
+    """
+    Args:
+        codes (`list[int]`):
+            Exit code of every process, negative for the signal that ended it. When one ends with another code than 0,
+            the others are killed.
+        stdout (`str`): What the first process printed.
+        stderr (`str`): What all processes printed to their error streams, one process after the other.
+    """
+
+    codes: list[int]
+    stdout: str
+    stderr: str
+
+
+class Forked:
+    """Starts the process that imports; `run` is what launches."""
+
+    def __init__(self):
+        settings = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__],
+            env={**os.environ, **settings},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, script, *arguments, processes=1, cwd=".", zero=None) -> Finished:
+        """
+        Args:
+            zero (`Path`, *optional*): Configuration of DeepSpeed. Without it accelerate runs on the CPU by itself.
+        """
+        environment = {"ACCELERATE_USE_CPU": "true"}
+        if zero is not None:
+            environment = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(zero)}
+        command = [str(argument) for argument in (script, *arguments)]
+        with tempfile.TemporaryDirectory() as folder:
+            request = [command, processes, str(Path(cwd).resolve()), environment, folder]
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+            codes = json.loads(self.process.stdout.readline())
+            stdout = (Path(folder) / "stdout_0").read_text(errors="replace")
+            stderr = [(Path(folder) / f"stderr_{k}").read_text(errors="replace") for k in range(processes)]
+        return Finished(codes, stdout, "".join(stderr))
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait(60)
+
+
+def launch(command, processes, cwd, environment, folder) -> list[int]:
+    if processes > 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        environment |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    children = {}
+    for rank in range(processes):
+        pid = os.fork()
+        if pid == 0:
+            os.environ.update(environment)
+            if processes > 1:
+                os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+            run_script(command, cwd, Path(folder), rank)
+        children[pid] = rank
+    codes = [0] * processes
+    while children:
+        pid, status = os.wait()
+        codes[children.pop(pid)] = os.waitstatus_to_exitcode(status)
+        if status != 0:
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+    return codes
+
+
+def run_script(command, cwd, folder: Path, rank: int) -> None:
+    """Never returns: the end of the script, by an error too, is the end of the process."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, stream in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(folder / f"{stream}_{rank}", os.O_WRONLY | os.O_CREAT), number)
+    faulthandler.dump_traceback_later(DEADLINE, exit=True)
+    os.chdir(cwd)
+    sys.argv = command
+    sys.path.insert(0, str(Path(command[0]).parent))
+    runpy.run_path(command[0], run_name="__main__")
+    sys.exit()
+
+
+def main() -> None:
+    import torch
+
+    import tiny  # noqa: F401
+
+    if importlib.util.find_spec("deepspeed") is not None:
+        with contextlib.redirect_stdout(sys.stderr):
+            import deepspeed  # noqa: F401
+    torch.set_num_threads(1)
+    gc.freeze()  # the trainers collect garbage at every turn, for which they need not look through the libraries
+    for line in sys.stdin:
+        print(json.dumps(launch(*json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
