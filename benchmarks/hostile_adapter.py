@@ -13,7 +13,7 @@ import textwrap
 from pathlib import Path
 
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # the sandbox needs no installation
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the sandbox needs no installation
 from trl_multiagent.sandbox import Program, Sandbox
 
 
