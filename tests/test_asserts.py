@@ -7,7 +7,7 @@ def run(test, **names):
     """Runs an instrumented test; what it reported, in order."""
     reports = []
     namespace = {
-        "__begin__": lambda: reports.append("begin"),
+        "__begin__": lambda index: reports.append("begin"),
         "__end__": lambda index, value, error=None: reports.append((index, type(error) if error else bool(value))),
         "__settle__": lambda indices: reports.append(("settled", indices)),
         "__caught__": Exception,

@@ -13,7 +13,7 @@ class Asserts:
 
     Args:
         code (`str`): The test with every assert replaced by reports to three functions that its namespace must have:
-            `__begin__()` before the assert is evaluated; `__end__(index, value, error=None)` after it, with what it raised of
+            `__begin__(index)` before the assert is evaluated; `__end__(index, value, error=None)` after it, with what it raised of
             the classes in `__caught__`; and `__settle__(indices)` after each statement of the module and of `check`, when the
             asserts in it, loops included, have run for the last time.
         sources (`tuple[str, ...]`): Text of each assert, in the order of the source.
@@ -62,7 +62,7 @@ class _Instrument(ast.NodeTransformer):
         if constant:
             self.guards.append(index)
         return ast.parse(
-            f"try:\n    __begin__()\n    __end__({index}, ({ast.unparse(node.test)}))\n"
+            f"try:\n    __begin__({index})\n    __end__({index}, ({ast.unparse(node.test)}))\n"
             f"except __caught__ as __error__:\n    __end__({index}, False, __error__)"
         ).body[0]
 

@@ -237,6 +237,26 @@ def test_a_name_of_the_checks_is_no_way_to_another_exception(sandbox):
     assert statuses(judge(sandbox, source, checks)) == ["not_run", "not_run"]
 
 
+def test_exceptions_of_the_standard_library_arrive_as_such(sandbox):
+    source = """
+    import json
+    class Odd(json.JSONDecodeError): __module__ = 5
+    def f(x):
+        if x: raise Odd("odd", "", 0)
+        return json.loads("{")
+    """
+    checks = """
+    import json
+    def named(error, call):
+        try: call()
+        except error as raised: return type(raised) is error and raised.args[0]
+    assert named(json.JSONDecodeError, lambda: f(0)).startswith("Expecting property name")
+    try: f(1)
+    except ValueError as error: assert type(error).__name__ == "Odd" and not isinstance(error, json.JSONDecodeError)
+    """
+    assert statuses(judge(sandbox, source, checks)) == ["passed", "passed"]
+
+
 def test_an_exception_whose_text_cannot_be_made_is_named(sandbox):
     setup = "class Short(ValueError):\n    def __init__(self, n): self.n = n\n    def __str__(self): return f'{self.n} short'"
     checks = "assert f(1) == 1\nassert f(0) == 0\nf(2)"

@@ -61,12 +61,17 @@ def test_answers_are_limited(sandbox):
     assert all("too large or nested too deeply" in check.error for check in verdict.checks[:2])
 
 
-def test_answers_that_make_the_checks_spin_cost_a_deadline(sandbox):
-    program = Program("def f(x): return range(10**12)", "f", "assert sum(f(1)) == 1\nassert f(2) == 2")
+def test_an_answer_that_makes_the_checks_spin_costs_one_check_and_a_deadline(sandbox):
+    source = "def f(x): return range(10**12) if x == 1 else x"
+    once = Program(source, "f", "assert f(0) == 0\nassert 0.5 not in f(1)\nassert f(2) == 2")
+    twice = Program(source, "f", "assert f(0) == 0\nassert sum(f(1)) == 1\nassert 0.5 not in f(1)")
+    between = Program(source, "f", "assert f(0) == 0\ntotal = sum(f(1))\nassert f(2) == 2")
     honest = Program("def f(x): return x", "f", CHECKS)
-    verdict, after = sandbox.run([program, honest])
-    assert statuses(verdict) == ["timeout", "timeout"]
-    assert after.passed == 6
+    verdicts = sandbox.run([once, twice, between, honest])
+    assert statuses(verdicts[0]) == ["passed", "timeout", "passed"]
+    assert [statuses(verdict) for verdict in verdicts[1:3]] == [["timeout"] * 3, ["timeout"] * 2]
+    assert all(verdict.suspicious == ("spoilt the checks",) for verdict in verdicts[:3])
+    assert verdicts[3].passed == 6
 
 
 def test_stuck_programs_do_not_hold_up_the_others():

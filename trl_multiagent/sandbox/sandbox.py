@@ -63,9 +63,11 @@ class _Slot:
         self.socket.settimeout(START_SECONDS)
         control, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.fileno = self.socket.fileno
+        self.progress = open(os.memfd_create("progress"), "r+b", buffering=0)  # the check that it is at, or -1
+        self.progress.write(struct.pack("q", -1))
         self.processes = []
         with verifier_end, control, zygote_end:
-            for role, *ends in (("zygote", zygote_end), ("verifier", verifier_end, control, share)):
+            for role, *ends in (("zygote", zygote_end), ("verifier", verifier_end, control, share, self.progress)):
                 self.processes.append(_start_helper(role, [end.fileno() for end in ends], config))
 
     def start(self, index, program, spoilt):
@@ -82,9 +84,10 @@ class _Slot:
             if chunk := self.socket.recv(1 << 16):
                 self.inbox.data += chunk
                 return self.inbox.next()
+        (check,) = struct.unpack("q", os.pread(self.progress.fileno(), 8, 0))
         self.close()
         if self.processes[-1].returncode == -signal.SIGVTALRM:
-            return {"spoilt": ["timeout", "on the program's answers the checks came to no end"]}
+            return {"spoilt": [check, "timeout", "on the program's answers the checks came to no end"]}
         return {"fault": "the verifier is gone"}
 
     def close(self):
@@ -95,6 +98,7 @@ class _Slot:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self.progress.close()
 
 
 @dataclass(eq=False)
@@ -208,7 +212,7 @@ class Sandbox(contextlib.AbstractContextManager):
         verdicts = [None] * len(programs)
         failures = [0] * len(programs)
         waiting, again = list(reversed(range(len(programs)))), []
-        spoilt = {}  # programs whose answers were too much for a verifier, with what happened
+        spoilt = {}  # programs whose answers were too much for a verifier: the check or -1 for all, and what became of it
         idle, running, crowd = list(self._slots), set(), self.workers
         patience = STUCK_SECONDS if self._slots else FIRST_SECONDS
         # programs that seem stuck do not hold up the others: more helpers are started for those
@@ -223,7 +227,7 @@ class Sandbox(contextlib.AbstractContextManager):
                     idle.append(self._start(_Slot, self._config, self._share))
                     self._slots.append(idle[0])
                 slot, index = idle.pop(), waiting.pop()
-                slot.start(index, programs[index], spoilt.get(index))
+                slot.start(index, programs[index], spoilt.get(index, (None, "", "")))
                 running.add(slot)
                 fresh.append(slot)
             crowd = max(crowd, len(running))  # who shared a core before is not owed a whole one now
@@ -245,8 +249,9 @@ class Sandbox(contextlib.AbstractContextManager):
                 self._slots.remove(slot)
                 slot.close()
                 again.append(slot.index)
-                if "spoilt" in message and slot.index not in spoilt:
-                    spoilt[slot.index] = message["spoilt"]
+                if "spoilt" in message and spoilt.get(slot.index, [0])[0] >= 0:
+                    check, *outcome = message["spoilt"]
+                    spoilt[slot.index] = [-1 if slot.index in spoilt else check, *outcome]
                     continue
                 failures[slot.index] += 1
                 if failures[slot.index] > self.retries:

@@ -50,13 +50,14 @@ class SandboxFault(BaseException):
     """The sandbox failed, not the program."""
 
 
-def main(job_fd: int, control_fd: int, share_fd: int, config: dict):
+def main(job_fd: int, control_fd: int, share_fd: int, progress_fd: int, config: dict):
     """Body of the verifier's process: one job after the other, until the trainer closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     jobs = socket.socket(fileno=job_fd)
     control = socket.socket(fileno=control_fd)
     control.settimeout(ZYGOTE_SECONDS)
     config |= {"jobs": jobs, "control": control, "share": mmap.mmap(share_fd, 8, prot=mmap.PROT_READ)}
+    config["progress"] = memoryview(mmap.mmap(progress_fd, 8)).cast("q")
     importable = [path for path in sys.path if os.path.isdir(path)]  # by checks
     kernel.lock_down("verifier", config["layers"], {resource.RLIMIT_AS: MEMORY}, importable)
     gc.freeze()
@@ -73,7 +74,7 @@ def main(job_fd: int, control_fd: int, share_fd: int, config: dict):
         except SandboxFault as fault:
             result = wire.pack({"fault": str(fault)})
         except Exception as error:  # memory, say: the program does not get away with it, and this process ends
-            result = wire.pack({"spoilt": _outcome(error)})
+            result = wire.pack({"spoilt": [-1, *_outcome(error)]})
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         jobs.sendall(result)
 
@@ -81,11 +82,11 @@ def main(job_fd: int, control_fd: int, share_fd: int, config: dict):
 def _judge(job, config):
     """Runs one job; the verdict in JSON's types."""
     run = Run(job, config)
-    if not job["spoilt"]:
+    check, status, text = job["spoilt"]
+    if check != -1:
         return run.run()
-    status, text = job["spoilt"]  # by its answers, for an earlier verifier
     run.definitions[0], run.results[:] = "passed", [[status, source, text] for source in job["sources"]]
-    return run.verdict | {"suspicious": ["spoilt the checks"]}
+    return run.verdict | {"suspicious": [*run.suspicious]}
 
 
 class Run:
@@ -100,7 +101,7 @@ class Run:
         self.check_calls = Counter()  # of the check that is running
         self.calls_of = [Counter() for _ in job["sources"]]
         self.settled = set()  # asserts that will not run again
-        self.suspicious = set()
+        self.suspicious = set() if job["spoilt"][0] is None else {"spoilt the checks"}
         self.verdict = {
             "definitions": self.definitions,
             "checks": self.results,
@@ -160,12 +161,16 @@ class Run:
             namespace[entry_point] = candidate  # also where the program's function is called `check`
             check(candidate)
 
-    def _begin_check(self):
+    def _begin_check(self, index):
+        if index == self.job["spoilt"][0]:
+            raise Timeout(self.job["spoilt"][2])
+        self.config["progress"][0] = index
         if not self.pending:  # no check of its own is one in a function that the candidate calls
             self.check_calls.clear()
             self.clock = time.monotonic()
 
     def _end_check(self, index, value, error=None):
+        self.config["progress"][0] = -1
         result = self.results[index]
         if result[0] in ("not_run", "passed"):  # in a loop, the first failure stays
             result[0] = "passed" if value else "failed"

@@ -10,6 +10,7 @@ import collections.abc
 import json
 import os
 import struct
+import sys
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
@@ -171,25 +172,27 @@ def decode_call(message, function):
 
 
 def describe(error):
-    """What travels of an exception: its name, its nearest built-in base, its arguments, whatever its methods do."""
+    """What travels of an exception: its name and module, its nearest built-in base, its arguments, whatever its methods do."""
     kind = type(error)
     base = next((base.__name__ for base in kind.__mro__ if base in _RAISABLE.values()), "Exception")
     try:
         args = error.args if all(type(arg) in _ATOMS for arg in error.args[:9]) else [str.__str__(str(error))]
-        return [kind.__name__, base, *(arg[:MAX_TEXT] if type(arg) is str else arg for arg in args[:9])]
+        name = f"{kind.__module__}.{kind.__name__}"
+        return [name, base, *(arg[:MAX_TEXT] if type(arg) is str else arg for arg in args[:9])]
     except BaseException as failure:
         return [kind.__name__ if isinstance(failure, Exception) else type(failure).__name__, base]
 
 
 def rebuild(raised, names):
-    """An exception of that name, base and arguments; `names` has the classes that the checks define."""
+    """An exception of that name, base and arguments; `names` has the classes that the checks define, besides the library's."""
     if type(raised) is not list or len(raised) < 2 or any(type(part) not in _ATOMS for part in raised):
         raise WireError("an exception that breaks the format")
     name, base, *args = raised
-    kind, own = _RAISABLE.get(base, Exception), names.get(name)
-    if isinstance(own, type) and issubclass(own, kind):
+    module, _, name = str(name).rpartition(".")
+    kind, own = _RAISABLE.get(base, Exception), names.get(name) or getattr(sys.modules.get(module), name, None)
+    if isinstance(own, type) and issubclass(own, kind) and own.__new__ is kind.__new__:
         kind = own
-    elif name != base and type(name) is str and name.isidentifier():
+    elif name != base and name.isidentifier():
         kind = type(name[:80], (kind,), {})
     return kind.__new__(kind, *args)
 

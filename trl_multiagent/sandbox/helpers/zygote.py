@@ -118,10 +118,9 @@ def _fork(fd, control, config):
 def _end(child, patience, layers):
     """Kills the candidate and whatever it forked, reaps it, and says how it had ended by then."""
     end = time.monotonic() + patience
-    pid, status, usage = os.wait4(child, os.WNOHANG)
-    while not pid and time.monotonic() < end:
+    while not (ended := os.wait4(child, os.WNOHANG))[0] and time.monotonic() < end:
         time.sleep(0.001)
-        pid, status, usage = os.wait4(child, os.WNOHANG)
+    pid, status, usage = ended
     if not pid:
         os.kill(child, signal.SIGKILL)
         _, _, usage = os.wait4(child, 0)
