@@ -310,3 +310,13 @@ def test_nothing_grows_over_many_programs():
             sandbox.run([Program(f"def f(x): return x + {n} * {m} * 0", "f", CHECK) for m in range(100)])
         assert size()[0] == files
         assert size()[1] < pages * 1.05
+
+
+def test_each_worker_has_a_core_and_ranks_have_different_ones(monkeypatch):
+    cores = sorted(os.sched_getaffinity(0))
+    for rank in range(len(cores)):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        with Sandbox(workers=1) as sandbox:
+            sandbox.run(honest(3))
+            (slot,) = sandbox._slots
+            assert [os.sched_getaffinity(process.pid) for process in slot.processes] == [{cores[rank]}] * 2

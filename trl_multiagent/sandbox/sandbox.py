@@ -57,7 +57,8 @@ def _start_helper(name, fds, config, stdout=subprocess.DEVNULL):
 class _Slot:
     """A verifier and its zygote, and the job that they are at."""
 
-    def __init__(self, config, share):
+    def __init__(self, number, cores, config, share):
+        self.number = number
         self.inbox = Inbox(MAX_JOB)
         self.socket, verifier_end = socket.socketpair()
         self.socket.settimeout(START_SECONDS)
@@ -69,6 +70,7 @@ class _Slot:
         with verifier_end, control, zygote_end:
             for role, *ends in (("zygote", zygote_end), ("verifier", verifier_end, control, share, self.progress)):
                 self.processes.append(_start_helper(role, [end.fileno() for end in ends], config))
+                os.sched_setaffinity(self.processes[-1].pid, cores)
 
     def start(self, index, program, spoilt):
         self.index = index
@@ -209,8 +211,7 @@ class Sandbox(contextlib.AbstractContextManager):
                 read_asserts(program.checks), read_asserts(program.setup)
             except (SyntaxError, ValueError) as error:
                 raise ValueError(f"a program's checks cannot be compiled: {type(error).__name__}: {error}") from error
-        verdicts = [None] * len(programs)
-        failures = [0] * len(programs)
+        verdicts, failures = [None] * len(programs), [0] * len(programs)
         waiting, again = list(reversed(range(len(programs)))), []
         spoilt = {}  # programs whose answers were too much for a verifier: the check or -1 for all, and what became of it
         idle, running, crowd = list(self._slots), set(), self.workers
@@ -224,8 +225,10 @@ class Sandbox(contextlib.AbstractContextManager):
             fresh = [slot for slot in running if now - slot.started < patience]
             for _ in range(min(self.workers - len(fresh), most - len(running), len(waiting))):
                 if not idle:
-                    idle.append(self._start(_Slot, self._config, self._share))
+                    number = min({*range(len(self._slots) + 1)} - {slot.number for slot in self._slots})
+                    idle.append(self._start(_Slot, number, self._cores(number), self._config, self._share))
                     self._slots.append(idle[0])
+                idle.sort(key=lambda slot: -slot.number)
                 slot, index = idle.pop(), waiting.pop()
                 slot.start(index, programs[index], spoilt.get(index, (None, "", "")))
                 running.add(slot)
@@ -250,8 +253,7 @@ class Sandbox(contextlib.AbstractContextManager):
                 slot.close()
                 again.append(slot.index)
                 if "spoilt" in message and spoilt.get(slot.index, [0])[0] >= 0:
-                    check, *outcome = message["spoilt"]
-                    spoilt[slot.index] = [-1 if slot.index in spoilt else check, *outcome]
+                    spoilt[slot.index] = [-1, *message["spoilt"][1:]] if slot.index in spoilt else message["spoilt"]
                     continue
                 failures[slot.index] += 1
                 if failures[slot.index] > self.retries:
@@ -260,6 +262,11 @@ class Sandbox(contextlib.AbstractContextManager):
         while len(self._slots) > self.workers + SPARE_SLOTS:
             self._slots.pop().close()
         return verdicts
+
+    def _cores(self, number):
+        """A verifier and its program take turns, which is fastest on one core; where programs are stuck, others may move."""
+        cores, rank = sorted(os.sched_getaffinity(0)), int(os.environ.get("LOCAL_RANK", "0"))
+        return {cores[(rank * self.workers + number) % len(cores)]} if number < self.workers else cores
 
     def _start(self, start, *args):
         """Starts helpers; where the machine refuses, again after a while."""

@@ -53,8 +53,7 @@ class SandboxFault(BaseException):
 def main(job_fd: int, control_fd: int, share_fd: int, progress_fd: int, config: dict):
     """Body of the verifier's process: one job after the other, until the trainer closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    jobs = socket.socket(fileno=job_fd)
-    control = socket.socket(fileno=control_fd)
+    jobs, control = (socket.socket(fileno=fd) for fd in (job_fd, control_fd))
     control.settimeout(ZYGOTE_SECONDS)
     config |= {"jobs": jobs, "control": control, "share": mmap.mmap(share_fd, 8, prot=mmap.PROT_READ)}
     config["progress"] = memoryview(mmap.mmap(progress_fd, 8)).cast("q")

@@ -176,9 +176,9 @@ def describe(error):
     kind = type(error)
     base = next((base.__name__ for base in kind.__mro__ if base in _RAISABLE.values()), "Exception")
     try:
-        args = error.args if all(type(arg) in _ATOMS for arg in error.args[:9]) else [str.__str__(str(error))]
-        name = f"{kind.__module__}.{kind.__name__}"
-        return [name, base, *(arg[:MAX_TEXT] if type(arg) is str else arg for arg in args[:9])]
+        args = error.args[:9] if all(type(arg) in _ATOMS for arg in error.args[:9]) else [str.__str__(str(error))]
+        args = (arg[:MAX_TEXT] if type(arg) is str else arg for arg in args)
+        return [f"{kind.__module__}.{kind.__name__}", base, *args]
     except BaseException as failure:
         return [kind.__name__ if isinstance(failure, Exception) else type(failure).__name__, base]
 

@@ -83,11 +83,9 @@ def _serve(control, config):
         if packet == b"F":
             child = _fork(fds[0], control, config)
         elif packet == b"S":
-            waited = Path(f"/proc/{child}/schedstat").read_text().split()[1]
-            _send(control, waited=int(waited) / 1e9)
+            _send(control, waited=int(Path(f"/proc/{child}/schedstat").read_text().split()[1]) / 1e9)
         elif child:
-            used = _end(child, 0.2 if packet == b"D" else 0.0, config["layers"])
-            child = 0
+            used, child = _end(child, 0.2 if packet == b"D" else 0.0, config["layers"]), 0
             if packet:
                 _send(control, **used)
         if not packet:
