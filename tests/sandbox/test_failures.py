@@ -314,9 +314,9 @@ def test_nothing_grows_over_many_programs():
 
 def test_each_worker_has_a_core_and_ranks_have_different_ones(monkeypatch):
     cores = sorted(os.sched_getaffinity(0))
-    for rank in range(len(cores)):
+    for rank, core in enumerate(cores[:3]):
         monkeypatch.setenv("LOCAL_RANK", str(rank))
         with Sandbox(workers=1) as sandbox:
             sandbox.run(honest(3))
             (slot,) = sandbox._slots
-            assert [os.sched_getaffinity(process.pid) for process in slot.processes] == [{cores[rank]}] * 2
+            assert [os.sched_getaffinity(process.pid) for process in slot.processes] == [{core}] * 2
