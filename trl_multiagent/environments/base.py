@@ -78,6 +78,15 @@ class Environment(ABC):
             `list[Outcome]`: One outcome per joint action, in order.
         """
 
+    def evaluate(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
+    ) -> list[Outcome]:
+        """
+        Judges a batch of joint actions outside of training. The same as [`~Environment.score`], unless there is more to report
+        than training needs.
+        """
+        return self.score(items, joint_actions, histories)
+
     def metrics(self) -> dict[str, float]:
         """
         Numbers about the scoring itself, since the last call of this method. They are added up over the processes and

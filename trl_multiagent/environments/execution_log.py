@@ -35,7 +35,7 @@ class ExecutionLog:
 
     def _reset(self):
         self._executions = self._timeouts = self._memory_kills = self._suspicious = 0
-        self._seconds = 0.0
+        self._seconds = self._experiment_seconds = 0.0
 
     def run(self, programs: Sequence[Program]) -> list[Verdict]:
         """The sandbox's verdicts, one per program, in their order."""
@@ -51,16 +51,25 @@ class ExecutionLog:
                 self._keep(program, verdict)
         return verdicts
 
+    def run_experiments(self, programs: Sequence[Program]) -> list[Verdict]:
+        """The sandbox's verdicts on programs that ran before. Only their time is counted."""
+        start = time.monotonic()
+        verdicts = self.sandbox.run(programs)
+        self._experiment_seconds += time.monotonic() - start
+        return verdicts
+
     def metrics(self) -> dict[str, float]:
         """
         What happened since the last call of this method.
 
         Returns:
             `dict[str, float]`: `executions_per_second` (programs run, equal ones of a batch counted once, over the time
-            spent running them), and the numbers of `timeouts` (checks), `memory_kills` and `suspicious` (programs).
+            spent running them), `experiment_seconds`, and the numbers of `timeouts` (checks), `memory_kills` and `suspicious`
+            (programs).
         """
         metrics = {
             "executions_per_second": self._executions / self._seconds if self._seconds else 0.0,
+            "experiment_seconds": self._experiment_seconds,
             "timeouts": float(self._timeouts),
             "memory_kills": float(self._memory_kills),
             "suspicious": float(self._suspicious),

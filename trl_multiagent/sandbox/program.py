@@ -20,7 +20,15 @@ class Program:
             `candidate`, and the entry point's own name, stand for the program's function.
         setup (`str`, *optional*): Trusted source that runs before `checks` in the same namespace.
         watch (`tuple[str, ...]`, *optional*): Top-level functions of `source` whose calls are counted.
-        needed (`tuple[int, ...]`, *optional*): Checks, by index, of which the first that does not pass is the last to run.
+        needed (`tuple[int, ...]`, *optional*): Checks, by index. The first of them that does not pass ends the run, or the
+            experiment under way.
+        experiments (`tuple[str, ...]`, *optional*): Changes to try on the program, one after the other: each lasts until it
+            costs a check in `needed`, and the next one begins with the check after that. What an earlier one left behind in the
+            program's variables stays, so only the first is decided either way; the others are if they are in
+            `Verdict.effective`. `"constant"`, `"another"` and `"nothing"` replace what the watched functions return: by the first
+            value that they returned, by another one of their values, by None without running them. `"last"` and `"alone"`
+            replace what the entry point returns: by the last value that a watched function returned, by what it returns for the
+            entry point's arguments.
         check_timeout (`float`, *optional*): Seconds for each check, if fewer than the sandbox's.
     """
 
@@ -30,6 +38,7 @@ class Program:
     setup: str = ""
     watch: tuple[str, ...] = ()
     needed: tuple[int, ...] = ()
+    experiments: tuple[str, ...] = ()
     check_timeout: float | None = None
 
 
@@ -58,7 +67,9 @@ class Verdict:
     Args:
         definitions (`Check`): Whether the module's own code ran.
         checks (`tuple[Check, ...]`): One entry per assert, in the order of the source.
-        calls (`dict[str, int]`): How often each watched function was called while a check that passed was running.
+        calls (`dict[str, int]`): How often each watched function was called in checks that passed, and before them outside of
+            checks.
+        effective (`tuple[str, ...]`): Experiments that cost the program a needed check.
         seconds (`float`), cpu_seconds (`float`): Wall time and processor time of the whole program.
         memory_mb (`float`): Largest resident size of its processes, in MiB.
         suspicious (`tuple[str, ...]`): Acts that no honest program needs: audit events such as `"socket.connect"`, a broken
@@ -69,6 +80,7 @@ class Verdict:
     definitions: Check
     checks: tuple[Check, ...]
     calls: dict[str, int] = field(default_factory=dict)
+    effective: tuple[str, ...] = ()
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     memory_mb: float = 0.0

@@ -282,6 +282,7 @@ class Sandbox(contextlib.AbstractContextManager):
         message["definitions"] = Check(*message["definitions"])
         message["checks"] = tuple(Check(*fields) for fields in message["checks"])
         message["suspicious"] = tuple(message["suspicious"])
+        message["effective"] = tuple(message["effective"])
         return Verdict(**message, tier=self.tier)
 
 

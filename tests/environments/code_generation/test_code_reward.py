@@ -29,7 +29,7 @@ def sandbox():
 
 
 class FakeSandbox:
-    """Answers with given statuses, and remembers what it was asked; without the values of aux nothing passes."""
+    """Answers with given statuses, and remembers what it was asked; every experiment costs a test."""
 
     def __init__(self, *statuses, calls=1):
         self.statuses = statuses
@@ -39,12 +39,12 @@ class FakeSandbox:
     def run(self, programs):
         self.batches.append(list(programs))
         checks = tuple(Check(status, f"assert {k}") for k, status in enumerate(self.statuses))
-        failed = tuple(Check("failed", check.source) for check in checks)
         return [
             Verdict(
                 Check("passed", ""),
-                failed if program.needed else checks,
+                checks,
                 calls=dict.fromkeys(program.watch, self.calls),
+                effective=program.experiments,
             )
             for program in programs
         ]
@@ -145,6 +145,10 @@ def test_module_level_code_does_not_change_what_the_checks_expect(sandbox, hijac
         ("def f(xs):\n    return scale(sum(xs)) + 0 * aux(xs)\n", 4.0, 3.5),
         # an altered value makes it loop: that is a difference too
         ("def f(xs):\n    n = aux(xs)\n    while n != sum(xs):\n        pass\n    return scale(n)\n", 4.0, 4.0),
+        # values that are only compared with each other
+        ("def f(xs):\n    return scale(sum(xs)) if aux(xs) == aux(xs[::-1]) != aux([*xs, 1]) else 0\n", 4.0, 4.0),
+        ("def f(xs):\n    return scale(sum(xs)) if len({aux([x]) for x in [1, 2, 1]}) == 2 else 0\n", 4.0, 4.0),
+        ("MEMO = {}\ndef f(xs):\n    return MEMO.setdefault(aux(xs), scale(sum(xs)))\n", 4.0, 4.0),
         # thrown away, by its text and in effect: taken off once
         ("def f(xs):\n    aux(xs)\n    return scale(sum(xs))\n", 3.5, 3.5),
     ],
@@ -160,10 +164,10 @@ def test_only_programs_whose_text_calls_aux_are_watched():
     score(fake, AUX, MAIN)
     score(fake, AUX, "def f(xs):\n    return scale(sum(xs))\n")
     score(fake, AUX, MAIN, collaboration="static")
-    watched, altered, plain, static = [batch[0] for batch in fake.batches]
-    assert (watched.watch, altered.watch, plain.watch, static.watch) == (("aux",), (), (), ())
-    assert altered.needed == (0, 1, 2, 3) and not watched.needed
-    assert 0 < altered.check_timeout < 2 and watched.check_timeout is None
+    watched, changed, plain, static = [batch[0] for batch in fake.batches]
+    assert (watched.watch, changed.watch, plain.watch, static.watch) == (("aux",), ("aux",), (), ())
+    assert changed.experiments and changed.needed == (0, 1, 2, 3) and not watched.needed
+    assert 0 < changed.check_timeout < 2 and watched.check_timeout is None
 
 
 def test_values_are_tried_only_where_that_is_open():
@@ -200,7 +204,7 @@ def test_one_batch_is_one_call_of_the_sandbox_and_the_order_is_kept(sandbox):
 
     fake = FakeSandbox("passed", "passed", "passed", "passed")
     CodeGenerationEnvironment(sandbox=fake).score([ITEM] * 5, actions, [[]] * 5)
-    assert [len(batch) for batch in fake.batches] == [3, 2]
+    assert [len(batch) for batch in fake.batches] == [3, 1]  # experiments are made once with equal programs
     program = fake.batches[0][0]
     assert program.entry_point == "f" and program.checks == ITEM["test"]
     assert program.setup == "import math\n\ndef scale(x):\n    return 10 * x"

@@ -9,7 +9,7 @@ from trl_multiagent.sandbox import Sandbox
 
 from . import feedback
 from .prompts import aux_prompt, main_prompt, single_prompt
-from .reward import COLLABORATION, REWARD_VERSION, score_code
+from .reward import KINDS, REWARD_VERSION, CodeReward
 
 
 class CodeGenerationEnvironment(Environment):
@@ -26,9 +26,14 @@ class CodeGenerationEnvironment(Environment):
             What the agents are told between turns: `"level_feedback"`, `"level_passed"`, `"passed"` or `"plain"`.
         sandbox_slice (`int` or `str`, *optional*, defaults to `1`):
             Asserts whose results they are told: the first n, the last n if negative, all for 0, `"all"` or `None`.
+        reward_kind (`str`, *optional*, defaults to `"paper"`):
+            `"paper"`, the published table, or `"earned"`, which pays for the task only. See [`CodeReward`].
         collaboration (`str`, *optional*, defaults to `"executed"`):
-            What decides whether `aux` is used and its value ignored: the program's text (`"static"`), or besides what
-            is seen when the tests run (`"executed"`). See `reward.py`.
+            For the kind `paper`: what decides whether `aux` is used and its value ignored, the program's text (`"static"`), or
+            besides what is seen when the tests run (`"executed"`).
+        adaptive_timeout (`bool`, *optional*, defaults to `True`):
+            Whether the deadline of a check is 20 times the processor time of the item's reference solution, at least 1 s and at
+            most the sandbox's `check_timeout`, where the item has one.
         sandbox (`Sandbox`, *optional*):
             Where the programs run; one with default settings if not given.
         keep_suspicious (`str` or `Path`, *optional*):
@@ -42,7 +47,9 @@ class CodeGenerationEnvironment(Environment):
         num_agents: int = 2,
         mode: str = "level_feedback",
         sandbox_slice: int | str | None = 1,
+        reward_kind: str = "paper",
         collaboration: str = "executed",
+        adaptive_timeout: bool = True,
         sandbox: Sandbox | None = None,
         keep_suspicious: str | Path | None = None,
         first_prompts: Callable[[dict], dict[str, Prompt]] | None = None,
@@ -55,19 +62,19 @@ class CodeGenerationEnvironment(Environment):
             )
         if mode not in feedback.MODES:
             raise ValueError(f"Unknown mode {mode!r}: choose {', '.join(feedback.MODES)}.")
-        if collaboration not in COLLABORATION:
-            raise ValueError(f"Unknown collaboration {collaboration!r}: choose {', '.join(COLLABORATION)}.")
         self.roles = ("aux", "main") if num_agents == 2 else ("main",)
         self.mode = mode
         self.sandbox_slice = _slice(sandbox_slice)
-        self.collaboration = collaboration
         self.sandbox = sandbox or Sandbox()
         self.executions = ExecutionLog(self.sandbox, keep_suspicious)
+        self.reward = CodeReward(self.executions, reward_kind, collaboration, adaptive_timeout)
         self.first_prompts = first_prompts
 
     def __repr__(self) -> str:
         settings = f"roles={self.roles}, mode={self.mode!r}, sandbox_slice={self.sandbox_slice}"
-        return f"CodeGenerationEnvironment({settings}, reward_version={REWARD_VERSION})"
+        return (
+            f"CodeGenerationEnvironment({settings}, reward_kind={self.reward.kind!r}, reward_version={REWARD_VERSION})"
+        )
 
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
         if history:
@@ -82,7 +89,13 @@ class CodeGenerationEnvironment(Environment):
     def score(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
     ) -> list[Outcome]:
-        return score_code(self.executions, items, joint_actions, self.collaboration)
+        return self.reward.score(items, joint_actions)
+
+    def evaluate(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
+    ) -> list[Outcome]:
+        """Scores with both kinds of the reward: the metrics have `paper_reward` and `earned_reward`."""
+        return self.reward.score(items, joint_actions, kinds=KINDS)
 
     def metrics(self) -> dict[str, float]:
         return {f"sandbox/{name}": value for name, value in self.executions.metrics().items()}

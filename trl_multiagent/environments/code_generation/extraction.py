@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from .altered import alteration
 from .data import PARSE_ERRORS, read_problem
 
 
@@ -68,7 +67,9 @@ class Analysis:
     aux_problem: str
     main_problem: str
     syntax_problem: str
-    altered: str = ""
+    aux_returns: bool = True
+    main_function_share: float = 1.0
+    aux_function_share: float = 1.0
     calls_aux: bool = False
     thin_wrapper: bool = False
     ignored_values: tuple[str, ...] = ()
@@ -106,7 +107,6 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
         return Analysis(**facts)
     return Analysis(
         **facts,
-        altered=_program(prefix, aux_code, alteration(AUX), main_code),
         calls_aux=True,
         thin_wrapper=_is_thin_wrapper(function, calls),
         ignored_values=tuple(reason for scope in reached for reason in _ignored_values(scope, calls)),

@@ -1,16 +1,26 @@
-"""The joint reward of a team's code, 0 to 4.0, or 2.1 for a single agent."""
+"""
+The joint reward of a team's code, 0 to 4.0, or 2.1 for a single agent.
 
-from dataclasses import dataclass, replace
+Two kinds share scale and parts. `paper` is the published table, for comparison with published numbers. It pays for some answers
+that do not solve the task. `earned` pays for the task only; what it asks is found out by running changed programs, not from the
+text.
+"""
+
+import logging
+from dataclasses import dataclass, field, replace
 
 from trl_multiagent.environments.base import JointAction, Outcome
 from trl_multiagent.environments.execution_log import ExecutionLog
-from trl_multiagent.sandbox import Program, Sandbox, Verdict
+from trl_multiagent.sandbox import Program, Verdict
 
 from .data import count_asserts
 from .extraction import AUX, Analysis, analyze
+from .trivial import ItemFacts, facts_program, read_facts
 
 
-REWARD_VERSION = 1  # stands in model cards; raised when the same code gets another reward
+logger = logging.getLogger(__name__)
+
+REWARD_VERSION = 2  # stands in model cards; raised when the same code gets another reward
 AUX_DEFINED = 0.4
 MAIN_DEFINED = 0.6
 SYNTAX = 0.5
@@ -19,7 +29,16 @@ AUX_USED = 0.5
 NOT_A_WRAPPER = 1.0
 VALUE_IGNORED = 0.5  # taken off
 
+KINDS = ("paper", "earned")
 COLLABORATION = ("executed", "static")
+REFERENCE_FACTOR = 20  # a check may take this many times the processor time of the reference solution,
+MIN_TIMEOUT = 1.0  # and this many seconds
+MAX_REMEMBERED = 10_000  # programs whose experiments are remembered
+
+# Experiments of the sandbox. Those on what aux tells; on whether main does a part of its own
+OTHER_VALUES = ("another", "constant")
+TOLD = ("constant", "another", "nothing")
+OWN_PART = ("alone", "last")
 
 
 @dataclass(frozen=True)
@@ -30,12 +49,13 @@ class CodeResult:
     Args:
         analysis (`Analysis`): What the syntax trees say.
         verdict (`Verdict`, *optional*): What running the program showed; None if scoring stopped before that.
-        altered (`Verdict`, *optional*): What running it showed with other values in place of those of `aux`.
+        experiments (`dict[str, bool]`, *optional*): For each experiment that was made with the program, whether it cost a test
+            that the program passes.
     """
 
     analysis: Analysis
     verdict: Verdict | None = None
-    altered: Verdict | None = None
+    experiments: dict[str, bool] = field(default_factory=dict)
 
     @property
     def called(self) -> bool:
@@ -44,101 +64,235 @@ class CodeResult:
 
     @property
     def ignored(self) -> bool:
-        """Whether nothing depends on what `aux` returns: by the program's text, or in the tests that passed."""
-        if self.altered is None:
-            return bool(self.analysis.ignored_values)
-        before, after = [[check.status for check in verdict.checks] for verdict in (self.verdict, self.altered)]
-        return not any(old == "passed" != new for old, new in zip(before, after, strict=True))
+        """Whether nothing depends on what `aux` does: by the program's text, or in the tests that passed."""
+        return bool(self.analysis.ignored_values) or (bool(self.experiments) and not any(self.experiments.values()))
 
 
-def score_code(
-    log: ExecutionLog, items: list[dict], joint_actions: list[JointAction], collaboration: str = "executed"
-) -> list[Outcome]:
+@dataclass
+class CodeReward:
     """
-    Scores joint actions. All programs of the batch go through the sandbox in one call, and in another those whose `aux`
-    was called, with its values altered.
+    Scores joint actions.
 
     Args:
-        log (`ExecutionLog`): What runs the programs; the altered ones it does not count.
-        items (`list[dict]`): Rows of a code dataset, one per joint action.
-        joint_actions (`list[JointAction]`): `{"aux": ..., "main": ...}`, or `{"main": ...}` for a single agent.
+        executions (`ExecutionLog`): What runs the programs.
+        kind (`str`, *optional*, defaults to `"paper"`): `"paper"` or `"earned"`: what the agents are trained on.
         collaboration (`str`, *optional*, defaults to `"executed"`):
-            `"static"`: the syntax tree decides whether `aux` is used and its value ignored. `"executed"`: besides, it
-            is used only if it is called during a test that passes, and ignored also if no such test needs its value,
+            For the kind `paper`. `"static"`: the syntax tree decides whether `aux` is used and its value ignored. `"executed"`:
+            besides, it is used only if it is called during a test that passes, and ignored also if no such test needs its value,
             which is tried with other values in its place.
-
-    Returns:
-        `list[Outcome]`: Reward, its parts as metrics, and the `CodeResult` as `info`.
+        adaptive_timeout (`bool`, *optional*, defaults to `True`): Whether the deadline of a check follows from the time of the
+            item's reference solution, if it has one.
     """
-    analyses = [
-        analyze(item["prompt"], item["entry_point"], joint_action.get("aux"), joint_action["main"])
-        for item, joint_action in zip(items, joint_actions, strict=True)
-    ]
-    runnable = [k for k, analysis in enumerate(analyses) if not analysis.main_problem and not analysis.syntax_problem]
-    programs = [
-        Program(
-            source=analyses[k].source,
-            entry_point=items[k]["entry_point"],
-            checks=items[k]["test"],
-            setup=analyses[k].setup,
-            watch=(AUX,) if collaboration == "executed" and analyses[k].calls_aux else (),
-        )
-        for k in runnable
-    ]
-    verdicts = dict(zip(runnable, log.run(programs), strict=True)) if programs else {}
-    results = [CodeResult(analysis, verdicts.get(k)) for k, analysis in enumerate(analyses)]
-    for k, verdict in _run_altered(log.sandbox, dict(zip(runnable, programs, strict=True)), results).items():
-        results[k] = replace(results[k], altered=verdict)
-    return [_outcome(result, count_asserts(item["test"])) for result, item in zip(results, items, strict=True)]
 
+    executions: ExecutionLog
+    kind: str = "paper"
+    collaboration: str = "executed"
+    adaptive_timeout: bool = True
 
-def _run_altered(sandbox: Sandbox, programs: dict[int, Program], results: list[CodeResult]):
-    """Verdicts of the programs in which it is open whether the values of `aux` matter, by index."""
-    altered = {}
-    for k, program in programs.items():
-        result = results[k]
-        if program.watch and result.called and not result.ignored:
-            passed = [index for index, check in enumerate(result.verdict.checks) if check.status == "passed"]
-            altered[k] = replace(
-                program,
-                source=result.analysis.altered,
-                watch=(),
-                needed=tuple(passed),
-                check_timeout=1.0 + 10 * result.verdict.seconds,  # other values may make it loop
+    def __post_init__(self):
+        for name, value, known in (("kind", self.kind, KINDS), ("collaboration", self.collaboration, COLLABORATION)):
+            if value not in known:
+                raise ValueError(f"Unknown {name} {value!r}: choose {', '.join(known)}.")
+        if self.kind == "earned" and self.collaboration == "static":
+            raise ValueError(
+                "The reward kind 'earned' is decided by running programs: leave `collaboration` 'executed'."
             )
-    return dict(zip(altered, sandbox.run([*altered.values()]), strict=True)) if altered else {}
+        self._facts: dict[tuple[str, str, str], ItemFacts] = {}
+        self._experiments: dict[Program, dict[str, bool]] = {}
+
+    def score(self, items: list[dict], joint_actions: list[JointAction], kinds: tuple[str, ...] = ()) -> list[Outcome]:
+        """
+        Scores a batch. All its programs go through the sandbox in one call, and those with which experiments are made in a few
+        more.
+
+        Args:
+            items (`list[dict]`): Rows of a code dataset, one per joint action.
+            joint_actions (`list[JointAction]`): `{"aux": ..., "main": ...}`, or `{"main": ...}` for a single agent.
+            kinds (`tuple[str, ...]`, *optional*): Kinds of the reward to report as metrics `{kind}_reward`, besides the one
+                that agents are trained on.
+
+        Returns:
+            `list[Outcome]`: Reward, its parts as metrics, and the [`CodeResult`] as `info`.
+        """
+        facts = self._item_facts(items, "earned" in (self.kind, *kinds))
+        analyses = [
+            analyze(item["prompt"], item["entry_point"], joint_action.get("aux"), joint_action["main"])
+            for item, joint_action in zip(items, joint_actions, strict=True)
+        ]
+        runnable = [
+            k for k, analysis in enumerate(analyses) if not analysis.main_problem and not analysis.syntax_problem
+        ]
+        programs = [
+            Program(
+                source=analyses[k].source,
+                entry_point=items[k]["entry_point"],
+                checks=items[k]["test"],
+                setup=analyses[k].setup,
+                watch=(AUX,) if self.collaboration == "executed" and analyses[k].calls_aux else (),
+                check_timeout=self._check_timeout(facts[k]),
+            )
+            for k in runnable
+        ]
+        verdicts = dict(zip(runnable, self.executions.run(programs), strict=True)) if programs else {}
+        results = [CodeResult(analysis, verdicts.get(k)) for k, analysis in enumerate(analyses)]
+        watched = {
+            k: program for k, program in zip(runnable, programs, strict=True) if program.watch and results[k].called
+        }
+        rewards = {}
+        for kind in dict.fromkeys((self.kind, *kinds)):
+            made = self._make_experiments(kind, watched, results, facts)
+            results_of_kind = [replace(result, experiments=made.get(k, {})) for k, result in enumerate(results)]
+            parts = earned_parts if kind == "earned" else paper_parts
+            rewards[kind] = [
+                parts(result, item_facts) for result, item_facts in zip(results_of_kind, facts, strict=True)
+            ]
+            if kind == self.kind:
+                kept = results_of_kind
+        return [
+            _outcome(kept[k], rewards[self.kind][k], facts[k], {kind: rewards[kind][k] for kind in kinds})
+            for k in range(len(items))
+        ]
+
+    def _check_timeout(self, facts: ItemFacts) -> float | None:
+        if not self.adaptive_timeout or facts.reference_seconds is None:
+            return None
+        return max(MIN_TIMEOUT, REFERENCE_FACTOR * facts.reference_seconds)
+
+    def _item_facts(self, items: list[dict], tries_trivial: bool) -> list[ItemFacts]:
+        """What is known of the items; found out at their first batch."""
+        keys = [(item["prompt"], item["test"], item.get("canonical_solution") or "") for item in items]
+        if not tries_trivial and not (self.adaptive_timeout and any(reference for _, _, reference in keys)):
+            return [ItemFacts(count_asserts(item["test"])) for item in items]
+        new = {key: item for key, item in zip(keys, items, strict=True) if key not in self._facts}
+        programs = [facts_program(item, tries_trivial) for item in new.values()]
+        for (key, item), verdict in zip(new.items(), self.executions.sandbox.run(programs), strict=True):
+            facts = self._facts[key] = read_facts(item, verdict)
+            if tries_trivial and facts.trivial == facts.total:
+                logger.warning("%s: a trivial answer passes all tests, so that no answer earns any", item["task_id"])
+            if facts.reference is not None and facts.reference < facts.total:
+                logger.warning(
+                    "%s: the reference solution passes %d of %d tests", item["task_id"], facts.reference, facts.total
+                )
+        return [self._facts[key] for key in keys]
+
+    def _make_experiments(
+        self, kind: str, programs: dict[int, Program], results: list[CodeResult], facts: list[ItemFacts]
+    ) -> dict[int, dict[str, bool]]:
+        """For each program, by index, which experiments cost it a test that it passes."""
+        chosen = {}
+        for k, program in programs.items():
+            analysis, verdict = results[k].analysis, results[k].verdict
+            told = TOLD if analysis.aux_returns else ("nothing",)
+            if kind == "earned" and facts[k].share(verdict.passed) > 0:
+                chosen[k] = (*OWN_PART, *told)
+            elif kind == "paper" and not analysis.ignored_values:
+                chosen[k] = OTHER_VALUES[:1] if analysis.aux_returns else told
+        if kind == "earned":
+            return self._run_experiments(programs, results, chosen)
+        # one experiment that costs a test is enough to show that the values matter
+        made = self._run_experiments(programs, results, chosen)
+        rest = {k: OTHER_VALUES[1:] for k, lost in made.items() if not any(lost.values()) and "nothing" not in lost}
+        return {**made, **{k: made[k] | lost for k, lost in self._run_experiments(programs, results, rest).items()}}
+
+    def _run_experiments(
+        self, programs: dict[int, Program], results: list[CodeResult], chosen: dict[int, tuple[str, ...]]
+    ) -> dict[int, dict[str, bool]]:
+        """
+        Makes the experiments that are chosen for each program, once for programs that are the same. A program tries as many as
+        it can in one run; the first that cost no test is decided by that, and those after it are tried in another run.
+        """
+        if len(self._experiments) > MAX_REMEMBERED:
+            self._experiments.clear()
+        while True:
+            runs = {}
+            for k, names in chosen.items():
+                known = self._experiments.setdefault(programs[k], {})
+                if open_names := tuple(name for name in names if name not in known):
+                    verdict = results[k].verdict
+                    runs[programs[k]] = replace(
+                        programs[k],
+                        needed=tuple(index for index, check in enumerate(verdict.checks) if check.status == "passed"),
+                        experiments=open_names,
+                        check_timeout=MIN_TIMEOUT / 4 + 10 * verdict.cpu_seconds,  # other values may make it loop
+                    )
+            if not runs:
+                return {
+                    k: {name: self._experiments[programs[k]][name] for name in names} for k, names in chosen.items()
+                }
+            verdicts = self.executions.run_experiments([*runs.values()])
+            for (program, run), verdict in zip(runs.items(), verdicts, strict=True):
+                known = self._experiments[program]
+                known.update(dict.fromkeys(verdict.effective, True))
+                known.setdefault(run.experiments[0], False)
 
 
-def _outcome(result: CodeResult, tests_total: int) -> Outcome:
+def paper_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
+    """The parts of the published table."""
     analysis, verdict = result.analysis, result.verdict
-    definition = AUX_DEFINED * (not analysis.aux_problem) + MAIN_DEFINED * (not analysis.main_problem)
-    syntax = pass_rate = used = own_work = ignored = 0.0
-    passed = timeouts = 0
+    parts = _no_parts()
+    parts["definition"] = AUX_DEFINED * (not analysis.aux_problem) + MAIN_DEFINED * (not analysis.main_problem)
     if verdict is not None:
-        syntax = SYNTAX
-        passed = verdict.passed
-        timeouts = verdict.timeouts
-        pass_rate = passed / tests_total
+        parts["syntax"] = SYNTAX
+        parts["tests"] = TESTS * verdict.passed / facts.total
         if result.called:
-            used = AUX_USED
-            own_work = 0.0 if analysis.thin_wrapper else NOT_A_WRAPPER
-            ignored = VALUE_IGNORED if result.ignored else 0.0
-    reward = definition + syntax + TESTS * pass_rate + used + own_work - ignored
+            parts["aux_used"] = AUX_USED
+            parts["own_part"] = 0.0 if analysis.thin_wrapper else NOT_A_WRAPPER
+            parts["aux_ignored"] = -VALUE_IGNORED if result.ignored else 0.0
+    return parts
+
+
+def earned_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
+    """
+    The parts of the kind `earned`. With s the share of the tests above what trivial answers pass, and c = 1 if the team
+    collaborates, else 0: definition 0.6 x share of main's text that is its function + 0.4 s c, syntax 0.5 x the smaller one of
+    that share and aux's, tests s, aux used 0.5 s c, own part 1.0 s c, aux ignored -0.5 s.
+    """
+    analysis, verdict = result.analysis, result.verdict
+    parts = _no_parts()
+    if not analysis.main_problem:
+        parts["definition"] = MAIN_DEFINED * analysis.main_function_share
+    if verdict is None:
+        return parts
+    parts["syntax"] = SYNTAX * min(analysis.aux_function_share, analysis.main_function_share)
+    share = facts.share(verdict.passed)
+    parts["tests"] = TESTS * share
+    if share > 0 and result.experiments:
+        told = [lost for name, lost in result.experiments.items() if name not in OWN_PART]
+        if all(result.experiments.values()):
+            parts["definition"] += AUX_DEFINED * share
+            parts["aux_used"] = AUX_USED * share
+            parts["own_part"] = NOT_A_WRAPPER * share
+        elif not any(told):
+            parts["aux_ignored"] = -VALUE_IGNORED * share
+    return parts
+
+
+def _no_parts() -> dict[str, float]:
+    return dict.fromkeys(("definition", "syntax", "tests", "aux_used", "own_part", "aux_ignored"), 0.0)
+
+
+def _outcome(
+    result: CodeResult, parts: dict[str, float], facts: ItemFacts, reported: dict[str, dict[str, float]]
+) -> Outcome:
+    verdict = result.verdict
+    reward = sum(parts.values())
+    passed = verdict.passed if verdict else 0
     return Outcome(
         reward=reward,
         metrics={
-            "syntax_valid_rate": float(not analysis.syntax_problem),
-            "definition_reward": definition,
-            "syntax_reward": syntax,
-            "execution_reward": TESTS * pass_rate,
+            "syntax_valid_rate": float(not result.analysis.syntax_problem),
+            "definition_reward": parts["definition"],
+            "syntax_reward": parts["syntax"],
+            "execution_reward": parts["tests"],
             "tests_passed": float(passed),
-            "tests_total": float(tests_total),
-            "test_pass_rate": pass_rate,
-            "timeouts": float(timeouts),
-            "collab_aux_usage": used,
-            "collab_non_wrapper": own_work,
-            "collab_ignored_aux_call_penalty": ignored,
+            "tests_total": float(facts.total),
+            "test_pass_rate": passed / facts.total,
+            "timeouts": float(verdict.timeouts if verdict else 0),
+            "collab_aux_usage": parts["aux_used"],
+            "collab_non_wrapper": parts["own_part"],
+            "collab_ignored_aux_call_penalty": -parts["aux_ignored"],
             "total_reward": reward,
+            **{f"{kind}_reward": sum(parts.values()) for kind, parts in reported.items()},
         },
         info=result,
     )

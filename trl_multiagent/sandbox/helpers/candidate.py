@@ -5,9 +5,7 @@ Messages on the socket, in order: the program (read), the outcome of its definit
 suspicious acts come in between; they are for the records only.
 """
 
-import ast
 import copy
-import functools
 import gc
 import os
 import random
@@ -16,6 +14,7 @@ import threading
 import types
 
 from . import wire
+from .watch import Watch, compile_watched, watched_entry_point
 from .wire import decode_call, encode_call, pack
 
 
@@ -30,7 +29,7 @@ signal.pthread_kill sys._current_frames sys.settrace sys.setprofile
 _fd = 0  # of the socket, the only open file besides /dev/null on 0, 1 and 2
 _inbox = wire.Inbox(wire.MAX_JOB)
 _functions = []  # of the program, by the number under which the checks call them; the entry point is the first
-_calls = {}  # how often each watched function was called
+_watches = {}  # what is known of each watched function, by its name
 _asking = threading.RLock()  # one thread of the program at a time
 _noted = None  # names of the suspicious acts reported so far; None before a program runs
 
@@ -62,10 +61,15 @@ def serve(fd: int):
     program = _inbox.read(_fd)
     module = sys.modules["solution"] = types.ModuleType("solution")
     pristine = _trusted()
-    _noted = set()
     try:
-        code = _compile(program["source"], program["watch"], vars(module))
-        sys.setrecursionlimit((2 if _calls else 1) * sys.getrecursionlimit() + OWN_FRAMES)
+        if program["watch"]:
+            code, watches = compile_watched(program["source"], program["watch"], "<program>")
+            _watches.update(watches)
+        else:
+            code = compile(program["source"], "<program>", "exec", dont_inherit=True)
+        Watch.experiment = program["experiment"]
+        _noted = set()
+        sys.setrecursionlimit(sys.getrecursionlimit() + OWN_FRAMES)
         gc.enable()
         exec(code, vars(module))
         entry = vars(module).get(program["entry_point"])
@@ -74,8 +78,8 @@ def serve(fd: int):
     except BaseException as error:
         _write(pack({"raised": wire.describe(error)}))
         return
-    _write(pack({"defined": True}))
-    _functions.append(entry)
+    _functions.append(watched_entry_point(entry, _watches, vars(module)) if _watches else entry)
+    _write(pack({"defined": _calls()}))
     while True:
         answer = _answer(_inbox.read(_fd))
         if _trusted() != pristine:
@@ -88,32 +92,19 @@ def _trusted():
     return abs, all, any, isinstance, len, sorted, sum, eval, exec, copy.deepcopy, random.Random, random.randint
 
 
-def _compile(source, watch, namespace):
-    """Compiles the program; the functions it is watched for count their calls."""
-    if not watch:
-        return compile(source, "<program>", "exec", dont_inherit=True)
-    tree = ast.parse(source, "<program>")
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name in watch:
-            node.decorator_list.insert(0, ast.copy_location(ast.Name("__watch__", ast.Load()), node))
-    _calls.update(dict.fromkeys(watch, 0))
+def _calls():
+    return [watch.calls for watch in _watches.values()]
 
-    def watched(function):
-        @functools.wraps(function)
-        def call(*args, **kwargs):
-            _calls[function.__name__] += 1
-            return function(*args, **kwargs)
 
-        return call
-
-    namespace["__watch__"] = watched
-    return compile(tree, "<program>", "exec", dont_inherit=True)
+def _calls_since(before):
+    return [after - calls for after, calls in zip(_calls(), before, strict=True)]
 
 
 def _answer(question):
     """The packed answer to one call: its value and what it changed in its arguments, or what it raised."""
+    before = _calls()
+    Watch.experiment = question["experiment"]
     try:
-        before = dict(_calls)
         args, kwargs = decode_call(question, _stand_in)
         result = _functions[question["call"]](*args, **kwargs)
         answer = {"id": question["id"], "value": wire.encode(result, _functions, _note), "changed": []}
@@ -121,13 +112,13 @@ def _answer(question):
         for number, value in enumerate((*args, *kwargs.values())):
             if type(value) in wire.MUTABLE and (new := wire.encode(value, _functions)) != sent[number]:
                 answer["changed"].append([number, new])
-        answer["calls"] = [_calls[name] - before[name] for name in _calls]
+        answer["calls"] = _calls_since(before)
         packed = pack(answer)
         if len(packed) > wire.MAX_ANSWER:
             raise RuntimeError(f"the answer has {len(packed)} bytes, the limit is {wire.MAX_ANSWER}")
         return packed
     except BaseException as error:
-        return pack({"id": question["id"], "raised": wire.describe(error)})
+        return pack({"id": question["id"], "raised": wire.describe(error), "calls": _calls_since(before)})
 
 
 def _stand_in(number):

@@ -97,18 +97,25 @@ class Run:
         self.timeout = min(config["check_timeout"], job["check_timeout"] or config["check_timeout"])
         self.definitions, *self.results = [["not_run", source, ""] for source in ("", *job["sources"])]
         self.calls = Counter(dict.fromkeys(job["watch"], 0))
-        self.check_calls = Counter()  # of the check that is running
+        self.check_calls = None  # of the check that is running; None between checks
+        self.outside_calls = Counter()  # between checks, and by the program's definitions
         self.calls_of = [Counter() for _ in job["sources"]]
+        self.outside_calls_before = [Counter() for _ in job["sources"]]
+        self.experiments = [*job["experiments"]]  # under way is the first
+        self.effective = []  # experiments that lost a needed check
+        self.to_reach = set(job["needed"])  # needed checks that have not ended yet
         self.settled = set()  # asserts that will not run again
         self.suspicious = set() if job["spoilt"][0] is None else {"spoilt the checks"}
         self.verdict = {
             "definitions": self.definitions,
             "checks": self.results,
             "calls": self.calls,
+            "effective": self.effective,
             "cpu_seconds": 0.0,
             "memory_mb": 0.0,
         }
         self.functions = []  # of the checks, by the number under which the candidate calls them
+        self.called_by_definitions = False
         self.socket = None
         self.clock = self.begun = time.monotonic()
         self.timeouts = self.deaths = 0
@@ -132,13 +139,18 @@ class Run:
             self._stopped(*_outcome(error))
         finally:
             self._end()
-        for calls, result in zip(self.calls_of, self.results, strict=True):
+        outside = Counter()
+        for calls, before, result in zip(self.calls_of, self.outside_calls_before, self.results, strict=True):
             if result[0] == "passed":  # to the end: in a loop it may have passed at first, and failed later
                 self.calls.update(calls)
+                outside |= before
+        self.calls.update(outside)
         return self.verdict | {"seconds": time.monotonic() - self.begun, "suspicious": sorted(self.suspicious)}
 
     def _stopped(self, status, text):
         """The checks did not come to their end: those after it did not run, and those in a loop not in every round."""
+        if self.to_reach:
+            self.effective += self.experiments[:1]
         for index, result in enumerate(self.results):
             if result[0] == "passed" and index not in self.settled:
                 result[0], result[2] = status, text
@@ -165,21 +177,39 @@ class Run:
             raise Timeout(self.job["spoilt"][2])
         self.config["progress"][0] = index
         if not self.pending:  # no check of its own is one in a function that the candidate calls
-            self.check_calls.clear()
+            self.check_calls = Counter()
             self.clock = time.monotonic()
 
     def _end_check(self, index, value, error=None):
         self.config["progress"][0] = -1
-        result = self.results[index]
+        result, passed = self.results[index], bool(value)
         if result[0] in ("not_run", "passed"):  # in a loop, the first failure stays
-            result[0] = "passed" if value else "failed"
+            result[0] = "passed" if passed else "failed"
             if error is not None:
                 result[0], result[2] = _outcome(error)
-        self.calls_of[index].update(self.check_calls)
-        if index in self.job["needed"] and result[0] != "passed":
-            raise GiveUp
+        self.outside_calls_before[index] = Counter(self.outside_calls)
+        if not self.pending:
+            self.calls_of[index].update(self.check_calls)
+            self.check_calls = None
+        if index in self.job["needed"]:
+            self.to_reach.discard(index)
+            if not passed:
+                self._lost_needed_check()
         if not self.pending:
             self.clock = time.monotonic()
+
+    def _experiment(self):
+        """The experiment under way, or an empty text."""
+        return self.experiments[0] if self.experiments else ""
+
+    def _lost_needed_check(self):
+        """Ends the experiment under way, which is decided; without another one, the rest of the checks is not needed."""
+        self.effective += self.experiments[:1]
+        del self.experiments[:1]
+        # what the definitions called was called under the first experiment: others need a process of their own
+        if not self.experiments or self.called_by_definitions:
+            self.to_reach.clear()
+            raise GiveUp
 
     def _start(self):
         """Forks a candidate and has it run the program's definitions."""
@@ -195,12 +225,14 @@ class Run:
         self.inbox = Inbox(wire.MAX_ANSWER)
         self.clock = time.monotonic()
         try:
-            self._send({name: self.job[name] for name in ("source", "entry_point", "watch")})
+            program = {name: self.job[name] for name in ("source", "entry_point", "watch")}
+            self._send(program | {"experiment": self._experiment()})
             outcome = self._receive()
             if "raised" in outcome:
                 raise wire.rebuild(outcome["raised"], {})
-            if outcome != {"defined": True}:
+            if [*outcome] != ["defined"]:
                 raise WireError("a message that breaks the protocol")
+            self.called_by_definitions |= self._count_calls(outcome["defined"], self.outside_calls)
         except (Exception, Timeout, Died) as error:
             self._book(error)
             self.definitions[0], self.definitions[2] = _outcome(error)
@@ -253,6 +285,7 @@ class Run:
             raise GiveUp
         question = wire.encode_call(function, args, kwargs, self.functions)
         question["id"] = int.from_bytes(os.urandom(6), "little")  # so that no answer can be written before it is read
+        question["experiment"] = self._experiment()
         if self.socket is None:
             self._start()
         self.pending += 1
@@ -262,6 +295,9 @@ class Run:
                 self._send(self._call_back(answer))
             if answer.get("id") != question["id"]:
                 raise WireError("a message that breaks the protocol")
+            self._count_calls(
+                answer.get("calls"), self.outside_calls if self.check_calls is None else self.check_calls
+            )
             if "raised" in answer:
                 raise self._raised(answer)
             return self._accept(answer, (*args, *kwargs.values()))
@@ -280,9 +316,19 @@ class Run:
                 raise WireError("an argument changed its type")
             target.clear()
             (target.update if isinstance(target, (dict, set)) else target.extend)(after)
-        for name, count in zip(self.calls, answer["calls"], strict=True):
-            self.check_calls[name] += count if count in range(1 << 31) else 0
         return value
+
+    def _count_calls(self, counts, counter):
+        """Adds calls of the watched functions, as the candidate reports them; whether there were any."""
+        if (
+            type(counts) is not list
+            or len(counts) != len(self.calls)
+            or any(type(count) is not int for count in counts)
+        ):
+            raise WireError("a message that breaks the protocol")
+        for name, count in zip(self.calls, counts, strict=True):
+            counter[name] += count if count in range(1 << 31) else 0
+        return any(counts)
 
     def _raised(self, answer):
         error = wire.rebuild(answer["raised"], self.namespace)

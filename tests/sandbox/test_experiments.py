@@ -1,0 +1,224 @@
+"""Watched functions: they stay what they are, and experiments change what they tell."""
+
+import pytest
+
+from trl_multiagent.sandbox import Program, Sandbox
+
+
+EXPERIMENTS = ("alone", "last", "constant", "another", "nothing")
+CHECKS = "def check(candidate):\n" + "".join(
+    f"    assert candidate({xs}) == {10 * sum(xs)}\n" for xs in ([1, 2], [3], [], [5, 5], [7], [2, 2, 2])
+)
+SUM = "def aux(xs):\n    return sum(xs)\n"
+TEN_TIMES = "def f(xs):\n    return 10 * aux(xs)\n"
+
+# What honest and other teams do with aux, and the experiments that cost them a check
+TEAMS = {
+    "a helper that is needed": (SUM, TEN_TIMES, EXPERIMENTS),
+    "a value that is thrown away": (SUM, "def f(xs):\n    aux(xs)\n    return 10 * sum(xs)\n", ("alone", "last")),
+    "a gate on a constant": (
+        "def aux():\n    return 1\n",
+        "def f(xs):\n    if aux() != 1:\n        return None\n    return 10 * sum(xs)\n",
+        ("alone", "last", "another", "nothing"),
+    ),
+    "a gate on a constant in the module's code": (
+        "def aux():\n    return 1\n",
+        "OK = aux() == 1\ndef f(xs):\n    return 10 * sum(xs) if OK else None\n",
+        ("alone", "another", "nothing"),
+    ),
+    "a gate on a constant that is remembered": (
+        "import functools\n@functools.cache\ndef aux():\n    return 1\n",
+        "def f(xs):\n    return 10 * sum(xs) if aux() == 1 else None\n",
+        ("alone", "last", "another", "nothing"),
+    ),
+    "a fallback where aux says nothing": (
+        SUM,
+        "def f(xs):\n    value = aux(xs)\n    return 10 * (sum(xs) if value is None else value)\n",
+        ("alone", "last", "constant", "another"),
+    ),
+    "a main that passes on": (
+        "def aux(xs):\n    return 10 * sum(xs)\n",
+        "def f(xs):\n    value = int(aux(xs)) + 0\n    return value\n",
+        ("constant", "another", "nothing"),
+    ),
+    "a main that unpacks": (
+        "def aux(xs):\n    return [10 * sum(xs)]\n",
+        "def f(xs):\n    return aux(xs)[0]\n",
+        ("alone", "constant", "another", "nothing"),
+    ),
+    "a main that reads the one value of a generator": (
+        "def aux(xs):\n    yield 10 * sum(xs)\n",
+        "def f(xs):\n    return next(aux(xs))\n",
+        ("alone", "constant", "another", "nothing"),
+    ),
+    "a main that asks with other arguments and passes on": (
+        "def aux(n, xs):\n    return n * sum(xs)\n",
+        "def f(xs):\n    return aux(10, xs)\n",
+        ("alone", "constant", "another", "nothing"),
+    ),
+    "both write everything": (
+        "def aux(xs):\n    return 10 * sum(xs)\n",
+        "def f(xs):\n    value = 10 * sum(xs)\n    return value if aux(xs) == value else None\n",
+        ("constant", "another", "nothing"),
+    ),
+    "a helper that works in place": (
+        "def aux(xs):\n    xs[:] = [10 * x for x in xs]\n",
+        "def f(xs):\n    aux(xs)\n    return sum(xs)\n",
+        ("alone", "last", "nothing"),
+    ),
+}
+# Ways to write a helper: watching and changing it works for all of them
+HELPERS = {
+    "lambda": ("aux = lambda xs: sum(xs)\n", TEN_TIMES),
+    "annotated lambda": ("aux: object = lambda xs: sum(xs)\n", TEN_TIMES),
+    "alias": ("def total(xs):\n    return sum(xs)\naux = total\n", TEN_TIMES),
+    "partial": ("import functools\naux = functools.partial(sum)\n", TEN_TIMES),
+    "in a branch": ("if True:\n    def aux(xs):\n        return sum(xs)\n", TEN_TIMES),
+    "recursive": ("def aux(xs):\n    return xs[0] + aux(xs[1:]) if xs else 0\n", TEN_TIMES),
+    "generator": ("def aux(xs):\n    for x in xs:\n        yield x\n", "def f(xs):\n    return 10 * sum(aux(xs))\n"),
+    "generator of a generator": ("def aux(xs):\n    yield from xs\n", "def f(xs):\n    return 10 * sum(aux(xs))\n"),
+    "generator expression": (
+        "def aux(xs):\n    return (10 * x for x in xs)\n",
+        "def f(xs):\n    return sum(aux(xs))\n",
+    ),
+    "coroutine": (
+        "import asyncio\nasync def aux(xs):\n    return sum(xs)\n",
+        "def f(xs):\n    return 10 * asyncio.run(aux(xs))\n",
+    ),
+    "memo without wraps": (
+        "def memo(function):\n    known = {}\n    def call(*args):\n        if args not in known:\n"
+        "            known[args] = function(*args)\n        return known[args]\n    return call\n"
+        "@memo\ndef aux(*xs):\n    return sum(xs)\n",
+        "def f(xs):\n    return 10 * aux(*xs)\n",
+    ),
+    "class as a decorator": (
+        "class Memo:\n    def __init__(self, function):\n        self.function = function\n"
+        "    def __call__(self, *args):\n        return self.function(*args)\n@Memo\ndef aux(*xs):\n    return sum(xs)\n",
+        "def f(xs):\n    return 10 * aux(*xs)\n",
+    ),
+    "cache that is cleared": (
+        "import functools\n@functools.lru_cache(maxsize=None)\ndef aux(*xs):\n    return sum(xs)\n",
+        "def f(xs):\n    aux.cache_clear()\n    return 10 * aux(*xs)\n",
+    ),
+    "given to map": ("def aux(x):\n    return 10 * x\n", "def f(xs):\n    return sum(map(aux, xs))\n"),
+    "finally and several returns": (
+        "def aux(xs):\n    'Adds.'\n    try:\n        if not xs:\n            return 0\n        return sum(xs)\n"
+        "    finally:\n        pass\n",
+        TEN_TIMES,
+    ),
+}
+SAME_INSIDE = """
+import functools, inspect, sys
+def aux(n, step=1, *rest, flag=False, **named):
+    "Counts down."
+    return 0 if n == 0 else 1 + aux(n - step)
+DEPTH = []
+def depth():
+    return len(inspect.stack())
+def f(x):
+    return [
+        aux.__name__, aux.__qualname__, aux.__doc__, str(inspect.signature(aux)), aux.__defaults__, type(aux).__name__,
+        aux.__closure__, hasattr(aux, "__wrapped__"), aux.__code__.co_name, aux.__code__.co_firstlineno,
+        sorted(name for name in globals() if not name.startswith("__")), aux.__code__.co_names,
+    ]
+"""
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(check_timeout=2.0, retries=0) as sandbox:
+        yield sandbox
+
+
+def run(sandbox, source, checks=CHECKS, experiments=(), needed=range(6), watch=("aux",)):
+    program = Program(source, "f", checks, watch=watch, needed=(*needed,), experiments=experiments)
+    (verdict,) = sandbox.run([program])
+    return verdict
+
+
+@pytest.mark.parametrize("name", TEAMS)
+def test_experiments_show_who_does_what(sandbox, name):
+    aux, main, expected = TEAMS[name]
+    assert run(sandbox, aux + main).passed == 6
+    effective = [one for one in EXPERIMENTS if run(sandbox, aux + main, experiments=(one,)).effective]
+    assert effective == [*expected]
+
+
+@pytest.mark.parametrize("name", TEAMS)
+def test_several_experiments_in_one_run_never_show_more_than_single_ones(sandbox, name):
+    aux, main, expected = TEAMS[name]
+    verdict = run(sandbox, aux + main, experiments=EXPERIMENTS)
+    assert set(verdict.effective) <= {*expected}
+    assert (EXPERIMENTS[0] in verdict.effective) == (EXPERIMENTS[0] in expected)
+    if name == "a helper that is needed":
+        assert verdict.effective == EXPERIMENTS
+
+
+@pytest.mark.parametrize("name", HELPERS)
+def test_every_way_to_write_a_helper_is_watched_and_changed(sandbox, name):
+    aux, main = HELPERS[name]
+    verdict = run(sandbox, aux + main)
+    assert verdict.passed == 6 and verdict.calls["aux"] >= 6 and not verdict.suspicious
+    for experiment in ("constant", "another", "nothing"):
+        assert run(sandbox, aux + main, experiments=(experiment,)).effective == (experiment,)
+
+
+def test_a_watched_function_looks_the_same_from_inside(sandbox):
+    checks = (
+        "seen = f(0)\nassert seen[:4] == ['aux', 'aux', 'Counts down.', '(n, step=1, *rest, flag=False, **named)']\n"
+    )
+    checks += "assert seen[4:10] == [(1,), 'function', None, False, 'aux', 3]\n"
+    checks += "assert seen[10:12] == [['DEPTH', 'aux', 'depth', 'f', 'functools', 'inspect', 'sys'], ('aux',)]"
+    for watch, experiments in (((), ()), (("aux",), ()), (("aux",), ("nothing",))):
+        verdict = run(sandbox, SAME_INSIDE, checks, experiments, needed=(), watch=watch)
+        assert [check.status for check in verdict.checks[:3]] == ["passed"] * 3, verdict.checks
+
+
+@pytest.mark.parametrize(
+    ("limit", "depth"), [(None, 900), (1500, 1400), (100_000, 40_000)], ids=["usual", "own limit", "very deep"]
+)
+def test_recursion_is_as_deep_as_without_watching(sandbox, limit, depth):
+    source = f"import sys\nsys.setrecursionlimit({limit})\n" if limit else ""
+    source += f"def aux(n):\n    return 0 if n == 0 else 1 + aux(n - 1)\ndef f():\n    return aux({depth})\n"
+    assert run(sandbox, source, f"assert f() == {depth}", watch=()).passed == 1
+    assert run(sandbox, source, f"assert f() == {depth}").passed == 1
+
+
+def test_calls_outside_of_asserts_count_for_the_checks_after_them(sandbox):
+    source = SUM + "def f(xs):\n    return aux(xs)\n"
+    calls = {
+        "got = candidate([2])\nassert got == 2": 1,
+        "got = candidate([2])\nassert got == 3": 0,
+        "a, b = candidate([1]), candidate([2])\nassert a == 0\nassert b == 2": 2,
+        "assert candidate([1]) == 1\ngot = candidate([2])\nassert got == 3": 1,
+        "for x in range(3):\n    got = candidate([x])\n    assert got == x": 3,
+        "try:\n    candidate(5)\nexcept TypeError:\n    caught = True\nassert caught": 1,
+    }
+    for body, expected in calls.items():
+        checks = "def check(candidate):\n" + "".join(f"    {line}\n" for line in body.split("\n"))
+        assert run(sandbox, source, checks, needed=()).calls == {"aux": expected}, body
+
+
+def test_calls_by_the_programs_definitions_count(sandbox):
+    source = SUM + "TABLE = {n: aux([n]) for n in range(5)}\ndef f(n):\n    return TABLE[n]\n"
+    assert run(sandbox, source, "assert f(3) == 3", needed=()).calls == {"aux": 5}
+
+
+def test_an_experiment_ends_at_the_first_check_it_costs(sandbox):
+    verdict = run(sandbox, SUM + TEN_TIMES, experiments=("nothing",))
+    assert [check.status for check in verdict.checks] == ["error"] + ["not_run"] * 5
+
+
+def test_only_needed_checks_decide(sandbox):
+    source = SUM + "def f(xs):\n    return 10 * sum(xs) if len(xs) > 1 else 10 * aux(xs)\n"
+    assert run(sandbox, source, experiments=("nothing",), needed=(0, 3, 5)).effective == ()
+    assert run(sandbox, source, experiments=("nothing",), needed=(0, 1)).effective == ("nothing",)
+
+
+def test_a_program_that_loops_on_other_values_loses_a_check(sandbox):
+    source = (
+        SUM + "def f(xs):\n    value = aux(xs)\n    while value != sum(xs):\n        pass\n    return 10 * value\n"
+    )
+    program = Program(source, "f", CHECKS, watch=("aux",), needed=(0,), experiments=("another",), check_timeout=0.2)
+    (verdict,) = sandbox.run([program])
+    assert verdict.effective == ("another",)

@@ -1,0 +1,204 @@
+"""
+What is known of an item before anybody answers it: how many of its tests trivial answers pass, and how long its reference
+solution takes. One program in the sandbox finds out both.
+"""
+
+import ast
+import doctest
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trl_multiagent.asserts import read_asserts
+from trl_multiagent.sandbox import Program, Verdict
+
+from .data import PARSE_ERRORS, read_problem
+
+
+CONSTANTS = ("True", "False", "None", "0", "1", "-1", "0.0", "''", "[]", "()", "{}")
+MAX_OWN_CONSTANTS = 24  # constants of the item's own examples and tests
+MAX_ARGUMENTS = 6
+# `f(1, 2) == 3`, `f(1, 2) -> 3`, `f(1, 2) should return 3`, ... in prose
+_RESULT = r"\s*(?:==|=>|->|➞|→|=|#|returns|should\s+return|should\s+be|must\s+return|is)\s*(?P<result>\S.*)"
+
+_CHECKS = """
+CODE = compile({code!r}, "<checks>", "exec")
+SETUP = compile({setup!r}, "<setup>", "exec")
+TOTAL, GUARDS = {total}, {guards}
+
+def passed(candidate):
+    reached, failed = set(), set()
+    def end(index, value, error=None):
+        reached.add(index)
+        if error is not None or not value:
+            failed.add(index)
+    names = {{"__begin__": lambda index: None, "__end__": end, "__settle__": lambda indices: None, "__caught__": Exception}}
+    try:
+        exec(SETUP, names)
+        names["candidate"] = names[{entry_point!r}] = candidate
+        exec(CODE, names)
+        if {has_check}:
+            names["check"](candidate)
+    except Exception:
+        return len(reached - failed)
+    return TOTAL - len(failed) if not failed else len(reached - failed) + len(GUARDS - reached)
+
+def trivial_answers():
+{answers}
+    general = [{general}]
+    own = [{own}]
+    return general, own
+
+def best():
+    general, own = trivial_answers()
+    # a constant that is read off the tests and passes them all would make a single test worthless
+    return max([0, *map(passed, general), *(count for count in map(passed, own) if count < TOTAL)])
+
+def check(candidate):
+    trivial = best() if {tries_trivial} else 0
+    reference = passed(candidate)
+{asserts}
+"""
+
+
+@dataclass(frozen=True)
+class ItemFacts:
+    """
+    What is known of one item.
+
+    Args:
+        total (`int`): Tests, that is asserts that can fail.
+        trivial (`int`): Tests that the best trivial answer passes: a constant, an argument, or the prompt's examples looked up,
+            with one of these for what is not among them.
+        reference (`int` or `None`): Tests that the reference solution passes; None without one.
+        reference_seconds (`float` or `None`): Processor time of the reference solution on all tests, if it passes any.
+    """
+
+    total: int
+    trivial: int = 0
+    reference: int | None = None
+    reference_seconds: float | None = None
+
+    def share(self, passed: int) -> float:
+        """The share of the tests that an answer passes, counted from what trivial answers pass: 0 to 1."""
+        return max(0, passed - self.trivial) / max(1, self.total - self.trivial)
+
+
+def facts_program(item: dict, tries_trivial: bool) -> Program:
+    """
+    The program that finds out [`ItemFacts`]. Its source is the reference solution; its checks hold as many times as trivial answers,
+    and then the reference solution, pass one of the item's tests.
+    """
+    entry_point = item["entry_point"]
+    asserts = read_asserts(item["test"])
+    total = len(asserts.sources)
+    examples = dict(prompt_examples(item["prompt"], entry_point)) if tries_trivial else {}
+    own = [] if not tries_trivial else [*dict.fromkeys([*examples.values(), *_test_constants(item["test"])])]
+    own = [constant for constant in own if constant not in CONSTANTS][:MAX_OWN_CONSTANTS]
+    table = ", ".join(f"{arguments!r}: lambda: {result}" for arguments, result in examples.items())
+    answers = f"""\
+    examples = {{{table}}}
+    def answer(otherwise):
+        return lambda *args, **kwargs: (examples.get(repr(args)) or (lambda: otherwise(*args, **kwargs)))()
+"""
+    arguments = [f"answer(lambda *args, **kwargs: [*args, *kwargs.values()][{k}])" for k in range(MAX_ARGUMENTS)]
+    lines = [f"    assert trivial >= {count}" for count in range(1, total + 1)]
+    lines += [f"    assert reference >= {count}" for count in range(1, total + 1)]
+    source = f"def {entry_point}(*args, **kwargs):\n    pass\n"
+    if item.get("canonical_solution"):
+        source = item["prompt"] + item["canonical_solution"]
+    checks = _CHECKS.format(
+        code=asserts.code,
+        setup=read_problem(item["prompt"], entry_point).prefix,
+        total=total,
+        guards=set(asserts.guards) or "set()",
+        entry_point=entry_point,
+        has_check=asserts.has_check,
+        answers=answers,
+        general=", ".join([f"answer(lambda *args, **kwargs: {constant})" for constant in CONSTANTS] + arguments),
+        own=", ".join(f"answer(lambda *args, **kwargs: {constant})" for constant in own),
+        tries_trivial=tries_trivial,
+        asserts="\n".join(lines),
+    )
+    return Program(source=source, entry_point=entry_point, checks=checks)
+
+
+def read_facts(item: dict, verdict: Verdict) -> ItemFacts:
+    """What the run of [`facts_program`] showed."""
+    total = verdict.total // 2
+    trivial, reference = (
+        sum(check.status == "passed" for check in checks)
+        for checks in (verdict.checks[:total], verdict.checks[total:])
+    )
+    has_reference = bool(item.get("canonical_solution"))
+    return ItemFacts(
+        total=total,
+        trivial=trivial,
+        reference=reference if has_reference else None,
+        reference_seconds=verdict.cpu_seconds if has_reference and reference else None,
+    )
+
+
+def prompt_examples(prompt: str, entry_point: str) -> Iterator[tuple[str, str]]:
+    """
+    The examples in a prompt, from doctests and from prose: the `repr` of the tuple of arguments, and the source of the result.
+    Only plain values are read.
+    """
+    examples = [(example.source, example.want) for example in _doctests(prompt)]
+    for line in prompt.splitlines():
+        for start in re.finditer(rf"\b{re.escape(entry_point)}\(", line):
+            # the shortest text that is a call, as arguments may hold brackets
+            for end in (match.end() for match in re.finditer(r"\)", line) if match.end() > start.end()):
+                if _parsed(line[start.start() : end]) is not None:
+                    found = re.match(_RESULT, line[end:])
+                    examples += [(line[start.start() : end], found["result"])] if found else []
+                    break
+    for source, result in examples:
+        call, value = _parsed(source), _longest_value(result)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == entry_point and value:
+            try:
+                arguments = tuple(ast.literal_eval(argument) for argument in call.args)
+            except PARSE_ERRORS:
+                continue
+            if not call.keywords:
+                yield repr(arguments), value
+
+
+def _doctests(prompt: str) -> list[doctest.Example]:
+    try:
+        return doctest.DocTestParser().get_examples(prompt)
+    except ValueError:  # not written as doctests are
+        return []
+
+
+def _parsed(source: str) -> ast.expr | None:
+    try:
+        return ast.parse(source.strip(), mode="eval").body
+    except PARSE_ERRORS:
+        return None
+
+
+def _longest_value(text: str) -> str | None:
+    """The source of the plain value that a text starts with; prose may follow it."""
+    text = text.strip().split("\n")[0]
+    for end in [len(text), *(match.start() for match in reversed([*re.finditer(r"[\s,;.)#]", text)]))]:
+        try:
+            return repr(ast.literal_eval(text[:end].strip()))
+        except PARSE_ERRORS:
+            continue
+    return None
+
+
+def _test_constants(test: str) -> list[str]:
+    """Plain values that asserts compare with, the most frequent ones first."""
+    found = Counter()
+    for node in ast.walk(ast.parse(test)):
+        if isinstance(node, ast.Assert):
+            for compared in ast.walk(node.test):
+                for value in [compared.left, *compared.comparators] if isinstance(compared, ast.Compare) else ():
+                    try:
+                        found[repr(ast.literal_eval(value))] += 1
+                    except PARSE_ERRORS:
+                        continue
+    return [value for value, _ in found.most_common()]
