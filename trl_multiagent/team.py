@@ -363,7 +363,7 @@ class AgentTeam(nn.Module):
                 role: self._answer(role, history, prompts[role], use_chat_template, generation_kwargs)
                 for role in self.roles
             }
-            outcome = None if is_text else environment.score([item], [joint_action], [history])[0]
+            outcome = None if is_text else environment.evaluate([item], [joint_action], [history])[0]
             history = [*history, Turn(prompts, joint_action, outcome)]
         self.train(training)
         return history

@@ -40,7 +40,12 @@ class ScriptedTrainer:
                 problem = PROBLEMS[item["entry_point"]]
                 answers = {"aux": write_aux(problem, aux), "main": write_main(problem, main)}
                 match = aux == main
-                outcome = Outcome(4.0 if match else 1.0, {"test_pass_rate": 1.0 if match else 0.25})
+                metrics = (
+                    {"paper_reward": 4.0, "earned_reward": 3.9}
+                    if match
+                    else {"paper_reward": 1.0, "earned_reward": 0.9}
+                )
+                outcome = Outcome(metrics["earned_reward"], metrics | {"test_pass_rate": 1.0 if match else 0.25})
                 turns.append([Turn(demo_prompts(item), answers, outcome)])
         return turns
 

@@ -28,8 +28,8 @@ copies of one tiny language model that imitates careless demonstrations, of two 
   B  aux keeps and maps them, main only reduces
 
 A mixed pair fails. All they learn from is one joint reward between 0 and 4: how many tests their
-code passes together, and whether main makes real use of aux. Training takes one to two
-minutes on two free cores.
+code passes together, and whether both do a part of the work. Training takes one to two minutes on
+two free cores.
 """
 CHUNK = 16  # held-out problems per advance of the progress bar
 SMOOTHING = 10  # width of the moving average in the learning curve, in steps
@@ -41,13 +41,15 @@ class Evaluation:
 
     items: list[dict]
     joint_actions: list[JointAction]
-    rewards: list[float]
+    rewards: list[float]  # of the kind that the team is trained on
+    paper_rewards: list[float]
+    earned_rewards: list[float]
     test_pass_rates: list[float]
     conventions: list[dict[str, str | None]]
 
     @property
     def reward(self) -> float:
-        """Mean joint reward, 0 to 4."""
+        """Mean joint reward of the kind that the team is trained on, 0 to 4."""
         return mean(self.rewards)
 
     @property
@@ -150,6 +152,8 @@ class DemoReport:
             items=[item for item in self.items for _ in range(self.num_episodes)],
             joint_actions=[turn.joint_action for turn in turns],
             rewards=[turn.outcome.reward for turn in turns],
+            paper_rewards=[turn.outcome.metrics["paper_reward"] for turn in turns],
+            earned_rewards=[turn.outcome.metrics["earned_reward"] for turn in turns],
             test_pass_rates=[turn.outcome.metrics["test_pass_rate"] for turn in turns],
             conventions=followed,
         )
@@ -175,8 +179,10 @@ def mean(values: list) -> float:
 def comparison(start: Evaluation, end: Evaluation, problems: int, num_episodes: int) -> str:
     """The table of numbers before and after."""
     title = f"{problems} held-out problems, {num_episodes} sampled answers each"
+    rewards = [[f"{mean(side.paper_rewards):.2f}", f"{mean(side.earned_rewards):.2f}"] for side in (start, end)]
     rows = [
-        ("joint reward (0 to 4)", f"{start.reward:.2f}", f"{end.reward:.2f}"),
+        ("joint reward (0 to 4)", rewards[0][0], rewards[1][0]),
+        ("joint reward, kind `earned` (0 to 4)", rewards[0][1], rewards[1][1]),
         ("tests passed", f"{start.test_pass_rate:.0%}", f"{end.test_pass_rate:.0%}"),
         ("both agents follow the same convention", f"{start.agreed('A', 'B'):.0%}", f"{end.agreed('A', 'B'):.0%}"),
         ("    A: aux keeps, main maps", f"{start.agreed('A'):.0%}", f"{end.agreed('A'):.0%}"),
@@ -202,7 +208,7 @@ def sample(start: Evaluation, end: Evaluation, episode: int) -> str:
     signature, docstring = start.items[episode]["prompt"].splitlines()[:2]
     lines = [f"\nSample answer: {signature[4:-1]}", f"  {docstring.strip().strip(chr(34))}"]
     headings = [
-        f"{name}: reward {side.rewards[episode]:.2f}, {side.test_pass_rates[episode]:.0%} of the tests"
+        f"{name}: reward {side.paper_rewards[episode]:.2f}, {side.test_pass_rates[episode]:.0%} of the tests"
         for name, side in (("before", start), ("after", end))
     ]
     lines += [f"  {headings[0]:<{column}}  {headings[1]}", f"  {'-' * column}  {'-' * column}"]

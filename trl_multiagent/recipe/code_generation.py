@@ -1,7 +1,5 @@
 """What the recipes' settings mean for code generation: the environment and the datasets."""
 
-import dataclasses
-
 from datasets import Dataset
 
 from trl_multiagent.demo import demo_dataset, demo_prompts
@@ -9,7 +7,6 @@ from trl_multiagent.environments.code_generation.data import load_code_dataset
 from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
 from trl_multiagent.recipe.recipe import Recipe
 from trl_multiagent.recipe.settings import ConfigError
-from trl_multiagent.sandbox import Sandbox
 
 
 def code_generation_environment(recipe: Recipe) -> CodeGenerationEnvironment:
@@ -20,13 +17,15 @@ def code_generation_environment(recipe: Recipe) -> CodeGenerationEnvironment:
         SandboxError: the machine does not allow `sandbox.min_tier`.
     """
     external = recipe.external
-    sandbox = Sandbox(**dataclasses.asdict(recipe.sandbox))
+    sandbox = recipe.sandbox.make_sandbox()
     sandbox.run([])  # looks at what the machine allows, before anything is loaded
     return CodeGenerationEnvironment(
         num_agents=recipe.num_agents,
         mode=external.mode,
         sandbox_slice=external.sandbox_slice,
+        reward_kind=recipe.reward.kind,
         collaboration=recipe.reward.collaboration,
+        adaptive_timeout=recipe.sandbox.adaptive_timeout,
         sandbox=sandbox,
         keep_suspicious=recipe.run_folder / "suspicious_programs",
         first_prompts=demo_prompts if recipe.dataset.type == "demo" and recipe.num_agents == 2 else None,

@@ -35,7 +35,6 @@ from trl_multiagent.recipe.sections import (
     Wandb,
 )
 from trl_multiagent.recipe.settings import ConfigError, check, make_parser, merge, nearest, read_layers, take
-from trl_multiagent.sandbox import Sandbox
 from trl_multiagent.team import AgentTeam
 from trl_multiagent.trainers.checkpoints import read_checkpoint
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
@@ -215,7 +214,7 @@ def build_recipe(
         raise ConfigError("`external.mode: expert_edits` is for a later release; 'level_feedback' needs no expert.")
 
     try:
-        Sandbox(**dataclasses.asdict(sections["sandbox"]))  # knows which values make sense
+        sections["sandbox"].make_sandbox()  # knows which values make sense
     except ValueError as error:
         raise ConfigError(f"{error}.") from error
 

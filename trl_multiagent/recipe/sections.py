@@ -1,7 +1,9 @@
 """The sections of a recipe's YAML file: their keys, and the names of other releases that are understood too."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+from trl_multiagent.sandbox import Sandbox
 
 
 def key(help: str, default: Any = None) -> Any:
@@ -57,8 +59,11 @@ class RewardProcessor:
 @dataclass
 class Reward:
     type: Literal["function"] | None = key("Where rewards come from; only 'function', the task's own reward.")
+    kind: Literal["paper", "earned"] = key(
+        "'paper' is the published table; 'earned' has the same scale and pays for the task only.", "paper"
+    )
     collaboration: Literal["executed", "static"] = key(
-        "What shows that main uses aux and its value: 'static' its code, 'executed' besides the tests that pass.",
+        "For 'paper', what shows that main uses aux and its value: 'static' its code, 'executed' also the tests that pass.",
         "executed",
     )
 
@@ -66,12 +71,21 @@ class Reward:
 @dataclass
 class SandboxSettings:
     workers: int | None = key("Programs that run at once, on each process; by default its share of the node's cores.")
-    check_timeout: float = key("Seconds for each test.", 10.0)
+    check_timeout: float = key("Seconds for each test, at most.", 10.0)
+    adaptive_timeout: bool = key(
+        "Whether a test's seconds are 20 times those of the item's reference solution, at least 1, where it has one.",
+        True,
+    )
     max_timeouts: int = key("Timed-out tests after which the rest of a program's tests is not run.", 3)
     memory_mb: int = key("Memory of one program, in MiB.", 512)
     min_tier: Literal["rlimits", "seccomp", "landlock", "namespaces"] = key(
         "Weakest protection to run with: 'rlimits', 'seccomp', 'landlock' or 'namespaces'.", "seccomp"
     )
+
+    def make_sandbox(self) -> Sandbox:
+        settings = asdict(self)
+        del settings["adaptive_timeout"]  # the environment's: it knows the reference solutions
+        return Sandbox(**settings)
 
 
 @dataclass

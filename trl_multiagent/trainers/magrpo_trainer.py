@@ -256,7 +256,7 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             items,
             self.environment,
             sample,
-            self._score,
+            self._evaluate,
             num_turns=self.args.num_turns,
             num_generations=1,
             discount=self.args.discount,
@@ -325,15 +325,20 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         return prompt_ids
 
     def _score(self, nodes: list[Node]) -> list[list[Outcome]]:
-        """The environment's outcomes of all joint actions of a turn."""
+        """The environment's outcomes of all joint actions of a turn, for training."""
+        return self._judge(self.environment.score, nodes)
+
+    def _evaluate(self, nodes: list[Node]) -> list[list[Outcome]]:
+        """The same outside of training."""
+        return self._judge(self.environment.evaluate, nodes)
+
+    def _judge(self, judge: Callable, nodes: list[Node]) -> list[list[Outcome]]:
         if not nodes:
             return []
         owners = [node for node in nodes for _ in node.indices]
         joint_actions = [joint_action for node in nodes for joint_action in node.joint_actions]
         with self._timed("reward"):
-            outcomes = self.environment.score(
-                [node.item for node in owners], joint_actions, [node.history for node in owners]
-            )
+            outcomes = judge([node.item for node in owners], joint_actions, [node.history for node in owners])
         if len(outcomes) != len(joint_actions):
             raise ValueError(f"The environment gave {len(outcomes)} outcomes for {len(joint_actions)} joint actions.")
         for node, joint_action, outcome in zip(owners, joint_actions, outcomes, strict=True):

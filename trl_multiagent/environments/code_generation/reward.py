@@ -138,20 +138,24 @@ class CodeReward:
         watched = {
             k: program for k, program in zip(runnable, programs, strict=True) if program.watch and results[k].called
         }
-        rewards = {}
-        for kind in dict.fromkeys((self.kind, *kinds)):
-            made = self._make_experiments(kind, watched, results, facts)
-            results_of_kind = [replace(result, experiments=made.get(k, {})) for k, result in enumerate(results)]
-            parts = earned_parts if kind == "earned" else paper_parts
-            rewards[kind] = [
-                parts(result, item_facts) for result, item_facts in zip(results_of_kind, facts, strict=True)
-            ]
-            if kind == self.kind:
-                kept = results_of_kind
-        return [
-            _outcome(kept[k], rewards[self.kind][k], facts[k], {kind: rewards[kind][k] for kind in kinds})
-            for k in range(len(items))
-        ]
+        scored = {
+            kind: self._score_kind(kind, watched, results, facts) for kind in {self.kind: None, **dict.fromkeys(kinds)}
+        }
+        outcomes = []
+        for k, (result, parts) in enumerate(scored[self.kind]):
+            outcome = _outcome(result, parts, facts[k])
+            outcome.metrics |= {f"{kind}_reward": sum(scored[kind][k][1].values()) for kind in kinds}
+            outcomes.append(outcome)
+        return outcomes
+
+    def _score_kind(
+        self, kind: str, programs: dict[int, Program], results: list[CodeResult], facts: list[ItemFacts]
+    ) -> list[tuple[CodeResult, dict[str, float]]]:
+        """Each result with the experiments that this kind of the reward needs, and the parts of the reward."""
+        experiments = self._make_experiments(kind, programs, results, facts)
+        results = [replace(result, experiments=experiments.get(k, {})) for k, result in enumerate(results)]
+        parts = earned_parts if kind == "earned" else paper_parts
+        return [(result, parts(result, item_facts)) for result, item_facts in zip(results, facts, strict=True)]
 
     def _check_timeout(self, facts: ItemFacts) -> float | None:
         if not self.adaptive_timeout or facts.reference_seconds is None:
@@ -180,7 +184,7 @@ class CodeReward:
     ) -> dict[int, dict[str, bool]]:
         """For each program, by index, which experiments cost it a test that it passes."""
         chosen = {}
-        for k, program in programs.items():
+        for k in programs:
             analysis, verdict = results[k].analysis, results[k].verdict
             told = TOLD if analysis.aux_returns else ("nothing",)
             if kind == "earned" and facts[k].share(verdict.passed) > 0:
@@ -271,9 +275,7 @@ def _no_parts() -> dict[str, float]:
     return dict.fromkeys(("definition", "syntax", "tests", "aux_used", "own_part", "aux_ignored"), 0.0)
 
 
-def _outcome(
-    result: CodeResult, parts: dict[str, float], facts: ItemFacts, reported: dict[str, dict[str, float]]
-) -> Outcome:
+def _outcome(result: CodeResult, parts: dict[str, float], facts: ItemFacts) -> Outcome:
     verdict = result.verdict
     reward = sum(parts.values())
     passed = verdict.passed if verdict else 0
@@ -292,7 +294,6 @@ def _outcome(
             "collab_non_wrapper": parts["own_part"],
             "collab_ignored_aux_call_penalty": -parts["aux_ignored"],
             "total_reward": reward,
-            **{f"{kind}_reward": sum(parts.values()) for kind, parts in reported.items()},
         },
         info=result,
     )

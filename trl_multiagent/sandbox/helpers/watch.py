@@ -7,6 +7,7 @@ program tells whether an experiment is under way: the code is the same with and 
 """
 
 import ast
+import contextlib
 import copy
 import itertools
 import os
@@ -25,7 +26,7 @@ EXPERIMENTS = ("constant", "another", "nothing", "last", "alone")
 MAX_VALUES = 8  # different values of one function that are remembered
 _NO_VALUE = object()
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_PLAIN = (str, int, float, bool, list, tuple, set, frozenset)
+_CONVERTED = (list, tuple, str, int, float)  # what `list(...)` and the like make of a value
 _EMPTY = {str: "?", bytes: b"?", list: [0], tuple: (0,), set: {0}, frozenset: {0}, dict: {0: 0}}
 
 
@@ -116,32 +117,34 @@ def watched_entry_point(entry, watches, namespace):
             value = namespace[next(iter(watches))](*args, **kwargs)
             if value is None and args:  # it may have worked in place
                 value = args[0]
-            return list(value) if isinstance(value, Iterator) else value
+            return _listed(value)
         for watch in watches.values():
             watch.last = _NO_VALUE
         value = entry(*args, **kwargs)
         if Watch.experiment != "last":
             return value
-        if isinstance(value, Iterator):  # runs the program's code only now
-            value = list(value)
+        value = _listed(value)  # a generator calls the watched functions only now
         told = [watch.last for watch in watches.values() if watch.last is not _NO_VALUE]
-        return _as_type_of(value, told[0]) if told else value
+        return _passed_on(told[0], value) if told else value
 
     return call
 
 
-def _as_type_of(value, told):
-    """What was told, in the type of another value if both are plain: neither `list(...)` around it nor `[0]` after it is work."""
-    if isinstance(told, Iterator):
-        told = list(told)
-    if type(told) in (list, tuple, dict) and len(told) == 1 and type(value) is not type(told):
-        (told,) = told.values() if type(told) is dict else told
-    if type(value) is type(told) or type(value) not in _PLAIN:
-        return told
-    try:
-        return type(value)(told)
-    except Exception:  # there is no such conversion
-        return told
+def _passed_on(told, value):
+    """What was told, in the form in which another value is the same: `list(...)` around it or `[0]` after it is no work."""
+    told = _listed(told)
+    forms = [told]
+    if type(told) in (list, tuple, dict) and len(told) == 1:
+        forms += told.values() if type(told) is dict else told
+    for form in tuple(forms):
+        if type(value) in _CONVERTED:
+            with contextlib.suppress(Exception):  # there is no such conversion
+                forms.append(type(value)(form))
+    return next((form for form in forms if not _differ(form, value)), told)
+
+
+def _listed(value):
+    return list(value) if isinstance(value, Iterator) else value
 
 
 def altered(value):
