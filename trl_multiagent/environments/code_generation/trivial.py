@@ -52,8 +52,8 @@ def trivial_answers():
 
 def best():
     general, own = trivial_answers()
-    # a constant that is read off the tests and passes them all would make a single test worthless
-    return max([0, *map(passed, general), *(count for count in map(passed, own) if count < TOTAL)])
+    # a constant that is read off a single test passes it, whatever it asks
+    return max([0, *map(passed, general), *map(passed, own if TOTAL > 1 else [])])
 
 def check(candidate):
     trivial = best() if {tries_trivial} else 0
@@ -184,7 +184,7 @@ def _longest_value(text: str) -> str | None:
     text = text.strip().split("\n")[0]
     for end in [len(text), *(match.start() for match in reversed([*re.finditer(r"[\s,;.)#]", text)]))]:
         try:
-            return repr(ast.literal_eval(text[:end].strip()))
+            return repr(ast.literal_eval(text[:end].strip().rstrip(",;.")))
         except PARSE_ERRORS:
             continue
     return None

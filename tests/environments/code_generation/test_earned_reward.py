@@ -1,0 +1,225 @@
+"""The reward kind `earned`: what trivial answers pass, who does what, and how long a check may take."""
+
+import logging
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from trl_multiagent.environments.code_generation import CodeGenerationEnvironment, load_code_dataset
+from trl_multiagent.environments.code_generation.trivial import ItemFacts, facts_program, prompt_examples, read_facts
+from trl_multiagent.sandbox import Sandbox
+
+
+sys.path.insert(0, str(Path(__file__).parent))
+from typical_pairs import ALL_AUX, ALL_MAIN, EVEN, ITEM, PAIRS, SUM_OF_SQUARES, table  # noqa: E402
+
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(check_timeout=5.0) as sandbox:
+        yield sandbox
+
+
+def score(sandbox, *pairs, item=ITEM, kind="earned"):
+    environment = CodeGenerationEnvironment(reward_kind=kind, sandbox=sandbox)
+    actions = [{"aux": aux, "main": main} for aux, main in pairs]
+    return environment.score([item] * len(pairs), actions, [[]] * len(pairs))
+
+
+def facts(sandbox, item, tries_trivial=True):
+    return read_facts(item, sandbox.run([facts_program(item, tries_trivial)])[0])
+
+
+def make_item(prompt, test, solution="", entry_point="f"):
+    test = "def check(candidate):\n" + "".join(f"    {line}\n" for line in test.split("\n"))
+    return {"task_id": "t/0", "prompt": prompt, "entry_point": entry_point, "test": test, "canonical_solution": solution}
+
+
+def test_the_table_of_the_docs_is_what_both_kinds_pay(sandbox):
+    assert table(sandbox) in (DOCS / "reward.md").read_text(), (
+        "run python tests/environments/code_generation/typical_pairs.py and put what it prints into docs/reward.md"
+    )
+
+
+def test_the_parts_of_a_team_that_collaborates(sandbox):
+    (outcome,) = score(sandbox, (EVEN, SUM_OF_SQUARES))
+    assert outcome.reward == pytest.approx(4.0)
+    parts = {name: outcome.metrics[name] for name in ("definition_reward", "syntax_reward", "execution_reward")}
+    assert parts == pytest.approx({"definition_reward": 1.0, "syntax_reward": 0.5, "execution_reward": 1.0})
+    assert outcome.metrics["collab_aux_usage"] == 0.5 and outcome.metrics["collab_non_wrapper"] == 1.0
+
+
+def test_everything_about_collaboration_is_scaled_by_the_share_of_the_tests(sandbox):
+    # trivial answers pass three of the six tests; this pair passes five: its share is 2/3
+    (outcome,) = score(sandbox, (EVEN, "def f(xs):\n    return sum(x * x for x in aux(xs) if x < 8)"))
+    assert outcome.metrics["tests_passed"] == 5
+    assert outcome.reward == pytest.approx(0.6 + 0.5 + (1.0 + 0.4 + 0.5 + 1.0) * 2 / 3)
+
+
+@pytest.mark.parametrize("group", ["one agent does all", "both write everything"])
+def test_no_pair_in_which_one_agent_is_enough_earns_more_than_a_single_agent(sandbox, group):
+    pairs = [pair for pair in PAIRS[group].values() if pair[0] is not None]
+    assert all(outcome.reward <= 2.1 + 1e-9 for outcome in score(sandbox, *pairs))
+
+
+def test_gates_on_a_constant_and_on_presence_earn_no_more_than_a_single_agent(sandbox):
+    gates = [*PAIRS["gates"].values()][:2]
+    gates += [
+        ("def aux(xs=None):\n    return 1", f"K = aux()\n{ALL_MAIN}\n    return 0 if K != 1 else 1"),
+        ("def aux(xs=None):\n    return 'go'", ALL_MAIN.replace("return", "assert aux(xs) == 'go'\n    return")),
+        ("def aux(*xs):\n    return True", ALL_MAIN.replace("return ", "return aux(*xs) and ")),
+        ("def aux(xs):\n    return 1", ALL_MAIN.replace("return ", "return aux(xs) * ")),
+        ("def aux(xs):\n    return 0", ALL_MAIN.replace("return ", "return aux(xs) + ")),
+    ]
+    assert all(outcome.reward <= 2.1 + 1e-9 for outcome in score(sandbox, *gates))
+
+
+def test_experiments_are_made_only_with_pairs_that_pass_more_than_trivial_answers(sandbox):
+    environment = CodeGenerationEnvironment(reward_kind="earned", sandbox=sandbox)
+    made = []
+    run_experiments = environment.executions.run_experiments
+
+    def record(programs):
+        made.extend(program.source for program in programs)
+        return run_experiments(programs)
+
+    environment.executions.run_experiments = record
+    pairs = [(EVEN, "def f(xs):\n    return 0 * len(aux(xs))"), (EVEN, ALL_MAIN), (EVEN, SUM_OF_SQUARES)] * 2
+    actions = [{"aux": aux, "main": main} for aux, main in pairs]
+    first = environment.score([ITEM] * 6, actions, [[]] * 6)
+    assert {SUM_OF_SQUARES in source for source in made} == {True} and 1 <= len(made) <= 5
+    seconds = environment.metrics()["sandbox/experiment_seconds"]
+    assert seconds > 0
+    made.clear()
+    again = environment.score([ITEM] * 6, actions, [[]] * 6)
+    assert not made and [outcome.reward for outcome in again] == [outcome.reward for outcome in first]
+
+
+def test_evaluation_reports_both_kinds(sandbox):
+    actions = [{"aux": ALL_AUX, "main": "def f(xs):\n    return aux(xs)"}]
+    for kind in ("paper", "earned"):
+        environment = CodeGenerationEnvironment(reward_kind=kind, sandbox=sandbox)
+        (outcome,) = environment.evaluate([ITEM], actions, [[]])
+        assert (outcome.metrics["paper_reward"], outcome.metrics["earned_reward"]) == pytest.approx((3.0, 2.1))
+        assert outcome.reward == outcome.metrics[f"{kind}_reward"]
+        (trained,) = environment.score([ITEM], actions, [[]])
+        assert trained.reward == outcome.reward and "paper_reward" not in trained.metrics
+
+
+def test_a_long_text_after_the_function_costs(sandbox):
+    rambling = "\n".join(f"print('case {k}', f([{k}]))" for k in range(20))
+    for aux, main in ((f"{EVEN}\n\n{rambling}", SUM_OF_SQUARES), (EVEN, f"{SUM_OF_SQUARES}\n\n{rambling}")):
+        (outcome,) = score(sandbox, (aux, main))
+        assert 2.9 < outcome.reward < 3.8
+
+
+def test_unknown_or_contradictory_settings_are_refused():
+    with pytest.raises(ValueError, match=r"Unknown kind 'fair': choose paper, earned\."):
+        CodeGenerationEnvironment(reward_kind="fair")
+    with pytest.raises(ValueError, match="decided by running programs"):
+        CodeGenerationEnvironment(reward_kind="earned", collaboration="static")
+
+
+# Trivial answers
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ('def f(x):\n    """Doubles.\n    >>> f(2)\n    4\n    >>> f(3)\n    6\n    """\n', {"(2,)": "4", "(3,)": "6"}),
+        ('def f(x, y):\n    """f([1, 2], "a") == True, f([], "b") -> False"""\n', {"([1, 2], 'a')": "True"}),
+        ('def f(s):\n    """For example f("(a)b") should return "b)" and so on"""\n', {"('(a)b',)": "'b)'"}),
+        ('def f(x):\n    """f(1) => 2\n    f(2) ➞ [4, 5].\n    f(3) = -1; f(n) = n"""\n', {"(1,)": "2", "(2,)": "[4, 5]", "(3,)": "-1"}),
+        ('def f(x):\n    """Nothing. f(x) returns x; g(1) == 2"""\n', {}),
+        ('def f(x):\n    """>>> f(broken\n    >>>f(1)\n    1"""\n', {}),
+    ],
+)  # fmt: skip
+def test_examples_are_read_from_prompts(prompt, expected):
+    found = dict(prompt_examples(prompt, "f"))
+    assert {arguments: found.get(arguments) for arguments in expected} == expected
+    assert expected or not found
+
+
+@pytest.mark.parametrize(
+    ("prompt", "test", "solution", "expected"),
+    [
+        # a constant: the most frequent of the expected values, unless there is only one test
+        ("def f(x):\n", "assert candidate(1) == 7\nassert candidate(2) == 7\nassert candidate(3) == 8", "    return 8 if x == 3 else 7\n", 2),
+        ("def f(x):\n", "assert candidate(1) == 'a'", "    return 'a'\n", 0),
+        ("def f(x):\n", "assert candidate(1)\nassert not candidate(2)\nassert candidate(3)", "    return x != 2\n", 2),
+        # an argument
+        ("def f(x, y):\n", "assert candidate(1, [2]) == [2]\nassert candidate(2, [3, 3]) == [3]", "    return [y[0]]\n", 1),
+        ("def f(x):\n", "assert candidate(x=[4]) == [4]\nassert candidate(x=[]) == [9]", "    return x or [9]\n", 1),
+        # the examples, looked up, with the best of these for the rest
+        ('def f(x):\n    """\n    >>> f(1)\n    5\n    """\n', "assert candidate(1) == 5\nassert candidate(2) == 6\nassert candidate(3) == 6", "    return 5 if x == 1 else 6\n", 3),
+        # loops, tolerances and exceptions are run, not read
+        ("def f(x):\n", "for k in range(5):\n    assert candidate(k) == k\nassert abs(candidate(2.5) - 2) < 0.1", "    return int(x)\n", 1),
+        ("def f(x):\n", "try:\n    candidate(None)\n    assert False\nexcept TypeError:\n    pass\nassert candidate(1) == 2", "    return x + 1\n", 1),
+    ],
+)  # fmt: skip
+def test_what_trivial_answers_pass(sandbox, prompt, test, solution, expected):
+    item = make_item(prompt, test, solution)
+    found = facts(sandbox, item)
+    assert found.trivial == expected
+    assert found.reference == found.total
+
+
+def test_the_share_of_the_tests_counts_from_what_is_trivial():
+    assert [ItemFacts(total=8, trivial=2).share(passed) for passed in (0, 1, 2, 5, 8)] == [0, 0, 0, 0.5, 1]
+    assert ItemFacts(total=3, trivial=3).share(3) == 0
+
+
+def test_an_item_that_tells_nothing_is_named(sandbox, caplog):
+    worthless = make_item("def f(x):\n", "assert candidate(1) == True\nassert candidate(2) == True", "    return True\n")
+    wrong = make_item("def f(x):\n", "assert candidate(1) == 2\nassert candidate(2) == 4", "    return 2\n")
+    with caplog.at_level(logging.WARNING, logger="trl_multiagent"):
+        (outcome,) = score(sandbox, ("def aux(x):\n    return x", "def f(x):\n    return True"), item=worthless)
+        score(sandbox, ("", "def f(x):\n    return 2"), item={**wrong, "task_id": "t/1"})
+    assert outcome.metrics["execution_reward"] == 0.0
+    assert "t/0: a trivial answer passes all tests" in caplog.text
+    assert "t/1: the reference solution passes 1 of 2 tests" in caplog.text
+
+
+def test_junk_earns_nothing_for_tests_on_a_benchmark(sandbox, shared_data):
+    items = load_code_dataset(str(shared_data / "humaneval.jsonl"), split="test[:48]").to_list()[::4]
+    for item in items:
+        name = item["entry_point"]
+        solution = re.sub(rf"\b{name}\b", "solve", item["prompt"] + item["canonical_solution"])
+        examples = ", ".join(f"{key!r}: {value}" for key, value in prompt_examples(item["prompt"], name))
+        look_up = f"T = {{{examples}}}\ndef {name}(*a):\n    return T.get(repr(a), OTHERWISE)\n"
+        junk = [look_up.replace("OTHERWISE", constant) for constant in ("True", "[]", "0", "None", "a[0]")]
+        junk += [f"def {name}(*a):\n    return {constant}\n" for constant in ("True", "False", "''", "1", "a[0]")]
+        aux = re.sub(r"\bsolve\b", "aux", solution)
+        single = [f"{solution}\n\ndef {name}(*a):\n    return solve(*a)\n", f"def {name}(*a):\n    return aux(*a)\n"]
+        outcomes = score(sandbox, *((aux, main) for main in junk + single), item=item)
+        assert all(outcome.metrics["execution_reward"] == 0 for outcome in outcomes[:-2]), item["task_id"]
+        assert all(outcome.reward <= 2.1 + 1e-9 for outcome in outcomes), item["task_id"]
+
+
+# Deadlines
+
+
+def test_the_deadline_of_a_check_follows_from_the_reference_solution(sandbox):
+    environment = CodeGenerationEnvironment(num_agents=1, sandbox=sandbox)
+    ran = []
+    run = environment.executions.run
+    environment.executions.run = lambda programs: ran.extend(programs) or run(programs)
+    slow = "    for _ in range(4_000_000):\n        pass\n    return 2 * x\n"
+    fast = make_item("def f(x):\n", "assert candidate(1) == 2\nassert candidate(2) == 4", "    return 2 * x\n")
+    items = [
+        fast,
+        {**fast, "canonical_solution": slow},
+        {name: value for name, value in fast.items() if name != "canonical_solution"},
+        {**fast, "canonical_solution": "    return 0 * x\n"},
+    ]
+    environment.score(items, [{"main": "def f(x):\n    return 2 * x\n"}] * 4, [[]] * 4)
+    timeouts = [program.check_timeout for program in ran]
+    assert timeouts[0] == 1.0 and timeouts[1] > 1.0 and timeouts[2:] == [None, None]
+    environment = CodeGenerationEnvironment(num_agents=1, sandbox=sandbox, adaptive_timeout=False)
+    (outcome,) = environment.score(items[:1], [{"main": "def f(x):\n    return 2 * x\n"}], [[]])
+    assert outcome.info.verdict.passed == 2 and not environment.reward._facts
