@@ -107,7 +107,7 @@ def test_counts_of_calls_are_bounded(sandbox):
         frame = sys._getframe()
         while frame:
             if "_watches" in frame.f_globals:
-                frame.f_globals["_watches"]["aux"].calls += 10**4000
+                frame.f_globals["_watches"]["aux"].calls += 10**60
             frame = frame.f_back
         return aux(x)
     """

@@ -61,7 +61,7 @@ def test_answers_are_limited(sandbox):
     assert all("too large or nested too deeply" in check.error for check in verdict.checks[:2])
 
 
-def test_an_answer_that_makes_the_checks_spin_costs_one_check_and_a_deadline(sandbox):
+def test_an_answer_that_makes_the_checks_spin_costs_one_check(sandbox):
     source = "def f(x): return range(10**12) if x == 1 else x"
     once = Program(source, "f", "assert f(0) == 0\nassert 0.5 not in f(1)\nassert f(2) == 2")
     twice = Program(source, "f", "assert f(0) == 0\nassert sum(f(1)) == 1\nassert 0.5 not in f(1)")
@@ -69,8 +69,9 @@ def test_an_answer_that_makes_the_checks_spin_costs_one_check_and_a_deadline(san
     honest = Program("def f(x): return x", "f", CHECKS)
     verdicts = sandbox.run([once, twice, between, honest])
     assert statuses(verdicts[0]) == ["passed", "timeout", "passed"]
-    assert [statuses(verdict) for verdict in verdicts[1:3]] == [["timeout"] * 3, ["timeout"] * 2]
-    assert all(verdict.suspicious == ("spoilt the checks",) for verdict in verdicts[:3])
+    assert statuses(verdicts[1]) == ["passed", "timeout", "timeout"]
+    assert statuses(verdicts[2]) == ["passed", "not_run"] and "no end" in verdicts[2].checks[1].error
+    assert all(verdict.suspicious == ("overloaded the checks",) for verdict in verdicts[:3])
     assert verdicts[3].passed == 6
 
 

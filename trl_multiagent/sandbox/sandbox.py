@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -32,10 +33,21 @@ TIERS = {
     "landlock": {"seccomp", "landlock"},
     "namespaces": {"seccomp", "namespaces"},
 }
-START_SECONDS = 60.0  # for a helper to come up, or to take a job
+START_SECONDS = 60.0  # for a helper to take a job
+SILENT_SECONDS = (
+    180.0  # a verifier that has shown no sign of life for so long, and 10 times a check's limit, has failed
+)
+PAUSE_SECONDS = 10.0  # between looks at whether verifiers are silent
 STUCK_SECONDS = 0.1  # a program that runs longer gives its worker's place to another one,
 FIRST_SECONDS = 1.0  # unless it is one of the first, and the first helpers are yet to come up
 SPARE_SLOTS = 12  # pairs of helpers kept beyond the workers, for batches with stuck programs
+OUTSIDE_SIGNALS = {
+    signal.SIGKILL,
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+}  # no answer raises these
 # Modules want to repair locks and reseed after a fork, which costs more than the fork itself; a helper has one thread
 _BOOT = """
 import importlib, json, os, sys
@@ -54,43 +66,82 @@ def _start_helper(name, fds, config, stdout=subprocess.DEVNULL):
     return subprocess.Popen([*command, *map(json.dumps, (*fds, config))], pass_fds=fds, stdout=stdout, **options)
 
 
-class _Slot:
-    """A verifier and its zygote, and the job that they are at."""
+@dataclass(eq=False)
+class _Task:
+    """A program of the batch, and what has become of it so far."""
 
-    def __init__(self, number, cores, config, share):
+    program: Program
+    verdict: Verdict | None = None
+    failures: int = 0  # of the sandbox, while it ran this program
+    lost: list = field(default_factory=list)  # where its answers ended a verifier: step of the checks, status, text
+
+    def job(self):
+        source = self.program.source[: MAX_SOURCE + 1]  # one character too many is refused
+        return vars(self.program) | vars(read_asserts(self.program.checks)) | {"source": source, "lost": self.lost}
+
+
+class _Slot:
+    """A verifier and its zygote, and the task that they are at, if any."""
+
+    def __init__(self, number, cores, config):
         self.number = number
+        self.task = None
         self.inbox = Inbox(MAX_JOB)
         self.socket, verifier_end = socket.socketpair()
         self.socket.settimeout(START_SECONDS)
         control, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.fileno = self.socket.fileno
-        self.progress = open(os.memfd_create("progress"), "r+b", buffering=0)  # the check that it is at, or -1
-        self.progress.write(struct.pack("q", -1))
+        # what the verifier writes: the step of the checks that it is at, -1 before a job; and a count that grows while it waits
+        self.progress = open(os.memfd_create("progress"), "r+b", buffering=0)
+        self.progress.write(struct.pack("qq", -1, 0))
         self.processes = []
         with verifier_end, control, zygote_end:
-            for role, *ends in (("zygote", zygote_end), ("verifier", verifier_end, control, share, self.progress)):
+            for role, *ends in (("zygote", zygote_end), ("verifier", verifier_end, control, self.progress)):
                 self.processes.append(_start_helper(role, [end.fileno() for end in ends], config))
                 os.sched_setaffinity(self.processes[-1].pid, cores)
 
-    def start(self, index, program, spoilt):
-        self.index = index
-        self.started = time.monotonic()
-        with contextlib.suppress(OSError):  # the verifier is gone: its socket reports the end of file
-            source = program.source[: MAX_SOURCE + 1]  # one character too many is refused
-            asserts = vars(read_asserts(program.checks))
-            self.socket.sendall(pack(vars(program) | asserts | {"source": source, "spoilt": spoilt}))
+    def start(self, task):
+        self.task = task
+        self.started = self.heard = time.monotonic()
+        self.seen = (-1, 0)
+        os.pwrite(self.progress.fileno(), struct.pack("qq", *self.seen), 0)
+        with contextlib.suppress(OSError):  # the verifier is gone, or does not read: it will be found to be silent
+            self.socket.sendall(pack(task.job()))
 
     def receive(self):
-        """The verifier's message about the job, or None while it is incomplete."""
+        """The verifier's message about the task, or None while it is incomplete."""
         with contextlib.suppress(OSError):
             if chunk := self.socket.recv(1 << 16):
                 self.inbox.data += chunk
                 return self.inbox.next()
-        (check,) = struct.unpack("q", os.pread(self.progress.fileno(), 8, 0))
+        step, _ = self._progress()
         self.close()
-        if self.processes[-1].returncode == -signal.SIGVTALRM:
-            return {"spoilt": [check, "timeout", "on the program's answers the checks came to no end"]}
-        return {"fault": "the verifier is gone"}
+        signaled = -self.processes[-1].returncode
+        if step < 0 or signaled in OUTSIDE_SIGNALS:
+            return {"fault": "the verifier is gone"}
+        if signaled == signal.SIGPROF:
+            return {"lost": [step, "timeout", "on the program's answers the checks came to no end"]}
+        return {"lost": [step, "error", "on the program's answers the checks ended their process"]}
+
+    def is_silent(self, limit):
+        """Whether the verifier has shown no sign of life for `limit` seconds."""
+        if self.seen != (now := self._progress()):
+            self.seen, self.heard = now, time.monotonic()
+        return time.monotonic() - self.heard > limit
+
+    def silence(self):
+        """The message that stands for that of a silent verifier."""
+        step, _ = self._progress()
+        if step < 0 or self._is_stopped():
+            return {"fault": "the verifier does not answer"}
+        return {"lost": [step, "timeout", "on the program's answers the checks waited without end"]}
+
+    def _progress(self):
+        return struct.unpack("qq", os.pread(self.progress.fileno(), 16, 0))
+
+    def _is_stopped(self):
+        stat = Path(f"/proc/{self.processes[-1].pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
     def close(self):
         self.socket.close()  # the verifier ends, then its zygote, then the candidate
@@ -142,10 +193,6 @@ class Sandbox(contextlib.AbstractContextManager):
             if getattr(self, name) not in TIERS:
                 raise ValueError(f"sandbox.{name} must be one of {', '.join(TIERS)}, got {getattr(self, name)!r}")
         self.tier = None
-        # past the first limit of processor time a program or its checks are ended; past the second, of wall time, the
-        # sandbox has failed and not the program
-        self._whole_limit = (self.max_timeouts + 1) * self.check_timeout
-        self._hard_limit = START_SECONDS + 10 * self._whole_limit
         self._lock = threading.Lock()
         self._slots: list[_Slot] = []
         self._owner = os.getpid()
@@ -185,7 +232,7 @@ class Sandbox(contextlib.AbstractContextManager):
     def _choose_tier(self):
         if sys.platform != "linux":
             raise SandboxError(f"the sandbox needs Linux, this is {sys.platform}")
-        with self._start(_start_helper, "kernel", [], {}, subprocess.PIPE) as probe:
+        with self._start(self.retries + 1, _start_helper, "kernel", [], {}, subprocess.PIPE) as probe:
             output = probe.stdout.read()
         if probe.returncode != 0:
             raise SandboxError(f"probing the machine for the sandbox failed with exit status {probe.returncode}")
@@ -197,11 +244,10 @@ class Sandbox(contextlib.AbstractContextManager):
                 f"this machine allows the sandbox tier {tier!r} at most (layers: {sorted(allowed) or 'none'}), but "
                 f"sandbox.min_tier is {self.min_tier!r}; lower it only if the programs can be trusted not to attack"
             )
-        besides = {"user", "landlock"} if tier == "namespaces" else {"user"}
-        # the part of a core that each running program can count on; verifiers read it, candidates do not have it
-        self._share = open(os.memfd_create("share"), "r+b", buffering=0)
+        besides = {"user", "landlock"} if tier == "namespaces" else {"user", "userns"}
         self._config = {name: getattr(self, name) for name in ("check_timeout", "max_timeouts", "memory_mb")}
-        self._config |= {"cpu_seconds": self._whole_limit, "layers": sorted(allowed & (TIERS[tier] | besides))}
+        self._config["cpu_seconds"] = (self.max_timeouts + 1) * self.check_timeout  # of a verifier, for one program
+        self._config["layers"] = sorted(allowed & (TIERS[tier] | besides))
         self.tier = tier
         logger.info("sandbox tier %s (layers: %s), %d workers", tier, ", ".join(self._config["layers"]), self.workers)
 
@@ -211,70 +257,95 @@ class Sandbox(contextlib.AbstractContextManager):
                 read_asserts(program.checks), read_asserts(program.setup)
             except (SyntaxError, ValueError) as error:
                 raise ValueError(f"a program's checks cannot be compiled: {type(error).__name__}: {error}") from error
-        verdicts, failures = [None] * len(programs), [0] * len(programs)
-        waiting, again = list(reversed(range(len(programs)))), []
-        spoilt = {}  # programs whose answers were too much for a verifier: the check or -1 for all, and what became of it
-        idle, running, crowd = list(self._slots), set(), self.workers
+        tasks = [_Task(program) for program in programs]
+        waiting, failed = deque(tasks), deque()
         patience = STUCK_SECONDS if self._slots else FIRST_SECONDS
-        # programs that seem stuck do not hold up the others: more helpers are started for those
-        most = 2 * self.workers + SPARE_SLOTS
-        while waiting or running or again:
-            if not running and not waiting:  # what failed is tried again when nothing else runs
-                waiting, again = again, []
-            now = time.monotonic()
-            fresh = [slot for slot in running if now - slot.started < patience]
-            for _ in range(min(self.workers - len(fresh), most - len(running), len(waiting))):
-                if not idle:
-                    number = min({*range(len(self._slots) + 1)} - {slot.number for slot in self._slots})
-                    idle.append(self._start(_Slot, number, self._cores(number), self._config, self._share))
-                    self._slots.append(idle[0])
-                idle.sort(key=lambda slot: -slot.number)
-                slot, index = idle.pop(), waiting.pop()
-                slot.start(index, programs[index], spoilt.get(index, (None, "", "")))
-                running.add(slot)
-                fresh.append(slot)
-            crowd = max(crowd, len(running))  # who shared a core before is not owed a whole one now
-            os.pwrite(self._share.fileno(), struct.pack("d", min(1.0, self.workers / crowd)), 0)
-            wake = [slot.started + self._hard_limit for slot in running]
-            wake += [slot.started + patience for slot in fresh if waiting]
-            ready = wait(running, max(0.0, min(wake) - time.monotonic()))
-            late = [slot for slot in running if time.monotonic() - slot.started > self._hard_limit]
-            for slot in {*ready, *late}:
-                message = slot.receive() if slot in ready else {"fault": "the verifier does not answer"}
-                if message is None:
-                    continue
-                running.remove(slot)
-                if "fault" not in message and "spoilt" not in message:
-                    verdicts[slot.index] = self._verdict(message)
-                    idle.append(slot)
+        while waiting or failed or self._running():
+            if not waiting and not self._running():
+                waiting.append(failed.popleft())  # what the sandbox failed at is tried again alone
+            self._start_tasks(waiting, patience)
+            for slot, message in self._messages(patience if waiting else PAUSE_SECONDS):
+                task, slot.task = slot.task, None
+                if "fault" in message:
+                    self._discard(slot)
+                    self._count_failure(task, message["fault"])
+                    failed.append(task)
+                elif "lost" in message:
+                    self._discard(slot)
+                    task.lost.append(message["lost"])
+                    if len(task.lost) <= self.max_timeouts:
+                        waiting.append(task)
+                    else:
+                        task.verdict = self._all_lost(task)
+                else:
+                    task.verdict = self._verdict(message)
                     patience = STUCK_SECONDS
-                    continue
-                self._slots.remove(slot)
-                slot.close()
-                again.append(slot.index)
-                if "spoilt" in message and spoilt.get(slot.index, [0])[0] >= 0:
-                    spoilt[slot.index] = [-1, *message["spoilt"][1:]] if slot.index in spoilt else message["spoilt"]
-                    continue
-                failures[slot.index] += 1
-                if failures[slot.index] > self.retries:
-                    reason = message.get("fault", message)
-                    raise SandboxError(f"the sandbox failed {self.retries + 1} times in a row: {reason}")
         while len(self._slots) > self.workers + SPARE_SLOTS:
-            self._slots.pop().close()
-        return verdicts
+            self._discard(self._slots[-1])
+        return [task.verdict for task in tasks]
+
+    def _running(self):
+        return [slot for slot in self._slots if slot.task is not None]
+
+    def _start_tasks(self, waiting, patience):
+        """Starts as many tasks as there are workers, not counting those that run for long: they do not hold up the others."""
+        running = self._running()
+        stuck = sum(time.monotonic() - slot.started >= patience for slot in running)
+        free = min(self.workers - len(running) + stuck, 2 * self.workers + SPARE_SLOTS - len(running))
+        while waiting and free > 0 and (slot := self._idle_slot()):
+            slot.start(waiting.popleft())
+            free -= 1
+
+    def _idle_slot(self):
+        """A slot without a task, or None where no more can be started while others run."""
+        idle = [slot for slot in self._slots if slot.task is None]
+        if not idle:
+            number = min({*range(len(self._slots) + 1)} - {slot.number for slot in self._slots})
+            attempts = 1 if self._running() else self.retries + 1
+            try:
+                idle.append(self._start(attempts, _Slot, number, self._cores(number), self._config))
+            except SandboxError:
+                if self._running():
+                    return None  # what runs may be what leaves no room
+                raise
+            self._slots.append(idle[0])
+        return min(idle, key=lambda slot: slot.number)
+
+    def _messages(self, seconds):
+        """Waits that long for verifiers to finish; yields their slots and messages."""
+        running = self._running()
+        ready = wait(running, seconds)
+        for slot in running:
+            if slot in ready:
+                message = slot.receive()
+            elif slot.is_silent(SILENT_SECONDS + 10 * self.check_timeout):
+                message = slot.silence()
+            else:
+                continue
+            if message is not None:
+                yield slot, message
+
+    def _discard(self, slot):
+        self._slots.remove(slot)
+        slot.close()
+
+    def _count_failure(self, task, reason):
+        task.failures += 1
+        if task.failures > self.retries:
+            raise SandboxError(f"the sandbox failed {task.failures} times in a row: {reason}")
 
     def _cores(self, number):
         """A verifier and its program take turns, which is fastest on one core; where programs are stuck, others may move."""
         cores, rank = sorted(os.sched_getaffinity(0)), int(os.environ.get("LOCAL_RANK", "0"))
         return {cores[(rank * self.workers + number) % len(cores)]} if number < self.workers else cores
 
-    def _start(self, start, *args):
+    def _start(self, attempts, start, *args):
         """Starts helpers; where the machine refuses, again after a while."""
-        for attempt in range(self.retries + 1):
+        for attempt in range(attempts):
             try:
                 return start(*args)
             except OSError as error:
-                if attempt == self.retries:
+                if attempt == attempts - 1:
                     raise SandboxError(f"the sandbox's helper processes cannot be started: {error}") from error
                 time.sleep(0.5 * (attempt + 1))
 
@@ -284,6 +355,13 @@ class Sandbox(contextlib.AbstractContextManager):
         message["suspicious"] = tuple(message["suspicious"])
         message["effective"] = tuple(message["effective"])
         return Verdict(**message, tier=self.tier)
+
+    def _all_lost(self, task):
+        """The verdict on a program whose answers have ended too many verifiers."""
+        _, status, text = task.lost[-1]
+        checks = tuple(Check(status, source, text) for source in read_asserts(task.program.checks).sources)
+        calls = dict.fromkeys(task.program.watch, 0)
+        return Verdict(Check("passed", ""), checks, calls, suspicious=("overloaded the checks",), tier=self.tier)
 
 
 def _close_all(slots, owner):

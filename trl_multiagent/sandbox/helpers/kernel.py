@@ -14,7 +14,8 @@ import struct
 from pathlib import Path
 
 
-NOBODY = 65534  # the user and group that a zygote started by root becomes
+NOBODY = 65534  # the group that a zygote started by root gets
+MAX_THREADS = 128  # of one program, besides the one that it starts with
 DIE_WITH_PARENT, DUMPABLE, ADOPT_ORPHANS = 1, 4, 36  # options of `prctl`
 _SECCOMP, _DROP_CAPABILITY, _NO_NEW_PRIVILEGES = 22, 24, 38
 
@@ -38,6 +39,7 @@ def prctl(option: int, value: int, pointer: int = 0):
 
 def lock_down(role: str, layers: list, limits: dict, readable: list):
     """Puts the verifier or the zygote behind the layers, for good; only folders in `readable` may be read."""
+    user = spare_user()
     for limit, value in (limits | {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0}).items():
         resource.setrlimit(limit, (value, value))
     if role == "zygote" and "namespaces" in layers:
@@ -45,7 +47,9 @@ def lock_down(role: str, layers: list, limits: dict, readable: list):
     if role == "zygote" and "user" in layers:
         os.setgroups([])
         os.setresgid(*[NOBODY] * 3)
-        os.setresuid(*[NOBODY] * 3)
+        os.setresuid(*[user] * 3)
+    elif role == "zygote" and "userns" in layers and "namespaces" not in layers:
+        _check(_libc.unshare(_NEWUSER), "unshare")  # its processes are counted apart from the rest of the user's
     for capability in range(64):
         if _libc.prctl(_DROP_CAPABILITY, capability, 0, 0, 0) < 0:
             break  # past the last one, or not privileged enough to have any
@@ -57,6 +61,17 @@ def lock_down(role: str, layers: list, limits: dict, readable: list):
         restrict_files(readable)
     if "seccomp" in layers:
         filter_calls(role)
+
+
+def spare_user() -> int:
+    """A user id that no other process has: the kernel counts threads by user, so each zygote has a user of its own."""
+    extents = [[int(field) for field in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    first, _, count = max(extents, key=lambda extent: extent[2])
+    low, high = first + count // 2, first + count
+    if high > 0x7FFFFFFF:
+        low, high = 0x70000000, 0x7FFFFFFF  # no system hands these out
+    # processes in different containers may have the same number
+    return low + hash((os.stat("/proc/self/ns/pid").st_ino, os.getpid())) % (high - low)
 
 
 # Seccomp. name:number on x86_64:number on aarch64, where `-` means that the machine has no such call:who may make it. `a`: every
@@ -71,9 +86,10 @@ getpid:39:172:a sendto:44:206:a recvfrom:45:207:a sendmsg:46:211:zv recvmsg:47:2
 getsockname:51:204:a getsockopt:55:209:a clone:56:220:aZ exit:60:93:a wait4:61:260:z kill:62:129:z uname:63:160:a
 fcntl:72:25:zv getcwd:79:17:a readlink:89:-:v gettimeofday:96:169:a getrusage:98:165:a sysinfo:99:179:a times:100:153:a
 getuid:102:174:a getgid:104:176:a geteuid:107:175:a getegid:108:177:a setpgid:109:154:z getppid:110:173:a
-sigaltstack:131:132:a prctl:157:167:z gettid:186:178:a futex:202:98:a sched_getaffinity:204:123:a getdents64:217:61:v
+sigaltstack:131:132:a setpriority:141:140:z prctl:157:167:z gettid:186:178:a futex:202:98:a sched_getaffinity:204:123:a
+getdents64:217:61:zv
 set_tid_address:218:96:a restart_syscall:219:128:a clock_gettime:228:113:a clock_getres:229:114:a
-clock_nanosleep:230:115:a exit_group:231:94:a epoll_wait:232:-:a epoll_ctl:233:21:a openat:257:56:zv newfstatat:262:79:v
+clock_nanosleep:230:115:a exit_group:231:94:a epoll_wait:232:-:a epoll_ctl:233:21:a openat:257:56:zv newfstatat:262:79:zv
 readlinkat:267:78:v faccessat:269:48:v pselect6:270:72:a ppoll:271:73:a set_robust_list:273:99:a epoll_pwait:281:22:a
 eventfd2:290:19:a epoll_create1:291:20:a dup3:292:24:v pipe2:293:59:a prlimit64:302:261:z getrandom:318:278:a
 membarrier:324:283:a statx:332:291:v rseq:334:293:a clone3:435:435:- faccessat2:439:439:v
@@ -82,24 +98,27 @@ _ENTRIES = [entry.split(":") for entry in _CALLS.split()] if _FIELD else []
 _WHO = {entry[0]: entry[3] for entry in _ENTRIES}
 _NUMBERS = {entry[0]: int(entry[_FIELD]) for entry in _ENTRIES if entry[_FIELD] != "-"}
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF instructions
-_TESTS = {"equals": (_EQUAL, 0, 1), "any of": (_ANY_BIT, 0, 1), "none of": (_ANY_BIT, 1, 0)}
 _KILL, _REFUSE, _ABSENT, _ALLOW = 0x80000000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS, 0x7FFF0000
-_PROT_EXEC, _CLONE_THREAD, _AF_UNIX, _FIONBIO = 4, 0x10000, 1, 0x5421
+_PROT_EXEC, _CLONE_THREAD, _AF_UNIX, _FIONBIO, _MSG_OOB = 4, 0x10000, 1, 0x5421, 1
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-_ONLY_IF = {  # call: (index of the argument, test, value)
-    "mmap": (2, "none of", _PROT_EXEC),
-    "mprotect": (2, "none of", _PROT_EXEC),
-    "sendto": (4, "equals", 0),
-    "socketpair": (0, "equals", _AF_UNIX),
-    "ioctl": (1, "equals", _FIONBIO),
-    "clone": (0, "any of", _CLONE_THREAD),
-    "openat": (2, "none of", _WRITING),
-    "open": (1, "none of", _WRITING),
+# call: conditions, all of which must hold: (index of the argument, test, value). BPF compares 32 bits at a time. `equals`, `any
+# of` and `none of` look at the lower half: the kernel reads no more of these arguments, or knows no flag above it. `is zero`
+# looks at both halves, which a pointer needs.
+_ONLY_IF = {
+    "mmap": [(2, "none of", _PROT_EXEC)],
+    "mprotect": [(2, "none of", _PROT_EXEC)],
+    "sendto": [(4, "is zero", 0), (3, "none of", _MSG_OOB)],  # no address
+    "recvfrom": [(3, "none of", _MSG_OOB)],
+    "socketpair": [(0, "equals", _AF_UNIX)],
+    "ioctl": [(1, "equals", _FIONBIO)],
+    "clone": [(0, "any of", _CLONE_THREAD)],
+    "openat": [(2, "none of", _WRITING)],
+    "open": [(1, "none of", _WRITING)],
 }
 
 
 def _rules(letter):
-    """What a role may do: call -> action, or the condition under which it is allowed."""
+    """What a role may do: call -> action, or the conditions under which it is allowed."""
     rules = {"clone3": _ABSENT}  # its flags are in memory, where a filter cannot look: libc uses clone
     for name, who in _WHO.items():
         if {"a", letter, letter.upper()} & set(who):
@@ -107,19 +126,27 @@ def _rules(letter):
     return rules
 
 
+def _guarded(conditions):
+    """Instructions that allow a call under these conditions and refuse it otherwise."""
+    body = [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
+    for argument, test, value in reversed(conditions):
+        for half in (4, 0) if test == "is zero" else (0,):
+            refuse = len(body) - 1  # as a distance from the comparison
+            compare = _EQUAL if test in ("equals", "is zero") else _ANY_BIT
+            if_true, if_false = (refuse, 0) if test == "none of" else (0, refuse)
+            body[:0] = [(_LOAD, 0, 0, 16 + 8 * argument + half), (compare, if_true, if_false, value)]
+    return body
+
+
 def _assemble(rules, default):
-    """The kernel's form of a filter. Where a condition does not hold, the call is refused."""
+    """The kernel's form of a filter: for each call an action, or the conditions under which it is allowed."""
     program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _ARCHITECTURE), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
     program += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _KILL)]  # other numbers of the same calls on x86_64
     for name, action in rules.items():
         if name not in _NUMBERS:
             continue
-        if type(action) is int:
-            program += [(_EQUAL, 0, 1, _NUMBERS[name]), (_RETURN, 0, 0, action)]
-        else:
-            argument, test, value = action
-            program += [(_EQUAL, 0, 4, _NUMBERS[name]), (_LOAD, 0, 0, 16 + 8 * argument), (*_TESTS[test], value)]
-            program += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
+        body = [(_RETURN, 0, 0, action)] if type(action) is int else _guarded(action)
+        program += [(_EQUAL, 0, len(body), _NUMBERS[name]), *body]
     program.append((_RETURN, 0, 0, default))
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in program))
     header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(code)))
@@ -212,14 +239,17 @@ def _works(layer):
     if layer == "namespaces":
         enter_namespaces()
         return os.listdir("/") == ["proc"] and os.getpid() == 1
+    if layer == "userns":
+        _check(_libc.unshare(_NEWUSER), "unshare")
+        return True
     lock_down("zygote", ["user"], {}, [])
-    return os.getuid() == NOBODY
+    return os.getuid() != 0
 
 
 def main(config: dict):
     """Prints the names of the layers that this machine allows, each tried in a child of its own."""
     layers = []
-    for layer in ("seccomp", "landlock", "namespaces", "user"):
+    for layer in ("seccomp", "landlock", "namespaces", "user", "userns"):
         child = os.fork()
         if not child:
             try:

@@ -14,7 +14,6 @@ import resource
 import select
 import signal
 import socket
-import struct
 import sys
 import time
 import types
@@ -24,11 +23,10 @@ from . import kernel, wire
 from .wire import Inbox, WireError
 
 
-STRETCH = 5  # on a loaded machine a limit grows up to this factor,
-ENOUGH = 0.8  # until the candidate has had this part of its share of a core
 POLLRDHUP = 0x2000
 MEMORY = 1 << 30  # bytes of the verifier's address space
 ZYGOTE_SECONDS = 60.0  # for its answers
+LONGEST = 100  # a check that has taken this many times its limit, and a minute, was not given enough of a core
 MAX_ERROR = 300  # characters of a check's error
 MAX_NOTES = 16  # suspicious acts of one program
 MAX_DEATHS = 10  # candidates of one program that may die before the rest of its checks is given up
@@ -50,13 +48,21 @@ class SandboxFault(BaseException):
     """The sandbox failed, not the program."""
 
 
-def main(job_fd: int, control_fd: int, share_fd: int, progress_fd: int, config: dict):
+class BrokenOff(BaseException):
+    """In an earlier run the checks ended the verifier between two asserts. Status and text of the asserts after this."""
+
+
+class Lost(BrokenOff):
+    """In an earlier run a call or an assert ended the verifier."""
+
+
+def main(job_fd: int, control_fd: int, progress_fd: int, config: dict):
     """Body of the verifier's process: one job after the other, until the trainer closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     jobs, control = (socket.socket(fileno=fd) for fd in (job_fd, control_fd))
     control.settimeout(ZYGOTE_SECONDS)
-    config |= {"jobs": jobs, "control": control, "share": mmap.mmap(share_fd, 8, prot=mmap.PROT_READ)}
-    config["progress"] = memoryview(mmap.mmap(progress_fd, 8)).cast("q")
+    config |= {"jobs": jobs, "control": control, "progress": memoryview(mmap.mmap(progress_fd, 16)).cast("q")}
+    config["own_times"] = os.open("/proc/self/schedstat", os.O_RDONLY)
     importable = [path for path in sys.path if os.path.isdir(path)]  # by checks
     kernel.lock_down("verifier", config["layers"], {resource.RLIMIT_AS: MEMORY}, importable)
     gc.freeze()
@@ -66,26 +72,26 @@ def main(job_fd: int, control_fd: int, share_fd: int, progress_fd: int, config: 
         jobs.sendall(wire.pack(started))
     while True:
         job = inbox.read(job_fd)
-        # answers that make the checks themselves spin end this process, whatever loop it is in; the trainer knows the signal
-        signal.setitimer(signal.ITIMER_VIRTUAL, config["cpu_seconds"])
+        config["progress"][0] = 0
+        _end_process_after(config["cpu_seconds"])
         try:
-            result = wire.pack(_judge(job, config))
+            result = Run(job, config).run()
         except SandboxFault as fault:
-            result = wire.pack({"fault": str(fault)})
-        except Exception as error:  # memory, say: the program does not get away with it, and this process ends
-            result = wire.pack({"spoilt": [-1, *_outcome(error)]})
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        jobs.sendall(result)
+            result = {"fault": str(fault)}
+        except (
+            Exception
+        ) as error:  # no memory, say: the program does not get away with it, and the trainer ends this process
+            result = {"lost": [config["progress"][0], *_outcome(error)]}
+        _end_process_after(0)
+        jobs.sendall(wire.pack(result))
 
 
-def _judge(job, config):
-    """Runs one job; the verdict in JSON's types."""
-    run = Run(job, config)
-    check, status, text = job["spoilt"]
-    if check != -1:
-        return run.run()
-    run.definitions[0], run.results[:] = "passed", [[status, source, text] for source in job["sources"]]
-    return run.verdict | {"suspicious": [*run.suspicious]}
+def _end_process_after(seconds):
+    """
+    Ends this process once it has used that much processor time, whatever loop it is in then: answers may make the checks
+    compute without end. The trainer knows the signal.
+    """
+    signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 class Run:
@@ -105,7 +111,7 @@ class Run:
         self.effective = []  # experiments that lost a needed check
         self.to_reach = set(job["needed"])  # needed checks that have not ended yet
         self.settled = set()  # asserts that will not run again
-        self.suspicious = set() if job["spoilt"][0] is None else {"spoilt the checks"}
+        self.suspicious = set()
         self.verdict = {
             "definitions": self.definitions,
             "checks": self.results,
@@ -117,7 +123,10 @@ class Run:
         self.functions = []  # of the checks, by the number under which the candidate calls them
         self.called_by_definitions = False
         self.socket = None
-        self.clock = self.begun = time.monotonic()
+        self.begun = time.monotonic()
+        self.clock = Clock(self.timeout, lambda: self._ask_zygote(b"S"), config["own_times"])
+        self.lost = {step: outcome for step, *outcome in job["lost"]}
+        self.step = 0  # of the checks: asserts and calls that began, asserts that ended
         self.timeouts = self.deaths = 0
         self.pending = 0  # calls that wait for their answer, each from a function that the one before it called
 
@@ -162,7 +171,7 @@ class Run:
         candidate.__name__ = entry_point
         sys.modules["checks"] = types.ModuleType("checks")  # dataclasses look their module up
         self.namespace = namespace = vars(sys.modules["checks"])
-        namespace["__caught__"] = (Exception, Timeout, Died)
+        namespace["__caught__"] = (Exception, Timeout, Died, Lost)
         namespace |= {"__begin__": self._begin_check, "__end__": self._end_check, "__settle__": self.settled.update}
         exec(_compile(self.job["setup"]), namespace)
         namespace["candidate"] = namespace[entry_point] = candidate
@@ -173,15 +182,12 @@ class Run:
             check(candidate)
 
     def _begin_check(self, index):
-        if index == self.job["spoilt"][0]:
-            raise Timeout(self.job["spoilt"][2])
-        self.config["progress"][0] = index
         if not self.pending:  # no check of its own is one in a function that the candidate calls
             self.check_calls = Counter()
-            self.clock = time.monotonic()
+            self._begin_limit(self.timeout)
+        self._next_step(Lost)
 
     def _end_check(self, index, value, error=None):
-        self.config["progress"][0] = -1
         result, passed = self.results[index], bool(value)
         if result[0] in ("not_run", "passed"):  # in a loop, the first failure stays
             result[0] = "passed" if passed else "failed"
@@ -196,7 +202,22 @@ class Run:
             if not passed:
                 self._lost_needed_check()
         if not self.pending:
-            self.clock = time.monotonic()
+            self._begin_limit(self.config["check_timeout"])
+        self._next_step(BrokenOff)
+
+    def _begin_limit(self, own):
+        """From here on another check is timed, or what is between two of them; `own` seconds are for this process."""
+        self.clock.begin()
+        _end_process_after(0.25 + 1.25 * own)  # after the clock, so that calls end in a timeout
+
+    def _next_step(self, kind):
+        """Counts a step, so that the trainer knows how far a verifier got; where an earlier one ended, the checks stop."""
+        self.step += 1
+        self.config["progress"][0] = self.step
+        if self.step in self.lost:
+            self.timeouts += 1
+            self.suspicious.add("overloaded the checks")
+            raise kind(*self.lost[self.step])
 
     def _experiment(self):
         """The experiment under way, or an empty text."""
@@ -223,7 +244,11 @@ class Run:
         except OSError as error:
             raise SandboxFault("the zygote is gone") from error
         self.inbox = Inbox(wire.MAX_ANSWER)
-        self.clock = time.monotonic()
+        self.poll = select.poll()
+        self.poll.register(self.config["jobs"], POLLRDHUP)
+        interrupted = self.clock.computed, self.clock.idle
+        self.clock.begin()
+        self.clock.start_candidate()
         try:
             program = {name: self.job[name] for name in ("source", "entry_point", "watch")}
             self._send(program | {"experiment": self._experiment()})
@@ -238,7 +263,7 @@ class Run:
             self.definitions[0], self.definitions[2] = _outcome(error)
             raise GiveUp from error
         self.definitions[0] = "passed"
-        self.clock = time.monotonic()
+        self.clock.begin(*interrupted)
 
     def _end(self, command=b"K"):
         """Ends the candidate's process and books what it used; the signal that had ended it before, or 0."""
@@ -257,6 +282,8 @@ class Run:
         """Counts what ended a call or the definitions, and ends a process that can no longer be used."""
         if isinstance(error, Timeout):
             self.timeouts += 1
+            self._end()
+        elif isinstance(error, BrokenOff):
             self._end()
         elif isinstance(error, (Died, WireError)):
             self.deaths += 1
@@ -280,9 +307,10 @@ class Run:
 
     def _call(self, function, args, kwargs):
         """Asks the candidate for the value of one call."""
-        too_long = time.monotonic() - self.begun > 2 * self.config["cpu_seconds"]
+        too_long = self.clock.total > 2 * self.config["cpu_seconds"]
         if self.timeouts >= self.config["max_timeouts"] or self.deaths >= MAX_DEATHS or too_long:
             raise GiveUp
+        self._next_step(Lost)
         question = wire.encode_call(function, args, kwargs, self.functions)
         question["id"] = int.from_bytes(os.urandom(6), "little")  # so that no answer can be written before it is read
         question["experiment"] = self._experiment()
@@ -300,8 +328,10 @@ class Run:
             )
             if "raised" in answer:
                 raise self._raised(answer)
+            if not _well_formed(answer, len(args) + len(kwargs)):
+                raise WireError("a message that breaks the protocol")
             return self._accept(answer, (*args, *kwargs.values()))
-        except (Exception, Timeout, Died) as error:
+        except (Exception, Timeout, Died, BrokenOff) as error:
             self._book(error)
             raise
         finally:
@@ -349,59 +379,119 @@ class Run:
             return {"raised": wire.describe(error)}
 
     def _send(self, message):
-        try:
-            self.socket.settimeout(self._left())
-            self.socket.sendall(wire.pack(message))
-        except TimeoutError:
-            raise Timeout("a question was not read") from None
-        except OSError as error:
-            raise Died("the program ended its process") from error
+        left = memoryview(wire.pack(message))
+        while left:
+            try:
+                left = left[self.socket.send(left, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                self._wait(select.POLLOUT)
+            except OSError as error:
+                raise Died("the program ended its process") from error
 
     def _receive(self):
         """The candidate's next message, without its notes."""
         while True:
+            self._look_when_due()  # also where many messages have arrived at once
             while (message := self.inbox.next()) is None:
-                self._wait()
-                chunk = b""
-                with contextlib.suppress(OSError):
-                    chunk = self.socket.recv(1 << 16)
+                self._wait(select.POLLIN)
+                try:
+                    chunk = self.socket.recv(1 << 16, socket.MSG_DONTWAIT)
+                except BlockingIOError:  # bytes out of band
+                    raise WireError("a message that breaks the protocol") from None
+                except OSError:
+                    chunk = b""
                 if not chunk:
                     raise Died("the program ended its process")
                 self.inbox.data += chunk
-            self._left()
             if type(message) is not dict:
                 raise WireError("a message that breaks the protocol")
             if "suspicious" not in message:
                 return message
+            if type(message["suspicious"]) is not str:
+                raise WireError("a message that breaks the protocol")
             if len(self.suspicious) < MAX_NOTES:
-                self.suspicious.add(ascii(message["suspicious"])[1:81].rstrip("'"))
+                self.suspicious.add(ascii(message["suspicious"][:80])[1:81].rstrip("'"))
 
-    def _left(self):
-        """Seconds left of the check, waiting for a core included."""
-        left = self.clock + STRETCH * self.timeout - time.monotonic()
-        if left <= 0:
-            raise Timeout(f"no answer within {self.timeout:g} s")
-        return left
-
-    def _wait(self):
-        """Waits until there is something to receive, as long as the check may take."""
-        poll = select.poll()
-        poll.register(self.socket, select.POLLIN)
-        poll.register(self.config["jobs"], POLLRDHUP)
-        timeout = limit = self.timeout
+    def _wait(self, event):
+        """Waits until the candidate's socket can be read or written, as long as the check may take."""
+        self.poll.register(self.socket, event)
         while True:
-            ready = poll.poll(max(0.0, self.clock + limit - time.monotonic()) * 1000 + 1)
+            ready = self.poll.poll(max(0.0, self.clock.until_next_look()) * 1000)
             if any(fd == self.config["jobs"].fileno() for fd, _ in ready):
                 os._exit(0)  # the trainer is gone; the zygote sees this and ends the candidate
-            if time.monotonic() > self.clock + limit:
-                # the limit grows by what the candidate waited for a core, unless it has had its share of one
-                had = limit - self._ask_zygote(b"S")["waited"]
-                (share,) = struct.unpack("d", self.config["share"][:])
-                if limit >= STRETCH * timeout or had >= ENOUGH * share * timeout:
-                    raise Timeout(f"no answer within {timeout:g} s")
-                limit += timeout / STRETCH
-            elif ready:
+            self._look_when_due()
+            if ready:
                 return
+
+    def _look_when_due(self):
+        """Finds out what the candidate has done, and ends a check that took too long."""
+        if self.clock.until_next_look() > 0:
+            return
+        self.config["progress"][1] += 1  # the trainer sees that this process goes on
+        threads = self.clock.look()
+        if self.clock.spent >= self.timeout:
+            raise Timeout(f"no answer within {self.timeout:g} s")
+        if threads > 1 + kernel.MAX_THREADS:
+            raise WireError(f"more than {kernel.MAX_THREADS} threads")
+        if time.monotonic() - self.clock.begun > 60 + LONGEST * self.timeout:
+            raise SandboxFault("a program was not given enough of a core")
+
+
+class Clock:
+    """
+    The time that a check takes: processor time, here and in the candidate, and the time in which both wait for something else
+    than a core. That is the same on a busy machine. The clock advances when it is looked at.
+
+    Args:
+        limit (`float`): Seconds that a check may take; looks are a small part of it apart.
+        ask_candidate (`Callable[[], dict]`): What the candidate did since the last time (see `zygote.Usage`).
+        own_times (`int`): Open `schedstat` file of this process.
+    """
+
+    def __init__(self, limit, ask_candidate, own_times):
+        self.limit = limit
+        self.interval = min(0.05, limit / 20)
+        self.ask_candidate = ask_candidate
+        self.own_times = own_times
+        self.total = 0.0  # of all checks, and of what is between them
+        self.begin()
+        self.start_candidate()
+
+    def begin(self, computed=0.0, idle=0.0):
+        """Another check begins, or one goes on that has taken this long."""
+        self.begun = time.monotonic()
+        self.computed, self.idle = computed, idle
+
+    def start_candidate(self):
+        """There is a new candidate, which has done nothing yet."""
+        self.looked, self.own = time.monotonic(), self._own()
+
+    @property
+    def spent(self):
+        return self.computed + self.idle
+
+    def until_next_look(self):
+        return self.looked + min(self.interval, max(0.002, self.limit - self.spent)) - time.monotonic()
+
+    def look(self):
+        """Advances; returns the number of the candidate's threads."""
+        candidate, own, now = self.ask_candidate(), self._own(), time.monotonic()
+        since = now - self.looked
+        computed = candidate["cpu"] + own[0] - self.own[0]
+        waited = candidate["waited"] + own[1] - self.own[1]
+        # looks that are further apart mean that this process was stopped, and the candidate perhaps as well
+        idle = min(max(0.0, since - computed) - waited, 2 * self.interval)
+        self.total += max(0.0, computed + idle)
+        part = min(1.0, (now - self.begun) / since)  # the rest belongs to the check before
+        self.computed += part * computed
+        self.idle = max(0.0, self.idle + part * idle)  # what was waited is sometimes known at a later look
+        self.looked, self.own = now, own
+        return candidate["threads"]
+
+    def _own(self):
+        """Processor time of this process, and the time that it has spent waiting for a core."""
+        os.lseek(self.own_times, 0, os.SEEK_SET)
+        return time.process_time(), int(os.read(self.own_times, 100).split()[1]) / 1e9
 
 
 @functools.lru_cache(maxsize=4096)
@@ -409,8 +499,22 @@ def _compile(source):
     return compile(source, "<checks>", "exec", dont_inherit=True)
 
 
+def _well_formed(answer, arguments):
+    """Whether an answer has the parts that it must have, but for its values, which are decoded."""
+    changed, counts = answer.get("changed"), answer.get("calls")
+    return (
+        "value" in answer
+        and type(changed) is type(counts) is list
+        and all(type(count) is int for count in counts)
+        and all(type(change) is list and len(change) == 2 and type(change[0]) is int for change in changed)
+        and all(0 <= number < arguments for number, _ in changed)
+    )
+
+
 def _outcome(error):
     """Status and text of a check that raised."""
+    if isinstance(error, BrokenOff):
+        return error.args
     try:
         text = f"{type(error).__name__}: {str(error)[:MAX_ERROR]}".rstrip(": ")
     except Exception:  # a number of too many digits, or a method of the checks' own class

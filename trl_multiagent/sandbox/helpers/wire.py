@@ -2,13 +2,16 @@
 Messages and values that cross a process boundary of the sandbox: a 4-byte little-endian length and that many bytes of JSON.
 
 Numbers, strings, lists, True, False and None stand for themselves; every other value is an object with one key, the name of
-its type, and a list of parts. The reader rebuilds exact built-in types and nothing else: no method of a candidate's.
+its type, and a list of parts. A value is read from the fields of its built-in type, not through methods that a subclass may
+have changed. The reader checks the parts before it makes a value of them, so that this takes time in proportion to the
+message's size, and makes exact built-in types and nothing else.
 """
 
 import builtins
 import collections.abc
 import json
 import os
+import re
 import struct
 import sys
 from datetime import date, datetime, time, timedelta, timezone
@@ -22,54 +25,175 @@ MAX_ANSWER = 4 << 20  # bytes of a message written by a candidate
 MAX_SOURCE = 1 << 20  # characters of a program
 MAX_JOB = 64 << 20  # bytes of one written by trusted code
 MAX_TEXT = 4000  # characters of an exception's message
-_loads = json.JSONDecoder().decode
-_dumps = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+MAX_ARGS = 9  # arguments of an exception
+MAX_INTEGER = 1 << 22  # bits of an integer,
+MAX_RATIO = 1 << 15  # of a fraction's numerator and denominator, which are divided by what they have in common,
+MAX_BOUND = 1 << 10  # of a range's start, stop and step
+MAX_DIGITS = 1 << 16  # digits of a decimal number
+MAX_SAME_HASH = 100  # elements of a set, or keys of a dictionary, with one hash: each is compared with all others
+_DECIMAL = re.compile(
+    rf"-?(\d{{1,{MAX_DIGITS}}}(\.\d{{1,{MAX_DIGITS}}})?(E[+-]?\d{{1,5}})?|Infinity|s?NaN\d{{0,9}})", re.A | re.I
+)
+_SAFE_INTEGER = 1 << 256  # larger ones travel in hexadecimal, which is read in one pass
 _MAPPINGS = (dict, collections.Counter, collections.OrderedDict)
 _ATOMS = (str, int, float, bool, type(None))
-_SAFE_INTEGER = 1 << 256  # larger ones travel in hexadecimal, which has no limit on the number of digits
 
 
-def _text(read, make):
-    def build(parts):
-        if [type(part) for part in parts] != [str]:
-            raise ValueError("not a text")
-        return make(parts[0])
-
-    return lambda value: [read(value)], build
+def _number(text):
+    if len(text) > 80:
+        raise ValueError("a number of too many digits")
+    return int(text)
 
 
-def _reduced(kind):
-    return lambda value: value.__reduce__()[1], lambda parts: kind(*parts)
+_loads = json.JSONDecoder(parse_int=_number).decode
+_dumps = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+class TooLarge(ValueError):
+    """A value that may not cross."""
+
+
+def _typed(parts, *types):
+    """The parts, which must have these types exactly."""
+    if [type(part) for part in parts] != [*types]:
+        raise ValueError("parts of other types")
+    return parts
+
+
+def _one(kind, read, make):
+    """A value made of a single part."""
+    return lambda value: [read(value)], lambda parts: make(*_typed(parts, kind))
+
+
+def _fields(kind, names, types):
+    """A value made of its fields, as the type itself defines them."""
+    fields = [getattr(kind, name) for name in names.split()]
+    return lambda value: [field.__get__(value) for field in fields], lambda parts: kind(*_typed(parts, *types))
+
+
+def _items(kind):
+    return lambda value: [*kind.__iter__(value)], kind
+
+
+def _hashed(parts):
+    """Parts that become keys, or elements of a set."""
+    if len(parts) > MAX_SAME_HASH and max(collections.Counter(map(hash, parts)).values()) > MAX_SAME_HASH:
+        raise TooLarge("too many keys have the same hash")
+    return parts
 
 
 def _mapping(kind):
     def build(parts):
-        return kind(dict(zip(parts[::2], parts[1::2], strict=True)))
+        return kind(dict(zip(_hashed(parts[::2]), parts[1::2], strict=True)))
 
-    return lambda value: [part for item in value.items() for part in item], build
+    return lambda value: [part for item in kind.items(value) for part in item], build
 
 
+def _at_most(number, bits):
+    if int.bit_length(number) > bits:
+        raise TooLarge(f"an integer of more than {bits} bits")
+    return number
+
+
+def _hexadecimal(value):
+    return hex(_at_most(value, MAX_INTEGER))
+
+
+def _integer(text):
+    if len(text) > MAX_INTEGER // 4 + 4:
+        raise TooLarge("an integer of too many digits")
+    return int(text, 16)
+
+
+def _ratio(numerator, denominator):
+    return Fraction(_at_most(numerator, MAX_RATIO), _at_most(denominator, MAX_RATIO))
+
+
+def _decimal(text):
+    if not _DECIMAL.fullmatch(text):
+        raise TooLarge(f"not a decimal number of at most {MAX_DIGITS} digits")
+    return Decimal(text)
+
+
+def _decimal_text(value):
+    text = Decimal.__str__(value)
+    _decimal(text)
+    return text
+
+
+def _moment(kind, names):
+    """A date and time, or a time, with its zone and fold."""
+    fields = [getattr(kind, name) for name in names.split()]
+
+    def read(value):
+        zone, fold = kind.tzinfo.__get__(value), kind.fold.__get__(value)
+        if zone is not None and type(zone) is not timezone:  # the program's own, or zoneinfo's, which has no data here
+            offset = kind.utcoffset(value)
+            zone = None if offset is None else timezone(offset)
+        return [zone, fold, *(field.__get__(value) for field in fields)]
+
+    def build(parts):
+        zone, fold, *numbers = parts
+        _typed([zone, fold, *numbers], type(zone), *[int] * (1 + len(fields)))
+        if zone is not None and type(zone) is not timezone:
+            raise ValueError("not a time zone")
+        return kind(*numbers, tzinfo=zone, fold=fold)
+
+    return read, build
+
+
+def _zone(parts):
+    return timezone(*_typed(parts, timedelta, *[str] * (len(parts) - 1)))
+
+
+def _defaults(parts):
+    factory, *items = parts
+    if factory is not None and not callable(factory):
+        raise ValueError("not a factory")
+    return collections.defaultdict(factory, _BUILD["dict"](items))
+
+
+def _ratio_parts(value):
+    return [_at_most(part, MAX_RATIO) for part in (Fraction.numerator.fget(value), Fraction.denominator.fget(value))]
+
+
+def _range_parts(value):
+    return [_at_most(part, MAX_BOUND) for part in (value.start, value.stop, value.step)]
+
+
+_CLOCK = "hour minute second microsecond"
 _PLAIN = {  # type: (its parts, the value that they make)
-    str: _text(str.__str__, str),
-    float: (lambda value: [float.__float__(value)], lambda parts: float(parts[0])),
-    int: _text(hex, lambda text: int(text, 16)),
-    **{kind: (list, kind) for kind in (list, tuple, set, frozenset, collections.deque)},
+    str: _one(str, str.__str__, str),
+    float: _one(float, float.__float__, float),
+    int: _one(str, _hexadecimal, _integer),
+    **{kind: _items(kind) for kind in (list, tuple, collections.deque)},
+    **{kind: (_items(kind)[0], lambda parts, kind=kind: kind(_hashed(parts))) for kind in (set, frozenset)},
     **{kind: _mapping(kind) for kind in _MAPPINGS},
     collections.defaultdict: (
-        lambda value: [value.default_factory, *_PLAIN[dict][0](value)],
-        lambda parts: collections.defaultdict(parts[0], _BUILD["dict"](parts[1:])),
+        lambda value: [collections.defaultdict.default_factory.__get__(value), *_PLAIN[dict][0](value)],
+        _defaults,
     ),
-    type({}.keys()): (list, lambda parts: dict.fromkeys(parts).keys()),
+    type({}.keys()): (list, lambda parts: dict.fromkeys(_hashed(parts)).keys()),
     type({}.values()): (list, lambda parts: dict(enumerate(parts)).values()),
-    type({}.items()): (list, lambda parts: dict(parts).items()),
-    bytes: _text(bytes.hex, bytes.fromhex),
-    bytearray: _text(bytearray.hex, bytearray.fromhex),
-    complex: (complex.__getnewargs__, lambda parts: complex(*parts)),
-    **{kind: _reduced(kind) for kind in (range, Decimal, Fraction, date, datetime, time, timedelta, timezone)},
+    type({}.items()): (
+        lambda value: _PLAIN[dict][0](dict(value)),
+        lambda parts: _BUILD["dict"](parts).items(),
+    ),
+    bytes: _one(str, bytes.hex, bytes.fromhex),
+    bytearray: _one(str, bytearray.hex, bytearray.fromhex),
+    complex: _fields(complex, "real imag", (float, float)),
+    range: (_range_parts, lambda parts: range(*[_at_most(part, MAX_BOUND) for part in _typed(parts, int, int, int)])),
+    Decimal: _one(str, _decimal_text, _decimal),
+    Fraction: (_ratio_parts, lambda parts: _ratio(*_typed(parts, int, int))),
+    date: _fields(date, "year month day", (int, int, int)),
+    datetime: _moment(datetime, f"year month day {_CLOCK}"),
+    time: _moment(time, _CLOCK),
+    timedelta: _fields(timedelta, "days seconds microseconds", (int, int, int)),
+    timezone: (timezone.__getinitargs__, _zone),
 }
 _BUILD = {kind.__name__: build for kind, (_, build) in _PLAIN.items()} | {
     "iterator": iter,
-    "type": lambda parts: _TYPES[parts[0]],
+    "type": lambda parts: _TYPES[_typed(parts, str)[0]],
     "object": lambda parts: Opaque(),
 }
 # an argument's changes travel back
@@ -136,7 +260,7 @@ def encode(value, functions: list, note=None):
         kind = type(value)
         left -= len(value) >> 4 if kind is str else 1
         if left < 0 or depth > MAX_DEPTH:
-            raise RuntimeError("the value is too large or nested too deeply to leave the sandbox")
+            raise TooLarge("nested too deeply, or too many elements")
         if kind in (str, float, bool) or value is None or (kind is int and -_SAFE_INTEGER < value < _SAFE_INTEGER):
             return value
         if kind is list:
@@ -156,7 +280,10 @@ def encode(value, functions: list, note=None):
             return {"iterator": [plain(item, depth + 1) for item in value]}
         return {"object": []}
 
-    return plain(value)
+    try:
+        return plain(value)
+    except TooLarge as error:
+        raise RuntimeError(f"the value is too large or nested too deeply to leave the sandbox: {error}") from None
 
 
 def encode_call(function: int, args, kwargs, functions: list):
@@ -176,7 +303,9 @@ def describe(error):
     kind = type(error)
     base = next((base.__name__ for base in kind.__mro__ if base in _RAISABLE.values()), "Exception")
     try:
-        args = error.args[:9] if all(type(arg) in _ATOMS for arg in error.args[:9]) else [str.__str__(str(error))]
+        args = error.args[:MAX_ARGS]
+        if any(type(arg) not in _ATOMS or (type(arg) is int and abs(arg) >= _SAFE_INTEGER) for arg in args):
+            args = [str.__str__(str(error))]
         args = (arg[:MAX_TEXT] if type(arg) is str else arg for arg in args)
         return [f"{kind.__module__}.{kind.__name__}", base, *args]
     except BaseException as failure:
@@ -185,10 +314,12 @@ def describe(error):
 
 def rebuild(raised, names):
     """An exception of that name, base and arguments; `names` has the classes that the checks define, besides the library's."""
-    if type(raised) is not list or len(raised) < 2 or any(type(part) not in _ATOMS for part in raised):
+    if type(raised) is not list or [type(part) for part in raised[:2]] != [str, str]:
         raise WireError("an exception that breaks the format")
     name, base, *args = raised
-    module, _, name = str(name).rpartition(".")
+    if len(args) > MAX_ARGS or any(type(arg) not in _ATOMS for arg in args):
+        raise WireError("an exception that breaks the format")
+    module, _, name = name.rpartition(".")
     kind, own = _RAISABLE.get(base, Exception), names.get(name) or getattr(sys.modules.get(module), name, None)
     if isinstance(own, type) and issubclass(own, kind) and own.__new__ is kind.__new__:
         kind = own
@@ -200,20 +331,22 @@ def rebuild(raised, names):
 def decode(data, function):
     """The value that `encode` wrote; `function(n)` makes the stand-in for function number n of the other side."""
     try:
-        return _decode(data, function)
+        return _decode(data, function, 0)
     except (TypeError, ValueError, KeyError, IndexError, ArithmeticError, RecursionError) as error:
         raise WireError("a value that breaks the format") from error
 
 
-def _decode(data, function):
+def _decode(data, function, depth):
     kind = type(data)
     if kind is not list and kind is not dict:
         return data
+    if depth > MAX_DEPTH:
+        raise ValueError("nested too deeply")
     if kind is list:
-        return [_decode(item, function) for item in data]
+        return [_decode(item, function, depth + 1) for item in data]
     ((name, parts),) = data.items()
     if type(parts) is not list:
-        raise WireError("a value that breaks the format")
+        raise ValueError("no list of parts")
     if name == "function":
-        return function(int(*parts))
-    return _BUILD[name]([_decode(part, function) for part in parts])
+        return function(*_typed(parts, int))
+    return _BUILD[name]([_decode(part, function, depth + 1) for part in parts])

@@ -3,12 +3,13 @@ Forks one candidate per program. It never sees a check, a program or an answer.
 
 Commands on its socket, one packet each: `F` with a descriptor forks a candidate that talks on it; `K` ends the candidate
 and everything it left behind, and reports what it used; `D` does so for one that seems to have ended, and gives it time to
-do so; `S` reports how long the candidate waited for a core. All but `F` are answered by one packet of JSON.
+do so; `S` reports what the candidate has done since the last `S`. All but `F` are answered by one packet of JSON.
 """
 
 import gc
 import importlib
 import json
+import math
 import os
 import random
 import resource
@@ -35,7 +36,7 @@ encodings.base64_codec encodings.cp1252 encodings.hex_codec encodings.idna encod
 encodings.raw_unicode_escape encodings.rot_13 encodings.unicode_escape encodings.utf_16 encodings.utf_16_be
 encodings.utf_16_le encodings.utf_32 encodings.utf_8_sig
 """.split()
-MAX_TASKS = 128 + 16 * os.cpu_count()  # threads of all programs that run at once
+GENTLE = 5  # niceness of a program that does not answer at once; more threads make it higher
 ABSENT = ("_hashlib", "_ssl", "ssl")  # OpenSSL is large, and asyncio and hashlib do without it
 
 
@@ -60,6 +61,7 @@ def main(control_fd: int, config: dict):
     except OSError as error:
         _send(control, fault=f"the zygote cannot be locked down: {error}")
         raise
+    max_tasks = _max_tasks()
     os.environ.clear()
     watch_acts()
     for name in [name for name in sys.modules if name.partition(".")[0] == "helpers"]:
@@ -69,39 +71,114 @@ def main(control_fd: int, config: dict):
     gc.freeze()
     gc.disable()
     _send(control, ready=True)
-    _serve(control, config)
+    _serve(control, config["layers"], max_tasks)
+
+
+def _max_tasks():
+    """
+    How many processes and threads the zygote's user may have while a candidate runs. Where the kernel counts those of other
+    programs as well, that is no limit for one program: then it only keeps some for the trainer, and `S` finds who has too many.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    own = 3  # where nothing else is counted: this process, the one that waits for it outside its namespace, and a candidate
+    resource.setrlimit(resource.RLIMIT_NPROC, (own if hard < 0 else min(own, hard), hard))
+    try:
+        if not (child := os.fork()):
+            os._exit(0)
+        os.waitpid(child, 0)
+        limit = own + kernel.MAX_THREADS
+    except BlockingIOError:
+        limit = soft if soft < 0 else soft * 3 // 4
+    resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
+    return limit if hard < 0 or 0 <= limit < hard else hard
 
 
 def _send(control, **message):
     control.send(json.dumps(message).encode())
 
 
-def _serve(control, config):
-    child = 0
+def _serve(control, layers, max_tasks):
+    child, usage = 0, None
     while True:
         packet, fds, _, _ = socket.recv_fds(control, 64, 1)
         if packet == b"F":
-            child = _fork(fds[0], control, config)
+            child = _fork(fds[0], control, layers, max_tasks)
+            usage = Usage(child)
         elif packet == b"S":
-            _send(control, waited=int(Path(f"/proc/{child}/schedstat").read_text().split()[1]) / 1e9)
+            _send(control, **usage.since_last_time())
         elif child:
-            used, child = _end(child, 0.2 if packet == b"D" else 0.0, config["layers"]), 0
+            used, child = _end(child, 0.2 if packet == b"D" else 0.0, layers), 0
             if packet:
                 _send(control, **used)
         if not packet:
             os._exit(0)
 
 
-def _fork(fd, control, config):
+class Usage:
+    """
+    What a candidate's threads do. The time that a program takes is its processor time and the time in which it waits for
+    something else than a core; so both have to be known.
+    """
+
+    def __init__(self, pid):
+        self.pid = pid
+        self.clock = ~pid << 3 | 2  # of the process' processor time, threads that ended included
+        self.cpu = 0.0
+        self.looked = time.monotonic()
+        self.threads = {}  # id: processor time, time spent waiting for a core, how often it got one
+        self.niceness = 0
+
+    def since_last_time(self):
+        """Seconds of processor time, seconds spent waiting for a core, and threads that there are."""
+        now, cpu = time.monotonic(), time.clock_gettime(self.clock)
+        elapsed, ran, self.looked, self.cpu = now - self.looked, cpu - self.cpu, now, cpu
+        threads, waited, active = {}, 0.0, 0
+        for thread in os.listdir(f"/proc/{self.pid}/task"):
+            try:
+                had, delay, turns = map(int, _read(f"/proc/{self.pid}/task/{thread}/schedstat").split())
+                before = self.threads.get(thread, (0, 0, 0))
+                if turns == before[2] and had == before[0]:
+                    state = _read(f"/proc/{self.pid}/task/{thread}/stat").rpartition(b")")[2].split()[0]
+                    # it has been waiting all the time, or is stopped, or waits for memory: the kernel counts that later or never
+                    delay = before[1] + (int(elapsed * 1e9) if state in b"RDTt" else 0)
+                else:
+                    active += 1
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # the thread has ended
+            threads[thread] = had, max(delay, before[1]), turns
+            waited += (threads[thread][1] - before[1]) / 1e9
+        self.threads = threads
+        self._give_way(len(threads))
+        waited -= ran * max(0, active - 1)  # threads also wait for one another
+        return {"cpu": ran, "waited": max(0.0, waited), "threads": len(threads)}
+
+    def _give_way(self, threads):
+        """Lowers the priority, so that all threads together weigh no more than one of a program that answers at once."""
+        niceness = min(
+            19, GENTLE + round(math.log(max(1, threads), 1.25))
+        )  # a step of niceness is a quarter of the weight
+        if niceness > self.niceness:
+            os.setpriority(os.PRIO_PGRP, self.pid, niceness)
+            self.niceness = niceness
+
+
+def _read(path):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)
+
+
+def _fork(fd, control, layers, max_tasks):
     try:
         if child := os.fork():
             os.close(fd)
+            os.setpgid(child, child)
             return child
         kernel.prctl(kernel.DIE_WITH_PARENT, signal.SIGKILL)
-        os.setpgid(0, 0)
-        if {"user", "namespaces"} & set(config["layers"]):  # otherwise the trainer's own threads would count
-            resource.setrlimit(resource.RLIMIT_NPROC, (MAX_TASKS, MAX_TASKS))
-        if "seccomp" in config["layers"]:
+        resource.setrlimit(resource.RLIMIT_NPROC, (max_tasks, max_tasks))
+        if "seccomp" in layers:
             kernel.filter_calls("candidate")
     except OSError as error:  # in either process: the next answer that the verifier reads tells it
         _send(control, fault=f"a candidate's process could not be started: {error}")
