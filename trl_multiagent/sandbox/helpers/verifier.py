@@ -501,11 +501,10 @@ def _compile(source):
 
 def _well_formed(answer, arguments):
     """Whether an answer has the parts that it must have, but for its values, which are decoded."""
-    changed, counts = answer.get("changed"), answer.get("calls")
+    changed = answer.get("changed")
     return (
         "value" in answer
-        and type(changed) is type(counts) is list
-        and all(type(count) is int for count in counts)
+        and type(changed) is list
         and all(type(change) is list and len(change) == 2 and type(change[0]) is int for change in changed)
         and all(0 <= number < arguments for number, _ in changed)
     )
