@@ -2,7 +2,6 @@
 
 import logging
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,7 @@ from trl_multiagent.environments.code_generation import CodeGenerationEnvironmen
 from trl_multiagent.environments.code_generation.trivial import ItemFacts, facts_program, prompt_examples, read_facts
 from trl_multiagent.sandbox import Sandbox
 
-
-sys.path.insert(0, str(Path(__file__).parent))
-from typical_pairs import ALL_AUX, ALL_MAIN, EVEN, ITEM, PAIRS, SUM_OF_SQUARES, table  # noqa: E402
+from typical_pairs import ALL_AUX, ALL_MAIN, EVEN, ITEM, PAIRS, SUM_OF_SQUARES, table
 
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -37,12 +34,18 @@ def facts(sandbox, item, tries_trivial=True):
 
 def make_item(prompt, test, solution="", entry_point="f"):
     test = "def check(candidate):\n" + "".join(f"    {line}\n" for line in test.split("\n"))
-    return {"task_id": "t/0", "prompt": prompt, "entry_point": entry_point, "test": test, "canonical_solution": solution}
+    return {
+        "task_id": "t/0",
+        "prompt": prompt,
+        "entry_point": entry_point,
+        "test": test,
+        "canonical_solution": solution,
+    }
 
 
 def test_the_table_of_the_docs_is_what_both_kinds_pay(sandbox):
     assert table(sandbox) in (DOCS / "reward.md").read_text(), (
-        "run python tests/environments/code_generation/typical_pairs.py and put what it prints into docs/reward.md"
+        "run python tests/typical_pairs.py and put what it prints into docs/reward.md"
     )
 
 
@@ -102,8 +105,9 @@ def test_experiments_are_made_only_with_pairs_that_pass_more_than_trivial_answer
 
 def test_evaluation_reports_both_kinds(sandbox):
     actions = [{"aux": ALL_AUX, "main": "def f(xs):\n    return aux(xs)"}]
-    for kind in ("paper", "earned"):
-        environment = CodeGenerationEnvironment(reward_kind=kind, sandbox=sandbox)
+    for kind, settings in (("paper", {}), ("paper", {"collaboration": "static"}), ("earned", {})):
+        environment = CodeGenerationEnvironment(reward_kind=kind, sandbox=sandbox, **settings)
+        environment.score([ITEM], actions, [[]])
         (outcome,) = environment.evaluate([ITEM], actions, [[]])
         assert (outcome.metrics["paper_reward"], outcome.metrics["earned_reward"]) == pytest.approx((3.0, 2.1))
         assert outcome.reward == outcome.metrics[f"{kind}_reward"]
@@ -175,7 +179,9 @@ def test_the_share_of_the_tests_counts_from_what_is_trivial():
 
 
 def test_an_item_that_tells_nothing_is_named(sandbox, caplog):
-    worthless = make_item("def f(x):\n", "assert candidate(1) == True\nassert candidate(2) == True", "    return True\n")
+    worthless = make_item(
+        "def f(x):\n", "assert candidate(1) == True\nassert candidate(2) == True", "    return True\n"
+    )
     wrong = make_item("def f(x):\n", "assert candidate(1) == 2\nassert candidate(2) == 4", "    return 2\n")
     with caplog.at_level(logging.WARNING, logger="trl_multiagent"):
         (outcome,) = score(sandbox, ("def aux(x):\n    return x", "def f(x):\n    return True"), item=worthless)

@@ -7,13 +7,14 @@ text.
 """
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from trl_multiagent.environments.base import JointAction, Outcome
 from trl_multiagent.environments.execution_log import ExecutionLog
 from trl_multiagent.sandbox import Program, Verdict
 
 from .data import count_asserts
+from .experiments import OTHER_VALUES, OWN_PART, WITHOUT_AUX, Experiments
 from .extraction import AUX, Analysis, analyze
 from .trivial import ItemFacts, facts_program, read_facts
 
@@ -33,12 +34,6 @@ KINDS = ("paper", "earned")
 COLLABORATION = ("executed", "static")
 REFERENCE_FACTOR = 20  # a check may take this many times the processor time of the reference solution,
 MIN_TIMEOUT = 1.0  # and this many seconds
-MAX_REMEMBERED = 10_000  # programs whose experiments are remembered
-
-# Experiments of the sandbox. Those on what aux tells; on whether main does a part of its own
-OTHER_VALUES = ("another", "constant")
-TOLD = ("constant", "another", "nothing")
-OWN_PART = ("alone", "last")
 
 
 @dataclass(frozen=True)
@@ -49,18 +44,21 @@ class CodeResult:
     Args:
         analysis (`Analysis`): What the syntax trees say.
         verdict (`Verdict`, *optional*): What running the program showed; None if scoring stopped before that.
+        executed (`bool`, *optional*, defaults to `True`): Whether the run decides on collaboration, or the text alone.
         experiments (`dict[str, bool]`, *optional*): For each experiment that was made with the program, whether it cost a test
             that the program passes.
     """
 
     analysis: Analysis
     verdict: Verdict | None = None
+    executed: bool = True
     experiments: dict[str, bool] = field(default_factory=dict)
 
     @property
     def called(self) -> bool:
-        """Whether `aux` was called in a test that passed; by its text alone where the program was not watched."""
-        return self.analysis.calls_aux and self.verdict.passed > 0 and self.verdict.calls.get(AUX, 1) > 0
+        """Whether `aux` was called in a test that passed, or may have been as far as the text tells."""
+        in_text = self.analysis.calls_aux and self.verdict.passed > 0
+        return in_text and (not self.executed or self.verdict.calls[AUX] > 0)
 
     @property
     def ignored(self) -> bool:
@@ -97,8 +95,8 @@ class CodeReward:
             raise ValueError(
                 "The reward kind 'earned' is decided by running programs: leave `collaboration` 'executed'."
             )
-        self._facts: dict[tuple[str, str, str], ItemFacts] = {}
-        self._experiments: dict[Program, dict[str, bool]] = {}
+        self._facts: dict[tuple[str, str, str, bool], ItemFacts] = {}
+        self._experiments = Experiments(self.executions)
 
     def score(self, items: list[dict], joint_actions: list[JointAction], kinds: tuple[str, ...] = ()) -> list[Outcome]:
         """
@@ -108,54 +106,48 @@ class CodeReward:
         Args:
             items (`list[dict]`): Rows of a code dataset, one per joint action.
             joint_actions (`list[JointAction]`): `{"aux": ..., "main": ...}`, or `{"main": ...}` for a single agent.
-            kinds (`tuple[str, ...]`, *optional*): Kinds of the reward to report as metrics `{kind}_reward`, besides the one
-                that agents are trained on.
+            kinds (`tuple[str, ...]`, *optional*): Kinds of the reward to report, with the one that agents are trained on, as
+                metrics `{kind}_reward`.
 
         Returns:
             `list[Outcome]`: Reward, its parts as metrics, and the [`CodeResult`] as `info`.
         """
-        facts = self._item_facts(items, "earned" in (self.kind, *kinds))
+        kinds = dict.fromkeys((self.kind, *kinds))
+        facts = self._item_facts(items, "earned" in kinds)
         analyses = [
             analyze(item["prompt"], item["entry_point"], joint_action.get("aux"), joint_action["main"])
             for item, joint_action in zip(items, joint_actions, strict=True)
         ]
-        runnable = [
-            k for k, analysis in enumerate(analyses) if not analysis.main_problem and not analysis.syntax_problem
-        ]
-        programs = [
-            Program(
-                source=analyses[k].source,
+        programs = {
+            k: Program(
+                source=analysis.source,
                 entry_point=items[k]["entry_point"],
                 checks=items[k]["test"],
-                setup=analyses[k].setup,
-                watch=(AUX,) if self.collaboration == "executed" and analyses[k].calls_aux else (),
+                setup=analysis.setup,
+                watch=(AUX,) if analysis.calls_aux and (self.collaboration == "executed" or "earned" in kinds) else (),
                 check_timeout=self._check_timeout(facts[k]),
             )
-            for k in runnable
-        ]
-        verdicts = dict(zip(runnable, self.executions.run(programs), strict=True)) if programs else {}
-        results = [CodeResult(analysis, verdicts.get(k)) for k, analysis in enumerate(analyses)]
-        watched = {
-            k: program for k, program in zip(runnable, programs, strict=True) if program.watch and results[k].called
+            for k, analysis in enumerate(analyses)
+            if not analysis.main_problem and not analysis.syntax_problem
         }
-        scored = {
-            kind: self._score_kind(kind, watched, results, facts) for kind in {self.kind: None, **dict.fromkeys(kinds)}
-        }
+        verdicts = dict(zip(programs, self.executions.run([*programs.values()]), strict=True)) if programs else {}
+        called = {k: program for k, program in programs.items() if verdicts[k].passed and verdicts[k].calls.get(AUX)}
+        results, parts = {}, {}
+        for kind in kinds:
+            experiments = self._make_experiments(kind, called, verdicts, analyses, facts)
+            results[kind] = [
+                CodeResult(analysis, verdicts.get(k), self.collaboration == "executed", experiments.get(k, {}))
+                for k, analysis in enumerate(analyses)
+            ]
+            kind_parts = earned_parts if kind == "earned" else paper_parts
+            parts[kind] = [kind_parts(result, of_item) for result, of_item in zip(results[kind], facts, strict=True)]
         outcomes = []
-        for k, (result, parts) in enumerate(scored[self.kind]):
-            outcome = _outcome(result, parts, facts[k])
-            outcome.metrics |= {f"{kind}_reward": sum(scored[kind][k][1].values()) for kind in kinds}
+        for k, result in enumerate(results[self.kind]):
+            outcome = _outcome(result, parts[self.kind][k], facts[k])
+            if len(kinds) > 1:
+                outcome.metrics |= {f"{kind}_reward": sum(parts[kind][k].values()) for kind in kinds}
             outcomes.append(outcome)
         return outcomes
-
-    def _score_kind(
-        self, kind: str, programs: dict[int, Program], results: list[CodeResult], facts: list[ItemFacts]
-    ) -> list[tuple[CodeResult, dict[str, float]]]:
-        """Each result with the experiments that this kind of the reward needs, and the parts of the reward."""
-        experiments = self._make_experiments(kind, programs, results, facts)
-        results = [replace(result, experiments=experiments.get(k, {})) for k, result in enumerate(results)]
-        parts = earned_parts if kind == "earned" else paper_parts
-        return [(result, parts(result, item_facts)) for result, item_facts in zip(results, facts, strict=True)]
 
     def _check_timeout(self, facts: ItemFacts) -> float | None:
         if not self.adaptive_timeout or facts.reference_seconds is None:
@@ -164,8 +156,8 @@ class CodeReward:
 
     def _item_facts(self, items: list[dict], tries_trivial: bool) -> list[ItemFacts]:
         """What is known of the items; found out at their first batch."""
-        keys = [(item["prompt"], item["test"], item.get("canonical_solution") or "") for item in items]
-        if not tries_trivial and not (self.adaptive_timeout and any(reference for _, _, reference in keys)):
+        keys = [(item["prompt"], item["test"], item.get("canonical_solution") or "", tries_trivial) for item in items]
+        if not tries_trivial and not (self.adaptive_timeout and any(reference for _, _, reference, _ in keys)):
             return [ItemFacts(count_asserts(item["test"])) for item in items]
         new = {key: item for key, item in zip(keys, items, strict=True) if key not in self._facts}
         programs = [facts_program(item, tries_trivial) for item in new.values()]
@@ -180,54 +172,31 @@ class CodeReward:
         return [self._facts[key] for key in keys]
 
     def _make_experiments(
-        self, kind: str, programs: dict[int, Program], results: list[CodeResult], facts: list[ItemFacts]
+        self,
+        kind: str,
+        programs: dict[int, Program],
+        verdicts: dict[int, Verdict],
+        analyses: list[Analysis],
+        facts: list[ItemFacts],
     ) -> dict[int, dict[str, bool]]:
-        """For each program, by index, which experiments cost it a test that it passes."""
-        chosen = {}
-        for k in programs:
-            analysis, verdict = results[k].analysis, results[k].verdict
-            told = TOLD if analysis.aux_returns else ("nothing",)
-            if kind == "earned" and facts[k].share(verdict.passed) > 0:
-                chosen[k] = (*OWN_PART, *told)
-            elif kind == "paper" and not analysis.ignored_values:
-                chosen[k] = OTHER_VALUES[:1] if analysis.aux_returns else told
+        """For each program, by index, which of the experiments that the kind needs cost it a test."""
         if kind == "earned":
-            return self._run_experiments(programs, results, chosen)
-        # one experiment that costs a test is enough to show that the values matter
-        made = self._run_experiments(programs, results, chosen)
-        rest = {k: OTHER_VALUES[1:] for k, lost in made.items() if not any(lost.values()) and "nothing" not in lost}
-        return {**made, **{k: made[k] | lost for k, lost in self._run_experiments(programs, results, rest).items()}}
-
-    def _run_experiments(
-        self, programs: dict[int, Program], results: list[CodeResult], chosen: dict[int, tuple[str, ...]]
-    ) -> dict[int, dict[str, bool]]:
-        """
-        Makes the experiments that are chosen for each program, once for programs that are the same. A program tries as many as
-        it can in one run; the first that cost no test is decided by that, and those after it are tried in another run.
-        """
-        if len(self._experiments) > MAX_REMEMBERED:
-            self._experiments.clear()
-        while True:
-            runs = {}
-            for k, names in chosen.items():
-                known = self._experiments.setdefault(programs[k], {})
-                if open_names := tuple(name for name in names if name not in known):
-                    verdict = results[k].verdict
-                    runs[programs[k]] = replace(
-                        programs[k],
-                        needed=tuple(index for index, check in enumerate(verdict.checks) if check.status == "passed"),
-                        experiments=open_names,
-                        check_timeout=MIN_TIMEOUT / 4 + 10 * verdict.cpu_seconds,  # other values may make it loop
-                    )
-            if not runs:
-                return {
-                    k: {name: self._experiments[programs[k]][name] for name in names} for k, names in chosen.items()
-                }
-            verdicts = self.executions.run_experiments([*runs.values()])
-            for (program, run), verdict in zip(runs.items(), verdicts, strict=True):
-                known = self._experiments[program]
-                known.update(dict.fromkeys(verdict.effective, True))
-                known.setdefault(run.experiments[0], False)
+            chosen = {
+                k: (*OWN_PART, *(OTHER_VALUES if analyses[k].aux_returns else ()), *WITHOUT_AUX)
+                for k in programs
+                if facts[k].share(verdicts[k].passed) > 0
+            }
+            return self._experiments.run(programs, verdicts, chosen)
+        if self.collaboration == "static":
+            return {}
+        # one experiment that costs a test is enough to show that the values matter, so the second waits for the first
+        made = {k: {} for k in programs if not analyses[k].ignored_values}
+        for position in range(len(OTHER_VALUES)):
+            undecided = [k for k, lost in made.items() if not any(lost.values())]
+            chosen = {k: (OTHER_VALUES if analyses[k].aux_returns else WITHOUT_AUX)[position:][:1] for k in undecided}
+            for k, lost in self._experiments.run(programs, verdicts, chosen).items():
+                made[k] |= lost
+        return made
 
 
 def paper_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
