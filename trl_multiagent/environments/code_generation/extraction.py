@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from .altered import alteration
-from .data import PARSE_ERRORS, read_problem
+from .checks import PARSE_ERRORS
+from .data import AUX, read_problem
 
 
-AUX = "aux"
 MAX_CHARS = 32_000  # a longer completion counts as empty
 MAX_ATTEMPTS = 64  # stretches of lines that are tried in one completion
 MAX_REPAIRS = 4  # lines that are mended to read a function that does not parse
