@@ -45,7 +45,9 @@ def code_generation_datasets(recipe: Recipe) -> tuple[Dataset, Dataset | None]:
     def load(split: str | None) -> Dataset:
         if recipe.dataset.type == "demo":
             return demo_dataset(split or "train")
-        return load_code_dataset(recipe.dataset.name, split=split, type=recipe.dataset.type)
+        return load_code_dataset(
+            recipe.dataset.name, split=split, type=recipe.dataset.type, num_agents=recipe.num_agents
+        )
 
     train_dataset = load(recipe.dataset.train_split)
     if len(train_dataset) < recipe.items_per_step:

@@ -156,7 +156,7 @@ def test_a_missing_file_is_an_error():
         ({"test": "def check(candidate)\n"}, "field `test` is not Python source"),
         ({"test": "def check(candidate):\n    assert '\ud800'\n"}, "field `test` is not Python source"),
         ({"test": "assert add_1(1) == 2"}, "field `test` does not define `check"),
-        ({"test": "def check():\n    assert 1 == 2"}, "field `test`: `check` must take one argument"),
+        ({"test": "def check():\n    assert 1 == 2"}, "field `test` .* must take one argument"),
         (
             {"test": "def check(candidate):\n    candidate(1)\n    assert True"},
             "field `test` has no assert that can fail",
@@ -215,6 +215,138 @@ def test_a_malformed_file_is_an_error(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message):
         load_code_dataset(str(tmp_path / name))
+
+
+CHECK = "def check(candidate):\n    "
+IMPOSSIBLE_TESTS = {
+    "asynchronous": ("async def check(candidate):\n    assert candidate(1) == 2", "as a coroutine"),
+    "in a branch": ("if True:\n    def check(candidate):\n        assert candidate(1) == 2", "at its top level"),
+    "in a class": ("class A:\n    def check(candidate):\n        assert candidate(1) == 2", "at its top level"),
+    "overwritten": (CHECK + "assert candidate(1) == 2\ncheck = None", "gives its name to something else"),
+    "imported over": (CHECK + "assert candidate(1) == 2\nfrom math import pi as check", "gives its name to something"),
+    "generator": (CHECK + "yield 1\n    assert candidate(1) == 2", "as a generator"),
+    "two arguments": ("def check(candidate, other):\n    assert candidate(1) == 2", "must take one argument"),
+    "keyword": ("def check(*, candidate):\n    assert candidate(1) == 2", "must take one argument"),
+    "second keyword": ("def check(candidate, *, n):\n    assert candidate(1) == 2", "must take one argument"),
+    "default": ("def check(candidate, n=1):\n    assert candidate(1) == n", "must take one argument"),
+    "starred": ("def check(*candidate):\n    assert candidate[0](1) == 2", "must take one argument"),
+    "double starred": ("def check(**candidate):\n    assert candidate", "must take one argument"),
+    "compiler's error": (CHECK + "assert candidate(1) == 2\nreturn 1", "is not Python source: 'return' outside"),
+    "undefined function": (CHECK + "assert candidate(1) == expected(1)", "the name `expected`, which is neither"),
+    "undefined at the top": ("CASES = load()\n" + CHECK + "assert candidate(1) == 2", "the name `load`"),
+    "module not imported": (CHECK + "assert candidate(1) == math.floor(2.5)", "the name `math`"),
+    "undefined in a helper": ("def same(a):\n    return a == b\n" + CHECK + "assert same(candidate(1))", "name `b`"),
+    "missing module": ("import no_such_module_here\n" + CHECK + "assert candidate(1) == 2", "is not installed"),
+    "relative import": ("from . import cases\n" + CHECK + "assert candidate(1) == 2", "relative import"),
+    "after return": (CHECK + "return\n    assert candidate(1) == 2", "no assert that is reached"),
+    "after raise": (CHECK + "raise ValueError\n    assert candidate(1) == 2", "no assert that is reached"),
+    "after both branches": (
+        CHECK + "if candidate(1):\n        return\n    else:\n        return\n    assert candidate(1) == 2",
+        "no assert that is reached",
+    ),
+    "false branch": (CHECK + "if False:\n        assert candidate(1) == 2", "no assert that is reached"),
+    "else of a true branch": (
+        CHECK + "if 1:\n        pass\n    else:\n        assert candidate(1)",
+        "that is reached",
+    ),
+    "empty loop": (CHECK + "for n in []:\n        assert candidate(n) == 2", "no assert that is reached"),
+    "loop that never runs": (CHECK + "while 0:\n        assert candidate(1) == 2", "no assert that is reached"),
+    "loop without end": (CHECK + "while True:\n        candidate(1)\n    assert candidate(1) == 2", "that is reached"),
+    "after break": (CHECK + "for n in [1]:\n        break\n        assert candidate(n)", "no assert that is reached"),
+    "inner function": (CHECK + "def inner():\n        assert candidate(1) == 2", "no assert that is reached"),
+    "other function": (CHECK + "candidate(1)\ndef never(f):\n    assert f(1) == 2", "no assert that is reached"),
+    "other class": (CHECK + "class T:\n        def run(self):\n            assert candidate(1) == 2", "is reached"),
+    "first of two checks": (CHECK + "assert candidate(1) == 2\n" + CHECK + "candidate(1)", "that is reached"),
+    "candidate unused": (CHECK + "assert 1 + 1 == 2", "no assert that depends on the candidate"),
+    "answer unused": (CHECK + "x = 1\n    candidate(1)\n    assert x == 1", "no assert that depends on the candidate"),
+    "answer dropped": (CHECK + "y = candidate(1)\n    x = 2\n    assert x == 2", "depends on the candidate"),
+    "false for all": (CHECK + "assert candidate(1) == 2\n    assert False", "a false constant that every answer"),
+}
+
+
+@pytest.mark.parametrize(("test", "message"), IMPOSSIBLE_TESTS.values(), ids=IMPOSSIBLE_TESTS)
+def test_a_test_that_can_judge_no_answer_is_refused(tmp_path, test, message):
+    path = write(tmp_path / "humaneval.jsonl", [row(0), row(1, test=test)])
+    with pytest.raises(ValueError, match=rf"humaneval\.jsonl, row 2: field `test` .*{message}"):
+        load_code_dataset(path)
+
+
+USABLE_TESTS = {
+    "prompt's names": CHECK + "assert candidate(1) == half(4) == math.floor(2.5)",
+    "own name": CHECK + "assert add_1(1) == 2",
+    "another parameter": "def check(solution, /):\n    assert solution(1) == 2",
+    "at module level": "assert candidate(1) == 2\ndef check(candidate):\n    pass",
+    "variable": CHECK + "y = candidate(1)\n    z = [y]\n    assert z[0] == 2",
+    "changed argument": CHECK + "xs = [1]\n    candidate(xs)\n    assert xs == [1, 2]",
+    "guard": CHECK + "try:\n        candidate(None)\n        assert False\n    except TypeError:\n        pass",
+    "flag": CHECK
+    + "ok = False\n    try:\n        candidate(None)\n    except TypeError:\n        ok = True\n    assert ok",
+    "loop": CHECK + "for x, y in [(1, 2)]:\n        assert candidate(x) == y",
+    "helper": "def same(a, b):\n    assert a == b\n" + CHECK + "same(candidate(1), 2)",
+    "helper by name": CHECK + "def run(x):\n        assert candidate(x) == x + 1\n    list(map(run, [1]))",
+    "class": "class T:\n    def run(self, f):\n        assert f(1) == 2\n" + CHECK + "T().run(candidate)",
+    "comprehension": CHECK + "assert all(candidate(x) == x + 1 for x in range(3))",
+    "lambda": CHECK + "run = lambda x: candidate(x)\n    assert run(1) == 2",
+    "global": "SEEN = []\ndef note(x):\n    SEEN.append(x)\n" + CHECK + "note(candidate(1))\n    assert SEEN == [2]",
+    "star import": "from math import *\n" + CHECK + "assert candidate(1) == floor(2.5)",
+    "optional module": "try:\n    import no_such_module_here\nexcept ImportError:\n    pass\n"
+    + CHECK
+    + "assert candidate(1) == 2",
+    "endless loop with an exit": CHECK
+    + "while True:\n        if candidate(1):\n            break\n    assert candidate(1) == 2",
+    "one branch returns": CHECK + "if candidate(1) == 0:\n        return\n    assert candidate(1) == 2",
+    "two checks": CHECK + "pass\n" + CHECK + "assert candidate(1) == 2",
+    "match": CHECK
+    + "match candidate(1):\n        case 2:\n            pass\n        case _:\n            assert False",
+}
+
+
+@pytest.mark.parametrize("test", USABLE_TESTS.values(), ids=USABLE_TESTS)
+def test_an_unusual_test_that_can_judge_answers_is_accepted(tmp_path, test):
+    prompt = "import math\n\ndef half(x):\n    return x / 2\n\n" + row(1)["prompt"]
+    path = write(tmp_path / "humaneval.jsonl", [row(1, prompt=prompt, test=test)])
+    assert load_code_dataset(path)[0]["test"] == test
+
+
+def test_names_and_modules_that_are_missing_are_found_in_every_field(tmp_path):
+    for code, problem in (
+        ("X = no_such()\n", "the name `no_such`"),
+        ("import no_such_module_here\n", "is not installed"),
+    ):
+        path = write(tmp_path / "humaneval.jsonl", [row(1, prompt=code + row(1)["prompt"])])
+        with pytest.raises(ValueError, match=f"row 1: field `prompt` .*{problem}"):
+            load_code_dataset(path)
+    path = write(tmp_path / "mbpp.jsonl", [mbpp_row(1, test_list=["assert math.isclose(add(1), 2)"])])
+    with pytest.raises(ValueError, match="row 1: field `test_list` uses the name `math`"):
+        load_code_dataset(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"entry_point": "aux", "prompt": "def aux(x):\n    pass\n"}, "entry_point"),
+        ({"prompt": "def aux(x):\n    return x\n\ndef add_1(x):\n    pass\n"}, "prompt"),
+        ({"prompt": "from math import floor as aux\n\ndef add_1(x):\n    pass\n"}, "prompt"),
+    ],
+)
+def test_the_name_of_the_helper_is_taken_in_a_team(tmp_path, changes, field):
+    path = write(tmp_path / "humaneval.jsonl", [row(1, **changes)])
+    with pytest.raises(ValueError, match=f"row 1: field `{field}` .*`aux`, which is the helper's name"):
+        load_code_dataset(path)
+    assert len(load_code_dataset(path, num_agents=1)) == 1
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
+def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path, suffix):
+    marked = {key: "\ufeff" + value for key, value in row(1).items()}
+    path = tmp_path / f"humaneval{suffix}"
+    write(path, [marked])
+    if suffix != ".parquet":
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    if suffix == ".jsonl":
+        path.write_bytes(path.read_bytes() + b"\xef\xbb\xbf" + json.dumps(row(2)).encode())
+    assert load_code_dataset(str(path))[0] == row(1)
+    assert read_problem(marked["prompt"], "add_1") == read_problem(row(1)["prompt"], "add_1")
 
 
 def test_text_that_is_not_utf_8_is_an_error(tmp_path):

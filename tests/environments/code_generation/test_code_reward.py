@@ -91,8 +91,14 @@ BROKEN = "def {}(xs):\n    return xs xs\n"
         # a value thrown away: -0.5
         (AUX, "def f(xs):\n    aux(xs)\n    return scale(sum(xs))\n", 3.5),
         (AUX, "def f(xs):\n    y = aux(xs)\n    return scale(sum(xs))\n", 3.5),
-        # aux without a return value can still be used
-        ("def aux(xs):\n    xs.append(0)\n", "def f(xs):\n    aux(xs)\n    return scale(sum(xs))\n", 3.1),
+        # an aux that works in place is defined and used; that its value does not matter costs as much as ever
+        ("def aux(xs):\n    xs.append(0)\n", "def f(xs):\n    aux(xs)\n    return scale(sum(xs))\n", 3.5),
+        ("aux = lambda xs: sum(xs)\n", "def f(xs):\n    return scale(sum(xs))\n", 2.5),
+        # aux is called by other functions: what runs decides
+        (AUX, "def f(xs):\n    return scale(list(map(aux, [xs]))[0])\n", 4.0),
+        (AUX, "def f(xs):\n    return scale([*map(aux, xs), sum(xs)][-1]) if not xs else scale(sum(xs))\n", 2.5),
+        (AUX, "def f(xs):\n    return list(map(aux, [xs]))[0]\n", 1.5 + 0.25 + 0.5),
+        (AUX, "def f(xs):\n    tools = {'sum': aux}\n    return scale(tools['sum'](xs))\n", 4.0),
     ],
 )
 def test_the_levels_of_the_reward(sandbox, aux, main, expected):

@@ -13,13 +13,15 @@ import pyarrow.parquet
 
 from trl_multiagent.asserts import read_asserts
 
+from .checks import PARSE_ERRORS, bound_names, source_problem, unusable_test
+
 
 DATASET_TYPES = ("humaneval", "coophumaneval", "mbpp")
 LOCAL_SUFFIXES = (".jsonl", ".json", ".parquet")
 FIELDS = ("task_id", "prompt", "entry_point", "test")
 MBPP_FIELDS = {"task_id": int, "prompt": str, "code": str, "test_imports": list, "test_list": list}
-# What `ast.parse` raises, beside SyntaxError, on null bytes, lone surrogates and very deep nesting.
-PARSE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
+AUX = "aux"  # what the helper's agent of a team calls its function
+BYTE_ORDER_MARK = "\ufeff"
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def read_problem(prompt: str, entry_point: str) -> Problem:
     Raises:
         `ValueError`: If the prompt does not parse or does not define the entry point as a function at its top level.
     """
-    prompt = prompt.replace("\r\n", "\n")
+    prompt = prompt.removeprefix(BYTE_ORDER_MARK).replace("\r\n", "\n")
     try:
         tree = ast.parse(prompt)
     except PARSE_ERRORS:
@@ -64,7 +66,9 @@ def read_problem(prompt: str, entry_point: str) -> Problem:
     )
 
 
-def load_code_dataset(name: str, split: str | None = None, type: str | None = None) -> datasets.Dataset:
+def load_code_dataset(
+    name: str, split: str | None = None, type: str | None = None, num_agents: int = 2
+) -> datasets.Dataset:
     """
     Loads code problems and checks every row.
 
@@ -78,14 +82,16 @@ def load_code_dataset(name: str, split: str | None = None, type: str | None = No
         type (`str`, *optional*):
             `"humaneval"`, `"coophumaneval"` or `"mbpp"`; inferred from `name` by default. Rows of `"mbpp"` may come in
             MBPP's own schema, and are then brought to HumanEval's.
+        num_agents (`int`, *optional*, defaults to `2`):
+            Size of the team. With 2 agents no problem may use the name `aux`, which is that of the helper.
 
     Returns:
         `datasets.Dataset`: Columns `task_id`, `prompt`, `entry_point`, `test` and, where the source has one,
         `canonical_solution`, all text.
 
     Raises:
-        `ValueError`: If a row is malformed; the message names the file, the row (from 1) and the field. Also for an
-            unknown `type`, or a `split` that selects nothing.
+        `ValueError`: If a row is malformed, or its test can judge no answer; the message names the file, the row (from
+            1) and the field. Also for an unknown `type`, or a `split` that selects nothing.
         `FileNotFoundError`: If a local file does not exist.
     """
     type = _dataset_type(name, type)
@@ -97,9 +103,12 @@ def load_code_dataset(name: str, split: str | None = None, type: str | None = No
         rows, source = datasets.load_dataset(name, config, split=split).to_list(), f"{name}, split {split}"
     if not rows:
         raise ValueError(f"{source} has no rows.")
+    rows = [_without_marks(row) for row in rows]
+    test_field = "test"
     if type == "mbpp" and "test_list" in rows[0]:
+        test_field = "test_list"
         rows = [_mbpp_row(row, f"{source}, row {number}") for number, row in enumerate(rows, 1)]
-    dataset = datasets.Dataset.from_list(_checked_rows(rows, source))
+    dataset = datasets.Dataset.from_list(_checked_rows(rows, source, test_field, num_agents))
     if name.endswith(LOCAL_SUFFIXES):
         dataset = _slice(dataset, split, source)
     return dataset
@@ -129,7 +138,7 @@ def _read_file(path: Path) -> list[dict]:
     if path.suffix == ".parquet":
         return pyarrow.parquet.read_table(path).to_pylist()
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error}.") from None
     if path.suffix == ".json":
@@ -143,7 +152,8 @@ def _read_file(path: Path) -> list[dict]:
         rows = []
         for number, line in enumerate(text.split("\n"), 1):
             try:
-                rows += [json.loads(line)] if line.strip() else []
+                line = line.strip().removeprefix(BYTE_ORDER_MARK)  # of files that were put together
+                rows += [json.loads(line)] if line else []
             except ValueError as error:
                 raise ValueError(f"{path}, row {number} is not a line of JSON: {error}.") from None
     for number, row in enumerate(rows, 1):
@@ -179,7 +189,14 @@ def _slice(dataset: datasets.Dataset, split: str | None, source: str) -> dataset
 # Checking
 
 
-def _checked_rows(rows: list[dict], source: str) -> Iterable[dict]:
+def _without_marks(row: dict) -> dict:
+    """A row whose texts do not begin with a byte-order mark, which Python would not parse."""
+    return {
+        field: value.removeprefix(BYTE_ORDER_MARK) if isinstance(value, str) else value for field, value in row.items()
+    }
+
+
+def _checked_rows(rows: list[dict], source: str, test_field: str, num_agents: int) -> Iterable[dict]:
     fields = [*FIELDS, "canonical_solution"] if any("canonical_solution" in row for row in rows) else FIELDS
     seen = {}
     checked = []
@@ -190,10 +207,17 @@ def _checked_rows(rows: list[dict], source: str) -> Iterable[dict]:
         if first != number:
             raise ValueError(f"{where}: field `task_id` is {row['task_id']!r}, as in row {first}; ids must be unique.")
         try:
-            read_problem(row["prompt"], row["entry_point"])
+            prefix = read_problem(row["prompt"], row["entry_point"]).prefix
         except ValueError as error:
             raise ValueError(f"{where}: field `prompt` is malformed: {error}.") from None
-        _check_test(row["test"], where)
+        if num_agents == 2 and row["entry_point"] == AUX:
+            raise ValueError(f"{where}: field `entry_point` is `{AUX}`, which is the helper's name in a team of two.")
+        if problem := source_problem(prefix, {row["entry_point"]}):
+            raise ValueError(f"{where}: field `prompt` {problem}.")
+        if num_agents == 2 and AUX in bound_names(prefix):
+            raise ValueError(f"{where}: field `prompt` defines `{AUX}`, which is the helper's name in a team of two.")
+        if problem := unusable_test(row["test"], prefix, row["entry_point"]):
+            raise ValueError(f"{where}: field `{test_field}` {problem}.")
         checked.append({field: row[field] for field in fields})
     return checked
 
@@ -207,20 +231,6 @@ def _check_fields(row: dict, fields: dict[str, type], where: str) -> None:
             raise ValueError(f"{where}: field `{field}` must be {_kind(kind())}, not {_kind(value)}.")
         if isinstance(value, str) and not value.strip():
             raise ValueError(f"{where}: field `{field}` is empty.")
-
-
-def _check_test(test: str, where: str) -> None:
-    try:
-        tree = ast.parse(test)
-    except PARSE_ERRORS as error:
-        raise ValueError(f"{where}: field `test` is not Python source: {error}.") from None
-    checks = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
-    if not checks:
-        raise ValueError(f"{where}: field `test` does not define `check(candidate)`.")
-    if len(checks[-1].args.args) != 1:
-        raise ValueError(f"{where}: field `test`: `check` must take one argument, the candidate.")
-    if count_asserts(test) == 0:
-        raise ValueError(f"{where}: field `test` has no assert that can fail.")
 
 
 def count_asserts(test: str) -> int:

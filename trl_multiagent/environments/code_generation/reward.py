@@ -13,9 +13,9 @@ from trl_multiagent.environments.base import JointAction, Outcome
 from trl_multiagent.environments.execution_log import ExecutionLog
 from trl_multiagent.sandbox import Program, Verdict
 
-from .data import count_asserts
+from .data import AUX, count_asserts
 from .experiments import OTHER_VALUES, OWN_PART, WITHOUT_AUX, Experiments
-from .extraction import AUX, Analysis, analyze
+from .extraction import Analysis, analyze
 from .trivial import ItemFacts, facts_program, read_facts
 
 
