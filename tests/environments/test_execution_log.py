@@ -23,12 +23,14 @@ def sandbox():
 
 def test_counts_since_the_last_call(sandbox):
     log = ExecutionLog(sandbox)
-    assert log.metrics() == dict.fromkeys(("executions_per_second", "timeouts", "memory_kills", "suspicious"), 0.0)
+    names = ("executions_per_second", "experiment_seconds", "timeouts", "memory_kills", "suspicious")
+    assert log.metrics() == dict.fromkeys(names, 0.0)
     verdicts = log.run([READS_A_FILE, HONEST, HUNGRY, ENDLESS, HONEST])
     assert [verdict.passed for verdict in verdicts] == [0, 2, 0, 0, 2]
     log.run([HUNGRY])
+    log.run_experiments([HUNGRY])  # only its time is counted
     metrics = log.metrics()
-    assert metrics.pop("executions_per_second") > 0
+    assert metrics.pop("executions_per_second") > 0 and metrics.pop("experiment_seconds") > 0
     assert metrics == {"timeouts": 1.0, "memory_kills": 2.0, "suspicious": 1.0}
     assert set(log.metrics().values()) == {0.0}
 
@@ -55,7 +57,7 @@ def test_suspicious_programs_are_kept(sandbox, tmp_path):
     (kept,) = (tmp_path / "run" / "kept").iterdir()
     record = json.loads(kept.read_text())
     assert record.pop("suspicious") == list(verdict.suspicious) == ["open"]
-    assert record == {"passed": 0, **vars(READS_A_FILE), "watch": [], "needed": []}
+    assert record == {"passed": 0, **vars(READS_A_FILE), "watch": [], "needed": [], "experiments": []}
 
 
 def test_the_number_of_kept_programs_is_bounded(sandbox, tmp_path, monkeypatch):
