@@ -40,6 +40,8 @@ WRAPPINGS = {
     "prose": "Here is the answer:\n\n{code}\nI hope that it's useful (really.\n",
     "indented fence": "1. Do this\n\n   ```python\n   {indented}   ```\n",
     "windows line ends": "```python\r\n{crlf}```\r\n",
+    "indented block": "Here it is:\n\n    {indented}\nDone (really.\n",
+    "a space too many": " {code}\nThat's it (really.\n",
     "answer as code, prompt as prose": "Let's see: x = y?\n{code}\nDone: 1) yes",
 }
 
@@ -176,6 +178,7 @@ ALL_NEEDED = {
     "setting": "import sys\nsys.setrecursionlimit(10000)\ndef f(x):\n    return x\n",
     "module's state": "from decimal import Decimal, getcontext\ngetcontext().prec = 5\ndef f(x):\n    return Decimal(x)\n",
     "function called on the way": "def size():\n    return N\nN = 3\nTABLE = [0] * size()\n" + READS,
+    "lambda before what it reads": "f = lambda x: g(x)\ng = lambda x: N\nN = 3\n",
     "star": "from math import *\ndef f(x):\n    return sqrt(x)\n",
 }
 
