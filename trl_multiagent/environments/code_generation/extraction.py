@@ -243,14 +243,14 @@ def _read_text(text: str, name: str) -> Code:
     tree = _parse(text)[0]
     broken = []
     if tree is None:
-        asked = re.compile(
-            rf"^[ \t]*(?:(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b|{re.escape(name)}[ \t]*[:=])", re.MULTILINE
-        )
+        asked = re.compile(rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", re.MULTILINE)
+        bound = re.compile(rf"^[ \t]*{re.escape(name)}[ \t]*(?::.*)?=[^=]", re.MULTILINE)
         segments = FENCE.split(text)
         fenced = segments[1::2]
         good = []
         budget = _Budget()
-        for segment in fenced if any(asked.search(block) for block in fenced) else segments:
+        in_fence = any(asked.search(block) or bound.search(block) for block in fenced)
+        for segment in fenced if in_fence else segments:
             for stretch, parses in _stretches(textwrap.dedent(segment), budget):
                 (good if parses else broken).append(stretch)
         text = "\n".join(good)
