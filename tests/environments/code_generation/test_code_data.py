@@ -295,6 +295,7 @@ USABLE_TESTS = {
     "endless loop with an exit": CHECK
     + "while True:\n        if candidate(1):\n            break\n    assert candidate(1) == 2",
     "one branch returns": CHECK + "if candidate(1) == 0:\n        return\n    assert candidate(1) == 2",
+    "the others return": CHECK + "if candidate(1) == 2:\n        return\n    assert False",
     "two checks": CHECK + "pass\n" + CHECK + "assert candidate(1) == 2",
     "match": CHECK
     + "match candidate(1):\n        case 2:\n            pass\n        case _:\n            assert False",

@@ -1,4 +1,5 @@
 import ast
+import cProfile
 import textwrap
 import time
 import warnings
@@ -40,6 +41,8 @@ WRAPPINGS = {
     "prose": "Here is the answer:\n\n{code}\nI hope that it's useful (really.\n",
     "indented fence": "1. Do this\n\n   ```python\n   {indented}   ```\n",
     "windows line ends": "```python\r\n{crlf}```\r\n",
+    "indented block": "Here it is:\n\n    {indented}\nDone (really.\n",
+    "a space too many": " {code}\nThat's it (really.\n",
     "answer as code, prompt as prose": "Let's see: x = y?\n{code}\nDone: 1) yes",
 }
 
@@ -176,6 +179,7 @@ ALL_NEEDED = {
     "setting": "import sys\nsys.setrecursionlimit(10000)\ndef f(x):\n    return x\n",
     "module's state": "from decimal import Decimal, getcontext\ngetcontext().prec = 5\ndef f(x):\n    return Decimal(x)\n",
     "function called on the way": "def size():\n    return N\nN = 3\nTABLE = [0] * size()\n" + READS,
+    "lambda before what it reads": "f = lambda x: g(x)\ng = lambda x: N\nN = 3\n",
     "star": "from math import *\ndef f(x):\n    return sqrt(x)\n",
 }
 
@@ -261,6 +265,12 @@ def test_a_cut_off_tail_is_dropped_but_not_the_function_itself():
     assert "def f(x)" in cut and "import math" in cut
     again = extract_code("def f(x):\n    return x\n\ndef f(x):\n    return (x", "f")
     assert run(again)["f"](3) == 3
+
+
+def test_a_function_that_is_an_assignment_is_found_in_a_fence():
+    text = "We set f = g(x) (see below:\nx = 1\n```\nf = lambda x: x + 1\n```\nf = 3 (no.\n"
+    assert extract_code(text, "f") == "f = lambda x: x + 1"
+    assert facts("def f(xs):\n    return 1", aux="aux = (a helper\n").syntax_problem == ""
 
 
 def test_statements_on_one_line_and_bytes_columns():
@@ -798,6 +808,33 @@ def test_no_text_stops_the_analysis(text):
         if not result.syntax_problem:
             ast.parse(result.source)
     assert time.process_time() - start < 10
+
+
+REPEATED = {
+    "calls": ("def f(x):\n", "  aux({n})\n", "  return 1"),
+    "assignments": ("def f(x):\n", "  a{n} = aux(1)\n", "  return a0"),
+    "local chain": ("def f(x):\n  a0 = aux(x)\n", "  a{m} = a{n}\n", "  return a1"),
+    "chain": ("a0 = 1\n", "a{m} = a{n}\n", "def f(x):\n  return aux(a1)"),
+    "entries": ("T = {{}}\n", "T[{n}] = aux\n", "def f(x):\n  return T[x](1)"),
+    "functions": ("def f(x):\n  return g0(x)\n", "def g{n}(x):\n  return g{m}(aux(x))\n", ""),
+    "copies": ("", "def f(x):\n  return aux(x)\n", ""),
+    "globals": ("", "def g{n}():\n  global N{n}\n  N{n} = 1\ng{n}()\n", "def f(x):\n  return aux(N0)"),
+    "methods": ("class A:\n", "  def m{n}(self):\n    return self.m{m}()\n", "def f(x):\n  return A().m0(aux(x))"),
+    "elements": ("def f(x):\n  return [", "aux({n}), ", "]"),
+}
+
+
+@pytest.mark.parametrize(("head", "line", "tail"), REPEATED.values(), ids=REPEATED)
+def test_the_work_grows_with_the_length_and_not_faster(head, line, tail):
+    def work(count):
+        lines = "".join(line.format(n=n, m=n + 1) for n in range(count))
+        profile = cProfile.Profile()
+        result = profile.runcall(analyze, PROMPT, "f", AUX, head.format() + lines + tail)
+        assert not result.main_problem and result.calls_aux
+        return sum(entry.callcount for entry in profile.getstats())
+
+    work(1)  # fills caches
+    assert work(400) < 2.2 * work(200)
 
 
 def test_nothing_of_a_completion_runs_here(tmp_path):

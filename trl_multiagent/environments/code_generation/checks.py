@@ -16,6 +16,7 @@ from collections.abc import Iterator
 PARSE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
 MODULE_NAMES = {*dir(builtins), "__file__", "__annotations__"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+LEAVING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match)
 
 
@@ -191,7 +192,7 @@ def _is_block(value: object) -> bool:
 
 def _ends(node: ast.stmt) -> bool:
     """Whether nothing after a statement runs."""
-    if isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue):
+    if isinstance(node, LEAVING):
         return True
     if isinstance(node, ast.If):
         blocks = _inner_blocks(node)
@@ -247,12 +248,15 @@ def _dependent_names(statements: list[ast.stmt], names: set[str]) -> set[str]:
 
 
 def _controlled_asserts(statements: list[ast.stmt], dependent: set[str]) -> set[ast.stmt]:
-    """Asserts in branches, loops and `try` statements that depend on the candidate."""
+    """Asserts that depend on the candidate by whether they are reached: in branches, loops and `try` statements, or after them."""
+    asserts = [node for node in statements if isinstance(node, ast.Assert)]
     controlled = set()
     for node in statements:
         inside = [inner for block in _inner_blocks(node) for inner in _live(block)]
         if inside and any(_names_in(inner) & dependent for inner in [node, *inside]):
             controlled.update(inner for inner in inside if isinstance(inner, ast.Assert))
+            if any(isinstance(inner, LEAVING) for inner in inside):
+                controlled.update(inner for inner in asserts if inner.lineno > node.lineno)
     return controlled
 
 

@@ -37,6 +37,7 @@ FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)
 CODE_START = re.compile(
     r"(?:async|def|class|import|from|if|for|while|with|try)\b|@|[A-Za-z_][\w.\[\]'\", ]*(?::.*)?[-+*/|&]?="
 )
+INDENTED_START = re.compile(r"([ \t]+)(?:(?:async\s+)?def|class|import|from|@)\b")
 DEFINITION_START = re.compile(r"(?:async\s+def|def|class)\b")
 BLOCK_START = re.compile(r"(?:async|if|elif|else|for|while|with|try|except|finally|match|case|def|class)\b")
 CONTINUATION = re.compile(r"(?:elif|else|except|finally)\b")
@@ -238,14 +239,14 @@ def _read_text(text: str, name: str) -> Code:
     tree = _parse(text)[0]
     broken = []
     if tree is None:
-        asked = re.compile(
-            rf"^[ \t]*(?:(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b|{re.escape(name)}[ \t]*[:=])", re.MULTILINE
-        )
+        asked = re.compile(rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", re.MULTILINE)
+        bound = re.compile(rf"^[ \t]*{re.escape(name)}[ \t]*(?::.*)?=[^=]", re.MULTILINE)
         segments = FENCE.split(text)
         fenced = segments[1::2]
         good = []
         budget = _Budget()
-        for segment in fenced if any(asked.search(block) for block in fenced) else segments:
+        in_fence = any(asked.search(block) or bound.search(block) for block in fenced)
+        for segment in fenced if in_fence else segments:
             for stretch, parses in _stretches(textwrap.dedent(segment), budget):
                 (good if parses else broken).append(stretch)
         text = "\n".join(good)
@@ -296,7 +297,7 @@ class _Budget:
 
 
 def _stretches(text: str, budget: _Budget) -> Iterator[tuple[str, bool]]:
-    """Stretches of lines that may be code, in order, and whether each parses."""
+    """Stretches of lines that may be code, in order, and whether each parses. Code that prose is around may be indented."""
     lines = text.split("\n")
     if budget.parses(lines):
         yield text, True
@@ -307,6 +308,10 @@ def _stretches(text: str, budget: _Budget) -> Iterator[tuple[str, bool]]:
         if CODE_START.match(lines[start]):
             end, parses = _stretch_end(lines, start, budget)
             yield "\n".join(lines[start:end]), parses
+        elif not budget.spent and (indented := INDENTED_START.match(lines[start])):
+            while end < len(lines) and (not lines[end].strip() or lines[end].startswith(indented.group(1))):
+                end += 1
+            yield from _stretches(textwrap.dedent("\n".join(lines[start:end])), budget)
         start = end
 
 

@@ -130,7 +130,7 @@ class _Needs:
             statement = self.facts.module.statements[place]
             for name in statement.reads_now:
                 self._need(name, place)
-            for name in statement.reads - statement.reads_now:
+            for name in statement.reads_later:
                 self._need(name, END)
 
     def _need(self, name: str, before: int) -> None:

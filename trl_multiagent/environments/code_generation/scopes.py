@@ -153,7 +153,8 @@ class Statement:
         certain (`bool`): It binds them in any case.
         running (`list[Scope]`): The scopes whose code runs with the statement, as far as that can be told.
         reads_now (`set[str]`): Names of the module that are read when it runs.
-        reads (`set[str]`): Those, and what its functions read when they are called.
+        reads_later (`set[str]`): Names of the module that its functions read when they are called. What is called at once, a
+            `lambda` in a call say, may be in both.
         calls (`set[str]`): Names that it calls when it runs, straight or as an object with methods.
     """
 
@@ -166,10 +167,11 @@ class Statement:
         defines = isinstance(node, DEFINITIONS)
         self.running = [scope for scope in scopes if not (defines and scope.waits())]
         running = {*self.running}
-        self.reads_now, self.reads, self.calls = set(), set(), set()
+        self.reads_now, self.reads_later, self.calls = set(), set(), set()
         roots = {}
         for scope, inner in [(None, nodes), *((scope, scope.nodes) for scope in scopes)]:
             now = scope is None or scope in running
+            later = scope is not None and scope.waits()
             for node in inner:
                 kind = node.__class__
                 if kind is ast.Call and now:
@@ -183,9 +185,10 @@ class Statement:
                 else:
                     continue
                 if scope is None or scope.owner(name) is None:
-                    self.reads.add(name)
                     if now:
                         self.reads_now.add(name)
+                    if later:
+                        self.reads_later.add(name)
 
 
 def root_name(node: ast.AST, known: dict[ast.AST, ast.Name | None]) -> ast.Name | None:
