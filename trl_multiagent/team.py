@@ -32,7 +32,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import cached_file
 from trl.trainer.utils import create_model_from_path
 
-from trl_multiagent.environments.base import Environment, Turn
+from trl_multiagent.environments.base import Environment, Turn, ask, judge
 from trl_multiagent.generation import generate_groups, takes_positions, whole_prompt
 
 
@@ -358,12 +358,12 @@ class AgentTeam(nn.Module):
         training = self.training
         self.eval()
         for _ in range(num_turns):
-            prompts = environment.prompts(item, history)
+            prompts = ask(environment, item, history)
             joint_action = {
                 role: self._answer(role, history, prompts[role], use_chat_template, generation_kwargs)
                 for role in self.roles
             }
-            outcome = None if is_text else environment.score([item], [joint_action], [history])[0]
+            outcome = None if is_text else judge(environment, [item], [joint_action], [history])[0]
             history = [*history, Turn(prompts, joint_action, outcome)]
         self.train(training)
         return history
