@@ -222,6 +222,7 @@ class AgentTeam(nn.Module):
         for role, name in self._model_names.items():
             agents.append({"role": role, "folder": self.folder(role)})
             target = folder / self.folder(role)
+            target.mkdir(parents=True, exist_ok=True)  # where a file is in the way, transformers would save nothing
             model = self.models[name]
             weights = None
             if state_dict is not None:
@@ -237,6 +238,7 @@ class AgentTeam(nn.Module):
                     for key in model.all_tied_weights_keys:  # gathered shards are copies, tied or not
                         weights.pop(key, None)
                 model.save_pretrained(target, state_dict=weights)
+                (target / ADAPTER_CONFIG).unlink(missing_ok=True)  # of a LoRA team saved here before
             self.tokenizers[role].save_pretrained(target)
         team = {"format_version": FORMAT_VERSION, "form": self.form, "agents": agents}
         (folder / TEAM_FILE).write_text(json.dumps(team, indent=2) + "\n")
