@@ -1,12 +1,16 @@
 """Settings: reading, merging and checking them, and what they mean for the trainer. No model is loaded here."""
 
+import errno
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from trl_multiagent import MAGRPOConfig, MAReMaxConfig
+from trl_multiagent.recipe import results
 from trl_multiagent.recipe.code_generation import code_generation_environment
 from trl_multiagent.recipe.plan import count, print_plan, slice_length
 from trl_multiagent.recipe.recipe import build_recipe, parse_recipe, set_up_wandb
@@ -111,7 +115,7 @@ def test_override_is_split_at_the_first_equals_sign_and_may_be_repeated(parse):
         (["--log_completions"], "log_completions", True),
         (["--gradient_checkpointing", "false"], "gradient_checkpointing", False),
         (["--lr_scheduler_type", "constant"], "lr_scheduler_type", "constant"),
-        (["--push_to_hub", "--hub_model_id", "me/team"], "hub_model_id", "me/team"),
+        (["--push_to_hub", "--hub_token", "hf_x", "--hub_model_id", "me/team"], "hub_model_id", "me/team"),
         (["--output_dir", "here"], "output_dir", "here"),
     ],
 )
@@ -398,7 +402,100 @@ def test_folder_of_a_run(parse, monkeypatch):
     recipe = parse({"output": {"base_dir": "b"}})
     assert recipe.run_folder == Path("b/job_my_run_7")
     assert recipe.team_folder == Path("b/job_my_run_7/final_model")
-    assert parse({"output": {"save_path": "team"}}).team_folder == Path("team")
+    recipe = parse({"output": {"save_path": "team", "save_final_model": True}})
+    assert recipe.team_folder == Path("team") and recipe.saves_team
+
+
+# Where the results go
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("file", "file is a file"),
+        ("file/below/it", "file is a file"),
+        ("dangling", "dangling is a link to nothing"),
+        ("dangling/below", "dangling is a link to nothing"),
+        ("locked/team", "locked may not be written to"),
+        ("run/checkpoint-4", "within the run's checkpoint-4"),
+        ("run/_unfinished/team", "within the run's _unfinished"),
+    ],
+)
+def test_a_place_for_the_team_that_cannot_be_written_to(parse, error_of, tmp_path, monkeypatch, path, problem):
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "locked").mkdir()
+    monkeypatch.setattr(results.os, "access", lambda path, mode: Path(path).name != "locked")  # root may do anything
+    section = {"output_dir": str(tmp_path / "run")}
+    output = {"save_path": str(tmp_path / path), "save_final_model": True}
+    for argv in ([], ["--dry_run"]):
+        message = error_of({"output": output, "magrpo": section}, *argv)
+        assert "`output.save_path`" in message and problem in message and "\n" not in message
+    assert parse({"output": {**output, "save_final_model": False}, "magrpo": section})
+    if "run" not in path:
+        assert "`magrpo.output_dir`" in error_of({"magrpo": {"output_dir": output["save_path"]}})
+        assert "`output.base_dir`" in error_of({"output": {"base_dir": output["save_path"]}})
+
+
+@pytest.mark.parametrize(
+    ("push", "problem"),
+    [
+        ({"hub_token": None}, "needs a token that may write: log in with `hf auth login`"),
+        ({"hub_model_id": "me/my team"}, "`magrpo.hub_model_id`: 'me/my team' is no name of a repository"),
+        ({"hub_model_id": "a/b/c"}, "'a/b/c' is no name of a repository"),
+        ({"output_dir": "runs/first..try"}, "'first..try' is no name of a repository"),
+    ],
+)
+def test_a_push_that_cannot_work(parse, error_of, monkeypatch, push, problem):
+    monkeypatch.setattr(results, "get_token", lambda: None)
+    section = {"push_to_hub": True, "hub_token": "hf_x", **push}
+    assert problem in error_of({"magrpo": section})
+    if "token" in problem:
+        assert problem in parse({"magrpo": section}, "--dry_run").stderr  # a plan may be made elsewhere
+
+
+def in_the_way(tmp_path):
+    """Makes files and folders that are in the way of a run's results, one at a time."""
+    for name in (
+        "run/config.yaml",
+        "run/README.md",
+        "run/_unfinished/trial",
+        "team/team.json",
+        "team/agents/aux/config.json",
+    ):
+        (tmp_path / name).mkdir(parents=True)
+        yield name
+        shutil.rmtree(tmp_path / name.split("/")[0])
+    for name in ("run/_unfinished", "team/agents", "team/agents/main"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+        yield name
+        shutil.rmtree(tmp_path / name.split("/")[0])
+
+
+def test_what_the_end_of_a_run_needs_is_tried_at_its_start(parse, tmp_path, monkeypatch):
+    environment = SimpleNamespace(roles=("aux", "main"))
+    output = {"save_path": str(tmp_path / "team"), "save_final_model": True}
+    recipe = parse({"output": output, "magrpo": {"output_dir": str(tmp_path / "run")}})
+    before = sorted(tmp_path.rglob("*"))
+    recipe.check_run(environment)
+    assert sorted(tmp_path.rglob("*")) == before  # what was tried is gone
+    for name in in_the_way(tmp_path):
+        there = sorted(tmp_path.rglob("*"))
+        with pytest.raises(SystemExit, match=f"error: .* cannot be written to .*{name}") as error:
+            recipe.check_run(environment)
+        assert "\n" not in error.value.code and sorted(tmp_path.rglob("*")) == there
+    (tmp_path / "team").mkdir()
+    (tmp_path / "team" / "notes.txt").write_text("mine")
+    recipe.check_run(environment)
+    assert [path.name for path in (tmp_path / "team").iterdir()] == ["notes.txt"]
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(results.os, "fsync", full)
+    with pytest.raises(SystemExit, match="No space left on device"):
+        recipe.check_run(environment)
 
 
 def test_resuming(parse, error_of, tmp_path, monkeypatch):

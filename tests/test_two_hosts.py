@@ -104,9 +104,9 @@ def test_two_hosts_do_what_one_does(forked, hosts, tmp_path):
     assert len({x["network"] for x in seen["two"]}) == 2
     assert [x["reward"] for x in seen["two"]] == [x["reward"] for x in seen["one"]]
     for first, second in seen.values():
-        assert second["error"] == "ValueError: the judge is ill"
+        assert second["error"] == "TaskError: The reward function `broken_reward` raised ValueError: the judge is ill"
         assert first["error"].startswith("OtherProcessError: Process 1 on ")
-        assert "failed: ValueError: the judge is ill" in first["error"]
+        assert f"failed: {second['error']}" in first["error"]
     for role in ROLES:
         one, two = (load_file(tmp_path / name / "agents" / role / "model.safetensors") for name in ("one", "two"))
         assert one.keys() == two.keys()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from huggingface_hub import CommitInfo, HfApi
-from huggingface_hub.errors import HTTPError
+from huggingface_hub.errors import HFValidationError, HTTPError
 
 from trl_multiagent.model_card import team_card
 from trl_multiagent.team import TEAM_FILE, AgentTeam
@@ -92,7 +92,7 @@ def explained_refusal(repo_id: str) -> Iterator[None]:
     """Tells what to do where the Hub cannot be reached, or refuses to create or to change a repository."""
     try:
         yield
-    except (HTTPError, OSError) as error:
+    except (HTTPError, HFValidationError, OSError) as error:
         raise RuntimeError(
             f"Cannot push to {repo_id!r}: {error}\nLog in with `hf auth login`, or set HF_TOKEN to a token that may write "
             "to this repository; check its name."

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
+from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn, ask
 
 
 @dataclass
@@ -136,7 +136,7 @@ def grow_trees(
         `list[list[Node]]`: The nodes of each turn, with their returns.
     """
     indices = joint_action_indices(joint_mode, len(environment.roles), num_generations)
-    nodes = [Node(item, (), environment.prompts(item, ())) for item in items]
+    nodes = [Node(item, (), ask(environment, item, ())) for item in items]
     levels = []
     for turn in range(num_turns):
         levels.append(nodes)
@@ -171,7 +171,7 @@ def _open(node: Node, environment: Environment, handoff: str | None, threshold: 
         handed_on = [random.randrange(len(node.indices))]
     for joint_action in handed_on:
         history = (*node.history, node.turn(joint_action))
-        node.children[joint_action] = Node(node.item, history, environment.prompts(node.item, history))
+        node.children[joint_action] = Node(node.item, history, ask(environment, node.item, history))
     return list(node.children.values())
 
 

@@ -32,7 +32,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import cached_file
 from trl.trainer.utils import create_model_from_path
 
-from trl_multiagent.environments.base import Environment, Turn
+from trl_multiagent.environments.base import Environment, Turn, ask, judge
 from trl_multiagent.generation import generate_groups, takes_positions, whole_prompt
 
 
@@ -222,6 +222,7 @@ class AgentTeam(nn.Module):
         for role, name in self._model_names.items():
             agents.append({"role": role, "folder": self.folder(role)})
             target = folder / self.folder(role)
+            target.mkdir(parents=True, exist_ok=True)  # where a file is in the way, transformers would save nothing
             model = self.models[name]
             weights = None
             if state_dict is not None:
@@ -237,6 +238,7 @@ class AgentTeam(nn.Module):
                     for key in model.all_tied_weights_keys:  # gathered shards are copies, tied or not
                         weights.pop(key, None)
                 model.save_pretrained(target, state_dict=weights)
+                (target / ADAPTER_CONFIG).unlink(missing_ok=True)  # of a LoRA team saved here before
             self.tokenizers[role].save_pretrained(target)
         team = {"format_version": FORMAT_VERSION, "form": self.form, "agents": agents}
         (folder / TEAM_FILE).write_text(json.dumps(team, indent=2) + "\n")
@@ -358,12 +360,12 @@ class AgentTeam(nn.Module):
         training = self.training
         self.eval()
         for _ in range(num_turns):
-            prompts = environment.prompts(item, history)
+            prompts = ask(environment, item, history)
             joint_action = {
                 role: self._answer(role, history, prompts[role], use_chat_template, generation_kwargs)
                 for role in self.roles
             }
-            outcome = None if is_text else environment.evaluate([item], [joint_action], [history])[0]
+            outcome = None if is_text else judge(environment.evaluate, [item], [joint_action], [history])[0]
             history = [*history, Turn(prompts, joint_action, outcome)]
         self.train(training)
         return history

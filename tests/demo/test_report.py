@@ -60,7 +60,8 @@ def shown(tmp_path, capsys) -> tuple[str, ScriptedTrainer]:
     report = DemoReport(ITEMS, num_episodes=4)
     report.before(trainer)
     trainer.conventions = [("A", "A"), ("B", "B"), ("A", "A"), ("B", "A")]
-    report.after(trainer, tmp_path / "final_model")
+    report.after(trainer)
+    report.show(trainer, tmp_path / "final_model")
     return capsys.readouterr().out, trainer
 
 

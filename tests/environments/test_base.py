@@ -1,10 +1,14 @@
 import asyncio
 import doctest
+from functools import partial
 
+import numpy
+import pandas
 import pytest
+import torch
 
-from trl_multiagent.environments import base
-from trl_multiagent.environments.base import FunctionEnvironment, Outcome, Turn
+from trl_multiagent.environments import Environment, FunctionEnvironment, Outcome, TaskError, Turn, base
+from trl_multiagent.environments.base import ask, judge, scoring_metrics
 
 
 ITEMS = [{"topic": "rain", "level": 1}, {"topic": "snow", "level": 2}]
@@ -110,26 +114,140 @@ def test_an_action_that_nobody_scores_is_an_error():
         score(environment(reward_funcs=lambda completions, **columns: [1.0, None]))
 
 
-@pytest.mark.parametrize("rewards", [[1.0], [1.0, 2.0, 3.0]])
-def test_a_wrong_number_of_rewards_is_an_error(rewards):
-    def miscounted(**columns):
-        return rewards
+# Reward functions that fail
 
-    with pytest.raises(ValueError, match=f"`miscounted` returned {len(rewards)} rewards for 2 joint actions"):
-        score(environment(reward_funcs=miscounted))
+
+class Stop(BaseException):
+    pass
+
+
+RETURNED = {
+    "None": (lambda: None, "returned None; it must return a list of 2 numbers"),
+    "a number": (lambda: 1.0, "returned 1.0 (float); it must return a list of 2 numbers"),
+    "too few": (lambda: [1.0], "returned 1 rewards for 2 joint actions"),
+    "too many": (lambda: (1.0, 2.0, 3.0), "returned 3 rewards for 2 joint actions"),
+    "nothing": (list, "returned 0 rewards for 2 joint actions"),
+    "a generator": (lambda: (x for x in [1.0, 2.0]), "(generator); it must return a list"),
+    "text": (lambda: "ab", "returned 'ab' (str); it must return a list"),
+    "a dict": (lambda: {0: 1.0, 1: 2.0}, "(dict); it must return a list"),
+    "a set": (lambda: {1.0, 2.0}, "(set); it must return a list"),
+    "a tensor of no dimension": (lambda: torch.tensor(1.0), "(Tensor); it must return a list"),
+    "a short array": (lambda: numpy.zeros(1), "returned 1 rewards for 2 joint actions"),
+    "a matrix": (lambda: numpy.zeros((2, 3)), "(ndarray) for joint action 1 of 2"),
+    "texts": (lambda: [1.0, "2.0"], "returned '2.0' (str) for joint action 2 of 2"),
+    "lists": (lambda: [[1.0, 2.0], [1.0, 2.0]], "returned [1.0, 2.0] (list) for joint action 1 of 2"),
+    "dicts": (lambda: [1.0, {"reward": 1.0}], "returned {'reward': 1.0} (dict) for joint action 2 of 2"),
+    "complex numbers": (lambda: [1.0, 1j], "returned 1j (complex) for joint action 2 of 2"),
+    "nan": (lambda: [1.0, float("nan")], "returned nan for joint action 2 of 2"),
+    "infinity": (lambda: numpy.array([-numpy.inf, 0.0]), "returned -inf for joint action 1 of 2"),
+    "a huge integer": (lambda: [10**400, 1], "(int) for joint action 1 of 2"),
+}
+RAISED = {
+    "sys.exit()": (SystemExit(), "called sys.exit()."),
+    "sys.exit(0)": (SystemExit(0), "called sys.exit(0)."),
+    "sys.exit('bye')": (SystemExit("bye"), "called sys.exit('bye')."),
+    "KeyError": (KeyError("no such column"), "raised KeyError: 'no such column'"),
+    "GeneratorExit": (GeneratorExit(), "raised GeneratorExit"),
+    "CancelledError": (asyncio.CancelledError(), "raised CancelledError"),
+    "another BaseException": (Stop("enough"), "raised Stop: enough"),
+}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("case", [*RETURNED, *RAISED])
+def test_a_reward_function_that_fails_is_named(case, is_async):
+    def failing(**columns):
+        if case in RAISED:
+            raise RAISED[case][0]
+        return RETURNED[case][0]()
+
+    async def failing_later(**columns):
+        await asyncio.sleep(0)
+        return failing()
+
+    async def endless(**columns):
+        await asyncio.sleep(1000)
+
+    # One that waits meanwhile is not waited for
+    waiting = [endless] if is_async and case in RAISED else []
+    with pytest.raises(TaskError) as error:
+        score(environment(reward_funcs=[matches, *waiting, failing_later if is_async else failing]))
+    message = {**RETURNED, **RAISED}[case][1]
+    name = "failing_later" if is_async else "failing"
+    assert str(error.value).startswith(f"The reward function `{name}` ") and message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_interrupt_stays_one(is_async):
+    def interrupted(**columns):
+        raise KeyboardInterrupt
+
+    async def interrupted_later(**columns):
+        raise KeyboardInterrupt
+
+    function = interrupted_later if is_async else interrupted
+    with pytest.raises(KeyboardInterrupt, match=f"The reward function `{function.__name__}` was interrupted"):
+        score(environment(reward_funcs=function))
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        (1, 2),
+        [True, 2],
+        numpy.array([1.0, 2.0], dtype="float16"),
+        torch.tensor([1.0, 2.0]),
+        torch.tensor([[1.0], [2.0]]),
+        [torch.tensor(1), numpy.float32(2)],
+        pandas.Series([1.0, 2.0]),
+    ],
+    ids=repr,
+)
+def test_rewards_may_be_any_list_of_numbers(rewards):
+    outcomes = score(environment(reward_funcs=lambda **columns: rewards))
+    assert [outcome.reward for outcome in outcomes] == [1.0, 2.0]
+    assert all(type(outcome.reward) is float for outcome in outcomes)
+
+
+class Judge:
+    def __init__(self, value):
+        self.value = value
+
+    def __call__(self, completions, **columns):
+        return [self.value] * len(completions)
+
+    def method(self, completions, **columns):
+        return [self.value] * len(completions)
+
+
+def scaled(completions, scale, **columns):
+    return [scale] * len(completions)
+
+
+def test_partial_functions_and_callable_objects():
+    functions = [partial(scaled, scale=1.0), Judge(2.0), Judge(3.0).method, partial(partial(scaled), scale=4.0)]
+    env = environment(reward_funcs=(*functions, Judge(5.0)))
+    assert score(env)[0].metrics == {
+        "rewards/scaled": 1.0,
+        "rewards/Judge": 2.0,
+        "rewards/method": 3.0,
+        "rewards/scaled_2": 4.0,
+        "rewards/Judge_2": 5.0,
+    }
+    assert "reward_funcs=[scaled, Judge, method, scaled_2, Judge_2]" in repr(env)
+    with pytest.raises(TaskError, match=r"The reward function `Judge` returned \[\] \(list\) for"):
+        score(environment(reward_funcs=Judge([])))
+
+
+def test_what_is_no_function_is_refused():
+    with pytest.raises(TypeError, match=r"'org/reward-model' \(str\), which is no function"):
+        environment(reward_funcs=[matches, "org/reward-model"])
 
 
 def test_a_wrong_number_of_weights_is_an_error():
     with pytest.raises(ValueError, match="1 entries for 2 reward functions"):
         environment(reward_funcs=[matches, levels], reward_weights=[1.0])
-
-
-def test_an_exception_in_a_reward_function_is_not_hidden():
-    async def broken(**columns):
-        raise KeyError("no such column")
-
-    with pytest.raises(KeyError, match="no such column"):
-        score(environment(reward_funcs=[matches, broken]))
 
 
 def test_later_turns_come_from_the_transition():
@@ -140,3 +258,120 @@ def test_later_turns_come_from_the_transition():
     assert env.prompts(ITEMS[0], history) == {"poet": "rain 0.5", "critic": "rain 0.5"}
     with pytest.raises(ValueError, match="needs a `transition`"):
         environment().prompts(ITEMS[0], history)
+
+
+# Environments of a user's own
+
+
+class Own(Environment):
+    """Gives what it is told to, or raises it."""
+
+    roles = ("poet", "critic")
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def prompts(self, item, history):
+        return self.answered()
+
+    def score(self, items, joint_actions, histories):
+        return self.answered()
+
+    def metrics(self):
+        return self.answered()
+
+    def answered(self):
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (None, "`Own.score` returned None; it must return a list of 2 outcomes."),
+        ([Outcome(1.0)], "`Own.score` returned 1 outcomes for 2 joint actions"),
+        (
+            [Outcome(1.0), 2.0],
+            "`Own.score` returned 2.0 (float) for joint action 2 of 2; it must return an `Outcome`.",
+        ),
+        ([Outcome(None), Outcome(1.0)], "`Own.score` returned the reward None for joint action 1 of 2"),
+        ([Outcome(1.0), Outcome("good")], "`Own.score` returned the reward 'good' (str) for joint action 2 of 2"),
+        ([Outcome(1.0), Outcome(float("inf"))], "`Own.score` returned the reward inf for joint action 2 of 2"),
+        ([Outcome(1.0, {"length": "long"}), Outcome(1.0)], "`Own.score` returned the metric 'length' with the value"),
+        ([Outcome(1.0, None), Outcome(1.0)], "`Own.score` returned the metrics None"),
+        (SystemExit(0), "`Own.score` called sys.exit(0)."),
+        (ZeroDivisionError("by zero"), "`Own.score` raised ZeroDivisionError: by zero"),
+    ],
+)
+def test_outcomes_that_cannot_be_used(answer, message):
+    with pytest.raises(TaskError) as error:
+        judge(Own(answer).score, ITEMS, ACTIONS, [[], []])
+    assert message in str(error.value)
+
+
+def test_outcomes_become_plain_numbers():
+    given = (Outcome(torch.tensor(1.5), {"length": numpy.int64(3), "ok": True}), Outcome(2))
+    outcomes = judge(Own(given), ITEMS, ACTIONS, [[], []])
+    assert [outcome.reward for outcome in outcomes] == [1.5, 2.0] and outcomes[0].metrics == {"length": 3.0, "ok": 1.0}
+    assert all(type(x) is float for x in [outcomes[1].reward, *outcomes[0].metrics.values()])
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (None, "`Own.prompts` returned None; it must return a dict with one prompt per role."),
+        (["a", "b"], "(list); it must return a dict with one prompt per role."),
+        ({"poet": "p"}, "`Own.prompts` returned no prompt for critic; it gave poet."),
+        ({"poet": "p", "critic": None}, "`Own.prompts`, for 'critic', returned None; a prompt is text, or a list"),
+        ({"poet": "p", "critic": []}, "a prompt is text, or a list"),
+        ({"poet": "p", "critic": ["text"]}, "a prompt is text, or a list"),
+        ({"poet": "p", "critic": [{"role": "user"}]}, "a prompt is text, or a list"),
+        ({"poet": "p", "critic": {"role": "user", "content": "c"}}, "a prompt is text, or a list"),
+        (SystemExit(3), "`Own.prompts` called sys.exit(3)."),
+        (KeyError("topic"), "`Own.prompts` raised KeyError: 'topic'"),
+    ],
+)
+def test_prompts_that_cannot_be_used(answer, message):
+    with pytest.raises(TaskError) as error:
+        ask(Own(answer), ITEMS[0], [])
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "history", "message"),
+    [
+        ({"prompts": {"poet": "{topic:d}"}}, [], "template of `poet` cannot be filled"),
+        ({"prompts": {"poet": "{"}}, [], "template of `poet` cannot be filled"),
+        (
+            {"prompts": {"poet": lambda item: item["topic"][99]}},
+            [],
+            "The prompt function `<lambda>` of 'poet' raised Ind",
+        ),
+        ({"prompts": {"poet": lambda item: None}}, [], "The prompt function `<lambda>` of 'poet' returned None"),
+        (
+            {"transition": lambda item, history: {}},
+            [1],
+            "The transition `<lambda>` returned no prompt for poet, critic",
+        ),
+        ({"transition": Judge(1)}, [1], "The transition `Judge` raised TypeError"),
+    ],
+)
+def test_templates_and_transitions_that_fail_are_named(changes, history, message):
+    with pytest.raises(TaskError) as error:
+        ask(environment(**changes), ITEMS[0], history)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (None, "`Own.metrics` returned the metrics None"),
+        ({"calls": "many"}, "`Own.metrics` returned the metric 'calls'"),
+        (SystemExit(), "`Own.metrics` called sys.exit()."),
+    ],
+)
+def test_metrics_that_are_no_numbers(answer, message):
+    with pytest.raises(TaskError) as error:
+        scoring_metrics(Own(answer))
+    assert message in str(error.value)

@@ -123,7 +123,7 @@ def test_at_no_instant_an_incomplete_folder_counts_as_a_checkpoint(whole):
 @pytest.mark.parametrize(
     ("operation", "path", "last"),
     [
-        ("os.mkdir", "_unfinished/checkpoint-4/agents", "checkpoint-2"),
+        ("os.mkdir", "_unfinished/checkpoint-4/agents/main", "checkpoint-2"),
         ("torch.save", "_unfinished/checkpoint-4/optimizer.pt", "checkpoint-2"),
         ("open", "_unfinished/checkpoint-4/team_trainer_state.json", "checkpoint-2"),
         ("os.rename", "_unfinished/checkpoint-4", "checkpoint-2"),

@@ -58,7 +58,7 @@ def zero3(tmp_path_factory, tiny_model):
         pytest.skip("deepspeed is not installed")
     if shutil.which("g++") is None:
         pytest.skip("DeepSpeed builds its operations with g++, which is not installed")
-    return play(tmp_path_factory, "zero3", tiny_model, "error")
+    return play(tmp_path_factory, "zero3", tiny_model, "exit")
 
 
 @pytest.mark.parametrize("run", ["ends", "learns nothing"])
@@ -84,11 +84,15 @@ def test_processes_with_different_trees(ddp, zero3, run):
 
 
 FAILURES = {
-    "transition": "LookupError: no third turn",
+    "transition": "TaskError: The transition `broken_transition` raised LookupError: no third turn",
     "generation": "OutOfMemoryError: no room for 7 tokens",
     "nan loss": "FloatingPointError: The loss of agent 'aux' is nan at step 0. Items and completions are in ",
-    "evaluation": "ValueError: the judge is ill",
-    "nan reward": "FloatingPointError: The reward of a joint action is nan at step 0.",
+    "evaluation": "TaskError: The reward function `broken_reward` raised ValueError: the judge is ill",
+    "nan reward": "FloatingPointError: The reward function `nan_reward` returned nan for joint action 1 of 4 at step 0.",
+    "exit": "TaskError: The reward function `exiting_reward` called sys.exit(0).",
+    "no rewards": "TaskError: The reward function `no_rewards` returned None; it must return a list of 4 numbers",
+    "interrupt": "TaskInterrupt: The reward function `interrupted_reward` was interrupted",
+    "metrics": "TaskError: `BadMetrics.metrics` returned the metric 'calls'",
 }
 
 
@@ -105,11 +109,14 @@ def test_all_end_with_the_error_of_one(engine, failure, request):
 
 def test_an_error_of_all_is_everyones_own(ddp):
     first, second = ddp[1]
-    assert (first["everywhere"], second["everywhere"]) == ("KeyError: 'column of 0'", "KeyError: 'column of 1'")
+    for rank, seen in enumerate((first, second)):
+        error = "TaskError: The reward function `broken_everywhere` raised KeyError"
+        assert seen["everywhere"] == f"{error}: 'column of {rank}'"
 
 
-def test_an_error_that_nobody_catches_ends_the_run(zero3):
-    assert "OtherProcessError: Process 1 on " in zero3[0] and "failed: ValueError: the judge is ill" in zero3[0]
+def test_an_exit_from_a_reward_ends_the_run_as_an_error(zero3):
+    assert "OtherProcessError: Process 1 on " in zero3[0]
+    assert "failed: TaskError: The reward function `exiting_reward` called sys.exit(0)." in zero3[0]
 
 
 def test_a_process_that_is_killed_ends_the_run(ddp):

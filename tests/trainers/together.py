@@ -2,7 +2,7 @@
 Runs in which the processes differ, or one of them fails. Run under a launcher by `test_together.py`.
 
 Arguments: a folder, in which every process writes what it saw to `<process>.pt`; a model; whether process 1 dies by an error
-that nobody catches ("error") or is killed ("killed") at the end.
+that nobody catches ("exit", as `sys.exit` in a reward is one) or is killed ("killed") at the end.
 """
 
 import faulthandler
@@ -100,8 +100,29 @@ def nan_reward(completions, **columns):
     return [float("nan")] * len(completions) if RANK == 1 else count_reward(completions)
 
 
+def exiting_reward(completions, **columns):
+    if RANK == 1:
+        sys.exit(0)
+    return count_reward(completions)
+
+
+async def no_rewards(completions, **columns):
+    return None if RANK == 1 else count_reward(completions)
+
+
+def interrupted_reward(completions, **columns):
+    if RANK == 1:
+        raise KeyboardInterrupt
+    return count_reward(completions)
+
+
 def broken_everywhere(completions, **columns):
     raise KeyError(f"column of {RANK}")
+
+
+class BadMetrics(FunctionEnvironment):
+    def metrics(self):
+        return {"calls": "many" if RANK == 1 else 7}
 
 
 def broken_transition(item, history):
@@ -120,7 +141,7 @@ def failing(evaluate=False, **arguments):
     run = trainer(**arguments)
     try:
         run.evaluate() if evaluate else run.train()
-    except Exception as error:
+    except BaseException as error:
         return f"{type(error).__name__}: {error}"
 
 
@@ -143,6 +164,10 @@ def failures():
     judged = tiny_environment(reward=broken_reward)
     yield "evaluation", failing(environment=judged, eval_dataset=tiny_items(4), evaluate=True)
     yield "nan reward", failing(environment=tiny_environment(reward=nan_reward))
+    yield "exit", failing(environment=tiny_environment(reward=exiting_reward))
+    yield "no rewards", failing(environment=tiny_environment(reward=no_rewards))
+    yield "interrupt", failing(environment=tiny_environment(reward=interrupted_reward))
+    yield "metrics", failing(environment=BadMetrics(tiny_environment().templates, count_reward, transition=feedback))
     yield "everywhere", failing(environment=tiny_environment(reward=broken_everywhere))
     yield "even batches", refused(accelerator_config={"even_batches": False})
     yield "split batches", refused(accelerator_config={"split_batches": True})
@@ -160,4 +185,4 @@ if __name__ == "__main__":
         **dict(failures()),
     }
     torch.save(seen, FOLDER / f"{RANK}.pt")
-    trainer(environment=tiny_environment(reward={"error": broken_reward, "killed": killed}[sys.argv[3]])).train()
+    trainer(environment=tiny_environment(reward={"exit": exiting_reward, "killed": killed}[sys.argv[3]])).train()

@@ -78,7 +78,8 @@ class DemoReport:
     report.before(trainer)
     trainer.train()
     trainer.save_model(folder)
-    report.after(trainer, folder)
+    report.after(trainer)
+    report.show(trainer, folder)
     ```
     """
 
@@ -104,27 +105,33 @@ class DemoReport:
             trainer.add_callback(RewardProgressCallback)
         self.started_at = perf_counter()
 
-    def after(self, trainer, team_folder: str | Path) -> None:
+    def after(self, trainer) -> None:
         """
-        Judges the trained team, draws the learning curve, and prints the comparison.
+        Judges the trained team.
 
         Every process of a distributed run has to call this.
+        """
+        self.seconds = perf_counter() - self.started_at
+        self.end = self.evaluate(trainer, "Held-out problems, after")
+
+    def show(self, trainer, team_folder: str | Path | None) -> None:
+        """
+        Prints the comparison and draws the learning curve, on the main process.
 
         Args:
             trainer (`MAGRPOTrainer`): The trainer that has trained the team.
-            team_folder (`str` or `Path`): Where the team was saved.
+            team_folder (`str` or `Path`, *optional*): Where the team was saved.
         """
-        seconds = perf_counter() - self.started_at
-        self.end = self.evaluate(trainer, "Held-out problems, after")
         if not self.is_main_process:
             return
-        picture = Path(trainer.args.output_dir) / "learning_curve.png"
-        draw_learning_curve(trainer.state.log_history, self.start, self.end, picture)
         self.print(comparison(self.start, self.end, len(self.items), self.num_episodes))
         for k in sample_episodes(self.items, self.num_episodes):
             self.print(sample(self.start, self.end, k))
-        self.print(f"\nTraining         {trainer.state.global_step} steps in {seconds:.0f} s")
-        self.print(f"Saved team       {team_folder}")
+        self.print(f"\nTraining         {trainer.state.global_step} steps in {self.seconds:.0f} s")
+        if team_folder is not None:
+            self.print(f"Saved team       {team_folder}")
+        picture = Path(trainer.args.output_dir) / "learning_curve.png"
+        draw_learning_curve(trainer.state.log_history, self.start, self.end, picture)
         self.print(f"Learning curve   {picture}\n")
 
     def evaluate(self, trainer, description: str) -> Evaluation:

@@ -1,4 +1,5 @@
 from trl_multiagent.environments.base import Environment, FunctionEnvironment, JointAction, Outcome, Prompt, Turn
+from trl_multiagent.environments.task_errors import TaskError
 
 
-__all__ = ["Environment", "FunctionEnvironment", "JointAction", "Outcome", "Prompt", "Turn"]
+__all__ = ["Environment", "FunctionEnvironment", "JointAction", "Outcome", "Prompt", "TaskError", "Turn"]

@@ -2,11 +2,22 @@
 
 import asyncio
 import inspect
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
+
+from trl_multiagent.environments.task_errors import (
+    TaskError,
+    as_number,
+    as_rewards,
+    function_name,
+    show,
+    task_code,
+)
 
 
 Prompt = str | list[dict[str, str]]  # plain text, or chat messages with "role" and "content"
@@ -106,6 +117,102 @@ class Environment(ABC):
         raise NotImplementedError(f"{type(self).__name__} has a `state_dict`, so it needs a `load_state_dict`.")
 
 
+# Calls of an environment, with its answers checked
+
+
+def ask(environment: Environment, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
+    """
+    The environment's prompts for one item and history.
+
+    Raises:
+        TaskError: the environment failed, left a role out, or gave something that is no prompt.
+    """
+    name = f"`{type(environment).__name__}.prompts`"
+    with task_code(name):
+        prompts = environment.prompts(item, history)
+    check_prompts(name, prompts, environment.roles)
+    return prompts
+
+
+def check_prompts(name: str, prompts: Any, roles: Sequence[str]) -> None:
+    """Refuses what is not one prompt for each of the roles; `name` says who gave it."""
+    if not isinstance(prompts, Mapping):
+        raise TaskError(f"{name} returned {show(prompts)}; it must return a dict with one prompt per role.")
+    missing = [role for role in roles if role not in prompts]
+    if missing:
+        raise TaskError(f"{name} returned no prompt for {', '.join(missing)}; it gave {', '.join(map(str, prompts))}.")
+    for role in roles:
+        check_prompt(f"{name}, for {role!r},", prompts[role])
+
+
+def check_prompt(name: str, prompt: Any) -> None:
+    """Refuses what is neither text nor chat messages; `name` says who gave it."""
+    if isinstance(prompt, str):
+        return
+    if not isinstance(prompt, list) or not prompt or not all(map(_is_message, prompt)):
+        raise TaskError(
+            f"{name} returned {show(prompt)}; a prompt is text, or a list of messages with the texts 'role' and 'content'."
+        )
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+
+
+def judge(
+    method: Callable, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
+) -> list[Outcome]:
+    """
+    The outcomes of a batch of joint actions, with `float` rewards and metrics, by an environment's method `score` or `evaluate`.
+
+    Raises:
+        TaskError: the environment failed, or gave something else than one outcome with a finite reward per joint action.
+    """
+    written = "score" if method.__func__ is Environment.evaluate else method.__name__  # the one that the user wrote
+    name, count = f"`{type(method.__self__).__name__}.{written}`", len(joint_actions)
+    with task_code(name):
+        outcomes = method(items, joint_actions, histories)
+    if not isinstance(outcomes, list | tuple):
+        raise TaskError(f"{name} returned {show(outcomes)}; it must return a list of {count} outcomes.")
+    if len(outcomes) != count:
+        raise TaskError(
+            f"{name} returned {len(outcomes)} outcomes for {count} joint actions; it must return one each."
+        )
+    for position, outcome in enumerate(outcomes):
+        where = f"for joint action {position + 1} of {count}"
+        if not isinstance(outcome, Outcome):
+            raise TaskError(f"{name} returned {show(outcome)} {where}; it must return an `Outcome`.")
+        reward = as_number(outcome.reward)
+        if reward is None:
+            raise TaskError(f"{name} returned the reward {show(outcome.reward)} {where}; it must be a number.")
+        if not math.isfinite(reward):
+            raise TaskError(f"{name} returned the reward {reward} {where}", position)
+        outcome.reward = reward
+        outcome.metrics = numbers_by_name(name, outcome.metrics)
+    return list(outcomes)
+
+
+def scoring_metrics(environment: Environment) -> dict[str, float]:
+    """What the environment's `metrics` returns, as `float`."""
+    name = f"`{type(environment).__name__}.metrics`"
+    with task_code(name):
+        metrics = environment.metrics()
+    return numbers_by_name(name, metrics)
+
+
+def numbers_by_name(name: str, metrics: Any) -> dict[str, float]:
+    """Metrics as `float`; `name` says who gave them."""
+    if not isinstance(metrics, Mapping):
+        raise TaskError(f"{name} returned the metrics {show(metrics)}; they must be a dict of numbers.")
+    numbers = {key: as_number(value) for key, value in metrics.items()}
+    for key, number in numbers.items():
+        if not isinstance(key, str) or number is None:
+            raise TaskError(
+                f"{name} returned the metric {key!r} with the value {show(metrics[key])}; it must be a number."
+            )
+    return numbers
+
+
 class FunctionEnvironment(Environment):
     """
     An environment made of prompt templates and TRL reward functions.
@@ -146,27 +253,42 @@ class FunctionEnvironment(Environment):
     ):
         self.roles = tuple(prompts)
         self.templates = prompts
-        self.reward_funcs = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        self.reward_funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+        for function in self.reward_funcs:
+            if not callable(function):
+                raise TypeError(f"`reward_funcs` has {show(function)}, which is no function.")
         self.reward_weights = reward_weights or [1.0] * len(self.reward_funcs)
         if len(self.reward_weights) != len(self.reward_funcs):
             raise ValueError(
                 f"`reward_weights` has {len(self.reward_weights)} entries for {len(self.reward_funcs)} reward functions."
             )
         self.transition = transition
+        self.reward_names = _distinct([function_name(function) for function in self.reward_funcs])
 
     def __repr__(self) -> str:
-        names = ", ".join(function.__name__ for function in self.reward_funcs)
+        names = ", ".join(self.reward_names)
         return f"FunctionEnvironment(reward_funcs=[{names}], reward_weights={self.reward_weights})"
 
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
         if not history:
-            return {
-                role: template(item) if callable(template) else _fill(role, template, item)
-                for role, template in self.templates.items()
-            }
+            return {role: self._first_prompt(role, template, item) for role, template in self.templates.items()}
         if self.transition is None:
-            raise ValueError("More than one turn needs a `transition` that builds the next turn's prompts.")
-        return self.transition(item, history)
+            raise TaskError("More than one turn needs a `transition` that builds the next turn's prompts.")
+        name = f"The transition `{function_name(self.transition)}`"
+        with task_code(name):
+            prompts = self.transition(item, history)
+        check_prompts(name, prompts, self.roles)
+        return prompts
+
+    @staticmethod
+    def _first_prompt(role: str, template: str | Callable[[dict], Prompt], item: dict) -> Prompt:
+        if not callable(template):
+            return _fill(role, template, item)
+        name = f"The prompt function `{function_name(template)}` of {role!r}"
+        with task_code(name):
+            prompt = template(item)
+        check_prompt(name, prompt)
+        return prompt
 
     def score(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
@@ -174,26 +296,25 @@ class FunctionEnvironment(Environment):
         kwargs = {name: [item[name] for item in items] for name in items[0]}
         kwargs["prompts"] = [self.prompts(item, history) for item, history in zip(items, histories, strict=True)]
         kwargs["completions"] = joint_actions
-        outputs = [function(**kwargs) for function in self.reward_funcs]
+        names = [f"The reward function `{name}`" for name in self.reward_names]
+        outputs = []
+        for name, function in zip(names, self.reward_funcs, strict=True):
+            with task_code(name):
+                outputs.append(function(**kwargs))
         if any(inspect.isawaitable(output) for output in outputs):
             with ThreadPoolExecutor(1) as thread:  # a notebook already runs an event loop in this one
-                outputs = thread.submit(asyncio.run, _gather(outputs)).result()
+                outputs = thread.submit(asyncio.run, _gather(names, outputs)).result()
         outcomes = [Outcome(reward=0.0) for _ in joint_actions]
-        for function, weight, rewards in zip(self.reward_funcs, self.reward_weights, outputs, strict=True):
-            if len(rewards) != len(joint_actions):
-                raise ValueError(
-                    f"The reward function `{function.__name__}` returned {len(rewards)} rewards for "
-                    f"{len(joint_actions)} joint actions; it must return one each."
-                )
-            for outcome, reward in zip(outcomes, rewards, strict=True):
+        for name, key, weight, output in zip(names, self.reward_names, self.reward_weights, outputs, strict=True):
+            for outcome, reward in zip(outcomes, as_rewards(name, output, len(joint_actions)), strict=True):
                 if reward is not None:
                     outcome.reward += weight * reward
-                    outcome.metrics[f"rewards/{function.__name__}"] = float(reward)
+                    outcome.metrics[f"rewards/{key}"] = reward
         unscored = next((k for k, outcome in enumerate(outcomes) if not outcome.metrics), None)
         if unscored is not None:
-            raise ValueError(
-                f"Every reward function returned None for the joint action {joint_actions[unscored]!r} of item "
-                f"{items[unscored]!r}; at least one must score it."
+            raise TaskError(
+                f"Every reward function ({', '.join(self.reward_names)}) returned None for the joint action "
+                f"{joint_actions[unscored]!r} of item {items[unscored]!r}; at least one must score it."
             )
         return outcomes
 
@@ -202,12 +323,42 @@ def _fill(role: str, template: str, item: dict) -> str:
     try:
         return template.format(**item)
     except KeyError as error:
-        raise ValueError(
+        raise TaskError(
             f"The prompt template of `{role}` needs the column {error}; the items have {', '.join(item)}."
         ) from None
+    except (IndexError, ValueError, AttributeError, TypeError) as error:
+        raise TaskError(
+            f"The prompt template of `{role}` cannot be filled: {error}. Write {{column}} for a column's value, and {{{{ "
+            "or }} for a brace."
+        ) from error
 
 
-async def _gather(outputs: list) -> list:
+def _distinct(names: list[str]) -> list[str]:
+    """The names, with a number behind those that occurred before."""
+    seen = Counter()
+    distinct = []
+    for name in names:
+        seen[name] += 1
+        distinct.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    return distinct
+
+
+async def _gather(names: list[str], outputs: list) -> list:
     """Awaits the results of `async` reward functions side by side; the others are results already."""
-    awaited = iter(await asyncio.gather(*(output for output in outputs if inspect.isawaitable(output))))
-    return [next(awaited) if inspect.isawaitable(output) else output for output in outputs]
+    tasks = {
+        k: asyncio.ensure_future(_result(names[k], output))
+        for k, output in enumerate(outputs)
+        if inspect.isawaitable(output)
+    }
+    try:
+        results = dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
+    finally:  # when one failed, the others are of no use
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+    return [results.get(k, output) for k, output in enumerate(outputs)]
+
+
+async def _result(name: str, output: Awaitable) -> Any:
+    with task_code(name):
+        return await output

@@ -20,7 +20,9 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.demo import demo_dataset, demo_model
 from trl_multiagent.demo.report import DemoReport
+from trl_multiagent.environments.base import Environment
 from trl_multiagent.model_card import hub_id
+from trl_multiagent.recipe.results import check_folder, check_push, check_team_folder, try_folders
 from trl_multiagent.recipe.sections import (
     PEFT_DEFAULTS,
     SECTIONS,
@@ -35,9 +37,11 @@ from trl_multiagent.recipe.sections import (
     Wandb,
 )
 from trl_multiagent.recipe.settings import ConfigError, check, make_parser, merge, nearest, read_layers, take
-from trl_multiagent.team import AgentTeam
+from trl_multiagent.team import AGENTS_FOLDER, SHARED_FOLDER, AgentTeam
 from trl_multiagent.trainers.checkpoints import read_checkpoint
+from trl_multiagent.trainers.distribution import OtherProcessError, fail_together
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
+from trl_multiagent.trainers.rescue import SaveError
 
 
 DEFAULT_KL_COEF = 0.1
@@ -61,6 +65,7 @@ class Recipe:
         resume_from_checkpoint (`str`, *optional*): Folder of the checkpoint to continue from.
         notes (`list[str]`): What the user should know about the settings.
         report ([`~trl_multiagent.demo.report.DemoReport`], *optional*): Shows a run of the demo.
+        prog (`str`): Name of the program in messages.
     """
 
     algorithm: str
@@ -80,6 +85,7 @@ class Recipe:
     resume_from_checkpoint: str | None
     notes: list[str]
     report: DemoReport | None = None
+    prog: str = "recipe"
 
     @property
     def num_agents(self) -> int:
@@ -92,9 +98,14 @@ class Recipe:
     @property
     def team_folder(self) -> Path:
         """Where the trained team is saved. A push uploads the run's folder, in which it must stand at the top, once."""
-        if self.output.save_path:
+        if self.output.save_path and self.output.save_final_model:
             return Path(self.output.save_path)
         return self.run_folder if self.training_args.push_to_hub else self.run_folder / "final_model"
+
+    @property
+    def saves_team(self) -> bool:
+        """Whether the trained team is saved. A push uploads files, so it is saved for that too."""
+        return self.output.save_final_model or self.training_args.push_to_hub
 
     @property
     def dtype(self) -> str:
@@ -139,21 +150,65 @@ class Recipe:
             **quantization,
         )
 
+    def check_run(self, environment: Environment) -> None:
+        """
+        Tries what the run will need at its end, on the first process, before any model is loaded. What cannot work ends
+        the program, on all processes.
+        """
+        problems = [None]
+        if self.training_args.process_index == 0:
+            names = [SHARED_FOLDER] if self.agent_model.share_weights else environment.roles
+            try:
+                try_folders(
+                    self.run_folder,
+                    self.team_folder if self.saves_team else None,
+                    [f"{AGENTS_FOLDER}/{name}" for name in names],
+                    has_report=self.report is not None,
+                )
+            except ConfigError as error:
+                problems = [str(error)]
+        broadcast_object_list(problems)
+        if problems[0] is not None:
+            sys.exit(f"{self.prog}: error: {problems[0]}")
+
     def train_and_save(self, trainer: Trainer) -> None:
-        """Trains, and writes to the run's folder: the merged settings, and the team if `output.save_final_model`."""
+        """
+        Trains, and writes to the run's folder: the merged settings, and the team if `output.save_final_model`.
+
+        The team is saved first. If that fails, it is saved in another place ([`SaveError`] says where), the rest is done
+        all the same, and the error comes at the end, on all processes.
+
+        Raises:
+            RuntimeError: some result could not be saved.
+        """
+        accelerator = trainer.accelerator
         set_up_wandb(self.wandb)
-        if trainer.is_world_process_zero():
-            self.run_folder.mkdir(parents=True, exist_ok=True)
-            (self.run_folder / "config.yaml").write_text(yaml.safe_dump(self.merged, sort_keys=False))
+        with fail_together(accelerator):
+            if trainer.is_world_process_zero():
+                self.run_folder.mkdir(parents=True, exist_ok=True)
+                (self.run_folder / "config.yaml").write_text(yaml.safe_dump(self.merged, sort_keys=False))
         if self.report is not None:
             self.report.before(trainer)
         trainer.train(resume_from_checkpoint=self.resume_from_checkpoint)
-        if self.output.save_final_model:
-            trainer.save_model(str(self.team_folder), _internal_call=True)  # without a push of its own
+        problems = []
+        if self.saves_team:
+            try:
+                with fail_together(accelerator):
+                    trainer.save_model(str(self.team_folder), _internal_call=True)  # without a push of its own
+            except (SaveError, OtherProcessError) as error:
+                problems.append(error)
+        is_saved = self.saves_team and not problems
         if self.report is not None:
-            self.report.after(trainer, self.team_folder)
-        if self.training_args.push_to_hub:  # at the very end: a push that fails loses nothing
+            self.report.after(trainer)
+            try:
+                with fail_together(accelerator):
+                    self.report.show(trainer, self.team_folder if is_saved else None)
+            except Exception as error:
+                problems.append(error)
+        if self.training_args.push_to_hub and is_saved:  # at the very end: a push that fails loses nothing
             trainer.push_to_hub(dataset_name=hub_id(self.dataset.name) if self.dataset.type != "demo" else None)
+        if problems:
+            raise RuntimeError(" ".join(map(str, problems))) from problems[0]
 
 
 def parse_recipe(
@@ -181,6 +236,7 @@ def parse_recipe(
     except ConfigError as error:
         sys.exit(f"{parser.prog}: error: {error}")
     logging.basicConfig(format="%(message)s")
+    recipe.prog = parser.prog
     if recipe.training_args.process_index == 0:
         logging.getLogger("trl_multiagent").setLevel(logging.INFO)
         for note in recipe.notes:
@@ -238,6 +294,16 @@ def build_recipe(
         prefix="mt_job" if training_args.num_turns > 1 else "job",
         resume=values[algorithm].get("resume_from_checkpoint"),
     )
+    run_folder = Path(training_args.output_dir)
+    check_folder(f"`{algorithm}.output_dir`" if "output_dir" in values[algorithm] else "`output.base_dir`", run_folder)
+    if sections["output"].save_path and sections["output"].save_final_model:
+        check_folder("`output.save_path`", Path(sections["output"].save_path))
+        check_team_folder(Path(sections["output"].save_path), run_folder)
+    if training_args.push_to_hub:
+        missing = check_push(algorithm, training_args)
+        if missing is not None and not dry_run:
+            raise ConfigError(missing)
+        notes += [missing] if missing else []
     take(merged, f"{algorithm}.resume_from_checkpoint")  # config.yaml describes the run, not how it was continued
     take(merged, f"{algorithm}.hub_token")  # nor is it the place for secrets: it is pushed
     return Recipe(

@@ -25,7 +25,9 @@ from transformers.trainer_pt_utils import get_model_param_count
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, get_last_checkpoint, sort_checkpoints
 from transformers.utils import logging
 
-from trl_multiagent.team import AgentTeam
+from trl_multiagent.environments.task_errors import describe
+from trl_multiagent.team import AGENTS_FOLDER, TEAM_FILE, AgentTeam
+from trl_multiagent.trainers.rescue import SaveError, rescue, rescue_folder
 
 
 logger = logging.get_logger(__name__)
@@ -129,8 +131,18 @@ class CheckpointMixin:
         run_folder = Path(self._get_output_dir(trial))
         finished = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         unfinished = run_folder / UNFINISHED_FOLDER / finished.name
+        with self._keeping_the_team(unfinished):
+            self._write_checkpoint(model, trial, unfinished, finished)
         if self.args.should_save:
+            rotate(run_folder, self.args.save_total_limit, [finished, self.state.best_model_checkpoint])
             remove_unfinished(run_folder)
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(finished))
+
+    def _write_checkpoint(self, model, trial, unfinished: Path, finished: Path) -> None:
+        if self.args.should_save:
+            remove_unfinished(finished.parent)
         self.accelerator.wait_for_everyone()  # from here on, processes write
         with self._writing_to_unfinished_folder():
             super()._save_checkpoint(model, trial)
@@ -147,11 +159,27 @@ class CheckpointMixin:
         if self.args.should_save:
             self._write_state_file(unfinished)
             publish(unfinished, finished)
-            rotate(run_folder, self.args.save_total_limit, [finished, self.state.best_model_checkpoint])
-            remove_unfinished(run_folder)
-        self.accelerator.wait_for_everyone()
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(finished))
+
+    @contextlib.contextmanager
+    def _keeping_the_team(self, unfinished: Path) -> Iterator[None]:
+        """When a checkpoint cannot be written, the run ends, but not without saving the team."""
+        try:
+            yield
+        except SaveError:
+            raise  # it says where the team is
+        except Exception as error:
+            if not self.args.should_save:
+                raise
+            problem = f"The checkpoint of step {self.state.global_step} could not be written ({describe(error)})."
+            if (unfinished / TEAM_FILE).is_file():  # the team was, and takes no more space where it is found
+                place = rescue_folder(unfinished.parent.parent)
+                place.mkdir()
+                for name in (AGENTS_FOLDER, TEAM_FILE):
+                    os.replace(unfinished / name, place / name)
+                raise SaveError(f"{problem} The team is in {place.absolute()}.") from error
+            if is_deepspeed_zero3_enabled():  # no process alone has the whole weights
+                raise
+            raise SaveError(f"{problem} {rescue(self.team, None, self.args.output_dir)}") from error
 
     @contextlib.contextmanager
     def _writing_to_unfinished_folder(self) -> Iterator[None]:
@@ -330,7 +358,13 @@ class CheckpointMixin:
         if self.args.should_save and self.args.save_total_limit == 1 and best is not None:
             rotate(Path(self._get_output_dir(trial)), 1, [best])  # the parent would remove file by file
         self._initial_global_step = 0  # mean loss and speed are those of the whole run
-        return super()._finalize_training(trial, num_train_samples, self._start_time)
+        try:
+            return super()._finalize_training(trial, num_train_samples, self._start_time)
+        except Exception as error:
+            if not self.args.should_save or is_deepspeed_zero3_enabled():  # no process alone has the whole weights
+                raise
+            where = rescue(self.team, None, self.args.output_dir)
+            raise SaveError(f"The training ended with {describe(error)}. {where}") from error
 
     # Trackers: a resumed run goes on in the records of the interrupted one
 

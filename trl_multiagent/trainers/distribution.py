@@ -10,6 +10,8 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, gather_object
 from trl import GRPOConfig
 
+from trl_multiagent.environments.task_errors import describe
+
 
 class OtherProcessError(RuntimeError):
     """Another process failed; the message says which one and why."""
@@ -31,19 +33,19 @@ def fail_together(accelerator: Accelerator) -> Iterator[None]:
         yield
     except OtherProcessError:
         raise  # the meeting has been
-    except Exception as error:
+    except BaseException as error:  # an exit or an interrupt too, or the others would wait
         meet(accelerator, error)
         raise
     meet(accelerator)
 
 
-def meet(accelerator: Accelerator, error: Exception | None = None) -> None:
+def meet(accelerator: Accelerator, error: BaseException | None = None) -> None:
     """
     Waits for all processes, and raises [`OtherProcessError`] if another one comes with an error.
 
     Args:
         accelerator ([`~accelerate.Accelerator`]): The trainer's.
-        error (`Exception`, *optional*): What this process failed with.
+        error (`BaseException`, *optional*): What this process failed with.
     """
     if accelerator.num_processes == 1:
         return
@@ -53,7 +55,7 @@ def meet(accelerator: Accelerator, error: Exception | None = None) -> None:
     report = None
     if error is not None:
         index, host = accelerator.process_index, socket.gethostname()
-        report = f"Process {index} on {host} failed: {type(error).__name__}: {error}"
+        report = f"Process {index} on {host} failed: {describe(error)}"
     reports = [report for report in gather_object([report]) if report is not None]
     if error is None:
         raise OtherProcessError("\n".join([*reports, "Where it failed stands in that process's own traceback."]))

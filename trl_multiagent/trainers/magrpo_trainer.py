@@ -18,7 +18,8 @@ from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import RepeatSampler, add_fused_lm_head, disable_dropout_in_model, pad, split_tensor_dict
 
 from trl_multiagent.advantages import sibling_advantages
-from trl_multiagent.environments.base import Environment, Outcome, Turn
+from trl_multiagent.environments.base import Environment, Outcome, Turn, judge, scoring_metrics
+from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.generation import generate_groups, takes_positions, token_positions, whole_prompt
 from trl_multiagent.rollout import Node, Samples, grow_trees
 from trl_multiagent.team import AgentTeam, can_share_prompts
@@ -256,7 +257,7 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             items,
             self.environment,
             sample,
-            self._evaluate,
+            self._score_for_evaluation,
             num_turns=self.args.num_turns,
             num_generations=1,
             discount=self.args.discount,
@@ -328,23 +329,25 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         """The environment's outcomes of all joint actions of a turn, for training."""
         return self._judge(self.environment.score, nodes)
 
-    def _evaluate(self, nodes: list[Node]) -> list[list[Outcome]]:
+    def _score_for_evaluation(self, nodes: list[Node]) -> list[list[Outcome]]:
         """The same outside of training."""
         return self._judge(self.environment.evaluate, nodes)
 
-    def _judge(self, judge: Callable, nodes: list[Node]) -> list[list[Outcome]]:
+    def _judge(self, method: Callable, nodes: list[Node]) -> list[list[Outcome]]:
         if not nodes:
             return []
         owners = [node for node in nodes for _ in node.indices]
         joint_actions = [joint_action for node in nodes for joint_action in node.joint_actions]
         with self._timed("reward"):
-            outcomes = judge([node.item for node in owners], joint_actions, [node.history for node in owners])
-        if len(outcomes) != len(joint_actions):
-            raise ValueError(f"The environment gave {len(outcomes)} outcomes for {len(joint_actions)} joint actions.")
-        for node, joint_action, outcome in zip(owners, joint_actions, outcomes, strict=True):
-            if not math.isfinite(outcome.reward):
-                record = {"item": node.item, "reward": repr(outcome.reward), "completions": joint_action}
-                self._stop(f"The reward of a joint action is {outcome.reward}", [record])
+            try:
+                outcomes = judge(
+                    method, [node.item for node in owners], joint_actions, [node.history for node in owners]
+                )
+            except TaskError as error:
+                if error.position is None:
+                    raise
+                item, joint_action = owners[error.position].item, joint_actions[error.position]
+                self._stop(str(error), [{"item": item, "completions": joint_action}])
         by_node = iter(outcomes)
         return [[next(by_node) for _ in node.indices] for node in nodes]
 
@@ -564,13 +567,13 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
                 ]
                 num_tokens += len(lengths) * len(samples.prompt_ids) + sum(lengths)
 
+        with fail_together(self.accelerator):
+            of_scoring = scoring_metrics(self.environment)
         # One object per process: its processes may have different turns, nodes and metrics
         local = {name: (len(x), sum(x), sum(v * v for v in x)) for name, x in values.items()}
         totals = defaultdict(lambda: (0, 0.0, 0.0))
         of_environment = defaultdict(float)
-        for sums, numbers in gather_object(
-            [({**local, "num_tokens": (1, num_tokens, 0.0)}, self.environment.metrics())]
-        ):
+        for sums, numbers in gather_object([({**local, "num_tokens": (1, num_tokens, 0.0)}, of_scoring)]):
             for name, entry in sums.items():
                 totals[name] = tuple(a + b for a, b in zip(totals[name], entry, strict=True))
             for name, value in numbers.items():

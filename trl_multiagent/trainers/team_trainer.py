@@ -10,8 +10,10 @@ from accelerate.utils import DistributedType
 from transformers import GenerationConfig, TrainingArguments
 
 from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.team import AgentTeam
 from trl_multiagent.trainers.checkpoints import CheckpointCallback, CheckpointMixin
+from trl_multiagent.trainers.rescue import SaveError, save_or_rescue
 from trl_multiagent.trainers.team_hub import TeamHubMixin
 
 
@@ -116,9 +118,16 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
         if not self.args.should_save:
             return
         output_dir = Path(self.args.output_dir if output_dir is None else output_dir)
-        output_dir.mkdir(parents=True, exist_ok=True)
-        self.team.save_pretrained(output_dir, state_dict=state_dict)
-        torch.save(self.args, output_dir / "training_args.bin")
+        save_or_rescue(self.team, output_dir, state_dict, self.args.output_dir)
+        try:
+            torch.save(self.args, output_dir / "training_args.bin")
+        except Exception as error:
+            if self._saving:  # a checkpoint, which is now of no use
+                raise
+            raise SaveError(
+                f"{output_dir / 'training_args.bin'} could not be written ({describe(error)}). The team itself is in "
+                f"{output_dir.absolute()}."
+            ) from error
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         self.team.load_weights(resume_from_checkpoint)

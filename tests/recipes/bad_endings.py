@@ -1,0 +1,47 @@
+"""
+Recipes whose end fails. Run by `test_bad_endings.py`: `bad_endings.py FAILURE FOLDER ARGUMENTS...`, the last of the recipe.
+
+What each process ends with is written to `<FOLDER>/<process>.txt`.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "recipes" / "code_generation"))
+import train_magrpo
+
+from trl_multiagent import AgentTeam, MAGRPOTrainer
+
+
+FAILURE, FOLDER = sys.argv[1], Path(sys.argv[2])
+
+
+class BadEnding(MAGRPOTrainer):
+    def train(self, **kwargs):
+        super().train(**kwargs)
+        if FAILURE == "a file in the way":
+            (FOLDER / "team").write_text("I was here first.")
+        if FAILURE == "a full disk":
+            save_pretrained = AgentTeam.save_pretrained
+
+            def full(team, folder, state_dict=None):
+                save_pretrained(team, folder, state_dict)
+                if FOLDER in Path(folder).parents:
+                    raise OSError(28, "No space left on device")
+
+            AgentTeam.save_pretrained = full
+
+
+if __name__ == "__main__":
+    train_magrpo.MAGRPOTrainer = BadEnding
+    try:
+        train_magrpo.main(sys.argv[3:])
+    except RuntimeError as error:
+        rank = int(os.environ["RANK"])
+        (FOLDER / f"{rank}.txt").write_text(str(error))
+        while not (FOLDER / f"{1 - rank}.txt").exists():  # the launcher ends the others with the first that fails
+            time.sleep(0.02)
+        sys.exit(3)

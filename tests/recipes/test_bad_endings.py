@@ -1,0 +1,144 @@
+"""A trained team is not lost, whatever fails at the end of a run."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from trl_multiagent import AgentTeam
+from trl_multiagent.trainers.rescue import SaveError
+
+from tiny import team_of, tiny_team, tiny_trainer
+
+
+SCRIPT = Path(__file__).with_name("bad_endings.py")
+
+
+@pytest.fixture
+def recipe_arguments(tiny_model, tmp_path):
+    problem = {"prompt": "def f(x):\n    '''Double x.'''\n", "entry_point": "f"}
+    problem["test"] = "def check(candidate):\n    assert candidate(1) == 2\n"
+    data = tmp_path / "humaneval.jsonl"
+    data.write_text("".join(json.dumps({"task_id": f"T/{k}", **problem}) + "\n" for k in range(2)))
+    return [
+        *("--override", f"agent_model.name={tiny_model}", f"dataset.name={data}", f"output.save_path={tmp_path}/team"),
+        *("output.save_final_model=true", f"magrpo.output_dir={tmp_path}/run", "magrpo.max_steps=1"),
+        *("magrpo.max_completion_length=4", "magrpo.save_strategy=no", "magrpo.disable_tqdm=true"),
+    ]
+
+
+@pytest.mark.parametrize("failure", ["a file in the way", "a full disk"])
+def test_the_team_is_saved_elsewhere_and_all_processes_say_where(forked, recipe_arguments, tmp_path, failure):
+    done = forked.run(SCRIPT, failure, tmp_path, *recipe_arguments, processes=2, cwd=tmp_path)
+    assert 0 not in done.codes, done.stderr[-3000:]
+    first = (tmp_path / "0.txt").read_text()
+    assert f"The team could not be saved in {tmp_path}/team" in first and "\n" not in first
+    place = Path(re.search(r"The team is in (.*)\.$", first).group(1))
+    assert AgentTeam.from_pretrained(str(place)).roles == ("aux", "main")
+    second = (tmp_path / "1.txt").read_text()
+    assert second.startswith("Process 0 on ") and first in second
+    if failure == "a file in the way":
+        assert "NotADirectoryError" in first and place.parent == tmp_path / "run"
+        assert (tmp_path / "team").read_text() == "I was here first."
+    else:
+        assert "No space left on device" in first and tmp_path not in place.parents
+        assert not (tmp_path / "team").exists() and not list((tmp_path / "run").glob("rescued*"))
+        shutil.rmtree(place)  # in the folder of all users' temporary files
+
+
+# The trainer alone
+
+
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def rescued(error) -> Path:
+    return Path(re.search(r"[Tt]he team is in (.*)\.$", str(error.value)).group(1))
+
+
+def same_weights(team, folder):
+    saved = AgentTeam.from_pretrained(str(folder)).state_dict()
+    return all(torch.equal(x, saved[name]) for name, x in team.state_dict().items())
+
+
+@pytest.mark.parametrize("path", ["file", "file/below", "team", "other/agents/aux"])
+def test_save_model_where_a_file_is_in_the_way(tmp_path, path):
+    trainer = tiny_trainer(tmp_path / "run")
+    (tmp_path / "file").touch()
+    (tmp_path / "team").mkdir()
+    (tmp_path / "team" / "agents").touch()
+    (tmp_path / "other" / "agents").mkdir(parents=True)
+    (tmp_path / "other" / "agents" / "aux").touch()
+    with pytest.raises(SaveError) as error:
+        trainer.save_model(str(tmp_path / path.removesuffix("/agents/aux")))
+    assert rescued(error).parent == tmp_path / "run" and same_weights(trainer.team, rescued(error))
+
+
+def test_when_no_place_works(tmp_path, monkeypatch):
+    trainer = tiny_trainer(tmp_path / "run")
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(AgentTeam, "save_pretrained", full)
+    with pytest.raises(SaveError, match=r"Nor could the team be saved in .*/run/rescued_team_\S+ \(OSError"):
+        trainer.save_model(str(tmp_path / "team"))
+
+
+FULL = OSError(28, "No space left on device")
+STEPS = {
+    "the card": ("create_model_card", "could not be written"),
+    "weights": (None, "could not be saved in"),
+    "optimizer": ("_save_optimizer_and_scheduler", "could not be written"),
+    "rng": ("_save_rng_state", "could not be written"),
+    "list of files": ("_write_state_file", "could not be written"),
+    "best model": ("_load_best_model", "The training ended with OSError"),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_last_checkpoint_fails(tmp_path, monkeypatch, step):
+    method, words = STEPS[step]
+    arguments = {"save_strategy": "steps"}
+    if step == "best model":
+        arguments |= {"load_best_model_at_end": True, "eval_strategy": "steps", "metric_for_best_model": "reward"}
+        arguments["eval_dataset"] = [{"x": "1"}]
+    trainer = tiny_trainer(tmp_path / "run", **arguments)
+
+    def full(*args, **kwargs):
+        raise FULL
+
+    if method is not None:
+        monkeypatch.setattr(trainer, method, full)
+    else:
+        save_pretrained = AgentTeam.save_pretrained
+
+        def full_in_checkpoints(team, folder, state_dict=None):
+            save_pretrained(team, folder, state_dict)
+            if "checkpoint-" in str(folder):
+                raise FULL
+
+        monkeypatch.setattr(AgentTeam, "save_pretrained", full_in_checkpoints)
+    with pytest.raises(SaveError, match=words) as error:
+        trainer.train()
+    assert same_weights(trainer.team, rescued(error)) and "\n" not in str(error.value)
+    assert not list((tmp_path / "run").glob("checkpoint-*")) or step == "best model"
+
+
+def test_arguments_that_cannot_be_written(tmp_path, monkeypatch):
+    trainer = tiny_trainer(tmp_path / "run")
+    (tmp_path / "team" / "training_args.bin").mkdir(parents=True)
+    with pytest.raises(SaveError, match=r"training_args\.bin could not be written .* The team itself is in") as error:
+        trainer.save_model(str(tmp_path / "team"))
+    assert same_weights(trainer.team, tmp_path / "team") and str(tmp_path / "team") in str(error.value)
+
+
+def test_a_full_team_where_a_lora_team_was_saved(tmp_path):
+    team_of("lora").save_pretrained(tmp_path / "team")
+    tiny_team().save_pretrained(tmp_path / "team")
+    assert same_weights(tiny_team(), tmp_path / "team")
