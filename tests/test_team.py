@@ -7,8 +7,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_multiagent import AgentTeam, FunctionEnvironment
+from trl_multiagent.trainers.team_trainer import check_team
 
-from tiny import FORMS, byte_tokenizer, count_reward, team_of, tiny_llama, tiny_team
+from tiny import FORMS, byte_tokenizer, count_reward, team_of, tiny_environment, tiny_llama, tiny_team
 
 
 def lora_team(path, roles=("aux", "main"), share_weights=False, target_modules="all-linear", **config):
@@ -115,6 +116,7 @@ def test_the_team_s_forward_runs_every_agent():
         (lambda path: partly_adapted(), "Either every agent of a team has a LoRA adapter"),
         (lambda path: AgentTeam(dict(team_of("lora").models, x=tiny_llama()), {}), "the tokenizers for"),
         (lambda path: wrongly_named(), r"has the adapters \['default'\]; name one as the role"),
+        (lambda path: tiny_team().freeze("aux"), r"must be a list of roles, such as \['aux'\]"),
         (lambda path: tiny_team().freeze(["nobody"]), r"freeze are \['nobody'\], the team has the roles"),
         (lambda path: tiny_team().freeze(["aux", "main"]), "nothing to train"),
         (lambda path: team_of("shared").freeze(["aux"]), "none of them can be frozen"),
@@ -123,6 +125,66 @@ def test_the_team_s_forward_runs_every_agent():
 def test_refusals(build, message, tiny_model):
     with pytest.raises(ValueError, match=message):
         build(tiny_model)
+
+
+WRONG_ROLES = {
+    "main": r"must be a list with one name per agent, such as \['aux', 'main'\], not 'main'",
+    ("a", "a"): "contain 'a' twice",
+    ("Aux", "aux"): "contain 'aux' and 'Aux', which differ only in case",
+    ("stra\u00dfe", "STRASSE"): "which differ only in case",
+    (): "at least one agent",
+    ("",): "'' must be a Python identifier",
+    ("a", 3): "3 must be a Python identifier",
+    ("a.b",): "'a.b' must be a Python identifier",
+    ("../a",): "must be a Python identifier",
+    ("class",): "'class' must be a Python identifier and no keyword",
+    ("Shared",): "'Shared' is a name that the files of a team need",
+    ("default",): "'default' is a name that the files of a team need",
+}
+
+
+@pytest.mark.parametrize("roles", WRONG_ROLES, ids=repr)
+def test_roles_that_cannot_name_agents(tmp_path, roles):
+    with pytest.raises(ValueError, match=WRONG_ROLES[roles]):
+        AgentTeam.from_pretrained("nothing/is-loaded", roles=roles)
+    environment = tiny_environment()
+    environment.roles = roles
+    with pytest.raises(ValueError, match=WRONG_ROLES[roles]):
+        check_team(tiny_team(), environment, None)
+    if roles not in ("main", ("a", "a")):
+        with pytest.raises(ValueError, match=WRONG_ROLES[roles]):
+            AgentTeam(dict.fromkeys(roles, tiny_llama()), dict.fromkeys(roles, byte_tokenizer()))
+        with pytest.raises(ValueError, match=WRONG_ROLES[roles]):
+            FunctionEnvironment(dict.fromkeys(roles, "{x}"), count_reward)
+    if not isinstance(roles, str):
+        (tmp_path / "team.json").write_text(
+            json.dumps(
+                {"format_version": 1, "form": "full", "agents": [{"role": role, "folder": "x"} for role in roles]}
+            )
+        )
+        with pytest.raises(ValueError, match=WRONG_ROLES[roles]):
+            AgentTeam.from_pretrained(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("roles", "message"),
+    [
+        ({"aux", "main"}, "must be a list with one name per agent"),
+        (iter(["aux", "main"]), "must be a list with one name per agent"),
+        (["train", "test"], "'train' is a method or an attribute of torch modules"),
+        (["a", "a_reference"], "'a_reference' is the name of the reference policy of 'a'"),
+    ],
+)
+def test_roles_that_cannot_name_modules(roles, message):
+    with pytest.raises(ValueError, match=message):
+        AgentTeam.from_pretrained("nothing/is-loaded", roles=roles)
+
+
+def test_what_must_be_a_dict():
+    with pytest.raises(ValueError, match="`models` must be a dict with one model per role, not list"):
+        AgentTeam([tiny_llama()], {})
+    with pytest.raises(ValueError, match="`prompts` must be a dict with one entry per role, not 'main'"):
+        FunctionEnvironment("main", count_reward)
 
 
 def test_other_roles_than_the_saved_ones(tmp_path):

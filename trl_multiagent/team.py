@@ -32,7 +32,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import cached_file
 from trl.trainer.utils import create_model_from_path
 
-from trl_multiagent.environments.base import Environment, Turn
+from trl_multiagent.environments.base import Environment, Turn, check_roles
 from trl_multiagent.generation import generate_groups, takes_positions, whole_prompt
 
 
@@ -81,14 +81,11 @@ class AgentTeam(nn.Module):
 
     def __init__(self, models: dict[str, PreTrainedModel | PeftModel], tokenizers: dict[str, PreTrainedTokenizerBase]):
         super().__init__()
-        if not models:
-            raise ValueError("A team needs at least one agent.")
+        if not isinstance(models, dict):
+            raise ValueError(f"`models` must be a dict with one model per role, not {type(models).__name__}.")
+        self.roles = _check_agent_names(list(models))
         if list(models) != list(tokenizers):
             raise ValueError(f"The models are for the roles {list(models)}, the tokenizers for {list(tokenizers)}.")
-        for role in models:
-            if not role.isidentifier():
-                raise ValueError(f"A role names a folder and a module: {role!r} must be a Python identifier.")
-        self.roles = tuple(models)
         first_roles = {}
         for role, model in models.items():
             first_roles.setdefault(id(model), role)
@@ -158,6 +155,7 @@ class AgentTeam(nn.Module):
             raise ValueError(
                 "`peft_config` gives every agent an adapter of its own; it does not go with `share_weights`."
             )
+        roles = None if roles is None else _check_agent_names(roles)
         hub = {"revision": model_init_kwargs.get("revision"), "token": model_init_kwargs.get("token")}
         team_file = find_file(name, TEAM_FILE, **hub) if isinstance(name, str) else None
         if team_file is not None:
@@ -429,6 +427,8 @@ class AgentTeam(nn.Module):
 
     def freeze(self, roles: Iterable[str]) -> None:
         """Makes agents partners that generate but are not trained."""
+        if isinstance(roles, str):
+            raise ValueError(f"The agents to freeze must be a list of roles, such as [{roles!r}], not {roles!r}.")
         roles = frozenset(roles)
         if not roles <= set(self.roles):
             raise ValueError(f"The agents to freeze are {sorted(roles)}, the team has the roles {list(self.roles)}.")
@@ -587,6 +587,20 @@ class AgentTeam(nn.Module):
             model.add_model_tags(tags)
 
 
+def _check_agent_names(roles: Sequence[str]) -> tuple[str, ...]:
+    """Refuses roles that cannot name agents, by [`~environments.base.check_roles`], or modules of torch."""
+    roles = check_roles(roles)
+    modules = nn.ModuleDict()
+    for role in roles:
+        if hasattr(modules, role):  # torch refuses such names with an error that does not say why
+            raise ValueError(f"The role {role!r} is a method or an attribute of torch modules: choose another name.")
+        if _reference_name(role) in roles:
+            raise ValueError(
+                f"The role {_reference_name(role)!r} is the name of the reference policy of {role!r}: choose another name."
+            )
+    return roles
+
+
 def continue_prompts(agent: PreTrainedModel, shared_prompts: dict[str, torch.Tensor] | None = None, **inputs):
     """
     One forward in which several rows continue the same prompt, which is read once. Gradients reach the prompts too.
@@ -717,4 +731,5 @@ def _read_team_file(path: str | Path) -> tuple[str, dict[str, str]]:
         raise ValueError(
             f"{path} has the format version {team.get('format_version')!r}; this release reads version {FORMAT_VERSION}."
         )
+    check_roles([agent["role"] for agent in team["agents"]])
     return team["form"], {agent["role"]: agent["folder"] for agent in team["agents"]}

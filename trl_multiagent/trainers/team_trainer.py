@@ -9,7 +9,7 @@ import torch
 from accelerate.utils import DistributedType
 from transformers import GenerationConfig, TrainingArguments
 
-from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.base import Environment, check_roles
 from trl_multiagent.team import AgentTeam
 from trl_multiagent.trainers.checkpoints import CheckpointCallback, CheckpointMixin
 from trl_multiagent.trainers.team_hub import TeamHubMixin
@@ -134,6 +134,7 @@ def check_team(team: AgentTeam, environment: Environment, num_agents: int | None
     """Refuses a team that does not fit the environment."""
     if not isinstance(environment, Environment):
         raise TypeError(f"`environment` must be an `Environment`, got `{type(environment).__name__}`: subclass it.")
+    check_roles(environment.roles)
     if tuple(team.roles) != tuple(environment.roles):
         raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
     if num_agents is not None and num_agents != len(team.roles):
