@@ -8,6 +8,16 @@ from transformers import TrainerCallback
 from tiny import tiny_team, tiny_trainer
 
 
+CHECKPOINTING = {
+    "kept activations": {"gradient_checkpointing": False},
+    "recomputed": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
+    "recomputed, reentrant": {
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": True},
+    },
+}
+
+
 class Gradients(TrainerCallback):
     """Keeps the gradients of the first optimizer step."""
 

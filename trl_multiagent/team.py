@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -29,6 +29,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import cached_file
 from trl.trainer.utils import create_model_from_path
 
@@ -67,6 +68,8 @@ class AgentTeam(nn.Module):
         models (`nn.ModuleDict`): The distinct models, by the first role that uses each.
         agents (`dict[str, PreTrainedModel]`): The model that computes for each role; a LoRA base if it has an adapter.
         frozen (`frozenset[str]`): Roles that generate but are not trained.
+        uses_dropout (`bool`): Whether training mode switches the agents' dropout on. By default it does not: an update by
+            the policy's log-probabilities needs those of the policy that sampled, which had none.
 
     Example:
 
@@ -93,6 +96,7 @@ class AgentTeam(nn.Module):
         self._model_names = {role: first_roles[id(model)] for role, model in models.items()}
         self.tokenizers = dict(tokenizers)
         self.frozen = frozenset()
+        self.uses_dropout = False
         self.has_adapters = isinstance(models[self.roles[0]], PeftModel)
         self.has_shared_weights = not self.has_adapters and len(self.models) < len(self.roles)
         self._check_forms()
@@ -112,6 +116,7 @@ class AgentTeam(nn.Module):
                 tokenizer.pad_token = tokenizer.eos_token
             self.agents[role].config.get_text_config().pad_token_id = tokenizer.pad_token_id
             self.agents[role].generation_config.pad_token_id = tokenizer.pad_token_id
+        self.train()
 
     def _check_forms(self):
         if any(isinstance(model, PeftModel) != self.has_adapters for model in self.models.values()):
@@ -353,17 +358,15 @@ class AgentTeam(nn.Module):
             raise ValueError("Several turns need feedback, and that needs a whole item: give a row of the dataset.")
         item = {"prompt": item} if is_text else dict(item)
         history = []
-        training = self.training
-        self.eval()
-        for _ in range(num_turns):
-            prompts = environment.prompts(item, history)
-            joint_action = {
-                role: self._answer(role, history, prompts[role], use_chat_template, generation_kwargs)
-                for role in self.roles
-            }
-            outcome = None if is_text else environment.score([item], [joint_action], [history])[0]
-            history = [*history, Turn(prompts, joint_action, outcome)]
-        self.train(training)
+        with self.evaluating():
+            for _ in range(num_turns):
+                prompts = environment.prompts(item, history)
+                joint_action = {
+                    role: self._answer(role, history, prompts[role], use_chat_template, generation_kwargs)
+                    for role in self.roles
+                }
+                outcome = None if is_text else environment.score([item], [joint_action], [history])[0]
+                history = [*history, Turn(prompts, joint_action, outcome)]
         return history
 
     def _answer(self, role, history, prompt, use_chat_template, generation_kwargs) -> str:
@@ -419,7 +422,30 @@ class AgentTeam(nn.Module):
             layer._active_adapter = [_reference_name(role)] if self._as_reference else [role]
             layer._disable_adapters = self._as_reference and role not in self._reference_adapters
 
-    # What is trained
+    # What is trained, and in which mode
+
+    def train(self, mode: bool = True) -> "AgentTeam":
+        """
+        Sets the mode of the team. Unless it `uses_dropout`, its agents stay in evaluation mode, which switches off all
+        that makes a forward in training random: modules, functions that read a rate from the configuration, skipped
+        layers, noise of routers.
+        """
+        super().train(mode)
+        if mode and not self.uses_dropout:
+            self.models.eval()
+            for layer in self._checkpointed_layers():
+                layer.training = True  # or transformers would not checkpoint it; see `_checkpointing`
+        return self
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, the whole team is in evaluation mode."""
+        training = self.training
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(training)
 
     @property
     def trained_roles(self) -> tuple[str, ...]:
@@ -457,7 +483,7 @@ class AgentTeam(nn.Module):
 
             gathered = deepspeed.zero.GatheredParameters(list(self.parameters()))  # a shard's copy would be empty
         with gathered:
-            return copy.deepcopy(self).requires_grad_(False)
+            return copy.deepcopy(self).requires_grad_(False).eval()
 
     def keep_reference(self) -> None:
         """Remembers the current adapters of a LoRA team as its reference policy."""
@@ -478,6 +504,7 @@ class AgentTeam(nn.Module):
             for parameter in self.agent_parameters(role):
                 parameter.requires_grad_(True)
         self._select(self.active)
+        self.train(self.training)  # new modules are in training mode
 
     @contextlib.contextmanager
     def as_reference(self) -> Iterator[None]:
@@ -547,19 +574,33 @@ class AgentTeam(nn.Module):
     def activation_checkpointing_enable(self, activation_checkpointing_kwargs: dict | None = None, **kwargs) -> None:
         for model in self.base_models:
             model.activation_checkpointing_enable(activation_checkpointing_kwargs, **kwargs)
-            for module in model.modules() if self.has_adapters else ():
-                if "_gradient_checkpointing_func" in vars(module):
-                    module._gradient_checkpointing_func = self._keeping_the_agent(module._gradient_checkpointing_func)
+        for layer in self._checkpointed_layers():
+            layer._gradient_checkpointing_func = self._checkpointing(layer, layer._gradient_checkpointing_func)
+        self.train(self.training)
 
-    def _keeping_the_agent(self, checkpoint):
-        """A checkpointed layer runs again in the backward pass, when another agent's adapter may be active."""
+    def _checkpointed_layers(self) -> list[nn.Module]:
+        """The modules that ask, in training mode, for their forward or that of their children to be checkpointed."""
+        modules = [m for m in self.modules() if "_gradient_checkpointing_func" in vars(m) and m.gradient_checkpointing]
+        # Today's models do it layer by layer, older ones in the module that holds the layers
+        return [m for m in modules if isinstance(m, GradientCheckpointingLayer)] or modules
+
+    def _checkpointing(self, layer: nn.Module, checkpoint: Callable) -> Callable:
+        """
+        A checkpointed layer runs in evaluation mode unless the team uses dropout. It runs again in the backward pass,
+        when another agent's adapter may be active.
+        """
 
         def checkpoint_for_agent(function, *args, **kwargs):
             role = self.active
 
             def run(*inputs):
-                with self.activate(role):
-                    return function(*inputs)
+                training = layer.training
+                layer.training = self.uses_dropout
+                try:
+                    with self.activate(role):
+                        return function(*inputs)
+                finally:  # torch ends a recomputation early by an exception
+                    layer.training = training
 
             return checkpoint(run, *args, **kwargs)
 
@@ -568,6 +609,7 @@ class AgentTeam(nn.Module):
     def activation_checkpointing_disable(self) -> None:
         for model in self.base_models:
             model.activation_checkpointing_disable()
+        self.train(self.training)
 
     # The names that TRL calls; `transformers` knows them as older ones of the two above
 

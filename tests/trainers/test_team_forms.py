@@ -6,18 +6,8 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from by_hand import distance, one_update, reference_gradients
+from by_hand import CHECKPOINTING, distance, one_update, reference_gradients
 from tiny import FORMS, team_of, tiny_team, tiny_trainer
-
-
-CHECKPOINTING = {
-    "kept activations": {"gradient_checkpointing": False},
-    "recomputed": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
-    "recomputed, reentrant": {
-        "gradient_checkpointing": True,
-        "gradient_checkpointing_kwargs": {"use_reentrant": True},
-    },
-}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -128,6 +118,6 @@ def test_what_one_adapter_learns_does_not_show_in_the_others(tmp_path):
 
 
 def test_recomputing_with_another_adapter_would_show(tmp_path, monkeypatch):
-    monkeypatch.setattr(type(tiny_team()), "_keeping_the_agent", lambda self, checkpoint: checkpoint)
+    monkeypatch.setattr(type(tiny_team()), "_checkpointing", lambda self, layer, checkpoint: checkpoint)
     gradients, trainer, before = one_update(tmp_path, team_of("lora"), **CHECKPOINTING["recomputed"])
     assert distance(gradients, reference_gradients(trainer._levels, before)) > 1e-2

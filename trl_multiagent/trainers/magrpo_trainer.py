@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.models import prepare_deepspeed, unwrap_model_for_generation
 from trl.trainer.callbacks import SyncRefModelCallback
-from trl.trainer.utils import RepeatSampler, add_fused_lm_head, disable_dropout_in_model, pad, split_tensor_dict
+from trl.trainer.utils import RepeatSampler, add_fused_lm_head, pad, split_tensor_dict
 
 from trl_multiagent.advantages import sibling_advantages
 from trl_multiagent.environments.base import Environment, Outcome, Turn
@@ -146,9 +146,10 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         elif args.beta != 0.0:
             reference_team = team.frozen_copy()
 
-        # GRPO would load a single reference model, generate for a single model with vLLM, and asks `luspo` for
-        # sequence-level ratios, which are 1 here
-        with _changed(args, beta=0.0, sync_ref_model=False, importance_sampling_level="sequence", use_vllm=False):
+        # GRPO would load a single reference model, generate for a single model with vLLM, switch off dropout modules for
+        # good, and asks `luspo` for sequence-level ratios, which are 1 here
+        changes = {"beta": 0.0, "sync_ref_model": False, "use_vllm": False, "disable_dropout": False}
+        with _changed(args, importance_sampling_level="sequence", **changes):
             super().__init__(
                 model=team,
                 reward_funcs=environment.score,
@@ -179,8 +180,6 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         if reference_team is not None:
             for model in reference_team.base_models:
                 add_fused_lm_head(model, temperature=self.temperature)
-            if args.disable_dropout:
-                disable_dropout_in_model(reference_team)
             self.ref_model = (
                 prepare_deepspeed(reference_team, self.accelerator)
                 if self.is_deepspeed_enabled
@@ -227,10 +226,10 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         Returns:
             `list[list[Turn]]`: The turns of each episode; episode e of item i is entry `i * num_episodes + e`.
         """
-        training = self.model.training
-        self.model.eval()
-        levels = self._play_episodes([dict(item) for item in items for _ in range(num_episodes)], self._sample_alone)
-        self.model.train(training)
+        with self.team.evaluating():
+            levels = self._play_episodes(
+                [dict(item) for item in items for _ in range(num_episodes)], self._sample_alone
+            )
         return [[*node.history, node.turn(0)] for node in levels[-1]]
 
     def _play_trees(self, items: list[dict]) -> list[list[Node]]:
@@ -293,6 +292,7 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             step = 0 if role in self.team.frozen else self.state.global_step  # its weights are sent once
             return self._generations[role].sample(role, prompt_ids, num_generations, step)
         with (
+            self.team.evaluating(),
             unwrap_model_for_generation(
                 self.model_wrapped,
                 self.accelerator,
@@ -438,11 +438,11 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         as_reference = self.team.as_reference if self.team.has_adapters else contextlib.nullcontext
         size = self.args.per_device_train_batch_size
         logps = []
-        for start in range(0, len(rows["prompt_ids"]), size):
-            chunk = {name: x[start : start + size] for name, x in rows.items() if x.dim() > 0}
-            with as_reference(), self.accelerator.autocast():
+        with as_reference(), self.team.evaluating(), self.accelerator.autocast():
+            for start in range(0, len(rows["prompt_ids"]), size):
+                chunk = {name: x[start : start + size] for name, x in rows.items() if x.dim() > 0}
                 outputs = model(team_inputs={role: forward_inputs(agent, chunk)})
-            logps.append(outputs[role].log_probs[:, -chunk["completion_ids"].size(1) :])
+                logps.append(outputs[role].log_probs[:, -chunk["completion_ids"].size(1) :])
         return torch.cat(logps)
 
     # Loss: one forward of the team, each agent's loss on its own output, one backward

@@ -8,11 +8,15 @@ from pathlib import Path
 import torch
 from accelerate.utils import DistributedType
 from transformers import GenerationConfig, TrainingArguments
+from transformers.utils import logging
 
 from trl_multiagent.environments.base import Environment, check_roles
 from trl_multiagent.team import AgentTeam
 from trl_multiagent.trainers.checkpoints import CheckpointCallback, CheckpointMixin
 from trl_multiagent.trainers.team_hub import TeamHubMixin
+
+
+logger = logging.get_logger(__name__)
 
 
 class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
@@ -28,6 +32,9 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
     def _prepare_team(self, args: TrainingArguments) -> None:
         """Settles which agents are trained, and how. Called before the TRL trainer is initialised."""
         self.team.freeze(args.frozen_agents or ())
+        self.team.uses_dropout = not args.disable_dropout
+        if args.process_index == 0:
+            warn_of_dropout(self.team)
         if args.deepspeed_plugin is not None:
             # For "auto" transformers takes the hidden size squared. DeepSpeed's own default of 5e8 gradients is a buffer
             # of a gigabyte, which is more than the shards of a small team
@@ -139,6 +146,22 @@ def check_team(team: AgentTeam, environment: Environment, num_agents: int | None
         raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
     if num_agents is not None and num_agents != len(team.roles):
         raise ValueError(f"`num_agents` is {num_agents}, but the environment has the roles {list(environment.roles)}.")
+
+
+def warn_of_dropout(team: AgentTeam) -> None:
+    """Says what a setting of dropout that a user gave does, where that is not what one would expect."""
+    if team.uses_dropout:
+        logger.warning(
+            "`disable_dropout=False`: the update has dropout and the sampling has none, so the update differs from its "
+            "formula and depends on how the rows are split into micro-batches."
+        )
+    elif team.has_adapters:
+        roles = [role for role, model in team.policies.items() if model.peft_config[role].lora_dropout > 0]
+        if roles:
+            logger.warning(
+                f"The `lora_dropout` of {', '.join(roles)} has no effect: the update is computed without dropout, as the "
+                "completions were sampled. `disable_dropout=False` switches it on."
+            )
 
 
 def check_agent_settings(team: AgentTeam, args: TrainingArguments) -> None:
