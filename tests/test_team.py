@@ -1,9 +1,10 @@
 import json
+import shutil
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
-from safetensors.torch import load_file
+from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_multiagent import AgentTeam, FunctionEnvironment
@@ -12,9 +13,9 @@ from trl_multiagent.trainers.team_trainer import check_team
 from tiny import FORMS, byte_tokenizer, count_reward, team_of, tiny_environment, tiny_llama, tiny_team
 
 
-def lora_team(path, roles=("aux", "main"), share_weights=False, target_modules="all-linear", **config):
+def lora_team(path, roles=("aux", "main"), share_weights=False, target_modules="all-linear", seed=42, **config):
     config = LoraConfig(r=4, target_modules=target_modules, **config)
-    return AgentTeam.from_pretrained(path, roles, peft_config=config, share_weights=share_weights)
+    return AgentTeam.from_pretrained(path, list(roles), peft_config=config, share_weights=share_weights, seed=seed)
 
 
 def partly_shared():
@@ -224,6 +225,53 @@ def test_every_form_saves_and_loads(tmp_path, form):
     changed.load_weights(tmp_path / "team")
     for role in team.roles:
         assert torch.equal(logits(changed, role), expected[role])
+
+
+def adapter(team, role):
+    state = get_peft_model_state_dict(team.policies[role], adapter_name=role)
+    return torch.cat([x.flatten() for _, x in sorted(state.items())])
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"init_lora_weights": "gaussian"}, {"use_dora": True}, {"init_lora_weights": False}], ids=str
+)
+def test_fresh_adapters_depend_on_the_seed_and_the_role(tiny_model, tmp_path, config):
+    shutil.copytree(tiny_model, tmp_path / "other")
+    other = str(tmp_path / "other")
+    first = lora_team(tiny_model, **config)
+    torch.manual_seed(3)  # what was drawn before does not matter, and what is drawn next is not changed
+    state = torch.get_rng_state()
+    again = lora_team(tiny_model, **config)
+    assert torch.equal(torch.get_rng_state(), state)
+    variants = {
+        "again": again,
+        "with more roles, in another order": lora_team(tiny_model, ("more", "main", "aux"), **config),
+        "on bases of their own": lora_team([tiny_model, other], **config),
+    }
+    for name, team in variants.items():
+        for role in ("aux", "main"):
+            assert torch.equal(adapter(team, role), adapter(first, role)), name
+    assert not torch.equal(adapter(first, "aux"), adapter(first, "main"))
+    seeded = lora_team(tiny_model, seed=43, **config)
+    assert not any(torch.equal(adapter(seeded, role), adapter(first, role)) for role in ("aux", "main"))
+
+
+def test_weights_that_a_file_lacks_depend_on_the_seed(tmp_path):
+    tiny_llama(tie_word_embeddings=False).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    roles = ["aux", "main"]
+    lora = {"peft_config": LoraConfig(r=4, target_modules="all-linear")}
+    for settings in ({}, {"share_weights": True}, lora):
+        state = torch.get_rng_state()
+        teams = [AgentTeam.from_pretrained(str(tmp_path), roles, seed=seed, **settings) for seed in (1, 1, 2)]
+        assert torch.equal(torch.get_rng_state(), state)
+        heads = [[agent.lm_head.weight for agent in team.agents.values()] for team in teams]
+        assert all(torch.equal(*pair) for pair in zip(heads[0], heads[1], strict=True))
+        assert not any(torch.equal(*pair) for pair in zip(heads[0], heads[2], strict=True))
+        assert torch.equal(*heads[0]) == bool(settings)
 
 
 def test_adapters_of_single_agents_make_a_team(tiny_model, tmp_path):

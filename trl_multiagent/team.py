@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -133,6 +134,7 @@ class AgentTeam(nn.Module):
         roles: Sequence[str] | None = None,
         peft_config: LoraConfig | None = None,
         share_weights: bool = False,
+        seed: int = 42,
         **model_init_kwargs,
     ) -> "AgentTeam":
         """
@@ -149,6 +151,11 @@ class AgentTeam(nn.Module):
                 Gives every agent a fresh LoRA adapter. Agents with the same model id have their base in common.
             share_weights (`bool`, *optional*, defaults to `False`):
                 Whether all agents are one model.
+            seed (`int`, *optional*, defaults to `42`):
+                Decides the weights that no file holds: fresh adapters, and parts that the files of a model lack, such as
+                a head. Every role has weights of its own, which depend on the seed and the role's name alone, not on the
+                other roles, on what is random elsewhere in the process, or on the process. The global random
+                generators are left as they are.
             **model_init_kwargs:
                 Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype`, `revision`, `attn_implementation`
                 or a `quantization_config` for the base of a LoRA team.
@@ -199,14 +206,15 @@ class AgentTeam(nn.Module):
         if has_adapters and peft_config is not None:
             raise ValueError(f"The agents in {name} have LoRA adapters, which are loaded: leave `peft_config` out.")
         if has_adapters or peft_config is not None:
-            models = _load_adapters(dict(zip(roles, sources, strict=True)), peft_config, model_init_kwargs)
+            models = _load_adapters(dict(zip(roles, sources, strict=True)), peft_config, seed, model_init_kwargs)
         elif share_weights:
-            models = dict.fromkeys(roles, _load_model(source, **kwargs, **model_init_kwargs))
+            with seeded(seed, SHARED_FOLDER):
+                models = dict.fromkeys(roles, _load_model(source, **kwargs, **model_init_kwargs))
         else:
-            models = {
-                role: _load_model(source, **kwargs, **model_init_kwargs)
-                for role, (source, kwargs) in zip(roles, sources, strict=True)
-            }
+            models = {}
+            for role, (source, kwargs) in zip(roles, sources, strict=True):
+                with seeded(seed, role):
+                    models[role] = _load_model(source, **kwargs, **model_init_kwargs)
         return cls(models, tokenizers)
 
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
@@ -675,31 +683,49 @@ def can_share_prompts(agent: PreTrainedModel) -> bool:
 
 
 def _load_adapters(
-    sources: dict[str, tuple[str, dict]], peft_config: LoraConfig | None, model_init_kwargs: dict
+    sources: dict[str, tuple[str, dict]], peft_config: LoraConfig | None, seed: int, model_init_kwargs: dict
 ) -> dict[str, PeftModel]:
     """The agents of a LoRA team, with fresh adapters or saved ones. Agents on the same base share it."""
     hub = {"revision": model_init_kwargs.get("revision"), "token": model_init_kwargs.get("token")}
     # ZeRO-3 gathers parameters together, which must have one data type
     dtype = {"autocast_adapter_dtype": not is_deepspeed_zero3_enabled()}
     models, bases = {}, {}
+
+    def load_base(*args, **kwargs) -> PreTrainedModel:
+        with seeded(seed, SHARED_FOLDER):
+            return _load_model(*args, **kwargs)
+
     for role, (source, kwargs) in sources.items():
         if peft_config is not None:
             base = (source, *kwargs.values())
-            if base in bases:
-                bases[base].add_adapter(role, copy.deepcopy(peft_config), **dtype)
-            else:
-                model = _load_model(source, **kwargs, **model_init_kwargs)
-                bases[base] = get_peft_model(model, copy.deepcopy(peft_config), adapter_name=role, **dtype)
+            model = None if base in bases else load_base(source, **kwargs, **model_init_kwargs)
+            with seeded(seed, role):
+                if model is None:
+                    bases[base].add_adapter(role, copy.deepcopy(peft_config), **dtype)
+                else:
+                    bases[base] = get_peft_model(model, copy.deepcopy(peft_config), adapter_name=role, **dtype)
         else:
             base = PeftConfig.from_pretrained(source, **hub, **kwargs).base_model_name_or_path
             adapter = {"adapter_name": role, "is_trainable": True, **hub, **kwargs, **dtype}
-            if base in bases:
-                bases[base].load_adapter(source, **adapter)
-            else:
-                model = _load_model(base, **{**model_init_kwargs, "revision": None})
-                bases[base] = PeftModel.from_pretrained(model, source, **adapter)
+            model = None if base in bases else load_base(base, **{**model_init_kwargs, "revision": None})
+            with seeded(seed, role):  # for what a file lacks, and because PEFT draws weights before it replaces them
+                if model is None:
+                    bases[base].load_adapter(source, **adapter)
+                else:
+                    bases[base] = PeftModel.from_pretrained(model, source, **adapter)
         models[role] = bases[base]
     return models
+
+
+@contextlib.contextmanager
+def seeded(seed: int, name: str) -> Iterator[None]:
+    """
+    Inside, torch's random numbers depend on a seed and a name alone. Afterwards they go on as if none had been drawn.
+    """
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(int.from_bytes(digest[:7], "big"))
+        yield
 
 
 def adapter_parameters(model: PeftModel, adapter: str) -> list[nn.Parameter]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, set_seed
 from transformers import GenerationConfig, TrainingArguments
 from transformers.utils import logging
 
@@ -65,6 +65,12 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
                 "generation_kwargs": generation_kwargs,
                 "generation_config": GenerationConfig(**generation_kwargs, disable_compile=True),
             }
+
+    def _begin_training(self) -> None:
+        # What was drawn between the making of the trainer and its start must not matter: another team that was loaded,
+        # an evaluation. A resumed run restores the generators after this
+        set_seed(self.args.seed, device_specific=True)
+        super()._begin_training()
 
     @contextlib.contextmanager
     def agent_scope(self, role: str) -> Iterator[None]:
