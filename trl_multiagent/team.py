@@ -36,6 +36,7 @@ from trl.trainer.utils import create_model_from_path
 
 from trl_multiagent.environments.base import Environment, Turn, check_roles
 from trl_multiagent.generation import generate_groups, takes_positions, whole_prompt
+from trl_multiagent.router_loss import expert_sums, router_logits_of
 
 
 TEAM_FILE = "team.json"
@@ -651,7 +652,12 @@ def _check_agent_names(roles: Sequence[str]) -> tuple[str, ...]:
     return roles
 
 
-def continue_prompts(agent: PreTrainedModel, shared_prompts: dict[str, torch.Tensor] | None = None, **inputs):
+def continue_prompts(
+    agent: PreTrainedModel,
+    shared_prompts: dict[str, torch.Tensor] | None = None,
+    router_weights: torch.Tensor | None = None,
+    **inputs,
+):
     """
     One forward in which several rows continue the same prompt, which is read once. Gradients reach the prompts too.
 
@@ -661,9 +667,18 @@ def continue_prompts(agent: PreTrainedModel, shared_prompts: dict[str, torch.Ten
         shared_prompts (`dict[str, torch.Tensor]`, *optional*):
             `owners` of shape `(num_rows,)`, which prompt each row continues; the rest are the backbone's inputs for the
             prompts, of shape `(num_prompts, prompt_length)`, padded on the left.
+        router_weights (`torch.Tensor`, *optional*):
+            Weights of the tokens in the router loss, of the shape of the `input_ids`. The output's `aux_loss` then holds
+            what that loss is made of, see [`~router_loss.expert_sums`]. Not with `shared_prompts`.
         **inputs:
             Arguments of the forward; the attention mask covers prompts and rows.
     """
+    if router_weights is not None:
+        with router_logits_of(agent) as router_logits:
+            outputs = agent(**inputs)
+        experts_per_token = agent.config.get_text_config().num_experts_per_tok
+        outputs.aux_loss = expert_sums(router_logits, experts_per_token, router_weights)
+        return outputs
     if shared_prompts is None:
         return agent(**inputs)
     cache = DynamicCache(config=agent.config.get_text_config(decoder=True))

@@ -30,6 +30,7 @@ CASES = {
     "frozen partner": ("full", {"frozen_agents": ["aux"]}),
     "frozen adapter": ("lora", {"frozen_agents": ["aux"]}),
     "fresh adapters": (None, {}),
+    "experts": ("experts", {}),
 }
 
 

@@ -9,7 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tiny import FORMS, team_of, tiny_llama
+from trl_multiagent import AgentTeam
+
+from tiny import FORMS, byte_tokenizer, team_of, tiny_experts, tiny_llama
 
 
 SCRIPT = Path(__file__).with_name("distributed_forms.py")
@@ -24,6 +26,7 @@ CASES = [
     "frozen partner",
     "frozen adapter",
     "fresh adapters",
+    "experts",
 ]
 LAUNCHES = {
     "DDP": None,
@@ -44,6 +47,8 @@ def teams(tmp_path_factory):
             for config in model.peft_config.values():
                 config.base_model_name_or_path = str(folder / f"base{k}")
         team.save_pretrained(folder / form)
+    experts = {"aux": tiny_llama(), "main": tiny_experts("qwen3_moe")}
+    AgentTeam(experts, {role: byte_tokenizer() for role in experts}).save_pretrained(folder / "experts")
     return folder
 
 

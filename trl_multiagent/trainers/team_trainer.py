@@ -11,6 +11,7 @@ from transformers import GenerationConfig, TrainingArguments
 from transformers.utils import logging
 
 from trl_multiagent.environments.base import Environment, check_roles
+from trl_multiagent.router_loss import has_routers, router_loss_coef
 from trl_multiagent.team import AgentTeam
 from trl_multiagent.trainers.checkpoints import CheckpointCallback, CheckpointMixin
 from trl_multiagent.trainers.team_hub import TeamHubMixin
@@ -180,3 +181,27 @@ def check_agent_settings(team: AgentTeam, args: TrainingArguments) -> None:
         raise ValueError(
             "`sync_ref_model` moves a reference model of its own; the reference of a LoRA team is its base."
         )
+
+
+def router_loss_coefs(team: AgentTeam, args: TrainingArguments) -> dict[str, float]:
+    """
+    The weights of the router losses of the agents that are trained with one.
+
+    Raises:
+        ValueError: a weight is set and no agent is a mixture of experts, or the loss would have no gradient.
+    """
+    agents = {role: team.agents[role] for role in team.trained_roles if has_routers(team.agents[role])}
+    if args.router_aux_loss_coef and not agents:
+        raise ValueError(
+            f"`router_aux_loss_coef` is {args.router_aux_loss_coef}, but no agent that is trained is a mixture of experts "
+            "that returns its router logits: leave it out."
+        )
+    coefs = {role: router_loss_coef(agent.config, args.router_aux_loss_coef) for role, agent in agents.items()}
+    coefs = {role: coef for role, coef in coefs.items() if coef != 0.0}
+    if coefs and args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+        raise ValueError(
+            f"The router loss of {', '.join(coefs)} has no gradient through reentrant checkpointing. Set `use_reentrant` in "
+            "`gradient_checkpointing_kwargs` to False, or for LoRA under ZeRO-3, which needs it, `gradient_checkpointing` "
+            "to False; or train without this loss: `router_aux_loss_coef=0.0`."
+        )
+    return coefs
