@@ -1,11 +1,24 @@
 """The gradients of an update, computed in plain PyTorch, one sequence at a time, without padding."""
 
 import copy
+from collections import defaultdict
 
 import torch
 from transformers import TrainerCallback
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+from trl import GRPOTrainer, RLOOTrainer
 
-from tiny import tiny_team, tiny_trainer
+from tiny import count_reward, tiny_team, tiny_trainer
+
+
+CHECKPOINTING = {
+    "kept activations": {"gradient_checkpointing": False},
+    "recomputed": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
+    "recomputed, reentrant": {
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": True},
+    },
+}
 
 
 class Gradients(TrainerCallback):
@@ -86,6 +99,70 @@ def reference_gradients(
                 loss = loss + row * (weights[turn] if weights else 1.0)
         (loss / (len(nodes) * size)).backward()
     return {name: parameter.grad for name, parameter in team.named_parameters() if parameter.grad is not None}
+
+
+def router_loss(levels, team, role):
+    """The load-balancing loss over all tokens of the batch, each sequence on its own, by transformers' function."""
+    by_layer = defaultdict(list)
+    for samples in (node.samples[role] for level in levels for node in level):
+        for completion_ids in samples.completion_ids:
+            with team.activate(role) as agent:
+                outputs = agent(torch.tensor([samples.prompt_ids + completion_ids]), output_router_logits=True)
+            for k, logits in enumerate(outputs.router_logits):
+                by_layer[k].append(logits)
+    config = agent.config
+    layers = tuple(torch.cat(logits) for logits in by_layer.values())
+    return load_balancing_loss_func(layers, config.num_experts, config.num_experts_per_tok)
+
+
+class FixedGRPO(GRPOTrainer):
+    """Scores given completions instead of sampling."""
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        return self.completions_of(prompt_ids), None
+
+    def completions_of(self, prompt_ids):
+        queues = {prompt: list(completions) for prompt, completions in self.given.items()}
+        return [queues[tuple(ids)].pop(0) for ids in prompt_ids]
+
+
+class FixedRLOO(RLOOTrainer):
+    completions_of = FixedGRPO.completions_of
+
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        return self.completions_of(prompt_ids)
+
+
+def trl_update(tmp_path, trainer_class, config_class, trainer, before, dataset, **settings):
+    """The gradients and the log of TRL's own trainer, on the completions that an agent `solo` sampled."""
+    fixed = {
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "max_steps": 1,
+        "logging_steps": 1,
+        "max_grad_norm": 0.0,
+        "bf16": False,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "beta": 0.0,
+    }
+    gradients = Gradients()
+    single = trainer_class(
+        before.agents["solo"],
+        lambda completions, **columns: count_reward([{"solo": text} for text in completions]),
+        args=config_class(str(tmp_path / "trl"), **fixed, **settings),
+        train_dataset=dataset,
+        processing_class=before.tokenizers["solo"],
+        callbacks=[gradients],
+    )
+    samples = [node.samples["solo"] for node in trainer._levels[0]]
+    single.given = {tuple(s.prompt_ids): s.completion_ids for s in samples}
+    single.train()
+    return gradients.of, single.state.log_history[0]
 
 
 def distance(left, right):

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 
 from trl_multiagent import MAGRPOConfig, MAReMaxConfig
@@ -661,6 +662,17 @@ def test_the_form_of_the_team(parse, tiny_model, sections, has_adapters, has_sha
     team = parse(sections).load_team(["aux", "main"])
     assert (team.has_adapters, team.has_shared_weights) == (has_adapters, has_shared_weights)
     assert len(team.models) == (1 if has_adapters or has_shared_weights else 2)
+
+
+def test_the_seed_decides_fresh_adapters(parse, tiny_model):
+    def weights(seed):
+        sections = {"peft": {"r": 4}, "seed": seed, "agent_model": {"name": tiny_model}}
+        return parse(sections).load_team(["aux", "main"]).state_dict()
+
+    first, again, other = weights(1), weights(1), weights(2)
+    differing = {name.partition(".lora_")[2] for name, x in first.items() if not torch.equal(x, other[name])}
+    assert differing == {"A.aux.weight", "A.main.weight"}
+    assert all(torch.equal(x, again[name]) for name, x in first.items())
 
 
 def test_unknown_frozen_agents_are_refused_before_loading(parse):

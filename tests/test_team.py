@@ -1,19 +1,21 @@
 import json
+import shutil
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
-from safetensors.torch import load_file
+from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_multiagent import AgentTeam, FunctionEnvironment
+from trl_multiagent.trainers.team_trainer import check_team
 
-from tiny import FORMS, byte_tokenizer, count_reward, team_of, tiny_llama, tiny_team
+from tiny import FORMS, byte_tokenizer, count_reward, team_of, tiny_environment, tiny_llama, tiny_team
 
 
-def lora_team(path, roles=("aux", "main"), share_weights=False, target_modules="all-linear", **config):
+def lora_team(path, roles=("aux", "main"), share_weights=False, target_modules="all-linear", seed=42, **config):
     config = LoraConfig(r=4, target_modules=target_modules, **config)
-    return AgentTeam.from_pretrained(path, roles, peft_config=config, share_weights=share_weights)
+    return AgentTeam.from_pretrained(path, list(roles), peft_config=config, share_weights=share_weights, seed=seed)
 
 
 def partly_shared():
@@ -115,6 +117,7 @@ def test_the_team_s_forward_runs_every_agent():
         (lambda path: partly_adapted(), "Either every agent of a team has a LoRA adapter"),
         (lambda path: AgentTeam(dict(team_of("lora").models, x=tiny_llama()), {}), "the tokenizers for"),
         (lambda path: wrongly_named(), r"has the adapters \['default'\]; name one as the role"),
+        (lambda path: tiny_team().freeze("aux"), r"must be a list of roles, such as \['aux'\]"),
         (lambda path: tiny_team().freeze(["nobody"]), r"freeze are \['nobody'\], the team has the roles"),
         (lambda path: tiny_team().freeze(["aux", "main"]), "nothing to train"),
         (lambda path: team_of("shared").freeze(["aux"]), "none of them can be frozen"),
@@ -123,6 +126,66 @@ def test_the_team_s_forward_runs_every_agent():
 def test_refusals(build, message, tiny_model):
     with pytest.raises(ValueError, match=message):
         build(tiny_model)
+
+
+WRONG_ROLES = {
+    "main": r"must be a list with one name per agent, such as \['aux', 'main'\], not 'main'",
+    ("a", "a"): "contain 'a' twice",
+    ("Aux", "aux"): "contain 'aux' and 'Aux', which differ only in case",
+    ("stra\u00dfe", "STRASSE"): "which differ only in case",
+    (): "at least one agent",
+    ("",): "'' must be a Python identifier",
+    ("a", 3): "3 must be a Python identifier",
+    ("a.b",): "'a.b' must be a Python identifier",
+    ("../a",): "must be a Python identifier",
+    ("class",): "'class' must be a Python identifier and no keyword",
+    ("Shared",): "'Shared' is a name that the files of a team need",
+    ("default",): "'default' is a name that the files of a team need",
+}
+
+
+@pytest.mark.parametrize("roles", WRONG_ROLES, ids=repr)
+def test_roles_that_cannot_name_agents(tmp_path, roles):
+    with pytest.raises(ValueError, match=WRONG_ROLES[roles]):
+        AgentTeam.from_pretrained("nothing/is-loaded", roles=roles)
+    environment = tiny_environment()
+    environment.roles = roles
+    with pytest.raises(ValueError, match=WRONG_ROLES[roles]):
+        check_team(tiny_team(), environment, None)
+    if roles not in ("main", ("a", "a")):
+        with pytest.raises(ValueError, match=WRONG_ROLES[roles]):
+            AgentTeam(dict.fromkeys(roles, tiny_llama()), dict.fromkeys(roles, byte_tokenizer()))
+        with pytest.raises(ValueError, match=WRONG_ROLES[roles]):
+            FunctionEnvironment(dict.fromkeys(roles, "{x}"), count_reward)
+    if not isinstance(roles, str):
+        (tmp_path / "team.json").write_text(
+            json.dumps(
+                {"format_version": 1, "form": "full", "agents": [{"role": role, "folder": "x"} for role in roles]}
+            )
+        )
+        with pytest.raises(ValueError, match=WRONG_ROLES[roles]):
+            AgentTeam.from_pretrained(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("roles", "message"),
+    [
+        ({"aux", "main"}, "must be a list with one name per agent"),
+        (iter(["aux", "main"]), "must be a list with one name per agent"),
+        (["train", "test"], "'train' is a method or an attribute of torch modules"),
+        (["a", "a_reference"], "'a_reference' is the name of the reference policy of 'a'"),
+    ],
+)
+def test_roles_that_cannot_name_modules(roles, message):
+    with pytest.raises(ValueError, match=message):
+        AgentTeam.from_pretrained("nothing/is-loaded", roles=roles)
+
+
+def test_what_must_be_a_dict():
+    with pytest.raises(ValueError, match="`models` must be a dict with one model per role, not list"):
+        AgentTeam([tiny_llama()], {})
+    with pytest.raises(ValueError, match="`prompts` must be a dict with one entry per role, not 'main'"):
+        FunctionEnvironment("main", count_reward)
 
 
 def test_other_roles_than_the_saved_ones(tmp_path):
@@ -162,6 +225,53 @@ def test_every_form_saves_and_loads(tmp_path, form):
     changed.load_weights(tmp_path / "team")
     for role in team.roles:
         assert torch.equal(logits(changed, role), expected[role])
+
+
+def adapter(team, role):
+    state = get_peft_model_state_dict(team.policies[role], adapter_name=role)
+    return torch.cat([x.flatten() for _, x in sorted(state.items())])
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"init_lora_weights": "gaussian"}, {"use_dora": True}, {"init_lora_weights": False}], ids=str
+)
+def test_fresh_adapters_depend_on_the_seed_and_the_role(tiny_model, tmp_path, config):
+    shutil.copytree(tiny_model, tmp_path / "other")
+    other = str(tmp_path / "other")
+    first = lora_team(tiny_model, **config)
+    torch.manual_seed(3)  # what was drawn before does not matter, and what is drawn next is not changed
+    state = torch.get_rng_state()
+    again = lora_team(tiny_model, **config)
+    assert torch.equal(torch.get_rng_state(), state)
+    variants = {
+        "again": again,
+        "with more roles, in another order": lora_team(tiny_model, ("more", "main", "aux"), **config),
+        "on bases of their own": lora_team([tiny_model, other], **config),
+    }
+    for name, team in variants.items():
+        for role in ("aux", "main"):
+            assert torch.equal(adapter(team, role), adapter(first, role)), name
+    assert not torch.equal(adapter(first, "aux"), adapter(first, "main"))
+    seeded = lora_team(tiny_model, seed=43, **config)
+    assert not any(torch.equal(adapter(seeded, role), adapter(first, role)) for role in ("aux", "main"))
+
+
+def test_weights_that_a_file_lacks_depend_on_the_seed(tmp_path):
+    tiny_llama(tie_word_embeddings=False).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    roles = ["aux", "main"]
+    lora = {"peft_config": LoraConfig(r=4, target_modules="all-linear")}
+    for settings in ({}, {"share_weights": True}, lora):
+        state = torch.get_rng_state()
+        teams = [AgentTeam.from_pretrained(str(tmp_path), roles, seed=seed, **settings) for seed in (1, 1, 2)]
+        assert torch.equal(torch.get_rng_state(), state)
+        heads = [[agent.lm_head.weight for agent in team.agents.values()] for team in teams]
+        assert all(torch.equal(*pair) for pair in zip(heads[0], heads[1], strict=True))
+        assert not any(torch.equal(*pair) for pair in zip(heads[0], heads[2], strict=True))
+        assert torch.equal(*heads[0]) == bool(settings)
 
 
 def test_adapters_of_single_agents_make_a_team(tiny_model, tmp_path):

@@ -10,12 +10,14 @@ import pytest
 import transformers
 import trl
 from transformers import Trainer
+from transformers.modeling_layers import GradientCheckpointingLayer
 from trl import GRPOTrainer
 from trl.distributed import DistributedBackend
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import (
+    FusedCausalLMOutput,
     RepeatSampler,
     add_fused_lm_head,
     create_model_from_path,
@@ -132,6 +134,7 @@ ATTRIBUTES = [
     "beta",
     "use_vllm",
     "vllm_importance_sampling_correction",
+    "aux_loss_enabled",
 ]
 ADVICE = (
     f"trl {trl.__version__} / transformers {transformers.__version__} changed what trl_multiagent extends. Read the change, "
@@ -196,6 +199,19 @@ def test_the_loss_reads_what_a_batch_holds():
     names = ["prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages"]
     names += ["num_items_in_batch", "ref_per_token_logps", "importance_sampling_ratio"]
     assert [name for name in names if f'"{name}"' not in source] == [], ADVICE
+
+
+def test_the_router_loss_has_a_place():
+    """What GRPO asks of a model and of its configuration, and the field of the output that carries the loss."""
+    source = inspect.getsource(GRPOTrainer.__init__)
+    assert 'hasattr(text_config, "output_router_logits")' in source and '"router_aux_loss_coef", 0.0' in source, ADVICE
+    assert "aux_loss" in FusedCausalLMOutput.__dataclass_fields__, ADVICE
+
+
+def test_checkpointed_layers_look_at_their_own_mode():
+    source = inspect.getsource(GradientCheckpointingLayer.__init_subclass__)
+    assert "self.gradient_checkpointing and self.training" in source, ADVICE
+    assert "self._gradient_checkpointing_func(" in source, ADVICE
 
 
 def test_generate_takes_a_filled_cache():

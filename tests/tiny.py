@@ -13,8 +13,16 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOConfig, MAGRPOTrainer
@@ -70,6 +78,28 @@ def other_model(architecture: str) -> PreTrainedModel:
         return Gemma3ForCausalLM(Gemma3TextConfig(layer_types=layers, **size, **gqa))
     else:
         return MistralForCausalLM(MistralConfig(**size, **gqa))
+
+
+EXPERTS = {
+    "qwen2_moe": (Qwen2MoeForCausalLM, Qwen2MoeConfig),
+    "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig),
+    "mixtral": (MixtralForCausalLM, MixtralConfig),
+    "olmoe": (OlmoeForCausalLM, OlmoeConfig),
+}
+
+
+def tiny_experts(architecture: str, **changes) -> PreTrainedModel:
+    """Random mixtures of four experts, whose router loss has some weight."""
+    torch.manual_seed(0)
+    model_class, config_class = EXPERTS[architecture]
+    size = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    size |= {"num_key_value_heads": 2, "intermediate_size": 32, "initializer_range": 0.3}
+    size |= {"eos_token_id": 256, "pad_token_id": 257, "bos_token_id": None}
+    experts = {"num_experts_per_tok": 2, "router_aux_loss_coef": 0.5}
+    experts |= {"num_local_experts": 4} if architecture == "mixtral" else {"num_experts": 4}
+    if architecture.startswith("qwen"):
+        experts |= {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "decoder_sparse_step": 1}
+    return model_class(config_class(**{**size, **experts, **changes}))
 
 
 def tiny_team(roles=("aux", "main"), chat_template: str | None = None) -> AgentTeam:

@@ -8,6 +8,7 @@ from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel,
 from trl.trainer.utils import pad
 
 from trl_multiagent.environments.base import Prompt, Turn
+from trl_multiagent.router_loss import without_router_logits
 
 
 @torch.no_grad()
@@ -84,6 +85,7 @@ def _generate_chunk(
         generation_config=generation_config,
         synced_gpus=False,  # the weights are here, also under ZeRO-3; other processes may have nothing to generate
         **cache,
+        **without_router_logits(model),
     )
     completion_ids = output_ids[:, input_ids.size(1) :].cpu()
     is_eos = torch.isin(completion_ids, torch.tensor(generation_config.eos_token_id))

@@ -2,8 +2,9 @@
 
 import contextlib
 import copy
+import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -29,11 +30,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import cached_file
 from trl.trainer.utils import create_model_from_path
 
-from trl_multiagent.environments.base import Environment, Turn, ask, judge
+from trl_multiagent.environments.base import Environment, Turn, ask, check_roles, judge
 from trl_multiagent.generation import generate_groups, takes_positions, whole_prompt
+from trl_multiagent.router_loss import expert_sums, router_logits_of
 
 
 TEAM_FILE = "team.json"
@@ -67,6 +70,8 @@ class AgentTeam(nn.Module):
         models (`nn.ModuleDict`): The distinct models, by the first role that uses each.
         agents (`dict[str, PreTrainedModel]`): The model that computes for each role; a LoRA base if it has an adapter.
         frozen (`frozenset[str]`): Roles that generate but are not trained.
+        uses_dropout (`bool`): Whether training mode switches the agents' dropout on. By default it does not: an update by
+            the policy's log-probabilities needs those of the policy that sampled, which had none.
 
     Example:
 
@@ -81,14 +86,11 @@ class AgentTeam(nn.Module):
 
     def __init__(self, models: dict[str, PreTrainedModel | PeftModel], tokenizers: dict[str, PreTrainedTokenizerBase]):
         super().__init__()
-        if not models:
-            raise ValueError("A team needs at least one agent.")
+        if not isinstance(models, dict):
+            raise ValueError(f"`models` must be a dict with one model per role, not {type(models).__name__}.")
+        self.roles = _check_agent_names(list(models))
         if list(models) != list(tokenizers):
             raise ValueError(f"The models are for the roles {list(models)}, the tokenizers for {list(tokenizers)}.")
-        for role in models:
-            if not role.isidentifier():
-                raise ValueError(f"A role names a folder and a module: {role!r} must be a Python identifier.")
-        self.roles = tuple(models)
         first_roles = {}
         for role, model in models.items():
             first_roles.setdefault(id(model), role)
@@ -96,6 +98,7 @@ class AgentTeam(nn.Module):
         self._model_names = {role: first_roles[id(model)] for role, model in models.items()}
         self.tokenizers = dict(tokenizers)
         self.frozen = frozenset()
+        self.uses_dropout = False
         self.has_adapters = isinstance(models[self.roles[0]], PeftModel)
         self.has_shared_weights = not self.has_adapters and len(self.models) < len(self.roles)
         self._check_forms()
@@ -115,6 +118,7 @@ class AgentTeam(nn.Module):
                 tokenizer.pad_token = tokenizer.eos_token
             self.agents[role].config.get_text_config().pad_token_id = tokenizer.pad_token_id
             self.agents[role].generation_config.pad_token_id = tokenizer.pad_token_id
+        self.train()
 
     def _check_forms(self):
         if any(isinstance(model, PeftModel) != self.has_adapters for model in self.models.values()):
@@ -131,6 +135,7 @@ class AgentTeam(nn.Module):
         roles: Sequence[str] | None = None,
         peft_config: LoraConfig | None = None,
         share_weights: bool = False,
+        seed: int = 42,
         **model_init_kwargs,
     ) -> "AgentTeam":
         """
@@ -147,6 +152,11 @@ class AgentTeam(nn.Module):
                 Gives every agent a fresh LoRA adapter. Agents with the same model id have their base in common.
             share_weights (`bool`, *optional*, defaults to `False`):
                 Whether all agents are one model.
+            seed (`int`, *optional*, defaults to `42`):
+                Decides the weights that no file holds: fresh adapters, and parts that the files of a model lack, such as
+                a head. Every role has weights of its own, which depend on the seed and the role's name alone, not on the
+                other roles, on what is random elsewhere in the process, or on the process. The global random
+                generators are left as they are.
             **model_init_kwargs:
                 Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype`, `revision`, `attn_implementation`
                 or a `quantization_config` for the base of a LoRA team.
@@ -158,6 +168,7 @@ class AgentTeam(nn.Module):
             raise ValueError(
                 "`peft_config` gives every agent an adapter of its own; it does not go with `share_weights`."
             )
+        roles = None if roles is None else _check_agent_names(roles)
         hub = {"revision": model_init_kwargs.get("revision"), "token": model_init_kwargs.get("token")}
         team_file = find_file(name, TEAM_FILE, **hub) if isinstance(name, str) else None
         if team_file is not None:
@@ -196,14 +207,15 @@ class AgentTeam(nn.Module):
         if has_adapters and peft_config is not None:
             raise ValueError(f"The agents in {name} have LoRA adapters, which are loaded: leave `peft_config` out.")
         if has_adapters or peft_config is not None:
-            models = _load_adapters(dict(zip(roles, sources, strict=True)), peft_config, model_init_kwargs)
+            models = _load_adapters(dict(zip(roles, sources, strict=True)), peft_config, seed, model_init_kwargs)
         elif share_weights:
-            models = dict.fromkeys(roles, _load_model(source, **kwargs, **model_init_kwargs))
+            with seeded(seed, SHARED_FOLDER):
+                models = dict.fromkeys(roles, _load_model(source, **kwargs, **model_init_kwargs))
         else:
-            models = {
-                role: _load_model(source, **kwargs, **model_init_kwargs)
-                for role, (source, kwargs) in zip(roles, sources, strict=True)
-            }
+            models = {}
+            for role, (source, kwargs) in zip(roles, sources, strict=True):
+                with seeded(seed, role):
+                    models[role] = _load_model(source, **kwargs, **model_init_kwargs)
         return cls(models, tokenizers)
 
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
@@ -357,17 +369,15 @@ class AgentTeam(nn.Module):
             raise ValueError("Several turns need feedback, and that needs a whole item: give a row of the dataset.")
         item = {"prompt": item} if is_text else dict(item)
         history = []
-        training = self.training
-        self.eval()
-        for _ in range(num_turns):
-            prompts = ask(environment, item, history)
-            joint_action = {
-                role: self._answer(role, history, prompts[role], use_chat_template, generation_kwargs)
-                for role in self.roles
-            }
-            outcome = None if is_text else judge(environment.evaluate, [item], [joint_action], [history])[0]
-            history = [*history, Turn(prompts, joint_action, outcome)]
-        self.train(training)
+        with self.evaluating():
+            for _ in range(num_turns):
+                prompts = ask(environment, item, history)
+                joint_action = {
+                    role: self._answer(role, history, prompts[role], use_chat_template, generation_kwargs)
+                    for role in self.roles
+                }
+                outcome = None if is_text else judge(environment.evaluate, [item], [joint_action], [history])[0]
+                history = [*history, Turn(prompts, joint_action, outcome)]
         return history
 
     def _answer(self, role, history, prompt, use_chat_template, generation_kwargs) -> str:
@@ -423,7 +433,30 @@ class AgentTeam(nn.Module):
             layer._active_adapter = [_reference_name(role)] if self._as_reference else [role]
             layer._disable_adapters = self._as_reference and role not in self._reference_adapters
 
-    # What is trained
+    # What is trained, and in which mode
+
+    def train(self, mode: bool = True) -> "AgentTeam":
+        """
+        Sets the mode of the team. Unless it `uses_dropout`, its agents stay in evaluation mode, which switches off all
+        that makes a forward in training random: modules, functions that read a rate from the configuration, skipped
+        layers, noise of routers.
+        """
+        super().train(mode)
+        if mode and not self.uses_dropout:
+            self.models.eval()
+            for layer in self._checkpointed_layers():
+                layer.training = True  # or transformers would not checkpoint it; see `_checkpointing`
+        return self
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, the whole team is in evaluation mode."""
+        training = self.training
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(training)
 
     @property
     def trained_roles(self) -> tuple[str, ...]:
@@ -431,6 +464,8 @@ class AgentTeam(nn.Module):
 
     def freeze(self, roles: Iterable[str]) -> None:
         """Makes agents partners that generate but are not trained."""
+        if isinstance(roles, str):
+            raise ValueError(f"The agents to freeze must be a list of roles, such as [{roles!r}], not {roles!r}.")
         roles = frozenset(roles)
         if not roles <= set(self.roles):
             raise ValueError(f"The agents to freeze are {sorted(roles)}, the team has the roles {list(self.roles)}.")
@@ -459,7 +494,7 @@ class AgentTeam(nn.Module):
 
             gathered = deepspeed.zero.GatheredParameters(list(self.parameters()))  # a shard's copy would be empty
         with gathered:
-            return copy.deepcopy(self).requires_grad_(False)
+            return copy.deepcopy(self).requires_grad_(False).eval()
 
     def keep_reference(self) -> None:
         """Remembers the current adapters of a LoRA team as its reference policy."""
@@ -480,6 +515,7 @@ class AgentTeam(nn.Module):
             for parameter in self.agent_parameters(role):
                 parameter.requires_grad_(True)
         self._select(self.active)
+        self.train(self.training)  # new modules are in training mode
 
     @contextlib.contextmanager
     def as_reference(self) -> Iterator[None]:
@@ -549,19 +585,33 @@ class AgentTeam(nn.Module):
     def activation_checkpointing_enable(self, activation_checkpointing_kwargs: dict | None = None, **kwargs) -> None:
         for model in self.base_models:
             model.activation_checkpointing_enable(activation_checkpointing_kwargs, **kwargs)
-            for module in model.modules() if self.has_adapters else ():
-                if "_gradient_checkpointing_func" in vars(module):
-                    module._gradient_checkpointing_func = self._keeping_the_agent(module._gradient_checkpointing_func)
+        for layer in self._checkpointed_layers():
+            layer._gradient_checkpointing_func = self._checkpointing(layer, layer._gradient_checkpointing_func)
+        self.train(self.training)
 
-    def _keeping_the_agent(self, checkpoint):
-        """A checkpointed layer runs again in the backward pass, when another agent's adapter may be active."""
+    def _checkpointed_layers(self) -> list[nn.Module]:
+        """The modules that ask, in training mode, for their forward or that of their children to be checkpointed."""
+        modules = [m for m in self.modules() if "_gradient_checkpointing_func" in vars(m) and m.gradient_checkpointing]
+        # Today's models do it layer by layer, older ones in the module that holds the layers
+        return [m for m in modules if isinstance(m, GradientCheckpointingLayer)] or modules
+
+    def _checkpointing(self, layer: nn.Module, checkpoint: Callable) -> Callable:
+        """
+        A checkpointed layer runs in evaluation mode unless the team uses dropout. It runs again in the backward pass,
+        when another agent's adapter may be active.
+        """
 
         def checkpoint_for_agent(function, *args, **kwargs):
             role = self.active
 
             def run(*inputs):
-                with self.activate(role):
-                    return function(*inputs)
+                training = layer.training
+                layer.training = self.uses_dropout
+                try:
+                    with self.activate(role):
+                        return function(*inputs)
+                finally:  # torch ends a recomputation early by an exception
+                    layer.training = training
 
             return checkpoint(run, *args, **kwargs)
 
@@ -570,6 +620,7 @@ class AgentTeam(nn.Module):
     def activation_checkpointing_disable(self) -> None:
         for model in self.base_models:
             model.activation_checkpointing_disable()
+        self.train(self.training)
 
     # The names that TRL calls; `transformers` knows them as older ones of the two above
 
@@ -589,7 +640,26 @@ class AgentTeam(nn.Module):
             model.add_model_tags(tags)
 
 
-def continue_prompts(agent: PreTrainedModel, shared_prompts: dict[str, torch.Tensor] | None = None, **inputs):
+def _check_agent_names(roles: Sequence[str]) -> tuple[str, ...]:
+    """Refuses roles that cannot name agents, by [`~environments.base.check_roles`], or modules of torch."""
+    roles = check_roles(roles)
+    modules = nn.ModuleDict()
+    for role in roles:
+        if hasattr(modules, role):  # torch refuses such names with an error that does not say why
+            raise ValueError(f"The role {role!r} is a method or an attribute of torch modules: choose another name.")
+        if _reference_name(role) in roles:
+            raise ValueError(
+                f"The role {_reference_name(role)!r} is the name of the reference policy of {role!r}: choose another name."
+            )
+    return roles
+
+
+def continue_prompts(
+    agent: PreTrainedModel,
+    shared_prompts: dict[str, torch.Tensor] | None = None,
+    router_weights: torch.Tensor | None = None,
+    **inputs,
+):
     """
     One forward in which several rows continue the same prompt, which is read once. Gradients reach the prompts too.
 
@@ -599,9 +669,18 @@ def continue_prompts(agent: PreTrainedModel, shared_prompts: dict[str, torch.Ten
         shared_prompts (`dict[str, torch.Tensor]`, *optional*):
             `owners` of shape `(num_rows,)`, which prompt each row continues; the rest are the backbone's inputs for the
             prompts, of shape `(num_prompts, prompt_length)`, padded on the left.
+        router_weights (`torch.Tensor`, *optional*):
+            Weights of the tokens in the router loss, of the shape of the `input_ids`. The output's `aux_loss` then holds
+            what that loss is made of, see [`~router_loss.expert_sums`]. Not with `shared_prompts`.
         **inputs:
             Arguments of the forward; the attention mask covers prompts and rows.
     """
+    if router_weights is not None:
+        with router_logits_of(agent) as router_logits:
+            outputs = agent(**inputs)
+        experts_per_token = agent.config.get_text_config().num_experts_per_tok
+        outputs.aux_loss = expert_sums(router_logits, experts_per_token, router_weights)
+        return outputs
     if shared_prompts is None:
         return agent(**inputs)
     cache = DynamicCache(config=agent.config.get_text_config(decoder=True))
@@ -621,31 +700,49 @@ def can_share_prompts(agent: PreTrainedModel) -> bool:
 
 
 def _load_adapters(
-    sources: dict[str, tuple[str, dict]], peft_config: LoraConfig | None, model_init_kwargs: dict
+    sources: dict[str, tuple[str, dict]], peft_config: LoraConfig | None, seed: int, model_init_kwargs: dict
 ) -> dict[str, PeftModel]:
     """The agents of a LoRA team, with fresh adapters or saved ones. Agents on the same base share it."""
     hub = {"revision": model_init_kwargs.get("revision"), "token": model_init_kwargs.get("token")}
     # ZeRO-3 gathers parameters together, which must have one data type
     dtype = {"autocast_adapter_dtype": not is_deepspeed_zero3_enabled()}
     models, bases = {}, {}
+
+    def load_base(*args, **kwargs) -> PreTrainedModel:
+        with seeded(seed, SHARED_FOLDER):
+            return _load_model(*args, **kwargs)
+
     for role, (source, kwargs) in sources.items():
         if peft_config is not None:
             base = (source, *kwargs.values())
-            if base in bases:
-                bases[base].add_adapter(role, copy.deepcopy(peft_config), **dtype)
-            else:
-                model = _load_model(source, **kwargs, **model_init_kwargs)
-                bases[base] = get_peft_model(model, copy.deepcopy(peft_config), adapter_name=role, **dtype)
+            model = None if base in bases else load_base(source, **kwargs, **model_init_kwargs)
+            with seeded(seed, role):
+                if model is None:
+                    bases[base].add_adapter(role, copy.deepcopy(peft_config), **dtype)
+                else:
+                    bases[base] = get_peft_model(model, copy.deepcopy(peft_config), adapter_name=role, **dtype)
         else:
             base = PeftConfig.from_pretrained(source, **hub, **kwargs).base_model_name_or_path
             adapter = {"adapter_name": role, "is_trainable": True, **hub, **kwargs, **dtype}
-            if base in bases:
-                bases[base].load_adapter(source, **adapter)
-            else:
-                model = _load_model(base, **{**model_init_kwargs, "revision": None})
-                bases[base] = PeftModel.from_pretrained(model, source, **adapter)
+            model = None if base in bases else load_base(base, **{**model_init_kwargs, "revision": None})
+            with seeded(seed, role):  # for what a file lacks, and because PEFT draws weights before it replaces them
+                if model is None:
+                    bases[base].load_adapter(source, **adapter)
+                else:
+                    bases[base] = PeftModel.from_pretrained(model, source, **adapter)
         models[role] = bases[base]
     return models
+
+
+@contextlib.contextmanager
+def seeded(seed: int, name: str) -> Iterator[None]:
+    """
+    Inside, torch's random numbers depend on a seed and a name alone. Afterwards they go on as if none had been drawn.
+    """
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(int.from_bytes(digest[:7], "big"))
+        yield
 
 
 def adapter_parameters(model: PeftModel, adapter: str) -> list[nn.Parameter]:
@@ -719,4 +816,5 @@ def _read_team_file(path: str | Path) -> tuple[str, dict[str, str]]:
         raise ValueError(
             f"{path} has the format version {team.get('format_version')!r}; this release reads version {FORMAT_VERSION}."
         )
+    check_roles([agent["role"] for agent in team["agents"]])
     return team["form"], {agent["role"]: agent["folder"] for agent in team["agents"]}

@@ -9,6 +9,7 @@ import zlib
 from pathlib import Path
 
 import torch
+from peft import LoraConfig
 
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -28,6 +29,8 @@ CASES = {
     "lora on two bases": ("lora on two bases", {}),
     "frozen partner": ("full", {"frozen_agents": ["aux"]}),
     "frozen adapter": ("lora", {"frozen_agents": ["aux"]}),
+    "fresh adapters": (None, {}),
+    "experts": ("experts", {}),
 }
 
 
@@ -60,7 +63,13 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
         max_grad_norm=1.0,
         **settings,
     )
-    team = AgentTeam.from_pretrained(str(teams / form))
+    if form is None:
+        torch.manual_seed(args.process_index)  # what a process drew before does not matter
+        torch.rand(1 + args.process_index)
+        config = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear")
+        team = AgentTeam.from_pretrained(str(teams / "full/agents/aux"), ["aux", "main"], peft_config=config, seed=7)
+    else:
+        team = AgentTeam.from_pretrained(str(teams / form))
     trainer = Deterministic(team, tiny_environment(team.roles), args, tiny_items(12))
     trainer.train()
     trainer.save_model(str(output / case))

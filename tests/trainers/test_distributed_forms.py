@@ -9,7 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tiny import FORMS, team_of, tiny_llama
+from trl_multiagent import AgentTeam
+
+from tiny import FORMS, byte_tokenizer, team_of, tiny_experts, tiny_llama
 
 
 SCRIPT = Path(__file__).with_name("distributed_forms.py")
@@ -23,6 +25,8 @@ CASES = [
     "lora on two bases",
     "frozen partner",
     "frozen adapter",
+    "fresh adapters",
+    "experts",
 ]
 LAUNCHES = {
     "DDP": None,
@@ -43,6 +47,8 @@ def teams(tmp_path_factory):
             for config in model.peft_config.values():
                 config.base_model_name_or_path = str(folder / f"base{k}")
         team.save_pretrained(folder / form)
+    experts = {"aux": tiny_llama(), "main": tiny_experts("qwen3_moe")}
+    AgentTeam(experts, {role: byte_tokenizer() for role in experts}).save_pretrained(folder / "experts")
     return folder
 
 
@@ -92,7 +98,7 @@ def test_the_update_is_that_of_one_process(case, single, distributed, teams):
     expected, found = weights(single / case), weights(output / case)
     assert expected.keys() == found.keys()
     for key, x in expected.items():
-        assert (found[key] - x).norm() <= 1e-4 * x.norm(), key
+        assert (found[key] - x).norm() <= 3e-4 * x.norm(), key  # three steps of SGD amplify rounding
 
     zero = LAUNCHES[name]
     assert report[case]["processes"] == 2
@@ -102,7 +108,7 @@ def test_the_update_is_that_of_one_process(case, single, distributed, teams):
     assert all(0 < share < 1 for share in report[case]["early_terminated"])  # ranks with different trees
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if case != "fresh adapters"])
 def test_one_process_trains_what_is_to_be_trained(case, single, teams):
     form = {"full, recomputed": "full", "lora, recomputed": "lora", "frozen partner": "full", "frozen adapter": "lora"}
     before, after = weights(teams / form.get(case, case)), weights(single / case)

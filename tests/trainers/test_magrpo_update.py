@@ -4,7 +4,7 @@ import copy
 
 import pytest
 from transformers import TrainerCallback
-from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+from trl import GRPOConfig, RLOOConfig
 
 from trl_multiagent import (
     AgentTeam,
@@ -19,7 +19,16 @@ from trl_multiagent import (
     MARLOOTrainer,
 )
 
-from by_hand import Gradients, distance, log_probability, one_update, reference_gradients
+from by_hand import (
+    FixedGRPO,
+    FixedRLOO,
+    Gradients,
+    distance,
+    log_probability,
+    one_update,
+    reference_gradients,
+    trl_update,
+)
 from tiny import (
     ARCHITECTURES,
     byte_tokenizer,
@@ -225,24 +234,6 @@ def test_an_agent_sees_the_others_only_through_the_reward(tmp_path):
     assert distance(aux[0], {name: 0.9 * g for name, g in aux[0].items()}) > 0.05
 
 
-class FixedGRPO(GRPOTrainer):
-    """Scores given completions instead of sampling."""
-
-    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
-        return self.completions_of(prompt_ids), None
-
-    def completions_of(self, prompt_ids):
-        queues = {prompt: list(completions) for prompt, completions in self.given.items()}
-        return [queues[tuple(ids)].pop(0) for ids in prompt_ids]
-
-
-class FixedRLOO(RLOOTrainer):
-    completions_of = FixedGRPO.completions_of
-
-    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
-        return self.completions_of(prompt_ids)
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [("luspo", "luspo"), ("dr_grpo", "dr_grpo"), ("grpo", "grpo"), ("dapo", "dapo"), ("luspo", "rloo")],
@@ -261,35 +252,9 @@ def test_one_agent_and_one_turn_is_trl_s_trainer(tmp_path, ours, theirs):
         train_dataset=dataset,
         loss_type=ours,
     )
-    settings = {
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "max_completion_length": 8,
-        "max_steps": 1,
-        "max_grad_norm": 0.0,
-        "bf16": False,
-        "use_cpu": True,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "beta": 0.0,
-    }
     if theirs == "rloo":
-        single_class, args = FixedRLOO, RLOOConfig(str(tmp_path / "trl"), **settings)
+        expected, _ = trl_update(tmp_path, FixedRLOO, RLOOConfig, trainer, before, dataset)
     else:
-        args = GRPOConfig(str(tmp_path / "trl"), loss_type=theirs, scale_rewards="none", **settings)
-        single_class = FixedGRPO
-    expected = Gradients()
-    single = single_class(
-        before.agents["solo"],
-        lambda completions, **columns: count_reward([{"solo": text} for text in completions]),
-        args=args,
-        train_dataset=dataset,
-        processing_class=before.tokenizers["solo"],
-        callbacks=[expected],
-    )
-    samples = [node.samples["solo"] for node in trainer._levels[0]]
-    single.given = {tuple(s.prompt_ids): s.completion_ids for s in samples}
-    single.train()
-    assert distance({name.removeprefix("models.solo."): g for name, g in gradients.items()}, expected.of) < 1e-5
+        settings = {"loss_type": theirs, "scale_rewards": "none"}
+        expected, _ = trl_update(tmp_path, FixedGRPO, GRPOConfig, trainer, before, dataset, **settings)
+    assert distance({name.removeprefix("models.solo."): g for name, g in gradients.items()}, expected) < 1e-5

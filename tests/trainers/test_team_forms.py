@@ -1,23 +1,18 @@
 """Training teams of every form: LoRA, shared weights, frozen partners."""
 
 import copy
+import random
+import shutil
 
 import pytest
 import torch
+from peft import LoraConfig
 from transformers import TrainerCallback
 
-from by_hand import distance, one_update, reference_gradients
+from trl_multiagent import AgentTeam
+
+from by_hand import CHECKPOINTING, distance, one_update, reference_gradients
 from tiny import FORMS, team_of, tiny_team, tiny_trainer
-
-
-CHECKPOINTING = {
-    "kept activations": {"gradient_checkpointing": False},
-    "recomputed": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
-    "recomputed, reentrant": {
-        "gradient_checkpointing": True,
-        "gradient_checkpointing_kwargs": {"use_reentrant": True},
-    },
-}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -116,6 +111,41 @@ def test_resume_is_exact(tmp_path, form):
         assert torch.equal(x, resumed.team.state_dict()[name]), name
 
 
+LORA = LoraConfig(r=4, lora_alpha=64, lora_dropout=0.1, target_modules="all-linear")
+STARTS = {
+    "full": ({}, {}),
+    "shared": ({"share_weights": True}, {}),
+    "lora": ({"peft_config": LORA}, {"beta": 0.1}),
+    "lora on two bases": ({"peft_config": LORA, "name": ["", "other"]}, {"disable_dropout": False}),
+    "frozen partner": ({"peft_config": LORA}, {"frozen_agents": ["aux"], "handoff": "random", "num_turns": 2}),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_one_seed_one_result(tmp_path, tiny_model, start):
+    """Whatever was drawn before, between the team, the trainer and the start of training."""
+    shutil.copytree(tiny_model, tmp_path / "other")
+    settings, arguments = STARTS[start]
+    names = [str(tmp_path / name) if name else tiny_model for name in settings.get("name", [""])]
+
+    def train(noise, seed=1):
+        torch.manual_seed(noise)
+        random.seed(noise)
+        team = AgentTeam.from_pretrained(
+            **{**settings, "name": names if len(names) > 1 else names[0], "roles": ["aux", "main"], "seed": seed}
+        )
+        torch.rand(noise)
+        trainer = tiny_trainer(tmp_path / "run", team, seed=seed, max_steps=2, learning_rate=1e-2, **arguments)
+        torch.rand(noise)
+        random.random()
+        trainer.train()
+        return team.state_dict()
+
+    first, second, other = train(1), train(2), train(1, seed=2)
+    assert all(torch.equal(x, second[name]) for name, x in first.items())
+    assert not all(torch.equal(x, other[name]) for name, x in first.items())
+
+
 def test_what_one_adapter_learns_does_not_show_in_the_others(tmp_path):
     roles = ("one", "two", "three", "four")
     team = team_of("lora", roles)
@@ -128,6 +158,6 @@ def test_what_one_adapter_learns_does_not_show_in_the_others(tmp_path):
 
 
 def test_recomputing_with_another_adapter_would_show(tmp_path, monkeypatch):
-    monkeypatch.setattr(type(tiny_team()), "_keeping_the_agent", lambda self, checkpoint: checkpoint)
+    monkeypatch.setattr(type(tiny_team()), "_checkpointing", lambda self, layer, checkpoint: checkpoint)
     gradients, trainer, before = one_update(tmp_path, team_of("lora"), **CHECKPOINTING["recomputed"])
     assert distance(gradients, reference_gradients(trainer._levels, before)) > 1e-2

@@ -2,7 +2,9 @@
 
 import asyncio
 import inspect
+import keyword
 import math
+import unicodedata
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,6 +24,43 @@ from trl_multiagent.environments.task_errors import (
 
 Prompt = str | list[dict[str, str]]  # plain text, or chat messages with "role" and "content"
 JointAction = dict[str, str]  # role -> completion
+
+# Names that saved teams use otherwise: the folder of shared weights, and what PEFT calls an adapter without a name
+RESERVED_ROLES = ("shared", "default")
+
+
+def check_roles(roles: Sequence[str]) -> tuple[str, ...]:
+    """
+    Refuses roles that cannot name the agents of a team.
+
+    Args:
+        roles (`Sequence[str]`): The agents' names, in order.
+
+    Returns:
+        `tuple[str, ...]`: The same names.
+
+    Raises:
+        ValueError: not a list of distinct names, or a name that cannot be a folder and a module. Names that differ only
+            in upper and lower case count as the same, because many file systems do not tell them apart.
+    """
+    if isinstance(roles, str) or not isinstance(roles, Sequence):
+        raise ValueError(f"`roles` must be a list with one name per agent, such as ['aux', 'main'], not {roles!r}.")
+    if not roles:
+        raise ValueError("A team needs at least one agent, but the list of roles is empty.")
+    seen = {}
+    for role in roles:
+        if not isinstance(role, str) or not role.isidentifier() or keyword.iskeyword(role):
+            raise ValueError(
+                f"A role names a folder and a module: {role!r} must be a Python identifier and no keyword of Python."
+            )
+        name = unicodedata.normalize("NFKC", role).casefold()
+        if name in RESERVED_ROLES:
+            raise ValueError(f"The role {role!r} is a name that the files of a team need: choose another one.")
+        if name in seen:
+            same = "twice" if seen[name] == role else f"and {seen[name]!r}, which differ only in case"
+            raise ValueError(f"The roles {list(roles)} contain {role!r} {same}: every agent needs a name of its own.")
+        seen[name] = role
+    return tuple(roles)
 
 
 @dataclass
@@ -251,7 +290,9 @@ class FunctionEnvironment(Environment):
         reward_weights: list[float] | None = None,
         transition: Callable[[dict, Sequence[Turn]], dict[str, Prompt]] | None = None,
     ):
-        self.roles = tuple(prompts)
+        if not isinstance(prompts, dict):
+            raise ValueError(f"`prompts` must be a dict with one entry per role, not {prompts!r}.")
+        self.roles = check_roles(list(prompts))
         self.templates = prompts
         self.reward_funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
         for function in self.reward_funcs:

@@ -146,6 +146,7 @@ class Recipe:
             roles,
             peft_config=self.peft_config,
             share_weights=model.share_weights,
+            seed=self.training_args.seed,
             dtype=self.dtype,
             **quantization,
         )

@@ -80,6 +80,8 @@ class MAGRPOConfig(GRPOConfig):
     > - `scale_rewards`: Defaults to `"none"`; see `advantage_normalization`.
     > - `num_generations`: Defaults to `4`, `num_generations_eval` to `1`.
     > - `bf16`: Defaults to `True` only where a GPU supports it.
+    > - `disable_dropout`: Defaults to `True`: the update takes the log-probabilities of the policy that sampled, which has
+    >   no dropout. It covers every kind of dropout, `lora_dropout` included, not only modules.
     """
 
     items_per_device: int | None = field(
@@ -133,6 +135,10 @@ class MAGRPOConfig(GRPOConfig):
     num_generations_eval: int = field(default=1, metadata={"help": "Independent episodes per item in evaluation."})
     loss_type: str = field(default="luspo", metadata={"help": f"One of {', '.join(LOSS_TYPES)}."})
     scale_rewards: str = field(default="none", metadata={"help": "Only 'none'; see `advantage_normalization`."})
+    disable_dropout: bool = field(
+        default=True,
+        metadata={"help": "Whether the update is computed without dropout, as the completions were sampled."},
+    )
 
     num_agents: int | None = field(
         default=None, metadata={"help": "Number of agents; needed only to size a 'cross' tree of several turns."}

@@ -15,17 +15,23 @@ from transformers import PreTrainedModel, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.models import prepare_deepspeed, unwrap_model_for_generation
 from trl.trainer.callbacks import SyncRefModelCallback
-from trl.trainer.utils import RepeatSampler, add_fused_lm_head, disable_dropout_in_model, pad, split_tensor_dict
+from trl.trainer.utils import RepeatSampler, add_fused_lm_head, pad, split_tensor_dict
 
 from trl_multiagent.advantages import sibling_advantages
 from trl_multiagent.environments.base import Environment, Outcome, Turn, judge, scoring_metrics
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.generation import generate_groups, takes_positions, token_positions, whole_prompt
 from trl_multiagent.rollout import Node, Samples, grow_trees
+from trl_multiagent.router_loss import expert_load, without_router_logits
 from trl_multiagent.team import AgentTeam, can_share_prompts
 from trl_multiagent.trainers.distribution import check_distribution, fail_together, meet
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
-from trl_multiagent.trainers.team_trainer import TeamTrainerMixin, check_agent_settings, check_team
+from trl_multiagent.trainers.team_trainer import (
+    TeamTrainerMixin,
+    check_agent_settings,
+    check_team,
+    router_loss_coefs,
+)
 from trl_multiagent.vllm_generation import check_vllm, make_generations, sampling_correction
 
 
@@ -138,8 +144,11 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         self._step_losses = defaultdict(float)
         self._step_tokens = defaultdict(float)
         self._step_sums = defaultdict(float)
+        self._step_router_losses = defaultdict(float)
 
         self._prepare_team(args)
+        self._router_loss_coefs = router_loss_coefs(team, args)
+        self._expert_loads = {}  # of the current batch, by role
         # The reference policy is every agent's initial policy. LoRA agents have it within the team
         reference_team = None
         if args.beta != 0.0 and team.has_adapters:
@@ -147,9 +156,10 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         elif args.beta != 0.0:
             reference_team = team.frozen_copy()
 
-        # GRPO would load a single reference model, generate for a single model with vLLM, and asks `luspo` for
-        # sequence-level ratios, which are 1 here
-        with _changed(args, beta=0.0, sync_ref_model=False, importance_sampling_level="sequence", use_vllm=False):
+        # GRPO would load a single reference model, generate for a single model with vLLM, switch off dropout modules for
+        # good, look for routers in the first agent only, and asks `luspo` for sequence-level ratios, which are 1 here
+        changes = {"beta": 0.0, "sync_ref_model": False, "use_vllm": False, "disable_dropout": False}
+        with _changed(args, router_aux_loss_coef=None, importance_sampling_level="sequence", **changes):
             super().__init__(
                 model=team,
                 reward_funcs=environment.score,
@@ -162,6 +172,7 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             )
         check_distribution(self.accelerator, args)
         self.importance_sampling_level = args.importance_sampling_level
+        self.aux_loss_enabled = False  # GRPO's is one of each micro-batch; see `router_loss`
         if self.args.ddp_find_unused_parameters is None:
             self.args.ddp_find_unused_parameters = False  # every backward reaches every agent
 
@@ -180,8 +191,6 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         if reference_team is not None:
             for model in reference_team.base_models:
                 add_fused_lm_head(model, temperature=self.temperature)
-            if args.disable_dropout:
-                disable_dropout_in_model(reference_team)
             self.ref_model = (
                 prepare_deepspeed(reference_team, self.accelerator)
                 if self.is_deepspeed_enabled
@@ -228,10 +237,10 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         Returns:
             `list[list[Turn]]`: The turns of each episode; episode e of item i is entry `i * num_episodes + e`.
         """
-        training = self.model.training
-        self.model.eval()
-        levels = self._play_episodes([dict(item) for item in items for _ in range(num_episodes)], self._sample_alone)
-        self.model.train(training)
+        with self.team.evaluating():
+            levels = self._play_episodes(
+                [dict(item) for item in items for _ in range(num_episodes)], self._sample_alone
+            )
         return [[*node.history, node.turn(0)] for node in levels[-1]]
 
     def _play_trees(self, items: list[dict]) -> list[list[Node]]:
@@ -294,6 +303,7 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             step = 0 if role in self.team.frozen else self.state.global_step  # its weights are sent once
             return self._generations[role].sample(role, prompt_ids, num_generations, step)
         with (
+            self.team.evaluating(),
             unwrap_model_for_generation(
                 self.model_wrapped,
                 self.accelerator,
@@ -380,7 +390,8 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         The training batch: `"<role>/<name>"` tensors with one row per sibling and the same rows for every agent.
 
         Frozen agents have none. A sibling whose advantage is zero for all agents adds nothing to a policy gradient, so
-        it is left out. All processes get the same number of rows, filled up with rows that are all padding.
+        it is left out, unless there is a reference penalty or a router loss. All processes get the same number of rows,
+        filled up with rows that are all padding.
         """
         args, roles = self.args, self.team.trained_roles
         rows = []  # (turn, samples by role, sibling, advantages by role)
@@ -391,7 +402,8 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             advantages = sibling_advantages(returns, args.advantage_mode, args.advantage_normalization)
             rows += [(turn, node.samples, g, advantages[:, g]) for g in range(args.num_generations)]
         tokens = [sum(len(samples[role].completion_ids[g]) for _, samples, g, _ in rows) for role in roles]
-        useful = rows if self.beta != 0.0 else [row for row in rows if row[-1].any()]
+        keep_all = self.beta != 0.0 or self._router_loss_coefs
+        useful = rows if keep_all else [row for row in rows if row[-1].any()]
 
         # What the processes must agree on: the mean is over all rows, and micro-batches have one size
         sizes = torch.tensor([[len(useful), len(rows), *tokens]], device=self.accelerator.device)
@@ -435,6 +447,10 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             rows_of_agent = {name: x.to(self.accelerator.device) for name, x in rows_of_agent.items()}
             if self.beta != 0.0:
                 rows_of_agent["ref_per_token_logps"] = self._reference_logps(role, rows_of_agent)
+            if role in self._router_loss_coefs:
+                router_weights = torch.tensor([1.0] * len(useful) + [0.0] * padding_rows)
+                rows_of_agent["router_weights"] = router_weights.to(self.accelerator.device)
+                self._expert_loads[role] = self._expert_load(role, rows_of_agent)
             batch.update({f"{role}/{name}": x for name, x in rows_of_agent.items()})
         return batch
 
@@ -446,12 +462,26 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         as_reference = self.team.as_reference if self.team.has_adapters else contextlib.nullcontext
         size = self.args.per_device_train_batch_size
         logps = []
-        for start in range(0, len(rows["prompt_ids"]), size):
-            chunk = {name: x[start : start + size] for name, x in rows.items() if x.dim() > 0}
-            with as_reference(), self.accelerator.autocast():
+        with as_reference(), self.team.evaluating(), self.accelerator.autocast():
+            for start in range(0, len(rows["prompt_ids"]), size):
+                chunk = {name: x[start : start + size] for name, x in rows.items() if x.dim() > 0}
                 outputs = model(team_inputs={role: forward_inputs(agent, chunk)})
-            logps.append(outputs[role].log_probs[:, -chunk["completion_ids"].size(1) :])
+                logps.append(outputs[role].log_probs[:, -chunk["completion_ids"].size(1) :])
         return torch.cat(logps)
+
+    @torch.no_grad()
+    def _expert_load(self, role: str, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+        """How much the batch of all processes sends to each of an agent's experts, see [`~router_loss.expert_load`]."""
+        agent = self.team.agents[role]
+        size = self.args.per_device_train_batch_size
+        sent = 0.0
+        with self.team.evaluating(), self.accelerator.autocast():
+            for start in range(0, len(rows["prompt_ids"]), size):
+                chunk = {name: x[start : start + size] for name, x in rows.items() if x.dim() > 0}
+                outputs = self.model_wrapped(team_inputs={role: forward_inputs(agent, trim_padding(chunk))})
+                sent = sent + outputs[role].aux_loss[0]
+        experts_per_token = agent.config.get_text_config().num_experts_per_tok
+        return expert_load(self.accelerator.reduce(sent, "sum"), experts_per_token)
 
     # Loss: one forward of the team, each agent's loss on its own output, one backward
 
@@ -465,6 +495,11 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
             with self.agent_scope(role):
                 loss = self._compute_loss(lambda role=role, **_: outputs[role], rows[role]) * self._loss_scale
                 self._weigh_token_means(role, rows[role])
+            if role in self._router_loss_coefs:
+                router_loss = self._expert_loads[role] @ outputs[role].aux_loss[1]
+                self._step_router_losses[role] += router_loss.detach()
+                # The batch's loss is the sum over micro-batches and processes; gradients are averaged over processes
+                loss = loss + self._router_loss_coefs[role] * router_loss * self.accelerator.num_processes
             self._step_losses[role] += loss.detach()
             losses.append(loss)
         with fail_together(self.accelerator):  # before the backward, in which processes wait for each other
@@ -505,7 +540,10 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
                 metrics[f"agents/{role}/loss"].append(value.item())
             for (role, name), total in self._step_sums.items():
                 metrics[f"agents/{role}/{name}"].append(total / max(1.0, self._step_tokens[role]))
-            for record in (self._seconds, self._step_losses, self._step_tokens, self._step_sums):
+            for role, value in self._step_router_losses.items():
+                metrics[f"agents/{role}/aux_loss"].append(self.accelerator.reduce(value, "sum").item())
+            records = [self._seconds, self._step_losses, self._step_tokens, self._step_sums, self._step_router_losses]
+            for record in records:
                 record.clear()
         return loss
 
@@ -667,10 +705,12 @@ def forward_inputs(agent: PreTrainedModel, rows: dict[str, torch.Tensor]) -> dic
     """
     Arguments of an agent's forward that returns the log-probabilities of its completions.
 
-    Siblings that follow each other share their prompt, all but its last token, where the agent can.
+    Siblings that follow each other share their prompt, all but its last token, where the agent can. A router loss counts
+    every token of every row, so with one nothing is shared.
     """
     prompt_ids, prompt_mask = rows["prompt_ids"], rows["prompt_mask"]
-    sharing = can_share_prompts(agent)
+    has_router_loss = "router_weights" in rows
+    sharing = can_share_prompts(agent) and not has_router_loss
     if sharing and prompt_ids.size(1) == 1:
         # Something to share, if only padding: under ZeRO-3 all processes must run the same forward passes
         prompt_ids, prompt_mask = F.pad(prompt_ids, (1, 0)), F.pad(prompt_mask, (1, 0))
@@ -679,6 +719,7 @@ def forward_inputs(agent: PreTrainedModel, rows: dict[str, torch.Tensor]) -> dic
     positions = token_positions(attention_mask)
     labels = input_ids.masked_fill(attention_mask == 0, -100)
     shared = prompt_ids.size(1) - 1
+    common = {"fused_lm_head": True, **without_router_logits(agent)}
     if sharing:
         prompts = torch.stack([prompt_ids, prompt_mask, positions[:, : shared + 1]], dim=-1)
         prompts, owners = torch.unique_consecutive(prompts, return_inverse=True, dim=0)
@@ -690,10 +731,12 @@ def forward_inputs(agent: PreTrainedModel, rows: dict[str, torch.Tensor]) -> dic
             "attention_mask": attention_mask[:, :-1],
             "position_ids": positions[:, shared:-1],
             "shift_labels": labels[:, shared + 1 :],
-            "fused_lm_head": True,
+            **common,
         }
     labels[:, : shared + 1] = -100
-    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels, "fused_lm_head": True}
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels, **common}
+    if has_router_loss:
+        inputs["router_weights"] = attention_mask * rows["router_weights"].unsqueeze(1)
     return inputs | {"position_ids": positions} if takes_positions(agent) else inputs
 
 

@@ -6,15 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, set_seed
 from transformers import GenerationConfig, TrainingArguments
+from transformers.utils import logging
 
-from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.base import Environment, check_roles
 from trl_multiagent.environments.task_errors import describe
+from trl_multiagent.router_loss import has_routers, router_loss_coef
 from trl_multiagent.team import AgentTeam
 from trl_multiagent.trainers.checkpoints import CheckpointCallback, CheckpointMixin
 from trl_multiagent.trainers.rescue import SaveError, save_or_rescue
 from trl_multiagent.trainers.team_hub import TeamHubMixin
+
+
+logger = logging.get_logger(__name__)
 
 
 class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
@@ -30,6 +35,9 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
     def _prepare_team(self, args: TrainingArguments) -> None:
         """Settles which agents are trained, and how. Called before the TRL trainer is initialised."""
         self.team.freeze(args.frozen_agents or ())
+        self.team.uses_dropout = not args.disable_dropout
+        if args.process_index == 0:
+            warn_of_dropout(self.team)
         if args.deepspeed_plugin is not None:
             # For "auto" transformers takes the hidden size squared. DeepSpeed's own default of 5e8 gradients is a buffer
             # of a gigabyte, which is more than the shards of a small team
@@ -60,6 +68,12 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
                 "generation_kwargs": generation_kwargs,
                 "generation_config": GenerationConfig(**generation_kwargs, disable_compile=True),
             }
+
+    def _begin_training(self) -> None:
+        # What was drawn between the making of the trainer and its start must not matter: another team that was loaded,
+        # an evaluation. A resumed run restores the generators after this
+        set_seed(self.args.seed, device_specific=True)
+        super()._begin_training()
 
     @contextlib.contextmanager
     def agent_scope(self, role: str) -> Iterator[None]:
@@ -143,10 +157,27 @@ def check_team(team: AgentTeam, environment: Environment, num_agents: int | None
     """Refuses a team that does not fit the environment."""
     if not isinstance(environment, Environment):
         raise TypeError(f"`environment` must be an `Environment`, got `{type(environment).__name__}`: subclass it.")
+    check_roles(environment.roles)
     if tuple(team.roles) != tuple(environment.roles):
         raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
     if num_agents is not None and num_agents != len(team.roles):
         raise ValueError(f"`num_agents` is {num_agents}, but the environment has the roles {list(environment.roles)}.")
+
+
+def warn_of_dropout(team: AgentTeam) -> None:
+    """Says what a setting of dropout that a user gave does, where that is not what one would expect."""
+    if team.uses_dropout:
+        logger.warning(
+            "`disable_dropout=False`: the update has dropout and the sampling has none, so the update differs from its "
+            "formula and depends on how the rows are split into micro-batches."
+        )
+    elif team.has_adapters:
+        roles = [role for role, model in team.policies.items() if model.peft_config[role].lora_dropout > 0]
+        if roles:
+            logger.warning(
+                f"The `lora_dropout` of {', '.join(roles)} has no effect: the update is computed without dropout, as the "
+                "completions were sampled. `disable_dropout=False` switches it on."
+            )
 
 
 def check_agent_settings(team: AgentTeam, args: TrainingArguments) -> None:
@@ -159,3 +190,27 @@ def check_agent_settings(team: AgentTeam, args: TrainingArguments) -> None:
         raise ValueError(
             "`sync_ref_model` moves a reference model of its own; the reference of a LoRA team is its base."
         )
+
+
+def router_loss_coefs(team: AgentTeam, args: TrainingArguments) -> dict[str, float]:
+    """
+    The weights of the router losses of the agents that are trained with one.
+
+    Raises:
+        ValueError: a weight is set and no agent is a mixture of experts, or the loss would have no gradient.
+    """
+    agents = {role: team.agents[role] for role in team.trained_roles if has_routers(team.agents[role])}
+    if args.router_aux_loss_coef and not agents:
+        raise ValueError(
+            f"`router_aux_loss_coef` is {args.router_aux_loss_coef}, but no agent that is trained is a mixture of experts "
+            "that returns its router logits: leave it out."
+        )
+    coefs = {role: router_loss_coef(agent.config, args.router_aux_loss_coef) for role, agent in agents.items()}
+    coefs = {role: coef for role, coef in coefs.items() if coef != 0.0}
+    if coefs and args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+        raise ValueError(
+            f"The router loss of {', '.join(coefs)} has no gradient through reentrant checkpointing. Set `use_reentrant` in "
+            "`gradient_checkpointing_kwargs` to False, or for LoRA under ZeRO-3, which needs it, `gradient_checkpointing` "
+            "to False; or train without this loss: `router_aux_loss_coef=0.0`."
+        )
+    return coefs

@@ -1,0 +1,117 @@
+"""The update is that of the policy that sampled, whatever its model does in training mode."""
+
+import copy
+import logging
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
+
+from trl_multiagent import AgentTeam
+
+from by_hand import CHECKPOINTING, distance, one_update, reference_gradients
+from tiny import byte_tokenizer, team_of, tiny_llama, tiny_team
+
+
+TOKENS = {"vocab_size": 258, "eos_token_id": 256, "pad_token_id": 257, "bos_token_id": None}
+SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def noisy_models():
+    """Models in training mode that are random there, each in another way."""
+    torch.manual_seed(0)
+    return {
+        # Modules
+        "gpt2": GPT2LMHeadModel(GPT2Config(n_positions=256, initializer_range=0.3, **SIZE, **TOKENS)),
+        # A function in the attention, with a rate from the configuration
+        "llama": tiny_llama(attention_dropout=0.4),
+        # Functions in the checkpointed layer itself, and layers that are skipped
+        "opt": OPTForCausalLM(
+            OPTConfig(ffn_dim=64, word_embed_proj_dim=32, dropout=0.3, layerdrop=0.5, init_std=0.3, **SIZE, **TOKENS)
+        ),
+        # A function in the layer's children
+        "bloom": BloomForCausalLM(
+            BloomConfig(hidden_dropout=0.3, attention_dropout=0.3, n_layer=2, n_head=2, hidden_size=32, **TOKENS)
+        ),
+        # Noise in the router
+        "mixtral": MixtralForCausalLM(
+            MixtralConfig(
+                router_jitter_noise=0.5,
+                router_aux_loss_coef=0.0,
+                attention_dropout=0.2,
+                intermediate_size=64,
+                num_key_value_heads=2,
+                num_local_experts=4,
+                initializer_range=0.3,
+                **SIZE,
+                **TOKENS,
+            )
+        ),
+    }
+
+
+def noisy_team(form):
+    models = noisy_models()
+    if form == "lora":
+        config = LoraConfig(r=4, lora_dropout=0.5, target_modules="all-linear", init_lora_weights=False)
+        models = {
+            f"{role}_agent": get_peft_model(models[role], copy.deepcopy(config), adapter_name=f"{role}_agent").train()
+            for role in ("gpt2", "llama")
+        }
+    return AgentTeam(models, {role: byte_tokenizer() for role in models})
+
+
+def test_the_models_are_random_in_training_mode():
+    team = noisy_team("full")
+    team.uses_dropout = True
+    for training in (True, False):
+        team.train(training)
+        for agent in team.agents.values():
+            outputs = [agent(torch.arange(65, 90).unsqueeze(0)).logits for _ in range(6)]
+            assert all(torch.equal(outputs[0], other) for other in outputs) != training
+
+
+@pytest.mark.parametrize("form", ["full", "lora"])
+@pytest.mark.parametrize("activations", CHECKPOINTING)
+def test_gradient_by_hand(tmp_path, form, activations):
+    team = noisy_team(form)
+    gradients, trainer, before = one_update(
+        tmp_path, team, num_turns=2, per_device_train_batch_size=3, beta=0.1, **CHECKPOINTING[activations]
+    )
+    # The penalty is zero at the first step if the reference has no dropout either
+    assert distance(gradients, reference_gradients(trainer._levels, before)) < 1e-4
+    assert all(abs(trainer.state.log_history[0][f"agents/{role}/kl"]) < 1e-6 for role in team.roles)
+
+
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+def test_dropout_can_be_switched_on(tmp_path, caplog, gradient_checkpointing):
+    team = AgentTeam({"solo": tiny_llama(attention_dropout=0.4)}, {"solo": byte_tokenizer()})
+    with caplog.at_level(logging.WARNING, logger="trl_multiagent"):
+        gradients, trainer, before = one_update(
+            tmp_path, team, disable_dropout=False, gradient_checkpointing=gradient_checkpointing
+        )
+    assert distance(gradients, reference_gradients(trainer._levels, before)) > 0.1
+    (message,) = (record.message for record in caplog.records if "dropout" in record.message)
+    assert message.startswith("`disable_dropout=False`: the update has dropout and the sampling has none")
+
+
+def test_a_lora_dropout_without_effect_is_named(tmp_path, caplog):
+    team = noisy_team("lora")
+    team.policies["llama_agent"].peft_config["llama_agent"].lora_dropout = 0.0
+    for agents, number in ((team, 1), (team_of("lora"), 0), (tiny_team(), 0)):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="trl_multiagent"):
+            one_update(tmp_path, agents)
+        messages = [record.message for record in caplog.records if "dropout" in record.message]
+        assert len(messages) == number
+        assert all(message.startswith("The `lora_dropout` of gpt2_agent has no effect") for message in messages)

@@ -1,0 +1,129 @@
+"""Mixture-of-experts agents: the router loss, against a computation in plain PyTorch and against TRL's trainer."""
+
+import copy
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from trl import GRPOConfig
+
+from trl_multiagent import AgentTeam, FunctionEnvironment
+
+from by_hand import CHECKPOINTING, FixedGRPO, distance, one_update, reference_gradients, router_loss, trl_update
+from tiny import EXPERTS, byte_tokenizer, count_reward, tiny_environment, tiny_experts, tiny_items, tiny_llama
+
+
+def team_of(models):
+    return AgentTeam(models, {role: byte_tokenizer() for role in models})
+
+
+def experts_team(**changes):
+    """Dense agents and all architectures of experts, in an order in which the first agent says nothing of the others."""
+    models = {f"{name}_agent": tiny_experts(name, **changes) for name in EXPERTS}
+    return team_of({"dense": tiny_llama(), **models})
+
+
+def adapters_team():
+    models = {}
+    for name in ("qwen3_moe", "mixtral"):
+        base = tiny_experts(name)
+        for k in (1, 2):
+            torch.manual_seed(k)
+            config = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", init_lora_weights=False)
+            if k == 1:
+                base = get_peft_model(base, config, adapter_name=f"{name}_1")
+            else:
+                base.add_adapter(f"{name}_2", config)
+            models[f"{name}_{k}"] = base
+    return team_of(models)
+
+
+def gradients_by_hand(trainer, before, coef=0.5):
+    """Of the policy loss, and of the router losses of the agents that have one."""
+    if any(node.rewards[0] != reward for level in trainer._levels for node in level for reward in node.rewards):
+        reference_gradients(trainer._levels, before)
+    for role in trainer._router_loss_coefs:
+        (coef * router_loss(trainer._levels, before, role)).backward()
+    trained = {name: x for name, x in before.named_parameters() if x.requires_grad}
+    return {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in trained.items()}
+
+
+@pytest.mark.parametrize("activations", ["kept activations", "recomputed"])
+@pytest.mark.parametrize("build", [experts_team, adapters_team])
+def test_gradient_by_hand(tmp_path, build, activations):
+    """Over several turns, in micro-batches of which the last one is partly padding."""
+    gradients, trainer, before = one_update(
+        tmp_path, build(), num_turns=2, per_device_train_batch_size=7, **CHECKPOINTING[activations]
+    )
+    policy = reference_gradients(trainer._levels, copy.deepcopy(before))
+    assert distance(gradients, gradients_by_hand(trainer, before)) < 1e-5
+    assert distance(gradients, policy) > 0.01
+    for role in trainer._router_loss_coefs:
+        expected = router_loss(trainer._levels, before, role).item()
+        assert trainer.state.log_history[0][f"agents/{role}/aux_loss"] == pytest.approx(expected, rel=1e-4)
+    assert "agents/dense/aux_loss" not in trainer.state.log_history[0]
+
+
+@pytest.mark.parametrize("size", [2, 64])
+def test_siblings_that_teach_nothing_count(tmp_path, size):
+    """Rows without an advantage, and micro-batches of padding only."""
+    environment = tiny_environment(("solo",), reward=lambda completions, **columns: [1.0] * len(completions))
+    team = team_of({"solo": tiny_experts("qwen2_moe")})
+    settings = {"items_per_device": 3, "num_turns": 2, "early_termination_threshold": 0.5}
+    gradients, trainer, before = one_update(
+        tmp_path, team, environment=environment, per_device_train_batch_size=size, **settings
+    )
+    assert [len(level) for level in trainer._levels] == [3, 0]
+    assert distance(gradients, gradients_by_hand(trainer, before)) < 1e-5
+
+
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize(("given", "coef"), [(0.0, 0.0), (0.25, 0.25)])
+def test_the_weight_can_be_set(tmp_path, given, coef, asks):
+    """Also for a model whose configuration asks for its router logits in every forward."""
+    team = team_of({"dense": tiny_llama(), "solo": tiny_experts("mixtral", output_router_logits=asks)})
+    gradients, trainer, before = one_update(tmp_path, team, router_aux_loss_coef=given)
+    assert distance(gradients, gradients_by_hand(trainer, before, coef)) < 1e-5
+    assert list(trainer._router_loss_coefs) == (["solo"] if coef else [])
+
+
+def test_truncated_completions_that_are_masked_do_not_count(tmp_path):
+    team = team_of({"solo": tiny_experts("olmoe")})
+    gradients, trainer, before = one_update(tmp_path, team, items_per_device=6, mask_truncated_completions=True)
+    for node in trainer._levels[0]:
+        completions = node.samples["solo"].completion_ids
+        node.samples["solo"].completion_ids = [ids if ids[-1] == 256 else [] for ids in completions]
+    assert distance(gradients, gradients_by_hand(trainer, before)) < 1e-5
+
+
+@pytest.mark.parametrize("architecture", EXPERTS)
+def test_one_agent_is_trl_s_trainer(tmp_path, architecture):
+    environment = FunctionEnvironment({"solo": "{prompt}"}, count_reward)
+    dataset = tiny_items(2).add_column("prompt", ["First task:", "The second task:"])
+    team = team_of({"solo": tiny_experts(architecture)})
+    gradients, trainer, before = one_update(tmp_path, team, environment=environment, train_dataset=dataset)
+    settings = {"loss_type": "luspo", "scale_rewards": "none"}
+    expected, log = trl_update(tmp_path, FixedGRPO, GRPOConfig, trainer, before, dataset, **settings)
+    assert distance({name.removeprefix("models.solo."): g for name, g in gradients.items()}, expected) < 1e-5
+    assert trainer.state.log_history[0]["agents/solo/aux_loss"] == pytest.approx(log["aux_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("models", "settings", "message"),
+    [
+        ({"a": tiny_llama}, {"router_aux_loss_coef": 0.1}, "no agent that is trained is a mixture of experts"),
+        (
+            {"a": tiny_llama, "b": lambda: tiny_experts("mixtral")},
+            {"router_aux_loss_coef": 0.1, "frozen_agents": ["b"]},
+            "no agent that is trained is a mixture of experts",
+        ),
+        (
+            {"a": tiny_llama, "b": lambda: tiny_experts("mixtral")},
+            CHECKPOINTING["recomputed, reentrant"],
+            "The router loss of b has no gradient through reentrant checkpointing",
+        ),
+    ],
+)
+def test_refusals(tmp_path, models, settings, message):
+    with pytest.raises(ValueError, match=message):
+        one_update(tmp_path, team_of({role: build() for role, build in models.items()}), **settings)
