@@ -2,10 +2,11 @@
 Measures the sandbox: throughput against a fresh interpreter per program, a batch with endless loops, growth over many
 programs, and what each tier stops of a corpus of hostile programs.
 
-    python benchmarks/sandbox.py --data humaneval.jsonl --hostile path/to/corpus --output sandbox.json
+    python benchmarks/sandbox.py --data humaneval.jsonl --output sandbox.json
 
-Without `--data` the programs are small made-up ones; without `--hostile` the last part is left out. Rates are medians of
-`--repeats` rounds in which every contender takes its turn, so that a busy machine slows all of them down alike.
+Without `--data` the programs are small made-up ones. The hostile programs are those of `tests/hostile`, or `--hostile` names another
+folder with a `programs.jsonl`; `--tiers` without a name leaves them out. Rates are medians of `--repeats` rounds in which every
+contender takes its turn, so that a busy machine slows all of them down alike.
 """
 
 import argparse
@@ -23,6 +24,9 @@ from pathlib import Path
 import hostile_adapter
 
 from trl_multiagent.sandbox import Program, Sandbox, SandboxError
+
+
+HOSTILE = Path(__file__).resolve().parents[1] / "tests" / "hostile"
 
 
 def load(path):
@@ -133,20 +137,20 @@ def growth(count):
     return {"first": sizes[0], "last": sizes[-1]}
 
 
-def hostile(folder, tiers):
+def hostile(corpus, tiers):
     """Names of the corpus' programs that each tier does not handle, with what went wrong."""
     missed = {}
     for tier in tiers:
         with tempfile.TemporaryDirectory() as out:
             command = [
                 sys.executable,
-                str(folder / "runner.py"),
-                "--corpus",
-                str(folder / "programs.jsonl"),
+                str(HOSTILE / "runner.py"),
                 "--jobs",
                 "2",
+                "--adapter",
+                hostile_adapter.__file__,
             ]
-            command += ["--adapter", hostile_adapter.__file__, "--out", f"{out}/out.jsonl", "--base", f"{out}/run"]
+            command += ["--corpus", str(corpus), "--out", f"{out}/out.jsonl", "--base", f"{out}/run"]
             subprocess.run(command, env={**os.environ, "SBX_TIER": tier}, stdout=subprocess.DEVNULL)
             rows = [json.loads(line) for line in Path(out, "out.jsonl").read_text().splitlines()]
         missed[tier] = {row["id"]: row["flags"] for row in rows if row["flags"]}
@@ -161,8 +165,8 @@ def hostile(folder, tiers):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="HumanEval as a .jsonl file")
-    parser.add_argument("--hostile", type=Path, help="folder with runner.py and programs.jsonl")
-    parser.add_argument("--tiers", nargs="+", default=["namespaces", "rlimits"], help="tiers to run the corpus at")
+    parser.add_argument("--hostile", type=Path, default=HOSTILE, help="folder with a programs.jsonl")
+    parser.add_argument("--tiers", nargs="*", default=["namespaces", "rlimits"], help="tiers to run the corpus at")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
         "--programs", type=int, default=20_000, help="programs that memory and files may not grow over"
@@ -174,8 +178,7 @@ def main():
     result["throughput"] = throughput(load(args.data), args.repeats)
     result["endless_loops"] = endless_loops(args.check_timeout)
     result["growth"] = growth(args.programs)
-    if args.hostile:
-        result["hostile"] = hostile(args.hostile.resolve(), args.tiers)
+    result["hostile"] = hostile(args.hostile.resolve() / "programs.jsonl", args.tiers)
     if args.output:
         args.output.write_text(json.dumps(result, indent=2))
 

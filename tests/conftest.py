@@ -33,14 +33,6 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def hostile() -> Path:
-    """Programs that attack a code reward, beside the checkout."""
-    if not (SHARED / "hostile").is_dir():
-        pytest.skip(f"no hostile programs in {SHARED / 'hostile'}")
-    return SHARED / "hostile"
-
-
-@pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory) -> str:
     """Folder of a tiny random Llama with a byte-level tokenizer."""
     folder = tmp_path_factory.mktemp("tiny_model")

@@ -13,36 +13,28 @@ from pathlib import Path
 import pytest
 
 
-CORPUS = Path(__file__).resolve().parents[3] / "shared" / "hostile" / "programs.jsonl"
+TESTS = Path(__file__).resolve().parents[1]
+CORPUS = TESTS / "hostile" / "programs.jsonl"
 SAMPLE = """
 loop_c_sum_range mem_alloc_6g daemon_double_fork rec_limit_c_stack parse_surrogate exit_kill_group exit_exc_str
 cheat_any_proxy patch_random_seed flat_frame_counter gc_queue_forge protocol_deep_json read_proc_mem truncate_file
 net_abstract rlimit_raise missing_package guard_assert_false ok_types ok_prompt_helper ok_returns_fn ok_partial
+spin_gcd spin_same_hash_dict spin_same_hash_sets spin_power spin_between threads_sleep threads_raw net_datagram
+protocol_unread protocol_out_of_band protocol_shape recursion_callback ok_threads_at_once ok_subclasses ok_moments
 """.split()
 
 
 def names():
-    if not CORPUS.exists():
-        return SAMPLE
     known = [json.loads(line)["id"] for line in CORPUS.read_text().splitlines()]
     return known if os.environ.get("SANDBOX_CORPUS") == "all" else [name for name in known if name in SAMPLE]
 
 
 @pytest.fixture(scope="module")
-def results(hostile, tmp_path_factory):
+def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
-    adapter = Path(__file__).resolve().parents[2] / "benchmarks" / "hostile_adapter.py"
-    command = [sys.executable, str(hostile / "runner.py"), "--adapter", str(adapter), "--corpus", str(CORPUS)]
-    command += [
-        "--out",
-        str(folder / "out.jsonl"),
-        "--base",
-        str(folder / "run"),
-        "--jobs",
-        "2",
-        "--only",
-        ",".join(names()),
-    ]
+    adapter = TESTS.parent / "benchmarks" / "hostile_adapter.py"
+    command = [sys.executable, str(CORPUS.parent / "runner.py"), "--adapter", str(adapter), "--jobs", "2"]
+    command += ["--out", str(folder / "out.jsonl"), "--base", str(folder / "run"), "--only", ",".join(names())]
     environment = {**os.environ, "SBX_TIMEOUT": "0.5"}
     output = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
     rows = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]

@@ -319,8 +319,12 @@ class Run:
         self.pending += 1
         try:
             self._send(question)
+            process = self.socket
             while "call" in (answer := self._receive()):
-                self._send(self._call_back(answer))
+                reply = self._call_back(answer)
+                if self.socket is not process:
+                    raise Died("the program's process was ended in a call within this one")
+                self._send(reply)
             if answer.get("id") != question["id"]:
                 raise WireError("a message that breaks the protocol")
             self._count_calls(
@@ -431,7 +435,7 @@ class Run:
         threads = self.clock.look()
         if self.clock.spent >= self.timeout:
             raise Timeout(f"no answer within {self.timeout:g} s")
-        if threads > 1 + kernel.MAX_THREADS:
+        if threads > 2 + kernel.MAX_THREADS:
             raise WireError(f"more than {kernel.MAX_THREADS} threads")
         if time.monotonic() - self.clock.begun > 60 + LONGEST * self.timeout:
             raise SandboxFault("a program was not given enough of a core")
