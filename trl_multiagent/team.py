@@ -376,7 +376,9 @@ class AgentTeam(nn.Module):
                     role: self._answer(role, history, prompts[role], use_chat_template, generation_kwargs)
                     for role in self.roles
                 }
-                outcome = None if is_text else judge(environment.evaluate, [item], [joint_action], [history])[0]
+                outcome = (
+                    None if is_text else judge(environment, [item], [joint_action], [history], evaluation=True)[0]
+                )
                 history = [*history, Turn(prompts, joint_action, outcome)]
         return history
 

@@ -306,13 +306,13 @@ class Own(Environment):
 )
 def test_outcomes_that_cannot_be_used(answer, message):
     with pytest.raises(TaskError) as error:
-        judge(Own(answer).score, ITEMS, ACTIONS, [[], []])
+        judge(Own(answer), ITEMS, ACTIONS, [[], []])
     assert message in str(error.value)
 
 
 def test_outcomes_become_plain_numbers():
     given = (Outcome(torch.tensor(1.5), {"length": numpy.int64(3), "ok": True}), Outcome(2))
-    outcomes = judge(Own(given).score, ITEMS, ACTIONS, [[], []])
+    outcomes = judge(Own(given), ITEMS, ACTIONS, [[], []])
     assert [outcome.reward for outcome in outcomes] == [1.5, 2.0] and outcomes[0].metrics == {"length": 3.0, "ok": 1.0}
     assert all(type(x) is float for x in [outcomes[1].reward, *outcomes[0].metrics.values()])
 

@@ -13,7 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from trl_multiagent import FunctionEnvironment
-from trl_multiagent.trainers.checkpoints import read_checkpoint
+from trl_multiagent.trainers.checkpoint_files import read_checkpoint
 
 from tiny import count_reward, feedback, team_of, tiny_items, tiny_trainer
 

@@ -15,7 +15,7 @@ import torch
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOTrainer, MARLOOConfig, MARLOOTrainer
-from trl_multiagent.trainers.checkpoints import STATE_FILE, UNFINISHED_FOLDER, read_checkpoint
+from trl_multiagent.trainers.checkpoint_files import STATE_FILE, UNFINISHED_FOLDER, read_checkpoint
 
 from tiny import byte_tokenizer, team_of, tiny_environment, tiny_items, tiny_llama, tiny_team, tiny_trainer
 

@@ -144,6 +144,13 @@ class Environment(ABC):
         """
         return {}
 
+    def settings(self) -> dict[str, Any]:
+        """
+        Settings of the environment that a resumed run must share with its checkpoint: plain values by name. None by default; the
+        prompts of the first items are compared anyway.
+        """
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """
         What the next scores and prompts depend on besides their arguments, random number generators of its own for
@@ -199,17 +206,22 @@ def _is_message(message: Any) -> bool:
 
 
 def judge(
-    method: Callable, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
+    environment: Environment,
+    items: list[dict],
+    joint_actions: list[JointAction],
+    histories: list[Sequence[Turn]],
+    evaluation: bool = False,
 ) -> list[Outcome]:
     """
-    The outcomes of a batch of joint actions, with `float` rewards and metrics, by an environment's method `score` or `evaluate`.
+    The environment's outcomes of a batch of joint actions, with `float` rewards and metrics, for training or for an
+    evaluation.
 
     Raises:
         TaskError: the environment failed, or gave something else than one outcome with a finite reward per joint action.
     """
-    written = "score" if method.__func__ is Environment.evaluate else method.__name__  # the one that the user wrote
-    name, count = f"`{type(method.__self__).__name__}.{written}`", len(joint_actions)
+    name, count = f"`{type(environment).__name__}.score`", len(joint_actions)
     with task_code(name):
+        method = environment.evaluate if evaluation else environment.score
         outcomes = method(items, joint_actions, histories)
     if not isinstance(outcomes, list | tuple):
         raise TaskError(f"{name} returned {show(outcomes)}; it must return a list of {count} outcomes.")
@@ -309,6 +321,15 @@ class FunctionEnvironment(Environment):
     def __repr__(self) -> str:
         names = ", ".join(self.reward_names)
         return f"FunctionEnvironment(reward_funcs=[{names}], reward_weights={self.reward_weights})"
+
+    def settings(self) -> dict[str, Any]:
+        transition = self.transition
+        return {
+            "prompts": {role: x if isinstance(x, str) else function_name(x) for role, x in self.templates.items()},
+            "reward_funcs": [function_name(function) for function in self.reward_funcs],
+            "reward_weights": self.reward_weights,
+            "transition": None if transition is None else function_name(transition),
+        }
 
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
         if not history:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
+from datasets import Dataset
 from peft import LoraConfig
 from transformers import BitsAndBytesConfig, Trainer
 from transformers.integrations import is_wandb_available
@@ -38,10 +40,17 @@ from trl_multiagent.recipe.sections import (
 )
 from trl_multiagent.recipe.settings import ConfigError, check, make_parser, merge, nearest, read_layers, take
 from trl_multiagent.team import AGENTS_FOLDER, SHARED_FOLDER, AgentTeam
-from trl_multiagent.trainers.checkpoints import read_checkpoint
+from trl_multiagent.trainers.checkpoint_files import read_checkpoint
 from trl_multiagent.trainers.distribution import OtherProcessError, fail_together
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 from trl_multiagent.trainers.rescue import SaveError
+from trl_multiagent.trainers.run_settings import (
+    check_changes,
+    check_length,
+    describe_settings,
+    find_changes,
+    num_steps,
+)
 
 
 DEFAULT_KL_COEF = 0.1
@@ -151,10 +160,10 @@ class Recipe:
             **quantization,
         )
 
-    def check_run(self, environment: Environment) -> None:
+    def check_run(self, environment: Environment, train_dataset: Dataset) -> None:
         """
-        Tries what the run will need at its end, on the first process, before any model is loaded. What cannot work ends
-        the program, on all processes.
+        Tries what the run will need at its end, and compares it with the checkpoint that it continues, on the first process,
+        before any model is loaded. What cannot work ends the program, on all processes.
         """
         problems = [None]
         if self.training_args.process_index == 0:
@@ -166,11 +175,20 @@ class Recipe:
                     [f"{AGENTS_FOLDER}/{name}" for name in names],
                     has_report=self.report is not None,
                 )
-            except ConfigError as error:
+                if self.resume_from_checkpoint is not None:
+                    self._check_resume(environment, train_dataset)
+            except ValueError as error:
                 problems = [str(error)]
         broadcast_object_list(problems)
         if problems[0] is not None:
             sys.exit(f"{self.prog}: error: {problems[0]}")
+
+    def _check_resume(self, environment: Environment, train_dataset: Dataset) -> None:
+        folder, args = self.resume_from_checkpoint, self.training_args
+        saved = read_checkpoint(folder)
+        check_length(folder, saved["global_step"], num_steps(args, len(train_dataset)))
+        here = describe_settings(args, environment, train_dataset)
+        check_changes(folder, find_changes(saved["settings"], here), args.resume_changes)
 
     def train_and_save(self, trainer: Trainer) -> None:
         """
@@ -444,7 +462,7 @@ def choose_folder(
 
 def check_complete(checkpoint: str) -> None:
     try:
-        read_checkpoint(checkpoint)
+        read_checkpoint(checkpoint, verify=PartialState().is_local_main_process)
     except ValueError as error:
         raise ConfigError(f"`resume_from_checkpoint`: {error}") from error
 

@@ -4,11 +4,8 @@ a run that they belong to.
 """
 
 import contextlib
-import dataclasses
-import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -17,61 +14,45 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from datasets import Dataset
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback, is_deepspeed_zero3_enabled
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import get_model_param_count
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, get_last_checkpoint, sort_checkpoints
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, get_last_checkpoint
 from transformers.utils import logging
 
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.team import AGENTS_FOLDER, TEAM_FILE, AgentTeam
+from trl_multiagent.trainers.checkpoint_files import (
+    FORMAT_VERSION,
+    STATE_FILE,
+    UNFINISHED_FOLDER,
+    file_checksum,
+    flush,
+    flush_tree,
+    own_checksum,
+    publish,
+    read_checkpoint,
+    remove_unfinished,
+    rotate,
+)
 from trl_multiagent.trainers.rescue import SaveError, rescue, rescue_folder
+from trl_multiagent.trainers.run_settings import (
+    check_changes,
+    check_length,
+    describe_settings,
+    find_changes,
+    list_changes,
+    num_steps,
+)
 
 
 logger = logging.get_logger(__name__)
 
-FORMAT_VERSION = 1
-STATE_FILE = "team_trainer_state.json"  # what the checkpoint belongs to, and the list of its files
 PROCESS_FILE = "team_process_{}.json"  # what every process has for itself, next to its random number generators
 ENVIRONMENT_FILE = "environment_{}.pt"
 REFERENCE_FILE = "reference.pt"
-# Checkpoints that are being written or removed. The name keeps it out of uploads, and out of what counts as a checkpoint
-UNFINISHED_FOLDER = "_unfinished"
-
-# Of the arguments that every trainer has, those that a resumed run must share with its checkpoint
-DECISIVE_ARGUMENTS = (
-    "seed",
-    "learning_rate",
-    "lr_scheduler_type",
-    "lr_scheduler_kwargs",
-    "warmup_steps",
-    "optim",
-    "optim_args",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "max_grad_norm",
-    "bf16",
-    "fp16",
-)
-# Of an algorithm's own arguments, those that may differ: they change memory, speed, evaluation or logs
-FREE_ARGUMENTS = (
-    "cache_implementation",
-    "ds3_gather_for_generation",
-    "generation_batch_size",
-    "generation_token_budget",
-    "model_init_kwargs",
-    "num_agents",
-    "num_completions_to_print",
-    "num_generations_eval",
-    "steps_per_generation",
-    "trust_remote_code",
-    "vllm_adapter_dir",
-)
-FREE_PREFIXES = ("log_", "vllm_enable_", "vllm_g", "vllm_max_", "vllm_mode", "vllm_server_", "vllm_tensor_")
+CHANGES_FILE = "resume_changes.json"  # in the run's folder
 
 
 class CheckpointMixin:
@@ -85,6 +66,7 @@ class CheckpointMixin:
 
     _resumed: Path | None = None  # the checkpoint that this run continues
     _saving = False
+    _changes: tuple[dict[str, Any], ...] = ()  # settings that were changed when the run was resumed
 
     def train(
         self,
@@ -227,9 +209,12 @@ class CheckpointMixin:
             "settings": self._run_settings,
             "versions": {name: version(name) for name in ("torch", "transformers", "trl")},
             "tracking": self._tracking(),
+            "changes": self._changes,
             "weights_only": self.args.save_only_model,
             "files": {path.relative_to(folder).as_posix(): path.stat().st_size for path in files},
+            "checksums": {path.relative_to(folder).as_posix(): file_checksum(path) for path in files},
         }
+        state["checksum"] = own_checksum(json.loads(json.dumps(state)))
         (folder / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
         flush(folder / STATE_FILE)
         flush(folder)
@@ -238,28 +223,14 @@ class CheckpointMixin:
 
     def _describe_run(self) -> dict[str, Any]:
         """What a run must have in common with a checkpoint that it continues."""
-        arguments = self.args.to_dict()
-        general = {field.name for field in dataclasses.fields(TrainingArguments)}
-        decisive = [
-            name
-            for name in arguments
-            if (name in DECISIVE_ARGUMENTS if name in general else name not in FREE_ARGUMENTS)
-            and not name.startswith(FREE_PREFIXES)
-        ]
-        plugin = self.accelerator.state.deepspeed_plugin
         settings = {
             "trainer": self._name,
-            "environment": type(self.environment).__name__,
-            "roles": list(self.team.roles),
             **{f"agent {role}": describe_agent(agent) for role, agent in self.team.agents.items()},
             **(describe_adapters(self.team) if self.team.has_adapters else {}),
             "weights that are not trained": self._checksum_of_fixed_weights(),
-            "train_dataset": describe_dataset(self.train_dataset),
-            "number of processes": self.args.world_size,
-            "DeepSpeed ZeRO stage": None if plugin is None else plugin.zero_stage,
-            **{name: arguments[name] for name in decisive},
         }
-        return json.loads(json.dumps(settings, default=str))
+        settings = json.loads(json.dumps(settings, default=str))
+        return settings | describe_settings(self.args, self.environment, self.train_dataset)
 
     def _checksum_of_fixed_weights(self) -> str | None:
         """Of what a checkpoint does not hold, and a resumed run must start with as well."""
@@ -283,19 +254,11 @@ class CheckpointMixin:
             raise ValueError("\n".join(problems))
 
     def _problems(self, folder: Path) -> list[str]:
-        saved = read_checkpoint(folder)
-        here = self._run_settings
-        differences = [
-            f"  {name}: {saved['settings'][name]!r} in the checkpoint, {here[name]!r} in this run"
-            for name in here
-            if name in saved["settings"] and saved["settings"][name] != here[name]
-        ]
-        if differences:
-            advice = (
-                "Give the run the checkpoint's settings, or start one from its weights: "
-                f"AgentTeam.from_pretrained({str(folder)!r})."
-            )
-            return ["\n".join([f"{folder} is a checkpoint of another run:", *differences, advice])]
+        saved = read_checkpoint(folder, verify=self.is_local_process_zero())
+        check_length(folder, saved["global_step"], num_steps(self.args, len(self.train_dataset)))
+        changes = find_changes(saved["settings"], self._run_settings)
+        check_changes(folder, changes, self.args.resume_changes)
+        self._record_changes(folder, saved, changes)
         process_file = PROCESS_FILE.format(self.args.process_index)
         if not (folder / process_file).is_file():
             return [
@@ -306,6 +269,16 @@ class CheckpointMixin:
             if saved_version != version(name):
                 logger.warning(f"{folder} was saved with {name} {saved_version}; with {version(name)} it may differ.")
         return []
+
+    def _record_changes(self, folder: Path, saved: dict[str, Any], changes: dict[str, tuple[Any, Any]]) -> None:
+        """Notes which settings differ from the checkpoint's: in the log, in the run's folder, and in its own checkpoints."""
+        step = saved["global_step"]
+        new = [{"step": step, "setting": name, "before": old, "now": now} for name, (old, now) in changes.items()]
+        self._changes = (*saved.get("changes", ()), *new)
+        if new and self.args.should_save:
+            logger.warning(f"Resuming {folder} with changed settings: {list_changes(changes, changes)}.")
+            Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
+            (Path(self.args.output_dir) / CHANGES_FILE).write_text(json.dumps(self._changes, indent=2) + "\n")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -327,6 +300,10 @@ class CheckpointMixin:
         self._start_time = time.time()
         self.state.compute_steps(self.args, self.state.max_steps)  # saving and logging follow this run's arguments
         if self._resumed is not None:
+            if self.state.global_step == self.state.max_steps:
+                logger.warning(
+                    f"{self._resumed} is of the last step, {self.state.max_steps}: nothing is left to train."
+                )
             process = self.args.process_index
             self._load_process_state(json.loads((self._resumed / PROCESS_FILE.format(process)).read_text()))
             environment = self._resumed / ENVIRONMENT_FILE.format(process)
@@ -418,45 +395,6 @@ class CheckpointCallback(TrainerCallback):
         self.save_is_due = False
 
 
-def read_checkpoint(folder: str | Path) -> dict[str, Any]:
-    """
-    What `team_trainer_state.json` says of a checkpoint that can be resumed.
-
-    Args:
-        folder (`str` or `Path`): Folder of the checkpoint.
-
-    Returns:
-        `dict`: With the keys `global_step`, `settings`, `versions`, `tracking` and `files` (sizes in bytes).
-
-    Raises:
-        ValueError: it is no checkpoint of a team trainer, another release wrote it, or something is missing.
-    """
-    folder = Path(folder)
-    path = folder / STATE_FILE
-    if not path.is_file():
-        raise ValueError(f"{folder} is no complete checkpoint of a team trainer: there is no {path}.")
-    try:
-        state = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}. Resume from another checkpoint.") from error
-    if not isinstance(state, dict) or state.get("format_version") != FORMAT_VERSION:
-        found = state.get("format_version") if isinstance(state, dict) else None
-        raise ValueError(f"{path} has the format version {found!r}; this release reads version {FORMAT_VERSION}.")
-    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
-    damaged = [name for name, size in state["files"].items() if sizes.get(name) != size]
-    if damaged:
-        raise ValueError(
-            f"{folder} is not complete: missing or of another size than when it was saved: {', '.join(damaged)}. Copy "
-            "it again, or resume from another checkpoint."
-        )
-    if state["weights_only"]:
-        raise ValueError(
-            f"{folder} was saved with `save_only_model`: it holds weights, and nothing to resume from. Start a run from "
-            f"them: AgentTeam.from_pretrained({str(folder)!r})."
-        )
-    return state
-
-
 def describe_agent(agent: torch.nn.Module) -> str:
     trained = get_model_param_count(agent, trainable_only=True)
     return f"{agent.config.model_type}, {get_model_param_count(agent)} parameters, {trained} trained"
@@ -481,58 +419,3 @@ def checksum(parameters: list[torch.nn.Parameter]) -> str:
         values = parameter.detach().contiguous().view(integers[parameter.element_size()])
         total += k * int(values.sum(dtype=torch.int64))
     return f"{total % 2**64:016x}"
-
-
-def describe_dataset(dataset: Dataset, num_rows: int = 256) -> str:
-    """Size, columns, and a digest of rows from all over the dataset."""
-    rows = dataset.with_format("arrow")[range(0, len(dataset), 1 + len(dataset) // num_rows)].to_pylist()
-    digest = hashlib.sha256(json.dumps(rows, sort_keys=True, default=str).encode()).hexdigest()
-    return f"{len(dataset)} items with {', '.join(sorted(dataset.column_names))}, digest {digest[:12]}"
-
-
-def publish(unfinished: Path, finished: Path) -> None:
-    """Makes a checkpoint of a folder that is written completely. The rename is the instant from which it counts."""
-    if finished.exists():
-        remove(finished)
-    os.replace(unfinished, finished)
-    flush(finished.parent)
-
-
-def rotate(run_folder: Path, limit: int | None, protected: list[str | Path | None]) -> None:
-    """Removes the oldest checkpoints that are not protected until `limit` are left."""
-    if limit is None or limit < 1:
-        return
-    checkpoints = [Path(path).resolve() for path in sort_checkpoints(str(run_folder), use_mtime=True)]
-    kept = [Path(path).resolve() for path in protected if path is not None]
-    for checkpoint in [path for path in checkpoints if path not in kept][: max(0, len(checkpoints) - limit)]:
-        remove(checkpoint)
-
-
-def remove(checkpoint: Path) -> None:
-    """Removes a checkpoint so that no part of it is ever taken for one."""
-    doomed = checkpoint.parent / UNFINISHED_FOLDER / f"removed-{checkpoint.name}"
-    doomed.parent.mkdir(exist_ok=True)
-    os.replace(checkpoint, doomed)
-    shutil.rmtree(doomed)
-
-
-def remove_unfinished(run_folder: str | Path) -> None:
-    """Removes what an interrupted run left behind."""
-    folder = Path(run_folder) / UNFINISHED_FOLDER
-    if folder.exists():
-        shutil.rmtree(folder)
-
-
-def flush_tree(folder: Path) -> None:
-    """Returns when the disk holds everything in a folder, so that a crash of the machine loses none of it."""
-    for path, _, names in os.walk(folder):
-        for name in names:
-            flush(os.path.join(path, name))
-        flush(path)
-
-
-def flush(path: str | Path) -> None:
-    """Returns when the disk holds a file, or the list of names in a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)

@@ -140,6 +140,13 @@ class MAGRPOConfig(GRPOConfig):
         metadata={"help": "Whether the update is computed without dropout, as the completions were sampled."},
     )
 
+    resume_changes: str = field(
+        default="refuse",
+        metadata={
+            "help": "What to do when a run continues a checkpoint with other settings: 'refuse' it, or 'allow' and record the "
+            "changes that are possible."
+        },
+    )
     num_agents: int | None = field(
         default=None, metadata={"help": "Number of agents; needed only to size a 'cross' tree of several turns."}
     )
@@ -196,6 +203,7 @@ class MAGRPOConfig(GRPOConfig):
         choices = {
             "joint_mode": ("align", "cross"),
             "handoff": (None, "random", "best"),
+            "resume_changes": ("refuse", "allow"),
             "advantage_mode": ("mean", "rloo", "max", "raw"),
             "loss_type": LOSS_TYPES,
             "scale_rewards": ("none", False),

@@ -337,13 +337,13 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
 
     def _score(self, nodes: list[Node]) -> list[list[Outcome]]:
         """The environment's outcomes of all joint actions of a turn, for training."""
-        return self._judge(self.environment.score, nodes)
+        return self._judge(nodes, evaluation=False)
 
     def _score_for_evaluation(self, nodes: list[Node]) -> list[list[Outcome]]:
         """The same outside of training."""
-        return self._judge(self.environment.evaluate, nodes)
+        return self._judge(nodes, evaluation=True)
 
-    def _judge(self, method: Callable, nodes: list[Node]) -> list[list[Outcome]]:
+    def _judge(self, nodes: list[Node], evaluation: bool) -> list[list[Outcome]]:
         if not nodes:
             return []
         owners = [node for node in nodes for _ in node.indices]
@@ -351,7 +351,11 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
         with self._timed("reward"):
             try:
                 outcomes = judge(
-                    method, [node.item for node in owners], joint_actions, [node.history for node in owners]
+                    self.environment,
+                    [node.item for node in owners],
+                    joint_actions,
+                    [node.history for node in owners],
+                    evaluation,
                 )
             except TaskError as error:
                 if error.position is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
 from trl_multiagent.environments.execution_log import ExecutionLog
@@ -75,6 +76,20 @@ class CodeGenerationEnvironment(Environment):
         return (
             f"CodeGenerationEnvironment({settings}, reward_kind={self.reward.kind!r}, reward_version={REWARD_VERSION})"
         )
+
+    def settings(self) -> dict[str, Any]:
+        sandbox = self.sandbox
+        return {
+            "mode": self.mode,
+            "sandbox_slice": self.sandbox_slice,
+            "reward_kind": self.reward.kind,
+            "reward_version": REWARD_VERSION,
+            "collaboration": self.reward.collaboration,
+            "adaptive_timeout": self.reward.adaptive_timeout,
+            "sandbox.check_timeout": sandbox.check_timeout,
+            "sandbox.max_timeouts": sandbox.max_timeouts,
+            "sandbox.memory_mb": sandbox.memory_mb,
+        }
 
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
         if history:
