@@ -1,6 +1,8 @@
 """
-Reads trusted tests, and the part of a prompt that they run with, without running them: which of them could never judge an
-answer. What only a run shows, such as a test that the reference solution fails, is not found here.
+Finds tests that cannot tell right answers from wrong ones, by reading them and the code that precedes them in the
+prompt.
+
+Nothing is run. A test that only a run would expose, such as one that the reference solution fails, is not found here.
 """
 
 import ast
@@ -22,7 +24,7 @@ BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast
 
 def unusable_test(test: str, setup: str, entry_point: str) -> str:
     """
-    Why a test can never tell a right answer from a wrong one; empty if it may.
+    Why a test cannot tell right answers from wrong ones; empty if it may.
 
     Args:
         test (`str`): Module source that defines `check(candidate)`.
@@ -41,7 +43,7 @@ def unusable_test(test: str, setup: str, entry_point: str) -> str:
 
 
 def source_problem(source: str, known: set[str]) -> str:
-    """Why the code of a module cannot run, as far as its text shows: a name or a module that is nowhere to be found."""
+    """Why a module cannot run, as far as its text shows: a syntax error, an undefined name, or a missing module."""
     if problem := _compile_problem(source):
         return problem
     known = known | bound_names(source)
@@ -135,7 +137,7 @@ def _assert_problem(tree: ast.Module, entry_point: str) -> str:
 
 
 def _reached_statements(tree: ast.Module, check: ast.FunctionDef) -> list[ast.stmt]:
-    """The statements of the module, of `check`, and of all functions and classes that these name, as far as they are reached."""
+    """The statements that may run: in the module, in `check`, and in functions and classes that these name."""
     definitions = {}
     for node in ast.walk(tree):
         if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
@@ -157,7 +159,7 @@ def _reached_statements(tree: ast.Module, check: ast.FunctionDef) -> list[ast.st
 
 
 def _live(block: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a block, and of the blocks within, up to the first that nothing comes after."""
+    """The statements of a block and its inner blocks that may run."""
     for node in block:
         yield node
         for inner in _inner_blocks(node):
@@ -167,7 +169,7 @@ def _live(block: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _straight_line(block: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a block that certainly run, if nothing raises."""
+    """The statements of a block that always run unless an exception is raised."""
     for node in block:
         yield node
         if _ends(node) or isinstance(node, BLOCKS):  # a block may leave the function
@@ -175,7 +177,7 @@ def _straight_line(block: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _inner_blocks(node: ast.stmt) -> list[list[ast.stmt]]:
-    """The blocks of a statement that may run; those of functions and classes are not among them."""
+    """The blocks of a statement that may run, except for the bodies of functions and classes."""
     if isinstance(node, ast.If | ast.While) and isinstance(node.test, ast.Constant):
         return [node.body if node.test.value else node.orelse]
     if isinstance(node, ast.For) and isinstance(node.iter, ast.List | ast.Tuple) and not node.iter.elts:
@@ -204,7 +206,7 @@ def _ends(node: ast.stmt) -> bool:
 
 
 def _header(node: ast.stmt) -> Iterator[ast.AST]:
-    """What a statement itself evaluates or binds; the statements in it are not part of this."""
+    """The parts of a statement that are not statements themselves."""
     if isinstance(node, ast.Assert):
         yield node.test
         return
@@ -219,16 +221,17 @@ def _header(node: ast.stmt) -> Iterator[ast.AST]:
 
 
 def _names_in(node: ast.stmt) -> set[str]:
-    """Names that stand in a statement, read or bound."""
+    """Names in a statement, read or bound, without those in inner statements."""
     nodes = [inner for part in _header(node) for inner in ast.walk(part)]
     return {inner.id for inner in nodes if isinstance(inner, ast.Name)}
 
 
 def _dependent_names(statements: list[ast.stmt], names: set[str]) -> set[str]:
     """
-    Names whose values may depend on the candidate's answers: of a statement that reads one, all. Scopes are not told apart.
+    Names whose values may depend on the candidate's answers. If a statement contains such a name, all names in it
+    count. Scopes are not told apart.
     """
-    flows = []  # names of which one makes others dependent
+    flows = []  # pairs of sets: one dependent name in the first makes all in the second dependent
     for node in statements:
         if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             flows.append((set().union(*map(_names_in, [node, *_live(node.body)])), {node.name}))
@@ -248,7 +251,7 @@ def _dependent_names(statements: list[ast.stmt], names: set[str]) -> set[str]:
 
 
 def _controlled_asserts(statements: list[ast.stmt], dependent: set[str]) -> set[ast.stmt]:
-    """Asserts that depend on the candidate by whether they are reached: in branches, loops and `try` statements, or after them."""
+    """Asserts that an answer may skip: in branches, loops and `try` statements, or after one that may leave."""
     asserts = [node for node in statements if isinstance(node, ast.Assert)]
     controlled = set()
     for node in statements:

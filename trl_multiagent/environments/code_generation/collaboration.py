@@ -1,9 +1,9 @@
 """
-How main uses the aux agent's function, as far as the text of its program shows.
+Finds how main uses the aux agent's function, from the text of its program.
 
-A use is any place that the entry point may reach at which the global `aux` is read: a call, an argument (`map(aux, xs)`,
-`key=aux`), another name (`f = aux`), a decorator, an entry of a table. A place that only looks at it is none: `aux is None`,
-`aux.__name__`, `print(aux)`, `return aux`. Whether a use is a call then, the run of the tests decides.
+A use is any expression within reach of the entry point that calls the global `aux` or passes it on: `aux(x)`,
+`map(aux, xs)`, `key=aux`, `f = aux`, `@aux`, `{"a": aux}`. Expressions that only inspect it are not uses:
+`aux is None`, `aux.__name__`, `print(aux)`, `return aux`. Whether `aux` is really called is seen when the tests run.
 """
 
 import ast
@@ -31,7 +31,7 @@ from .scopes import (
 
 INLINE = (ast.Lambda, *COMPREHENSIONS)
 CALLING_ATTRIBUTES = ("__call__", "__wrapped__")
-LOOKING = {  # builtins that do not call what they are given
+INSPECTING = {  # builtins that do not call their arguments
     *(
         "print",
         "callable",
@@ -67,13 +67,13 @@ PURE_FUNCTIONS = {  # builtins whose only effect is their value
     ),
     *("any", "all", "str", "repr", "int", "float", "bool", "abs", "round"),
 }
-MAX_DEPTH = 20  # of expressions, and functions in functions, that are looked into for a thin wrapper
+MAX_DEPTH = 20  # levels of expressions and functions that are searched for a thin wrapper
 
 
 @dataclass(frozen=True)
 class Collaboration:
     """
-    What main's text says about `aux`; see `Analysis` for the fields.
+    How main uses `aux`. The fields are those of `Analysis`.
     """
 
     calls_aux: bool = False
@@ -92,7 +92,7 @@ def read_collaboration(
         needed (`list[Statement]`): The statements in it that the entry point needs.
         entry (`Definition`): The entry point.
         entry_point (`str`): Its name.
-        aux_returns (`bool`): Whether `aux` returns values at all; what it does not return cannot be ignored.
+        aux_returns (`bool`): Whether `aux` returns values. Otherwise no value can be ignored.
     """
     parts = _reached(module, needed, entry_point)
     uses = _Uses(module, parts)
@@ -112,8 +112,8 @@ def read_collaboration(
 
 def _reached(module: Module, needed: list[Statement], entry_point: str) -> list[tuple[Scope | None, list[ast.AST]]]:
     """
-    The scopes, each with its nodes, that running the entry point may reach: those of functions and classes by their names, from
-    the entry point on, and the other statements that it needs. The module's own scope is None.
+    The code that the entry point may run: scopes of functions and classes that it names, directly or through others,
+    and other statements that it needs. Pairs of a scope, None for the module, and its nodes.
     """
     by_node, by_name, at_top = {}, {}, {}
     for statement in module.statements:
@@ -160,28 +160,28 @@ class _Uses:
     The uses of the global `aux` in some scopes.
 
     Attributes:
-        loads (`set[ast.Name]`): The places at which it may be called or handed on.
-        calls (`set[ast.Call]`): Calls of it, straight or by another name.
-        results (`set[ast.Call]`): Those, and `map(aux, xs)`: where its values come from.
+        loads (`set[ast.Name]`): The names that call it or pass it on.
+        calls (`set[ast.Call]`): Its calls, also by another name.
+        results (`set[ast.Call]`): Expressions that yield its values: its calls, and `map(aux, xs)`.
     """
 
     def __init__(self, module: Module, parts: list[tuple[Scope | None, list[ast.AST]]]):
         self.loads, self.calls, self.results = set(), set(), set()
-        self.functions = {}  # own functions by their name
-        self.scopes = {}  # of nodes that are calls or names
-        self.aliases = set()  # other names for it: the scope that they are in, and the name
-        self.values = {}  # of names that are bound once in their scope, and to a lambda
+        self.functions = {}  # main's functions, by name
+        self.scopes = {}  # the scope of each call and name
+        self.aliases = set()  # other names for `aux`, as pairs of scope and name
+        self.values = {}  # names that are bound once, to a lambda
         for scope, nodes in parts:
             if scope is not None and isinstance(scope.node, FUNCTIONS):
                 self.functions.setdefault(scope.node.name, []).append(scope)
-            looked_at = set()
+            inspected = set()
             for node in nodes:
                 if isinstance(node, ast.Name):
-                    if node.id == AUX and isinstance(node.ctx, ast.Load) and node not in looked_at:
+                    if node.id == AUX and isinstance(node.ctx, ast.Load) and node not in inspected:
                         if scope is None or scope.owner(AUX) is None:
                             self.loads.add(node)
                 else:
-                    looked_at.update(_looked_at(node))
+                    inspected.update(_inspected(node))
         if not self.loads:
             return
         for scope, nodes in parts:
@@ -229,8 +229,8 @@ class _Uses:
         return node in self.loads or (isinstance(node, ast.Name) and self.key(node) in self.aliases)
 
 
-def _looked_at(node: ast.AST) -> Iterator[ast.AST]:
-    """The direct parts of a node that it only looks at."""
+def _inspected(node: ast.AST) -> Iterator[ast.AST]:
+    """The direct children of a node that it only inspects."""
     if isinstance(node, ast.Compare):
         yield from (node.left, *node.comparators)
     elif isinstance(node, ast.Attribute):
@@ -248,7 +248,7 @@ def _looked_at(node: ast.AST) -> Iterator[ast.AST]:
     elif isinstance(node, FUNCTIONS):
         yield from (argument.annotation for argument in walk(node.args) if isinstance(argument, ast.arg))
         yield node.returns
-    elif isinstance(node, ast.Call) and _is_call_of(node, LOOKING):
+    elif isinstance(node, ast.Call) and _is_call_of(node, INSPECTING):
         yield from node.args
 
 
@@ -396,7 +396,7 @@ def _ignored_values(scope: Scope, calls: set[ast.Call]) -> Iterator[str]:
             known[node] = read_names(node)
         return known[node]
 
-    captured = set()  # names that other code may read at any time
+    captured = set()  # names that inner functions may read at any time
     for node in scope.nodes:
         if isinstance(node, ast.Global | ast.Nonlocal):
             captured.update(node.names)
@@ -406,8 +406,8 @@ def _ignored_values(scope: Scope, calls: set[ast.Call]) -> Iterator[str]:
         lost = [list(_unused_calls(statement, calls)) for statement in block]
         if not any(lost):
             continue
-        gone = {}  # whether what a variable holds after a statement is replaced before anything reads it
-        gone_by_default = block is scope.node.body  # after an inner block more code may follow
+        gone = {}  # for each variable, whether its value is replaced before anything reads it
+        gone_by_default = block is scope.node.body  # code may follow an inner block
         reasons = []
         for statement, missed in zip(reversed(block), reversed(lost), strict=True):
             names = _names_of_value(statement) if missed else None
@@ -423,7 +423,7 @@ def _ignored_values(scope: Scope, calls: set[ast.Call]) -> Iterator[str]:
                 gone, gone_by_default = {}, True
             elif isinstance(statement, ast.Assign | ast.AnnAssign):
                 targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-                gone.update(dict.fromkeys(names_of(targets), True))  # of containers too, but these are read
+                gone.update(dict.fromkeys(names_of(targets), True))  # containers too, but reading them follows below
             gone.update(dict.fromkeys(reads(statement), False))
         yield from reversed(reasons)
 
@@ -454,8 +454,8 @@ def _names_of_value(statement: ast.stmt) -> set[str] | None:
 
 def _unused_calls(statement: ast.stmt, calls: set[ast.Call]) -> Iterator[ast.Call]:
     """
-    Calls whose values only go into the value of the statement. An argument of another call is used by that, unless it is one of
-    a builtin that only makes a new value of it.
+    Calls whose values only go into the value of the statement. An argument of another call counts as used, unless the
+    call is one of a builtin that only makes a new value from it.
     """
     is_assignment = isinstance(statement, ast.Assign) or (isinstance(statement, ast.AnnAssign) and statement.value)
     stack = [statement.value] if is_assignment or isinstance(statement, ast.Expr) else []
@@ -464,7 +464,7 @@ def _unused_calls(statement: ast.stmt, calls: set[ast.Call]) -> Iterator[ast.Cal
         if node in calls:
             yield node
         elif isinstance(node, ast.comprehension) and isinstance(statement, ast.Expr):
-            continue  # what is looped over is used, whatever the loop is for
+            continue  # a loop uses what it runs over
         elif isinstance(node, ast.Call):
             if _is_call_of(node, PURE_FUNCTIONS):
                 stack += node.args

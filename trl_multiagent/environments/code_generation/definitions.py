@@ -1,16 +1,16 @@
 """
-What counts as a definition of a function, for an agent's `aux` and for the entry point alike.
+Decides what counts as a definition of a function. The rule is the same for `aux` and for the entry point.
 
-A module defines a function where its last binding of the name, in a branch or not, is one of:
+A module defines a function if its last binding of the name is one of these:
 
-- a `def` with a result: it returns something else than a bare `None`, yields, or changes an argument or a variable of the module.
-  A function that does none of this cannot pass a test, nor tell its caller anything;
+- a `def` with a result: it returns something other than a bare `None`, yields, or changes an argument or a variable
+  of the module. Other functions cannot pass a test and tell their callers nothing;
 - a `lambda`, unless it is `lambda: None`;
-- another name of such a function of the agent's own;
-- the value of a call that may make a function: `partial(helper, 2)`, `decorator(helper)`, `make_helper()`, an object of an own
-  class with `__call__`. A call of a builtin, `int("5")`, makes none.
+- another name for such a function that the agent wrote;
+- the value of a call that may return a function: `partial(helper, 2)`, `decorator(helper)`, `make_helper()`, an
+  instance of a class that the agent wrote with `__call__`. Calls of builtins, such as `int("5")`, do not count.
 
-A class, an imported function (`from math import gcd as aux`) and a builtin (`aux = len`) are no functions that the agent wrote.
+A class does not count, nor does a function that the agent did not write: `from math import gcd as aux`, `aux = len`.
 """
 
 import ast
@@ -21,7 +21,7 @@ from .effects import changes_something, read_effects
 from .scopes import BUILTINS, FUNCTIONS, Module, Scope, Statement, root_name
 
 
-MAX_LINKS = 100  # names for names for a function that are followed
+MAX_LINKS = 100  # steps from a name to its function
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,11 @@ class Definition:
     A function that a module defines.
 
     Args:
-        statement (`Statement`): Where it is bound.
         node (`ast.AST`): The `def`, or the expression that is given the name.
         returns (`bool`): It returns or yields a value.
         changes (`bool`): It returns nothing, but changes an argument or a variable of the module.
     """
 
-    statement: Statement
     node: ast.AST
     returns: bool
     changes: bool = False
@@ -46,22 +44,22 @@ def find_definition(module: Module, name: str) -> Definition | None:
     """
     The function that a name stands for at the end of a module; None if it stands for none.
 
-    Several bindings in branches are possible after the last that certainly happens: one with a result goes first.
+    If branches bind the name, any of them may be the one that runs; a function with a result is preferred.
     """
     found = [one for index, statement in module.bindings(name) for one in _definitions(module, index, statement, name)]
     return next((one for one in found if one.returns or one.changes), found[0] if found else None)
 
 
 def _definitions(module: Module, index: int, statement: Statement, name: str) -> Iterator[Definition]:
-    """The functions that a statement gives a name to, the last first; only the last, unless it has branches."""
+    """The functions that a statement may bind a name to, last first."""
     scopes = {scope.node: scope for scope in statement.scopes}
     for node in reversed(statement.nodes):
         if isinstance(node, FUNCTIONS) and node.name == name:
             returns = _returns(scopes[node])
-            yield Definition(statement, node, returns, not returns and changes_something(read_effects(module), name))
+            yield Definition(node, returns, not returns and changes_something(read_effects(module), name))
         for value in _values(node, name):
             if _makes_function(module, value, index):
-                yield Definition(statement, value, True)
+                yield Definition(value, True)
 
 
 def _returns(scope: Scope) -> bool:
@@ -96,7 +94,7 @@ def _values(node: ast.AST, name: str) -> Iterator[ast.AST]:
 
 
 def _makes_function(module: Module, value: ast.AST, before: int) -> bool:
-    """Whether the value of an expression, evaluated at a place of a module, may be a function that the module itself makes."""
+    """Whether an expression in the statement with index `before` may be a function that the agent wrote or made."""
     stack = [(value, before)]
     for _ in range(MAX_LINKS):
         if not stack:
@@ -111,7 +109,7 @@ def _makes_function(module: Module, value: ast.AST, before: int) -> bool:
             stack += [(part, before) for part in node.values]
         elif isinstance(node, ast.NamedExpr):
             stack.append((node.value, before))
-        elif isinstance(node, ast.Attribute):  # a method of an own class or object
+        elif isinstance(node, ast.Attribute):  # a method of a class or object in the module
             root = root_name(node, {})
             if root is not None and root.id in module.events and root.id not in module.imported:
                 return True
@@ -135,7 +133,7 @@ def _makes_function(module: Module, value: ast.AST, before: int) -> bool:
 
 
 def _is_made_by_call(module: Module, call: ast.Call, before: int) -> bool | None:
-    """Whether a call may make a function; None if it does where one of its arguments is one."""
+    """Whether a call may return a function; None if it returns its argument."""
     if not isinstance(call.func, ast.Name):
         return True
     name = call.func.id

@@ -1,7 +1,7 @@
 """
-What the functions of a module change when they are called: their arguments, and the module's variables.
+Finds what the functions of a module change when they are called: their arguments, and variables of the module.
 
-This is read from the text. Where it cannot be told, a function is taken to change what it may change.
+Only the text is read. In doubt, a function is assumed to change what it may change.
 """
 
 import ast
@@ -31,13 +31,13 @@ ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.AsyncFor, 
 @dataclass
 class Effects:
     """
-    What a function, or a class with all its methods, changes.
+    What a function, or the methods of a class, change.
 
     Args:
-        arguments (`bool`): An object that it was given.
-        variables (`set[str]`): Variables of the module that it binds, or whose objects it changes.
-        calls (`set[str]`): Other functions and classes of the module that it names.
-        passes (`set[str]`): Functions of the module that it gives an object that it was given itself.
+        arguments (`bool`): Whether it changes an argument.
+        variables (`set[str]`): Variables of the module that it assigns, or whose objects it changes.
+        calls (`set[str]`): Functions and classes of the module that it names.
+        passes (`set[str]`): Functions of the module to which it passes an argument of its own.
     """
 
     arguments: bool = False
@@ -48,14 +48,14 @@ class Effects:
 
 @functools.lru_cache(maxsize=2)
 def read_effects(module: Module) -> dict[str, Effects]:
-    """The effects of each of a module's functions and classes by its name, what it does through others included."""
+    """The effects of each function and class of a module, by name; `arguments` also through other functions."""
     effects = {name: _own_effects(module, scopes) for name, scopes in module.functions.items()}
     _spread(effects, {name for name, own in effects.items() if own.arguments})
     return effects
 
 
 def changes_something(effects: dict[str, Effects], name: str) -> bool:
-    """Whether a function changes an argument or a variable of its module, itself or through functions that it names."""
+    """Whether a function changes an argument or a variable, directly or through functions that it names."""
     if effects[name].arguments:
         return True
     reached = {name: None}
@@ -70,7 +70,7 @@ def changes_something(effects: dict[str, Effects], name: str) -> bool:
 
 
 def _spread(effects: dict[str, Effects], changing: set[str]) -> None:
-    """A function that passes an argument on to one that changes it changes it."""
+    """Marks the functions that pass an argument to a function which changes it."""
     passed_by = {}
     for name, own in effects.items():
         for called in own.passes:
@@ -115,7 +115,7 @@ def _own_effects(module: Module, scopes: list[Scope]) -> Effects:
             own.variables |= aliased
 
     for scope in scopes:
-        own.variables |= scope.outermost & scope.bound
+        own.variables |= scope.globals & scope.bound
         for node in scope.nodes:
             if isinstance(node, CONTAINERS):
                 if not isinstance(node.ctx, ast.Load):
@@ -154,8 +154,9 @@ def call_arguments(call: ast.Call) -> Iterator[ast.AST]:
 
 def _given_names(module: Module, scopes: list[Scope], roots: dict) -> tuple[set[str], set[str]]:
     """
-    The local names of a function that may stand for objects which it was given, and the module's variables that local names
-    may stand for. A method's own parameters are not meant: what it changes is an object of its class.
+    The local names of a function that may refer to its arguments' objects, and the module's variables that local
+    names may refer to. Parameters of methods are left out: an object of a class that the module defines is not
+    changed outside of it.
     """
     given, aliased, flows = set(), set(), {}
     for scope in scopes:
@@ -179,7 +180,7 @@ def _given_names(module: Module, scopes: list[Scope], roots: dict) -> tuple[set[
 
 
 def _replaced_parameters(scopes: list[Scope], roots: dict) -> dict[tuple[Scope, str], int]:
-    """The parameters that a function gives a new object in any case, `xs = list(xs)`, and the line of that."""
+    """The parameters that always get a new object, as in `xs = list(xs)`, and the line of the assignment."""
     replaced = {}
     for scope in scopes:
         for statement in scope.node.body if isinstance(scope.node, FUNCTIONS) else ():
@@ -191,7 +192,7 @@ def _replaced_parameters(scopes: list[Scope], roots: dict) -> dict[tuple[Scope, 
 
 
 def assignments(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-    """The targets that a node gives objects to, and the expressions that these come from."""
+    """The targets of a node that assigns, each with the expression whose value it gets."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             yield target, node.value
@@ -205,7 +206,7 @@ def assignments(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
 
 
 def _loop_parts(node: ast.AST) -> Iterator[ast.AST]:
-    """What the elements of a loop come from: `enumerate(xs)` and `xs.values()` give those of `xs`."""
+    """The expressions whose elements a loop may run over: `enumerate(xs)` and `xs.values()` run over those of `xs`."""
     if isinstance(node, ast.Call):
         yield from call_arguments(node)
         if isinstance(node.func, ast.Attribute):
@@ -215,7 +216,7 @@ def _loop_parts(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def sources(value: ast.AST, roots: dict) -> Iterator[str]:
-    """Names of objects that an expression may hand on; what it makes anew is not one of them."""
+    """Names to whose objects an expression's value may refer. New objects, as `list(xs)` makes, do not count."""
     stack = [value]
     while stack:
         node = stack.pop()
@@ -228,7 +229,7 @@ def sources(value: ast.AST, roots: dict) -> Iterator[str]:
         elif isinstance(node, (ast.Starred, ast.NamedExpr, ast.Await)):
             stack.append(node.value)
         elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
-            continue  # a copy
+            continue  # slices are copies
         elif isinstance(node, (ast.Name, *CONTAINERS)):
             root = root_name(node, roots)
             if root is not None:

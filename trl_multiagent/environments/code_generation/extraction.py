@@ -1,14 +1,14 @@
 """
-From completions to the code that the agents mean, and what can be read from its syntax tree.
+Extracts the code from completions and analyses its syntax tree.
 
-Completions are parsed here, never run. The code of a completion is what it says at module level: functions, classes, imports, and the
-other statements as far as these need them, calls that fill a table among them. A script's own part (`if __name__ == ...`, prints,
-example calls, asserts, input) is left out. Where a completion does not parse as a whole, its fenced blocks are read; where these do
-not parse either, every stretch of lines that does.
+Completions are parsed here, never run. The code of a completion is what it says at module level: functions, classes,
+imports, and the other statements that these need, including calls that fill a table. A script's own part
+(`if __name__ == ...`, prints, example calls, asserts, input) is left out. If a completion does not parse as a whole,
+its fenced blocks are read; if these do not parse either, every run of lines that does.
 
 Rules for clashes: the parts are put together in the order prompt, aux, main, and as everywhere in Python the last
-definition counts. So main's entry point replaces one that aux wrote, and an `aux` that main defines itself is main's own
-function: calling it is not collaboration.
+definition counts. So main's entry point replaces one that aux wrote, and an `aux` that main defines itself is main's
+own function: calling it is not collaboration.
 """
 
 import ast
@@ -29,8 +29,8 @@ from .scopes import DEFINITIONS, Module, Statement, read_module
 
 
 MAX_CHARS = 32_000  # a longer completion counts as empty
-MAX_ATTEMPTS = 64  # stretches of lines that are tried in one completion,
-MAX_PARSED = 4 * MAX_CHARS  # and their characters in all
+MAX_ATTEMPTS = 64  # runs of lines that are tried in one completion
+MAX_PARSED = 4 * MAX_CHARS  # total characters of these
 MAX_REPAIRS = 4  # lines that are mended to read a function that does not parse
 
 FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)
@@ -51,19 +51,20 @@ class Analysis:
     Args:
         source (`str`): The whole program: the prompt's prefix, aux's part, main's part.
         setup (`str`): The prompt's prefix alone.
-        aux_problem (`str`): Why aux's answer does not define `aux` with a result; empty if it does. See `definitions.py`.
+        aux_problem (`str`): Why aux's answer does not define `aux` with a result; empty if it does. See
+            `definitions.py`.
         main_problem (`str`): Why main's answer does not define the entry point with a result; empty if it does.
         syntax_problem (`str`): Whose part of the program does not parse, where and why; empty if all of it does.
         aux_returns (`bool`): False if `aux` returns nothing, but changes its arguments or a variable.
         calls_aux (`bool`):
-            Main uses the aux agent's `aux` in what running the entry point may reach: calls it, or hands it on to what may
-            call it. See `collaboration.py`.
+            Main uses the aux agent's `aux` in what running the entry point may reach: calls it, or hands it on to
+            what may call it. See `collaboration.py`.
         thin_wrapper (`bool`): The entry point does nothing but return what `aux` returns.
         ignored_values (`tuple[str, ...]`): For each call of `aux` whose value goes nowhere, how it gets lost.
         aux_function_share (`float`):
-            Of the characters of aux's completion, without white space, the share that belongs to `aux` and to the other
-            statements that it needs: imports, variables, helpers, calls that fill a table. 0 if `aux` is not defined, 1 for
-            a single agent.
+            Of the characters of aux's completion, without white space, the share that belongs to `aux` and to the
+            other statements that it needs: imports, variables, helpers, calls that fill a table. 0 if `aux` is not
+            defined, 1 for a single agent.
         main_function_share (`float`): The same of main's completion and the entry point.
     """
 
@@ -124,7 +125,7 @@ def _is_team(aux: "Code", main: "Code", entry_point: str) -> bool:
     if aux.error or main.error or aux.definition is None or main.definition is None or AUX in main.module.events:
         return False
     scopes = (scope for code in (aux, main) for statement in code.module.statements for scope in statement.scopes)
-    return not any({AUX, entry_point} & scope.outermost & scope.bound for scope in scopes)
+    return not any({AUX, entry_point} & scope.globals & scope.bound for scope in scopes)
 
 
 def _program(*parts: str) -> str:
@@ -165,7 +166,7 @@ class Code:
     Args:
         source (`str`): Its text. It parses, unless the only definition of the function does not.
         error (`str`): Where it does not parse and why; empty if it does.
-        module (`Module`): What it says. Where it does not parse, slips in it are mended.
+        module (`Module`): The analysed code. If the text does not parse, its broken lines are replaced first.
         definition (`Definition`, *optional*): The function that the agent was asked for; None if it is not there.
         problem (`str`): Why the function is not defined with a result; empty if it is.
         needed (`list[Statement]`): The statements that the function needs, its own among them.
@@ -214,13 +215,13 @@ def read_completion(completion: str, name: str) -> Code:
     code = _read_text(text, name)
     if code.error or code.problem:
         visible = _without_invisible(text)
-        if visible != text:  # characters that Python does not take for white space; in strings they may be meant
+        if visible != text:  # the first attempt keeps them, since a string may need them
             code = _read_text(visible, name)
     return code
 
 
 def _without_invisible(text: str) -> str:
-    """A text with ordinary spaces and line ends for all others, and without characters that nobody sees."""
+    """Replaces unusual spaces and line ends by ordinary ones, and removes other invisible characters."""
     replaced = {}
     for character in {*text} - {"\n", "\t", " "}:
         kind = unicodedata.category(character)
@@ -279,7 +280,7 @@ def _byte_lines(text: str) -> list[bytes]:
 
 
 class _Budget:
-    """How much parsing one completion may cost."""
+    """Limits how much is parsed for one completion."""
 
     def __init__(self):
         self.attempts, self.characters = MAX_ATTEMPTS, MAX_PARSED
@@ -297,7 +298,7 @@ class _Budget:
 
 
 def _stretches(text: str, budget: _Budget) -> Iterator[tuple[str, bool]]:
-    """Stretches of lines that may be code, in order, and whether each parses. Code that prose is around may be indented."""
+    """Runs of lines that may be code, in order, and whether each parses. Code between prose may be indented."""
     lines = text.split("\n")
     if budget.parses(lines):
         yield text, True
@@ -369,8 +370,8 @@ def _segment(lines: list[bytes], node: ast.stmt) -> str:
 
 def _text_length(lines: list[bytes], module: Module, places: list[int]) -> int:
     """
-    The visible characters of some statements, each up to the end of its last line or to the next statement there. Comments at
-    its end that are indented belong to it. Of statements that are the same, one counts.
+    The number of visible characters of some statements. Each extends to the end of its last line, or to the next
+    statement on that line, and includes indented comments that follow. Identical statements count once.
     """
     texts = set()
     for place in places:
@@ -399,9 +400,9 @@ def _visible_length(text: str) -> int:
 
 def _mended(code: str, name: str) -> ast.Module | None:
     """
-    The tree of code that does not parse, for its definitions only: a slip inside a function costs the syntax level, not
-    the definition. Lines at which the parser stops are replaced by statements of their kind; the function's own header
-    is not.
+    The tree of code that does not parse, for its definitions only: a slip inside a function costs the syntax level,
+    not the definition. Lines at which the parser stops are replaced by statements of their kind; the function's own
+    header is not.
     """
     lines = code.split("\n")
     for _ in range(MAX_REPAIRS):

@@ -1,9 +1,9 @@
 """
-Which statements of a module a function needs: what binds the names that it reads, what changes their objects, and what these
-statements need themselves.
+Finds the top-level statements that a function needs: those that bind the names it reads, those that change the
+objects of these names, and, in turn, what these statements need.
 
-A call of an own function is needed if it changes something that the function needs: `build()` that fills a sieve. Calls of the
-function itself are examples, whatever they change.
+A call such as `build()` is needed if it changes a variable that the function needs. Calls of the function itself are
+treated as examples, whatever they change.
 """
 
 import ast
@@ -15,20 +15,27 @@ from .scopes import BUILTINS, CONTAINERS, DEFINITIONS, END, IMPORTS, MUTATORS, M
 
 
 FUTURE = "__future__"
-SETTING = "setrecursionlimit"  # changes how every function runs, and no name that it reads
-MAX_ALIASES = 20  # names that are followed from one
+SETTING = "setrecursionlimit"  # affects every function, although no function reads it
+MAX_ALIASES = 20  # names per object that are followed
 SCRIPT_FUNCTIONS = {"print", "input", "help", "exit", "quit"}
 SCRIPT_METHODS = {
     *("exit", "_exit", "abort", "main", "run", "testmod", "write", "writelines", "flush", "show")
-}  # of libraries
+}  # library functions that end, start or print a script
 
 
 def kept_and_needed(module: Module, name: str) -> tuple[list[int], list[int]]:
     """
-    The places of the statements that are no script, and of those that the function of a name needs.
+    Chooses the statements that belong in the program.
 
-    Of a script is what no definition needs. Calls of own functions do not count for a definition that the function of the name does
-    without: `main()` fills what `main` reads. Bindings that are replaced by later ones are kept, but not needed.
+    Args:
+        module (`Module`): A completion's code.
+        name (`str`): The function that the agent was asked for.
+
+    Returns:
+        `tuple[list[int], list[int]]`: The indices of the statements to keep, and of those that the function needs. All
+        definitions and imports are kept, with the statements that they need. A call is kept only for the function
+        that was asked for: `main()` may fill a variable that only `main` reads. Bindings that later ones replace are
+        kept but not needed.
     """
     facts = _Facts(module, name)
     needed = _Needs(facts, only_last=True)
@@ -45,19 +52,20 @@ def kept_and_needed(module: Module, name: str) -> tuple[list[int], list[int]]:
 
 class _Facts:
     """
-    Where the statements of a module bind, change and run something.
+    What the statements of a module bind, change and call.
 
     Args:
         module (`Module`): The module.
         name (`str`): The function whose calls are examples.
 
     Attributes:
-        events (`dict[str, list[tuple[int, bool]]]`): By name, the places where it is bound or its object changed, and whether what
-            was before is gone.
-        changed_by (`dict[str, list[str]]`): By variable, the own functions that change it.
-        named_by (`dict[str, list[str]]`): By own function, those that name it.
-        run_by (`dict[str, list[int]]`): By name, the places of the statements that read it when they run.
-        called_by (`dict[str, list[int]]`): By name, the places of those that call it, or a method of it.
+        events (`dict[str, list[tuple[int, bool]]]`): For each name, the indices of the statements that bind it or
+            change its object, and whether they always replace its earlier value.
+        changed_by (`dict[str, list[str]]`): For each variable, the module's functions that change it.
+        named_by (`dict[str, list[str]]`): For each function, the functions that name it.
+        run_by (`dict[str, list[int]]`): For each name, the indices of the statements that read it when they run.
+        called_by (`dict[str, list[int]]`): For each name, the indices of the statements that call it or one of its
+            methods.
     """
 
     def __init__(self, module: Module, name: str):
@@ -71,7 +79,7 @@ class _Facts:
                 self.changed_by.setdefault(variable, []).append(function)
             for called in its.calls:
                 self.named_by.setdefault(called, []).append(function)
-        aliases = {}  # names whose objects another name may stand for
+        aliases = {}  # for each name, other names that may refer to the same object
         for place, statement in enumerate(module.statements):
             if _is_left_out(statement.node):
                 continue
@@ -87,16 +95,16 @@ class _Facts:
 
 class _Needs:
     """
-    Collects statements.
+    Collects the statements that names and other statements need.
 
     Args:
         facts (`_Facts`): What the module says.
-        only_last (`bool`): Whether a binding that certainly happens makes those before it needless, and one in a branch those
-            in branches before it.
+        only_last (`bool`): Whether a binding replaces the earlier ones: one that always happens all of them, one in a
+            branch those in other branches.
 
     Attributes:
-        places (`set[int]`): The statements.
-        calls_count (`bool`): Whether calls of own functions are needed for what they change.
+        places (`set[int]`): The indices of the statements.
+        calls_count (`bool`): Whether calls of the module's functions are collected for the variables that they change.
     """
 
     def __init__(self, facts: _Facts, only_last: bool):
@@ -104,12 +112,12 @@ class _Needs:
         self.only_last = only_last
         self.calls_count = True
         self.places = set()
-        self.seen = set()  # the events that were looked at
-        self.active = set()  # functions whose calls are needed, and objects with such methods
-        self.queue = []  # needed statements whose own needs are not yet looked at
+        self.seen = set()  # events that are done
+        self.active = set()  # functions whose calls are needed, and objects that have such methods
+        self.queue = []  # statements whose own needs are still to be collected
 
     def add_names(self, names) -> None:
-        """Adds what the values of names at the end of the module need."""
+        """Adds the statements that determine the final values of names."""
         for name in names:
             self._need(name, END)
         self._work()
@@ -135,10 +143,10 @@ class _Needs:
 
     def _need(self, name: str, before: int) -> None:
         if name not in self.facts.events and name not in BUILTINS and name != "*":
-            self._need("*", before)  # what `from module import *` brings
+            self._need("*", before)  # it may come from `from module import *`
         events = self.facts.events.get(name, [])
         statements = self.facts.module.statements
-        in_branch = False  # whether the name is bound in a branch further down
+        in_branch = False  # whether a later branch binds the name
         for k in range(bisect.bisect_left(events, (before,)) - 1, -1, -1):
             place, certain = events[k]
             if (name, k) in self.seen:
@@ -160,7 +168,7 @@ class _Needs:
                 self._activate(function)
 
     def _activate(self, function: str) -> None:
-        """Adds the statements that run a function, straight or through others, or call a method of an object that runs it."""
+        """Adds the statements that call a function, directly, through other functions, or as a method of an object."""
         new = [function]
         while new:
             name = new.pop()
@@ -171,7 +179,7 @@ class _Needs:
             for place in (facts.run_by if name in module.functions else facts.called_by).get(name, ()):
                 statement = module.statements[place]
                 if self.only_last and isinstance(statement.node, ast.Expr) and _is_script_call(statement.node.value):
-                    continue  # `print(build())` is kept for what it changes, but is a print
+                    continue  # `print(build())` is kept for its effect, but printing is not the function's
                 self._take(place)
                 if not isinstance(statement.node, DEFINITIONS):
                     new += statement.binds
@@ -179,7 +187,7 @@ class _Needs:
 
 
 def _is_left_out(node: ast.stmt) -> bool:
-    """Whether a statement is a script's, whatever it changes."""
+    """Whether a statement belongs to a script, whatever it changes."""
     if isinstance(node, ast.If):
         return any(isinstance(inner, ast.Name) and inner.id == "__name__" for inner in ast.walk(node.test))
     return isinstance(node, ast.Assert)
@@ -187,13 +195,13 @@ def _is_left_out(node: ast.stmt) -> bool:
 
 def _changed_names(module: Module, effects: dict, statement: Statement, own: str, aliases: dict) -> set[str]:
     """
-    Names of a module whose objects a statement may change when it runs, other than by own functions that change variables of the
-    module. Adds to `aliases` the names that the statement gives to objects which have names.
+    Names of the module whose objects a statement may change when it runs; not those that the module's functions
+    change by themselves. Also records in `aliases` which names the statement makes refer to the same object.
     """
     node = statement.node
     if isinstance(node, IMPORTS):
         for bound in statement.binds if len(statement.binds) <= MAX_ALIASES else ():
-            aliases[bound] = statement.binds  # of one module: `getcontext().prec = 5` changes what `Decimal` does
+            aliases[bound] = statement.binds  # they may share state: `getcontext().prec = 5` affects `Decimal`
         return set()
     if isinstance(node, ast.Expr) and _is_script_call(node.value):
         return set()
@@ -250,5 +258,5 @@ def _changed_names(module: Module, effects: dict, statement: Statement, own: str
 
 
 def _is_script_call(node: ast.AST) -> bool:
-    """Whether an expression only shows, asks or ends something."""
+    """Whether an expression calls a function that only prints, reads input or ends the program."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SCRIPT_FUNCTIONS

@@ -1,8 +1,9 @@
 """
-A module's syntax tree as scopes and statements, read in one pass: which names each of them binds, reads and may change.
+Splits a module's syntax tree into scopes and top-level statements, and records which names each of them binds and
+reads.
 
-Completions can be long and hostile. So every node is visited once here, what comes after works on the lists that this makes, and
-nothing recurses.
+Completions can be long and hostile. Therefore each node is visited once, without recursion; later analyses work on
+the lists that this pass makes.
 """
 
 import ast
@@ -24,13 +25,13 @@ SIMPLE = (
     ast.Assign,
     ast.AnnAssign,
     ast.Delete,
-)  # statements that certainly bind what they name
+)  # these always bind the names in them; others may not run
 BUILTINS = frozenset(dir(builtins))
-PURE_METHODS = {*dir(str), *dir(frozenset), *dir(type(type.__dict__))}  # of types that do not change
+PURE_METHODS = {*dir(str), *dir(frozenset), *dir(type(type.__dict__))}  # methods of immutable types
 MUTATORS = {
     *("heapify", "heappush", "heappop", "heapreplace", "heappushpop", "insort", "insort_left", "insort_right"),
     *("shuffle", "setitem", "delitem", "setattr", "delattr", "next"),
-}  # functions, and not methods, that change their arguments
+}  # library functions that change their arguments
 NO_NODES = {
     *(
         "id",
@@ -49,7 +50,7 @@ NO_NODES = {
     ),
     *("simple", "names", "rest", "kwd_attrs", "is_async", "type_ignores"),
 }
-END = 1 << 60  # a place after all statements
+END = 1 << 60  # greater than the index of any statement
 
 
 @functools.cache
@@ -70,7 +71,7 @@ def children(node: ast.AST) -> list[ast.AST]:
 
 
 def walk(*nodes: ast.AST) -> Iterator[ast.AST]:
-    """All nodes in and below some nodes, like `ast.walk` but in the order of the source and without operators and contexts."""
+    """Some nodes and all below them, like `ast.walk`, but in source order, without operators and contexts."""
     stack = [*reversed(nodes)]
     while stack:
         node = stack.pop()
@@ -98,15 +99,15 @@ class Scope:
         parent (`Scope`, *optional*): The scope around it; None for a module.
 
     Attributes:
-        nodes (`list[ast.AST]`): The nodes in it, in the order of the source; of the scopes within, only their own nodes and what
-            is evaluated outside of them (decorators, defaults, annotations, base classes).
+        nodes (`list[ast.AST]`): Its nodes in source order. An inner scope contributes its node and the parts that are
+            evaluated outside it (decorators, defaults, annotations, base classes), but not its body.
         bound (`set[str]`): Names that are bound in it, parameters included.
         parameters (`set[str]`): Its parameters.
-        elsewhere (`set[str]`): Names that it declares `nonlocal`.
-        outermost (`set[str]`): Names that it declares `global`.
+        nonlocals (`set[str]`): Names that it declares `nonlocal`.
+        globals (`set[str]`): Names that it declares `global`.
     """
 
-    __slots__ = ("bound", "elsewhere", "node", "nodes", "outermost", "parameters", "parent")
+    __slots__ = ("bound", "globals", "node", "nodes", "nonlocals", "parameters", "parent")
 
     def __init__(self, node: ast.AST, parent: "Scope | None" = None):
         self.node = node
@@ -115,22 +116,22 @@ class Scope:
         arguments = walk(node.args) if isinstance(node, (*FUNCTIONS, ast.Lambda)) else ()
         self.parameters = {inner.arg for inner in arguments if inner.__class__ is ast.arg}
         self.bound = {*self.parameters}
-        self.elsewhere, self.outermost = set(), set()
+        self.nonlocals, self.globals = set(), set()
 
     def owner(self, name: str) -> "Scope | None":
-        """The scope inside the module that a name in this one belongs to; None if it is the module's or a builtin."""
+        """The scope in which a name that is used here is local; None for names of the module and builtins."""
         scope = self
         while scope.parent is not None:
-            if name in scope.outermost:
+            if name in scope.globals:
                 return None
-            if name in scope.bound and name not in scope.elsewhere:
+            if name in scope.bound and name not in scope.nonlocals:
                 if scope is self or scope.node.__class__ is not ast.ClassDef:
                     return scope
             scope = scope.parent
         return None
 
     def waits(self) -> bool:
-        """Whether code in it waits for a call; the body of a class, and comprehensions in it, do not."""
+        """Whether its code runs only when a function is called. The body of a class runs at once."""
         scope = self
         while scope.parent is not None:
             if isinstance(scope.node, (*FUNCTIONS, ast.Lambda)):
@@ -149,13 +150,13 @@ class Statement:
         scopes (`list[Scope]`): The scopes in it.
 
     Attributes:
-        binds (`set[str]`): Names that it may bind in the module.
-        certain (`bool`): It binds them in any case.
-        running (`list[Scope]`): The scopes whose code runs with the statement, as far as that can be told.
-        reads_now (`set[str]`): Names of the module that are read when it runs.
-        reads_later (`set[str]`): Names of the module that its functions read when they are called. What is called at once, a
-            `lambda` in a call say, may be in both.
-        calls (`set[str]`): Names that it calls when it runs, straight or as an object with methods.
+        binds (`set[str]`): Names of the module that it binds, or may bind.
+        certain (`bool`): Whether it always binds them.
+        running (`list[Scope]`): The inner scopes whose code may run when the statement runs.
+        reads_now (`set[str]`): Names of the module that may be read when the statement runs.
+        reads_later (`set[str]`): Names of the module that may be read later, when a function in it is called. A
+            `lambda` may be called at once or later, so its names are in both sets.
+        calls (`set[str]`): Names that the statement calls when it runs, or whose methods it calls.
     """
 
     def __init__(self, node: ast.stmt, nodes: list[ast.AST], scopes: list[Scope], binds: set[str]):
@@ -192,7 +193,7 @@ class Statement:
 
 
 def root_name(node: ast.AST, known: dict[ast.AST, ast.Name | None]) -> ast.Name | None:
-    """The name at which a chain of attributes, items and calls begins. `known` remembers the answers for long chains."""
+    """The first name of a chain of attributes, items and calls. `known` stores results for long chains."""
     path = []
     while isinstance(node, (*CONTAINERS, ast.Call)) and node not in known:
         path.append(node)
@@ -212,9 +213,9 @@ class Module:
 
     def __init__(self, statements: list[Statement]):
         self.statements = statements
-        self.events = {}  # by name: the places at which it is bound, or its object changed, and whether what was is gone
+        self.events = {}  # for each name, the indices of the statements that bind it, and whether they always do
         self.imported = set()
-        self.functions = {}  # the module's own functions and classes, and the scopes in their statements
+        self.functions = {}  # for each function and class, by name, the scopes in its statement
         for index, statement in enumerate(statements):
             node = statement.node
             if isinstance(node, IMPORTS):
@@ -226,7 +227,7 @@ class Module:
                 self.events.setdefault(name, []).append((index, statement.certain))
 
     def bindings(self, name: str, before: int = END) -> Iterator[tuple[int, Statement]]:
-        """The statements that may have bound a name before a place, last first, up to one that certainly did."""
+        """The statements before an index that may have bound a name, latest first, up to one that always binds it."""
         events = self.events.get(name, [])
         for index, certain in reversed(events[: bisect.bisect_left(events, (before,))]):
             yield index, self.statements[index]
@@ -247,7 +248,7 @@ def read_module(tree: ast.Module) -> Module:
 
 
 def _fill(scope: Scope, parts: list[ast.AST], scopes: list[Scope]) -> None:
-    """Puts the nodes of parts into a scope, and those of the scopes within into new ones."""
+    """Adds the nodes of some parts to a scope, and creates the inner scopes."""
     pending = [(scope, parts)]
     while pending:
         scope, parts = pending.pop()
@@ -270,7 +271,7 @@ def _fill(scope: Scope, parts: list[ast.AST], scopes: list[Scope]) -> None:
                 pending.append((inner, inside))
                 stack += reversed(outside)
             elif kind is ast.AnnAssign and node.value is None and scope.parent is None:
-                stack.append(node.annotation)  # a module's name without a value is not bound
+                stack.append(node.annotation)  # at module level, a name without a value is not bound
             elif kind is ast.NamedExpr:
                 _block_scope(scope).bound.add(node.target.id)
                 append(node.target)
@@ -281,14 +282,14 @@ def _fill(scope: Scope, parts: list[ast.AST], scopes: list[Scope]) -> None:
 
 
 def _block_scope(scope: Scope) -> Scope:
-    """Where `name := value` in a scope binds the name."""
+    """The scope in which `name := value` binds the name: a comprehension passes it outwards."""
     while isinstance(scope.node, COMPREHENSIONS):
         scope = scope.parent
     return scope
 
 
 def _bind(scope: Scope, node: ast.AST) -> None:
-    """Notes the names that a node binds or declares; nodes of the class `Name` are not its concern."""
+    """Records the names that a node binds or declares, except for `Name` nodes, which `_fill` handles."""
     if isinstance(node, DEFINITIONS):
         scope.bound.add(node.name)
     elif isinstance(node, IMPORTS):
@@ -300,13 +301,13 @@ def _bind(scope: Scope, node: ast.AST) -> None:
     elif isinstance(node, ast.MatchMapping):
         scope.bound.update([node.rest] if node.rest else [])
     elif isinstance(node, ast.Global):
-        scope.outermost.update(node.names)
+        scope.globals.update(node.names)
     elif isinstance(node, ast.Nonlocal):
-        scope.elsewhere.update(node.names)
+        scope.nonlocals.update(node.names)
 
 
 def _scope_parts(node: ast.AST) -> tuple[list[ast.AST], list[ast.AST]]:
-    """What of a scope's node is evaluated in the scope around it, and what in itself."""
+    """The parts of a scope's node that are evaluated in the enclosing scope, and those that are evaluated inside."""
     if isinstance(node, (*FUNCTIONS, ast.Lambda)):
         arguments = node.args
         outside = [*arguments.defaults, *(default for default in arguments.kw_defaults if default is not None)]
@@ -325,5 +326,5 @@ def _scope_parts(node: ast.AST) -> tuple[list[ast.AST], list[ast.AST]]:
 
 
 def names_of(nodes: Iterable[ast.AST]) -> set[str]:
-    """The names that stand in nodes, read or bound."""
+    """All names in nodes, read or bound."""
     return {node.id for node in walk(*nodes) if node.__class__ is ast.Name}
