@@ -479,16 +479,16 @@ def test_what_the_end_of_a_run_needs_is_tried_at_its_start(parse, tmp_path, monk
     output = {"save_path": str(tmp_path / "team"), "save_final_model": True}
     recipe = parse({"output": output, "magrpo": {"output_dir": str(tmp_path / "run")}})
     before = sorted(tmp_path.rglob("*"))
-    recipe.check_run(environment)
+    recipe.check_run(environment, None)
     assert sorted(tmp_path.rglob("*")) == before  # what was tried is gone
     for name in in_the_way(tmp_path):
         there = sorted(tmp_path.rglob("*"))
         with pytest.raises(SystemExit, match=f"error: .* cannot be written to .*{name}") as error:
-            recipe.check_run(environment)
+            recipe.check_run(environment, None)
         assert "\n" not in error.value.code and sorted(tmp_path.rglob("*")) == there
     (tmp_path / "team").mkdir()
     (tmp_path / "team" / "notes.txt").write_text("mine")
-    recipe.check_run(environment)
+    recipe.check_run(environment, None)
     assert [path.name for path in (tmp_path / "team").iterdir()] == ["notes.txt"]
 
     def full(descriptor):
@@ -496,7 +496,7 @@ def test_what_the_end_of_a_run_needs_is_tried_at_its_start(parse, tmp_path, monk
 
     monkeypatch.setattr(results.os, "fsync", full)
     with pytest.raises(SystemExit, match="No space left on device"):
-        recipe.check_run(environment)
+        recipe.check_run(environment, None)
 
 
 def test_resuming(parse, error_of, tmp_path, monkeypatch):
@@ -616,11 +616,15 @@ def test_errors_are_value_errors():
 
 def test_the_sandbox_and_what_counts_as_collaboration(parse, tmp_path):
     environment = code_generation_environment(parse({}))
-    assert environment.collaboration == "executed" and environment.sandbox.min_tier == "seccomp"
+    assert (
+        environment.reward.collaboration == "executed"
+        and environment.reward.adaptive_timeout
+        and environment.sandbox.min_tier == "seccomp"
+    )
     sections = {"reward": {"collaboration": "static"}, "sandbox": {"workers": 3, "memory_mb": 256, "check_timeout": 2}}
     recipe = parse({**sections, "output": {"base_dir": str(tmp_path)}})
     environment = code_generation_environment(recipe)
-    assert environment.collaboration == "static"
+    assert environment.reward.collaboration == "static"
     sandbox = environment.sandbox
     assert (sandbox.workers, sandbox.memory_mb, sandbox.check_timeout) == (3, 256, 2)
     assert environment.executions.keep_suspicious == recipe.run_folder / "suspicious_programs"

@@ -62,13 +62,13 @@ def read_checkpoint(folder: str | Path, verify: bool = False) -> dict[str, Any]:
             f"them: AgentTeam.from_pretrained({str(folder)!r})."
         )
     if verify:
-        _verify(folder, path.stat().st_mtime_ns)
+        _verify(folder, tuple(sorted((name, (folder / name).stat().st_mtime_ns) for name in [*sizes, STATE_FILE])))
     return state
 
 
 @functools.lru_cache(maxsize=8)
-def _verify(folder: Path, saved_at: int) -> None:
-    """Compares the checksums of all files, once for a checkpoint that does not change."""
+def _verify(folder: Path, times: tuple[tuple[str, int], ...]) -> None:
+    """Compares the checksums of all files, once for a checkpoint whose files keep their times of change."""
     checksums = json.loads((folder / STATE_FILE).read_text()).get("checksums")
     if checksums is None:
         logger.warning(f"{folder} was saved by a release that kept no checksums: a damaged file would not be noticed.")
