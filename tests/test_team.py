@@ -113,6 +113,9 @@ def test_the_team_s_forward_runs_every_agent():
         (lambda path: lora_team(path, ("aux", "layers")), "'layers' is part of the names"),
         (lambda path: lora_team(path, init_lora_weights="pissa"), "pissa` changes the base"),
         (lambda path: lora_team(path, target_modules=["lm_head"]), "covers the output embeddings"),
+        (lambda path: lora_team(path, modules_to_save=["lm_head"]), "covers the output embeddings"),
+        (lambda path: lora_team(path, modules_to_save=["norm", "score"]), "names 'score', but no module of the model"),
+        (lambda path: lora_team("nothing/is-loaded", modules_to_save="norm"), r"a list of names, such as \['norm'\]"),
         (lambda path: partly_shared(), "Either all agents of a team share one model"),
         (lambda path: partly_adapted(), "Either every agent of a team has a LoRA adapter"),
         (lambda path: AgentTeam(dict(team_of("lora").models, x=tiny_llama()), {}), "the tokenizers for"),
@@ -233,7 +236,15 @@ def adapter(team, role):
 
 
 @pytest.mark.parametrize(
-    "config", [{}, {"init_lora_weights": "gaussian"}, {"use_dora": True}, {"init_lora_weights": False}], ids=str
+    "config",
+    [
+        {},
+        {"init_lora_weights": "gaussian"},
+        {"use_dora": True},
+        {"init_lora_weights": False},
+        {"modules_to_save": ["norm", "mlp"]},
+    ],
+    ids=str,
 )
 def test_fresh_adapters_depend_on_the_seed_and_the_role(tiny_model, tmp_path, config):
     shutil.copytree(tiny_model, tmp_path / "other")
@@ -254,6 +265,27 @@ def test_fresh_adapters_depend_on_the_seed_and_the_role(tiny_model, tmp_path, co
     assert not torch.equal(adapter(first, "aux"), adapter(first, "main"))
     seeded = lora_team(tiny_model, seed=43, **config)
     assert not any(torch.equal(adapter(seeded, role), adapter(first, role)) for role in ("aux", "main"))
+
+
+def test_every_agent_has_its_own_copy_of_modules_to_save(tiny_model, tmp_path):
+    base = AgentTeam.from_pretrained(tiny_model, roles=["solo"])
+    team = lora_team(tiny_model, modules_to_save=["norm", "mlp"], target_modules=["q_proj", "gate_proj"])
+    expected = logits(base, "solo")
+    assert all(torch.equal(logits(team, role), expected) for role in team.roles)
+    names = {name.partition(".layers.0.")[2] for name, parameter in team.named_parameters() if parameter.requires_grad}
+    copies = [f"mlp.modules_to_save.{{}}.{x}_proj.weight" for x in ("gate", "up", "down")]
+    copies += ["input_layernorm.modules_to_save.{}.weight", "post_attention_layernorm.modules_to_save.{}.weight"]
+    copies += ["self_attn.q_proj.lora_A.{}.weight", "self_attn.q_proj.lora_B.{}.weight"]
+    assert names - {""} == {copy.format(role) for copy in copies for role in team.roles}
+    with torch.no_grad():
+        for parameter in team.agent_parameters("main"):
+            parameter.add_(0.1)
+    assert torch.equal(logits(team, "aux"), expected) and not torch.equal(logits(team, "main"), expected)
+    team.save_pretrained(tmp_path, state_dict=team.state_dict())
+    loaded = AgentTeam.from_pretrained(str(tmp_path))
+    assert all(torch.equal(logits(loaded, role), logits(team, role)) for role in team.roles)
+    saved = load_file(tmp_path / "agents" / "main" / "adapter_model.safetensors")
+    assert len(saved) == len(team.agent_parameters("main"))
 
 
 def test_weights_that_a_file_lacks_depend_on_the_seed(tmp_path):
@@ -310,11 +342,12 @@ def test_frozen_agents(tiny_model):
 
 def test_the_reference_of_a_lora_team_is_what_it_began_from(tiny_model):
     base = AgentTeam.from_pretrained(tiny_model, roles=["solo"])
-    fresh, trained = lora_team(tiny_model), team_of("lora")
+    trained = team_of("lora")
     beginning = {role: logits(trained, role) for role in trained.roles}
-    for team in (fresh, trained):
+    for team in (lora_team(tiny_model), lora_team(tiny_model, modules_to_save=["norm", "embed_tokens"]), trained):
         trainable = {name for name, parameter in team.named_parameters() if parameter.requires_grad}
         team.keep_reference()
+        assert team is trained or not any("_reference" in name for name, _ in team.named_parameters())
         assert trainable == {name for name, parameter in team.named_parameters() if parameter.requires_grad}
         with torch.no_grad():
             for role in team.roles:

@@ -7,8 +7,10 @@ Its trainers extend private methods, which may change in any release. This list 
 import inspect
 
 import pytest
+import torch
 import transformers
 import trl
+from peft.utils import ModulesToSaveWrapper
 from transformers import Trainer
 from transformers.modeling_layers import GradientCheckpointingLayer
 from trl import GRPOTrainer
@@ -212,6 +214,12 @@ def test_checkpointed_layers_look_at_their_own_mode():
     source = inspect.getsource(GradientCheckpointingLayer.__init_subclass__)
     assert "self.gradient_checkpointing and self.training" in source, ADVICE
     assert "self._gradient_checkpointing_func(" in source, ADVICE
+
+
+def test_peft_s_wrappers_of_whole_modules():
+    wrapper = ModulesToSaveWrapper(torch.nn.Linear(2, 2), "aux")
+    assert {"_active_adapter", "_disable_adapters"} <= {*vars(wrapper)}, ADVICE
+    assert list(wrapper.modules_to_save) == ["aux"] and wrapper.original_module is not wrapper.modules_to_save["aux"]
 
 
 def test_generate_takes_a_filled_cache():

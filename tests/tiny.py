@@ -110,7 +110,7 @@ def tiny_team(roles=("aux", "main"), chat_template: str | None = None) -> AgentT
     )
 
 
-FORMS = ("full", "heterogeneous", "shared", "lora", "lora on two bases")
+FORMS = ("full", "heterogeneous", "shared", "lora", "lora on two bases", "lora and whole modules")
 
 
 def team_of(form: str, roles=("aux", "main")) -> AgentTeam:
@@ -124,16 +124,22 @@ def team_of(form: str, roles=("aux", "main")) -> AgentTeam:
     if form == "shared":
         models = [tiny_llama()] * len(roles)
     if form.startswith("lora"):
-        bases = [tiny_llama(seed) for seed in range(1 if form == "lora" else 2)]
+        bases = [tiny_llama(seed) for seed in range(2 if form == "lora on two bases" else 1)]
+        copied = ["input_layernorm", "embed_tokens"] if form == "lora and whole modules" else None
         models = []
         for k, role in enumerate(roles):
             base = bases[k % len(bases)]
             torch.manual_seed(100 + k)
-            config = LoraConfig(r=4, lora_alpha=16, target_modules="all-linear", init_lora_weights=False)
+            config = LoraConfig(
+                r=4, lora_alpha=16, target_modules="all-linear", init_lora_weights=False, modules_to_save=copied
+            )
             if k < len(bases):
                 bases[k] = base = get_peft_model(base, config, adapter_name=role)
             else:
                 base.add_adapter(role, config)
+            for name, parameter in base.named_parameters():
+                if f".modules_to_save.{role}." in name:
+                    parameter.data.mul_(1 + 0.5 * torch.rand_like(parameter))
             models.append(base)
     tokenizers = {role: byte_tokenizer() for role in roles}
     return AgentTeam(dict(zip(roles, models, strict=True)), tokenizers)

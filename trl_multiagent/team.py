@@ -19,7 +19,7 @@ from peft import (
     set_peft_model_state_dict,
 )
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import AuxiliaryTrainingWrapper
+from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -45,6 +45,8 @@ SHARED_FOLDER = "shared"
 FORMAT_VERSION = 1
 ADAPTER_CONFIG = "adapter_config.json"
 # Initialisations that change the base, which the agents have in common
+# Parts of the names of modules that PEFT adds, which hold the names of adapters
+ADAPTER_PARTS = ("lora_", "modules_to_save.", "trainable_tokens_", "token_adapter.")
 BASE_CHANGING_INITS = ("pissa", "olora", "corda", "eva", "loftq", "lora_ga")
 
 
@@ -169,6 +171,8 @@ class AgentTeam(nn.Module):
                 "`peft_config` gives every agent an adapter of its own; it does not go with `share_weights`."
             )
         roles = None if roles is None else _check_agent_names(roles)
+        if peft_config is not None:
+            _check_adapter_config("every agent", peft_config)
         hub = {"revision": model_init_kwargs.get("revision"), "token": model_init_kwargs.get("token")}
         team_file = find_file(name, TEAM_FILE, **hub) if isinstance(name, str) else None
         if team_file is not None:
@@ -505,8 +509,8 @@ class AgentTeam(nn.Module):
         self._reference_adapters.clear()
         for role, model in self.policies.items():
             weights = get_peft_model_state_dict(model, adapter_name=role, save_embedding_layers=False)
-            if not any(x.any() for key, x in weights.items() if "lora_A" not in key and "lora_embedding_A" not in key):
-                continue  # a fresh adapter adds nothing to the base
+            if _changes_nothing(model, role, weights):
+                continue
             model.add_adapter(_reference_name(role), model.peft_config[role])
             set_peft_model_state_dict(model, weights, adapter_name=_reference_name(role))
             self._reference_adapters.add(role)
@@ -752,17 +756,47 @@ def adapter_parameters(model: PeftModel, adapter: str) -> list[nn.Parameter]:
     return [parameter for name, parameter in model.named_parameters() if adapter in name.split(".")]
 
 
+def _changes_nothing(model: PeftModel, role: str, weights: dict[str, torch.Tensor]) -> bool:
+    """Whether an adapter with these weights is fresh: it adds zero to the base, and its copies of modules are as there."""
+    copies = [
+        (module.modules_to_save[role], module.original_module)
+        for module in model.modules()
+        if isinstance(module, ModulesToSaveWrapper) and role in module.modules_to_save
+    ]
+    num_copied = sum(len(copy.state_dict()) for copy, _ in copies)
+    of_lora = {name: x for name, x in weights.items() if "lora_" in name}
+    return (
+        len(of_lora) + num_copied == len(weights)
+        and not any(x.any() for name, x in of_lora.items() if "lora_A" not in name and "lora_embedding_A" not in name)
+        and all(
+            torch.equal(*pair)
+            for copy, original in copies
+            for pair in zip(copy.parameters(), original.parameters(), strict=True)
+        )
+    )
+
+
 def _check_adapter(role: str, model: PeftModel) -> None:
     if role not in model.peft_config:
         raise ValueError(
             f"The PeftModel of the role {role!r} has the adapters {list(model.peft_config)}; name one as the role."
         )
-    modules = [name for name, _ in model.get_base_model().named_modules() if "lora_" not in name]
+    modules = [
+        name for name, _ in model.get_base_model().named_modules() if not any(part in name for part in ADAPTER_PARTS)
+    ]
     if role in "lora_" or any(f".{role}" in f".{name}" for name in modules):
         raise ValueError(  # PEFT finds an adapter's parameters by this name
             f"The role {role!r} is part of the names of the model's parameters; a LoRA agent needs another name."
         )
-    _check_adapter_config(role, model.peft_config[role])
+    _check_adapter_config(f"agent {role!r}", model.peft_config[role])
+    copied = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, ModulesToSaveWrapper) and role in module.modules_to_save
+    ]
+    for name in model.peft_config[role].modules_to_save or ():
+        if not any(module.endswith(name) for module in copied):
+            raise ValueError(f"`modules_to_save` names {name!r}, but no module of the model has a name that ends so.")
     if isinstance(model.get_output_embeddings(), (BaseTunerLayer, AuxiliaryTrainingWrapper)):
         raise ValueError(
             "The LoRA adapter covers the output embeddings, whose weights the log-probabilities are computed from "
@@ -770,9 +804,9 @@ def _check_adapter(role: str, model: PeftModel) -> None:
         )
 
 
-def _check_adapter_config(role: str, config: PeftConfig) -> None:
+def _check_adapter_config(whose: str, config: PeftConfig) -> None:
     if not isinstance(config, LoraConfig):
-        raise ValueError(f"The adapter of {role!r} is a {config.peft_type} adapter; a team takes LoRA adapters.")
+        raise ValueError(f"The adapter of {whose} is a {config.peft_type} adapter; a team takes LoRA adapters.")
     if isinstance(config.init_lora_weights, str) and config.init_lora_weights.startswith(BASE_CHANGING_INITS):
         raise ValueError(
             f"`init_lora_weights: {config.init_lora_weights}` changes the base, which all agents have in common; use "
@@ -782,6 +816,8 @@ def _check_adapter_config(role: str, config: PeftConfig) -> None:
         raise ValueError(
             "`bias` and `layer_replication` of a LoRA adapter change the base, which all agents have in common; leave them."
         )
+    if isinstance(config.modules_to_save, str):
+        raise ValueError(f"`modules_to_save` must be a list of names, such as [{config.modules_to_save!r}].")
 
 
 def _without_adapter(model: PreTrainedModel | PeftModel) -> PreTrainedModel:

@@ -27,9 +27,10 @@ CASES = {
     "lora": ("lora", {"beta": 0.1}),
     "lora, recomputed": ("lora", {"gradient_checkpointing": True}),
     "lora on two bases": ("lora on two bases", {}),
+    "lora and whole modules": ("lora and whole modules", {"beta": 0.1, "gradient_checkpointing": True}),
     "frozen partner": ("full", {"frozen_agents": ["aux"]}),
     "frozen adapter": ("lora", {"frozen_agents": ["aux"]}),
-    "fresh adapters": (None, {}),
+    "fresh adapters": (None, {"beta": 0.1}),
     "experts": ("experts", {}),
 }
 
@@ -66,7 +67,7 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
     if form is None:
         torch.manual_seed(args.process_index)  # what a process drew before does not matter
         torch.rand(1 + args.process_index)
-        config = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear")
+        config = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear", modules_to_save=["norm", "embed_tokens"])
         team = AgentTeam.from_pretrained(str(teams / "full/agents/aux"), ["aux", "main"], peft_config=config, seed=7)
     else:
         team = AgentTeam.from_pretrained(str(teams / form))

@@ -23,6 +23,7 @@ CASES = [
     "lora",
     "lora, recomputed",
     "lora on two bases",
+    "lora and whole modules",
     "frozen partner",
     "frozen adapter",
     "fresh adapters",
