@@ -3,6 +3,7 @@ Step time and memory per process of MAGRPO on one and two processes, plain and s
 
     python benchmarks/scaling.py            # about 10 minutes on two cores
     python benchmarks/scaling.py --quick    # a smaller model, full teams only: about 4 minutes
+    python benchmarks/scaling.py --smoke    # seconds: whether it runs; its numbers mean nothing
 
 Two agents on a random Llama of bytes, 8 items a step in every form: two processes play 4 each. Every form is launched once
 with its file of `accelerate_configs/`; `team_run.py` says what is measured and how. Times are medians of the steps after
@@ -18,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from team_run import LAUNCHES, MIB, launch, machine, save_model
+from team_run import LAUNCHES, MIB, launch, machine, run_here, save_model
 
 
 COMMON = {
@@ -36,28 +37,35 @@ RATIOS = ("seconds", "held", "peak")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
     parser.add_argument("--quick", action="store_true", help="a smaller model, fewer steps, full teams only")
+    parser.add_argument("--smoke", action="store_true", help="seconds: a tiny model, one process and DDP")
     parser.add_argument("--steps", type=int, help="timed steps of each form (default: 5, quick: 2)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each process (default: 1)")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for one run (default: 600)")
     parser.add_argument("--output", type=Path, default=Path("scaling.json"), help="where the JSON goes")
     options = parser.parse_args()
-    steps = options.steps or (2 if options.quick else 5)
+    steps = options.steps or (1 if options.smoke else 2 if options.quick else 5)
+    hidden_size = 64 if options.smoke else 256 if options.quick else 512
+    common = {**COMMON, "num_items": 2, "num_tokens": 4} if options.smoke else COMMON
     on_gpus = torch.cuda.device_count() >= 2
-    results = {"machine": machine(), "threads": options.threads, "settings": COMMON, "teams": {}}
+    results = {"machine": machine(), "threads": options.threads, "settings": common, "teams": {}}
     with tempfile.TemporaryDirectory() as folder:
-        parameters = save_model(Path(folder), hidden_size=256 if options.quick else 512, num_layers=4)
-        settings = {**COMMON, "model": folder, "steps": steps + 1, "bf16": on_gpus}
+        parameters = save_model(Path(folder), hidden_size=hidden_size, num_layers=4)
+        settings = {**common, "model": folder, "steps": steps + 1, "bf16": on_gpus}
         print(
-            f"Two agents of {parameters / 1e6:.1f} M parameters, {COMMON['num_items']} items a step, medians of {steps} "
+            f"Two agents of {parameters / 1e6:.1f} M parameters, {common['num_items']} items a step, medians of {steps} "
             f"steps; {results['machine']['cores']} cores, {options.threads} threads per process"
         )
-        for team in ("full",) if options.quick else TEAMS:
+        for team in ("full",) if options.quick or options.smoke else TEAMS:
             print(
                 f"\n{team:18}{'s/step':>9}{'ratio':>8}{'held':>10}{'ratio':>8}{'peak':>10}{'ratio':>8}   MiB per process"
             )
             forms = results["teams"][team] = {}
-            for name in LAUNCHES:
-                records = launch(name, {**settings, "lora": TEAMS[team]}, on_gpus, options.threads, options.timeout)
+            for name in ("one process", "DDP") if options.smoke else LAUNCHES:
+                of_team = {**settings, "lora": TEAMS[team]}
+                if options.smoke and name == "one process":  # without the seconds that a process takes to start
+                    records = run_here(of_team)
+                else:
+                    records = launch(name, of_team, on_gpus, options.threads, options.timeout)
                 forms[name] = summary(records, forms.get("one process"))
                 print_form(name, forms[name])
     results["load_at_the_end"] = machine()["load"]

@@ -3,6 +3,7 @@ Memory of a team: what one more LoRA agent costs, and what a process holds of a 
 
     python benchmarks/team_memory.py            # both, about 10 minutes on two cores
     python benchmarks/team_memory.py --quick    # small models, one precision: about 2 minutes
+    python benchmarks/team_memory.py --smoke    # seconds: whether it runs; its numbers mean nothing
 
 Every run is MAGRPO steps on a random Llama of bytes, in fresh processes; `team_run.py` says what is measured and how. On a
 machine with GPUs it is their memory; ZeRO-3 needs two, and runs on the CPU where there are fewer.
@@ -25,7 +26,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from team_run import LAUNCHES, MIB, launch, machine, save_model
+from team_run import LAUNCHES, MIB, launch, machine, run_here, save_model
 
 
 # Data type of the loaded weights, and `bf16`
@@ -51,31 +52,44 @@ SIZES = ("held", "generate", "update")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
     parser.add_argument("--quick", action="store_true", help="small models, and mixed precision only")
+    parser.add_argument("--smoke", action="store_true", help="seconds: tiny models, one process in place of ZeRO-3")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each process (default: 1)")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for one run (default: 600)")
     parser.add_argument("--output", type=Path, default=Path("team_memory.json"), help="where the JSON goes")
     options = parser.parse_args()
-    gpus, limits = torch.cuda.device_count(), (options.threads, options.timeout)
-    results = {"machine": machine(), "settings": {**COMMON, "lora": LORA}}
+    gpus = torch.cuda.device_count()
+    agents_of_teams, common = AGENTS, COMMON
+    base_size, full_size = (1024, 512) if options.quick else (2048, 1024)
+    if options.smoke:
+        agents_of_teams, common, base_size, full_size = (1, 2), {**COMMON, "steps": 2}, 64, 64
+
+    def measure(name: str, settings: dict, on_gpus: bool) -> list[dict]:
+        if options.smoke:  # without the seconds that a process takes to start
+            return run_here(settings)
+        return launch(name, settings, on_gpus, options.threads, options.timeout)
+
+    results = {"machine": machine(), "settings": {**common, "lora": LORA}}
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
-        base_parameters = save_model(base, hidden_size=1024 if options.quick else 2048, num_layers=2)
-        settings = {**COMMON, "model": str(base), "lora": LORA, "num_items": 1, "dtype": "float32", "bf16": False}
+        base_parameters = save_model(base, hidden_size=base_size, num_layers=2)
+        settings = {**common, "model": str(base), "lora": LORA, "num_items": 1, "dtype": "float32", "bf16": False}
         runs = {}
-        for agents in AGENTS:
+        for agents in agents_of_teams:
             roles = [f"agent_{k}" for k in range(agents)]
-            (runs[agents],) = launch("one process", {**settings, "roles": roles}, gpus >= 1, *limits)
+            (runs[agents],) = measure("one process", {**settings, "roles": roles}, gpus >= 1)
         results["lora"] = compare_lora(runs, base_parameters)
         print_lora(results["lora"])
 
         full = Path(folder) / "full"
-        parameters = 2 * save_model(full, hidden_size=512 if options.quick else 1024, num_layers=4)
-        settings = {**COMMON, "model": str(full), "roles": ["aux", "main"], "lora": None, "num_items": 2}
+        parameters = 2 * save_model(full, hidden_size=full_size, num_layers=4)
+        settings = {**common, "model": str(full), "roles": ["aux", "main"], "lora": None, "num_items": 2}
         results["zero3"] = []
-        for precision in ("mixed precision",) if options.quick else PRECISIONS:
+        if options.smoke:
+            print("\nIn this smoke run, one process stands in for ZeRO-3 on two.")
+        for precision in ("mixed precision",) if options.quick or options.smoke else PRECISIONS:
             dtype, bf16 = PRECISIONS[precision]
             runs = {
-                name: launch(name, {**settings, "dtype": dtype, "bf16": bf16}, gpus >= 2, *limits)
+                name: measure(name, {**settings, "dtype": dtype, "bf16": bf16}, gpus >= 2)
                 for name in ("one process", "ZeRO-3")
             }
             results["zero3"].append({"precision": precision, **compare_zero(runs, parameters)})
@@ -90,8 +104,10 @@ def compare_lora(runs: dict[int, dict], base_parameters: int) -> dict:
     adapter = runs[1]["trained_parameters"]
     result = {"base_parameters": base_parameters, "adapter_parameters": adapter, "expected": 1600 * adapter / base}
     result["runs"] = {agents: {name: run[name] for name in ("device", *SIZES)} for agents, run in runs.items()}
-    result["fourth_agent"] = {name: 100 * (runs[4][name] - runs[3][name]) / base for name in SIZES}
-    result["per_agent"] = {name: 100 * (runs[8][name] - runs[1][name]) / 7 / base for name in SIZES}
+    if 4 in runs:
+        result["fourth_agent"] = {name: 100 * (runs[4][name] - runs[3][name]) / base for name in SIZES}
+    result["most_agents"] = most = max(runs)
+    result["per_agent"] = {name: 100 * (runs[most][name] - runs[1][name]) / (most - 1) / base for name in SIZES}
     return result
 
 
@@ -114,7 +130,10 @@ def print_lora(result: dict) -> None:
     print(f"{'MiB':22}" + "".join(f"{name:>10}" for name in SIZES))
     for agents, run in result["runs"].items():
         print(f"{agents:<2} agents            " + "".join(f"{run[name] / MIB:10.1f}" for name in SIZES))
-    for label, key in (("fourth agent, % of base", "fourth_agent"), ("2nd to 8th, mean", "per_agent")):
+    labels = {"fourth_agent": "fourth agent, % of base", "per_agent": f"2nd to {result['most_agents']}., mean"}
+    for key, label in labels.items():
+        if key not in result:  # in a smoke run
+            continue
         print(f"{label:23}" + "".join(f"{result[key][name]:9.2f}%" for name in SIZES))
     print(
         f"adapter, its gradients and Adam's state: {result['expected']:.2f} % of the base; target {LORA_TARGET} %",

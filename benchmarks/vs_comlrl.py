@@ -3,10 +3,12 @@ Side by side with CoMLRL 1.4.3: MAGRPO steps of both systems on the same work, o
 
     python benchmarks/vs_comlrl.py            # everything: about 20 minutes on two cores
     python benchmarks/vs_comlrl.py --quick    # fewer steps, one seed: about 4 minutes
+    python benchmarks/vs_comlrl.py --smoke    # seconds: whether it runs; its numbers mean nothing
 
 The first call makes an environment for the peer in the cache folder (`TRL_MULTIAGENT_CACHE`), with the library versions of
 `constraints.txt`. Each system runs in a process of its own; the two take their steps in turn, so that noise of the machine
-hits both. Runs without network access otherwise.
+hits both. Runs without network access otherwise. A smoke run makes no environment and no model: it takes steps of a tiny random
+model, and only this project's where the peer's environment has not been made.
 
 Equal for both: the demo's base model (two full copies, float32), items in the same order, prompts, G, turns, number of new
 tokens, sampling at temperature 1 from the whole distribution, early termination off, number of threads, advantages without
@@ -45,6 +47,7 @@ import tempfile
 import venv
 from pathlib import Path
 
+from team_run import save_model
 from tqdm.auto import tqdm
 
 from trl_multiagent.demo import demo_dataset, demo_model, demo_prompts
@@ -58,9 +61,8 @@ SYSTEMS = ("ours", "peer")
 PHASES = ("step", "generate", "reward", "update")
 CLOCKS = ("seconds", "cpu_seconds")
 COUNTS = ("generate_calls", "optimizer_steps", "env_steps", "peak_memory_mb")
-ITEMS_PER_STEP = 8
 COMMON = {
-    "items_per_step": ITEMS_PER_STEP,
+    "items_per_step": 8,
     "num_generations": 4,
     "max_new_tokens": 40,
     "advantage_normalization": False,
@@ -74,33 +76,44 @@ CURVE_LEARNING_RATE = 5e-4
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
     parser.add_argument("--quick", action="store_true", help="fewer steps and one seed")
+    parser.add_argument("--smoke", action="store_true", help="seconds: two steps of a tiny model")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each system (default: 1)")
     parser.add_argument("--steps", type=int, help="timed steps per setting (default: 8, quick: 3, 0: no times)")
     parser.add_argument("--seeds", type=int, help="seeds of the reward curve (default: 3, quick: 1, 0: no curve)")
     parser.add_argument("--output", type=Path, default=Path("vs_comlrl.json"), help="where the JSON goes")
     options = parser.parse_args()
-    timed_steps = options.steps if options.steps is not None else 3 if options.quick else 8
-    seeds = options.seeds if options.seeds is not None else 1 if options.quick else 3
-    curve_steps = 16 if options.quick else 40
+    defaults = (3, 1, 16) if options.quick else (8, 3, 40)
+    timed_steps = options.steps if options.steps is not None else defaults[0]
+    seeds = options.seeds if options.seeds is not None else defaults[1]
+    curve_steps = defaults[2]
+    common, cases = COMMON, list(itertools.product((1, 2), ("code", "text")))
+    if options.smoke:
+        common, cases = {**COMMON, "items_per_step": 2, "max_new_tokens": 4}, [(2, "code")]
+        timed_steps, seeds = 2, 0
 
-    pythons = {"ours": sys.executable, "peer": peer_python()}
-    common = {**COMMON, "threads": options.threads, "model": demo_model()}
-    results = {"machine": machine(), "settings": {**COMMON, "threads": options.threads}, "times": [], "curve": None}
-    for num_turns, reward in itertools.product((1, 2), ("code", "text")) if timed_steps else ():
-        settings = {
-            **common,
-            "num_turns": num_turns,
-            "reward": reward,
-            "learning_rate": 1e-6,
-            "seed": 0,
-            "items": items(timed_steps + 1, seed=0),
-        }
-        records = run(pythons, settings, f"T = {num_turns}, reward {reward}")
-        times = {"num_turns": num_turns, "reward": reward, "load": os.getloadavg(), **compare(records)}
-        results["times"].append(times)
-        print_times(times)
-    if seeds:
-        curves = []
+    pythons = {"ours": sys.executable, "peer": peer_python(make=not options.smoke)}
+    if pythons["peer"] is None:
+        del pythons["peer"]
+        print(f"{PEER} is not installed here, and a smoke run installs nothing: these are this project's steps alone.")
+    results = {"machine": machine(), "settings": {**common, "threads": options.threads}, "times": [], "curve": None}
+    with tempfile.TemporaryDirectory() as folder:
+        if options.smoke:
+            save_model(Path(folder), hidden_size=64, num_layers=1)
+        common = {**common, "threads": options.threads, "model": folder if options.smoke else demo_model()}
+        for num_turns, reward in cases if timed_steps else ():
+            settings = {
+                **common,
+                "num_turns": num_turns,
+                "reward": reward,
+                "learning_rate": 1e-6,
+                "seed": 0,
+                "items": items((timed_steps + 1) * common["items_per_step"], seed=0),
+            }
+            records = run(pythons, settings, f"T = {num_turns}, reward {reward}")
+            times = {"num_turns": num_turns, "reward": reward, "load": os.getloadavg(), **compare(records)}
+            results["times"].append(times)
+            print_times(times, results["settings"])
+        curves = [records] if options.smoke else []  # another start of the systems would take as long again
         for seed in range(seeds):
             settings = {
                 **common,
@@ -108,21 +121,24 @@ def main() -> None:
                 "reward": "code",
                 "learning_rate": CURVE_LEARNING_RATE,
                 "seed": seed,
-                "items": items(curve_steps, seed),
+                "items": items(curve_steps * common["items_per_step"], seed),
             }
             curves.append(run(pythons, settings, f"reward curve, seed {seed}"))
-        results["curve"] = compare_curves(curves)
-        print_curve(results["curve"])
+        if curves:
+            results["curve"] = compare_curves(curves, settings)
+            print_curve(results["curve"])
     options.output.write_text(json.dumps(results, indent=2) + "\n")
     print(f"\nAll numbers: {options.output}")
 
 
-def peer_python() -> str:
-    """The Python of the peer's environment, which is made if it is not there."""
+def peer_python(make: bool) -> str | None:
+    """The Python of the peer's environment; if it is not there, it is made, or there is none."""
     folder = cache_folder() / f"{PEER.replace('==', '-')}-python{sys.version_info.major}.{sys.version_info.minor}"
     python = folder / "bin" / "python"
     complete = folder / "complete"
     if not complete.is_file():
+        if not make:
+            return None
         print(f"Making an environment for {PEER} in {folder} ...", flush=True)
         venv.create(folder, clear=True, with_pip=True)
         install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -135,25 +151,25 @@ def peer_python() -> str:
     return str(python)
 
 
-def items(steps: int, seed: int) -> list[dict]:
+def items(number: int, seed: int) -> list[dict]:
     """The items of a run, in order, with their prompts."""
-    rows = demo_dataset("train").shuffle(seed).select(range(steps * ITEMS_PER_STEP)).to_list()
+    rows = demo_dataset("train").shuffle(seed).select(range(number)).to_list()
     return [{**row, **{f"{role}_prompt": text for role, text in demo_prompts(row).items()}} for row in rows]
 
 
 def run(pythons: dict[str, str], settings: dict, title: str) -> dict[str, list[dict]]:
-    """Lets both systems take their steps in turn, and returns each system's records of them."""
-    steps = len(settings["items"]) // ITEMS_PER_STEP
+    """Lets the systems take their steps in turn, and returns each system's records of them."""
+    steps = len(settings["items"]) // settings["items_per_step"]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "settings.json"
         path.write_text(json.dumps(settings))
-        systems = {name: System(name, pythons[name], path, settings["threads"]) for name in SYSTEMS}
+        systems = {name: System(name, python, path, settings["threads"]) for name, python in pythons.items()}
         try:
             for system in systems.values():
                 system.read()  # it is ready
-            records = {name: [] for name in SYSTEMS}
+            records = {name: [] for name in systems}
             for step in tqdm(range(steps), desc=title, unit="step"):
-                for name in SYSTEMS if step % 2 == 0 else reversed(SYSTEMS):
+                for name in systems if step % 2 == 0 else reversed(systems):
                     records[name].append(systems[name].step())
         finally:
             for system in systems.values():
@@ -219,26 +235,28 @@ def compare(records: dict[str, list[dict]]) -> dict:
         for key in COUNTS:
             result[name][key] = last[key]
         result[name]["steps"] = steps
-    for clock in CLOCKS:
+    for clock in CLOCKS if "peer" in result else ():
         result[f"ratio_{clock}"] = {
             phase: result["peer"][clock][phase] / result["ours"][clock][phase] for phase in PHASES
         }
     return result
 
 
-def compare_curves(curves: list[dict[str, list[dict]]], points: int = 8) -> dict:
+def compare_curves(curves: list[dict[str, list[dict]]], settings: dict, points: int = 8) -> dict:
     """
     Mean reward of each system in consecutive stretches of env steps, over all seeds.
 
     Returns:
         `dict` with `"env_steps"` (the end of each stretch), per system `"reward"` (mean over seeds) and `"by_seed"`, and
-        the difference ours - peer of the mean reward over the whole run with its standard error over seeds.
+        where the peer took part the difference ours - peer of the mean reward over the whole run with its standard error
+        over seeds.
     """
     steps = len(curves[0]["ours"])
+    points = min(points, steps)
     ends = [round(steps * k / points) for k in range(1, points + 1)]
-    result = {"learning_rate": CURVE_LEARNING_RATE}
+    result = {name: settings[name] for name in ("num_turns", "learning_rate")}
     result["env_steps"] = [sum(step["env_steps"] for step in curves[0]["ours"][:end]) for end in ends]
-    for name in SYSTEMS:
+    for name in curves[0]:
         by_seed = [
             [
                 statistics.mean(step["reward"] for step in curve[name][start:end])
@@ -250,6 +268,8 @@ def compare_curves(curves: list[dict[str, list[dict]]], points: int = 8) -> dict
             "reward": [statistics.mean(column) for column in zip(*by_seed, strict=True)],
             "by_seed": by_seed,
         }
+    if "peer" not in result:
+        return result
     differences = [
         statistics.mean(ours) - statistics.mean(peer)
         for ours, peer in zip(result["ours"]["by_seed"], result["peer"]["by_seed"], strict=True)
@@ -263,10 +283,10 @@ def machine() -> dict:
     return {"cores": len(os.sched_getaffinity(0)), "load": os.getloadavg(), "python": sys.version.split()[0]}
 
 
-def print_times(times: dict) -> None:
-    ours, peer = (times[name] for name in SYSTEMS)
+def print_times(times: dict, settings: dict) -> None:
+    ours, peer = (times.get(name) for name in SYSTEMS)
     print(
-        f"\n{ITEMS_PER_STEP} items, G = {COMMON['num_generations']}, T = {times['num_turns']}, "
+        f"\n{settings['items_per_step']} items, G = {settings['num_generations']}, T = {times['num_turns']}, "
         f"reward {times['reward']}, load of the machine {times['load'][0]:.1f}"
     )
     print(f"{'':18}{'------ wall, s ------':>27}{'---- processor, s ----':>29}")
@@ -274,19 +294,22 @@ def print_times(times: dict) -> None:
     for phase in PHASES:
         cells = [f"{phase:18}"]
         for clock, width in zip(CLOCKS, (9, 11), strict=True):
-            cells.append(f"{peer[clock][phase]:{width}.3f}{ours[clock][phase]:9.3f}")
-            cells.append(f"{times[f'ratio_{clock}'][phase]:8.1f}x")
+            cells.append(f"{peer[clock][phase]:{width}.3f}" if peer else f"{'-':>{width}}")
+            cells.append(f"{ours[clock][phase]:9.3f}")
+            cells.append(f"{times[f'ratio_{clock}'][phase]:8.1f}x" if peer else f"{'-':>9}")
         print("".join(cells) + (f"   target {TARGETS[times['num_turns']]:g}x" if phase == "step" else ""))
     for key in COUNTS:
-        print(f"{key.replace('_', ' '):18}{peer[key]:9.0f}{ours[key]:9.0f}")
+        print(f"{key.replace('_', ' '):18}" + (f"{peer[key]:9.0f}" if peer else f"{'-':>9}") + f"{ours[key]:9.0f}")
     sys.stdout.flush()
 
 
 def print_curve(curve: dict) -> None:
-    print(f"\nMean joint reward against env steps, T = 1, learning rate {curve['learning_rate']:g}")
+    print(f"\nMean joint reward against env steps, T = {curve['num_turns']}, learning rate {curve['learning_rate']:g}")
     print("env steps up to " + "".join(f"{end:7}" for end in curve["env_steps"]))
-    for label, name in (("CoMLRL", "peer"), ("ours", "ours")):
+    for label, name in (("CoMLRL", "peer"), ("ours", "ours")) if "peer" in curve else (("ours", "ours"),):
         print(f"{label:16}" + "".join(f"{value:7.2f}" for value in curve[name]["reward"]))
+    if "peer" not in curve:
+        return
     difference = curve["difference"]
     error = "" if difference["standard_error"] is None else f" +- {difference['standard_error']:.2f} (standard error)"
     print(f"ours - CoMLRL over the whole run: {difference['mean']:+.2f}{error}, {len(difference['by_seed'])} seeds")

@@ -9,7 +9,7 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from vs_comlrl_task import ROLES, Steps, load_reward
 
-from trl_multiagent import AgentTeam, MAGRPOConfig, MAGRPOTrainer, Outcome
+from trl_multiagent import AgentTeam, Environment, MAGRPOConfig, MAGRPOTrainer, Outcome
 
 
 settings = json.loads(Path(sys.argv[1]).read_text())
@@ -17,7 +17,7 @@ steps = Steps()
 rewards = []
 
 
-class AskAgain:
+class AskAgain(Environment):
     """At every turn each agent gets its prompt; the trainer puts the agent's past turns before it."""
 
     roles = ROLES

@@ -1,0 +1,42 @@
+"""Every benchmark runs from start to end, if only for seconds."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+# A line of each one's table
+TABLES = {
+    "sandbox": "sandbox, tier seccomp",
+    "scaling": "DDP x 2",
+    "team_memory": "held: target 60 %",
+    "vs_comlrl": "generate calls",
+}
+
+
+def test_every_benchmark_is_run():
+    commands = {path.stem for path in BENCHMARKS.glob("*.py") if "ArgumentParser(" in path.read_text()}
+    assert commands == TABLES.keys()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_smoke(name, tmp_path):
+    output = tmp_path / "numbers.json"
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / f"{name}.py", "--smoke", "--output", output],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(BENCHMARKS.parent), "TRL_MULTIAGENT_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert any(line.startswith(TABLES[name]) for line in done.stdout.splitlines()), done.stdout
+    assert json.loads(output.read_text())
+    if name == "vs_comlrl":  # the peer's environment is made by a full run only
+        assert "these are this project's steps alone" in done.stdout and not (tmp_path / "cache").exists()
