@@ -1,10 +1,17 @@
 """What a program's answers may do to the checks: nothing that the checks did not ask for."""
 
+import collections
+import json
+import math
 import textwrap
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
 
 import pytest
 
 from trl_multiagent.sandbox import Program, Sandbox
+from trl_multiagent.sandbox.helpers import wire
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +192,163 @@ def test_threads_are_bounded(sandbox):
     """
     verdict = judge(sandbox, source, "assert f(40) == 40\nassert f(100_000) < 5_000")
     assert statuses(verdict) == ["passed", "passed"]
+
+
+HUGE = {"int": [hex(1 << 4_000_000)]}
+SAME_HASH = [(2**61 - 1) * n for n in range(50_000)]
+REFUSED = {
+    "a text for a fraction": {"Fraction": ["1e99999999"]},
+    "a fraction of huge integers": {"Fraction": [HUGE, {"int": [hex((1 << 4_000_000) - 1)]}]},
+    "a fraction of floats": {"Fraction": [0.5, 2.0]},
+    "a decimal with a huge exponent": {"Decimal": ["1e99999999"]},
+    "a decimal of too many digits": {"Decimal": ["9" * 1_000_000]},
+    "a decimal that is a number": {"Decimal": [1]},
+    "a decimal of three parts": {"Decimal": [[0, [1], 99999999]]},
+    "an integer of too many digits": {"int": ["f" * 3_000_000]},
+    "an integer that is one": {"int": [3]},
+    "a float of a text": {"float": ["1e5"]},
+    "a complex number of a text": {"complex": ["1+2j"]},
+    "a complex number of huge integers": {"complex": [HUGE, HUGE]},
+    "a range of huge integers": {"range": [0, HUGE, 1]},
+    "a range of floats": {"range": [0.0, 1.0, 1.0]},
+    "a range without steps": {"range": [0, 1, 0]},
+    "days of huge integers": {"timedelta": [HUGE, HUGE, HUGE]},
+    "days of floats": {"timedelta": [1e300, 0, 0]},
+    "a date of bytes": {"date": [{"bytes": ["07e80101"]}]},
+    "a date out of range": {"date": [2024, 2, 30]},
+    "a moment with a zone that is none": {"datetime": [{"object": []}, 0, 2024, 1, 1, 0, 0, 0, 0]},
+    "a moment of bytes": {"datetime": [{"bytes": ["07e8010100000000000000"[:20]]}]},
+    "a zone of a text": {"timezone": ["x"]},
+    "bytes of a list": {"bytes": [[1, 2]]},
+    "bytes of a number": {"bytes": [10**9]},
+    "a byte array of a number": {"bytearray": [10**9]},
+    "a string of a number": {"str": [10**70]},
+    "a set of keys with one hash": {"set": SAME_HASH},
+    "a dictionary of keys with one hash": {"dict": [part for key in SAME_HASH for part in (key, 0)]},
+    "a counter of keys with one hash": {"Counter": [part for key in SAME_HASH for part in (key, 0)]},
+    "keys with one hash": {"dict_keys": SAME_HASH},
+    "an odd number of keys and values": {"dict": [1, 2, 3]},
+    "unhashable keys": {"dict": [[1], 2]},
+    "a factory that is none": {"defaultdict": [3, 1, 2]},
+    "a type of no known name": {"type": ["Popen"]},
+    "a function of a text": {"function": ["7"]},
+    "two types at once": {"list": [], "set": []},
+    "parts that are no list": {"list": {"list": []}},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_parts_are_checked_before_a_value_is_made_of_them(name):
+    message = bytearray(wire.pack(REFUSED[name]))
+    inbox = wire.Inbox(1 << 30)
+    inbox.data += message
+    with pytest.raises(wire.WireError):
+        wire.decode(inbox.next(), lambda number: number)
+
+
+@pytest.mark.parametrize("text", ["7" * 1_000_000, "[" + "-" + "7" * 100 + "]", "[" * 300 + "]" * 300])
+def test_messages_with_long_numbers_or_many_levels_are_refused(text):
+    inbox = wire.Inbox(1 << 30)
+    inbox.data += len(text).to_bytes(4, "little") + text.encode()
+    with pytest.raises(wire.WireError):
+        wire.decode(inbox.next(), None)
+
+
+VALUES = [
+    *(
+        0,
+        -1,
+        10**70,
+        -(10**80),
+        1 << 3_000_000,
+        True,
+        None,
+        0.1,
+        math.inf,
+        2.5 - 1j,
+        "text",
+        b"bytes",
+        bytearray(b"bytes"),
+    ),
+    *(
+        [1, [2]],
+        (1, (2,)),
+        {1, 2},
+        frozenset([1]),
+        {1: {2: 3}},
+        collections.deque([1]),
+        collections.Counter("aab"),
+        range(9, 1, -2),
+    ),
+    *(
+        collections.OrderedDict(a=1),
+        collections.defaultdict(list, {1: [2]}),
+        Decimal("-1.50"),
+        Decimal("1E-999"),
+        Decimal("-Infinity"),
+    ),
+    *(
+        Fraction(-1, 3),
+        Fraction(math.factorial(2000), math.factorial(1900) + 1),
+        date(2024, 2, 29),
+        timedelta(-1, 2, 3),
+    ),
+    *(datetime(2024, 1, 2, 3, 4, 5, 6, timezone.utc, fold=1), time(1, 2, tzinfo=timezone(timedelta(hours=1), "CET"))),
+    *(timezone.utc, timezone(timedelta(hours=-3)), int, ValueError, type(None), [set(range(1000))]),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_values_arrive_as_they_were(value):
+    arrived = wire.decode(json.loads(json.dumps(wire.encode(value, []))), None)
+    assert arrived == value and type(arrived) is type(value)
+    if isinstance(value, (datetime, time)):
+        assert (arrived.fold, arrived.tzname()) == (value.fold, value.tzname())
+
+
+def test_a_subclass_is_read_from_the_fields_of_its_type(sandbox):
+    source = """
+    from collections import Counter, OrderedDict, defaultdict, deque
+    from datetime import date, datetime, time, timedelta
+    from decimal import Decimal
+    from fractions import Fraction
+    def lying(base):
+        def wrong(*args): raise TypeError("not this one")
+        names = "__reduce__ __reduce_ex__ __iter__ __getnewargs__ __str__ __float__ __index__ __len__ items keys as_tuple isoformat"
+        return type("Lying", (base,), {name: wrong for name in names.split()} | {"numerator": 1, "year": 1, "days": 1})
+    SAMPLES = [
+        (Fraction, 1, 3), (Decimal, "2.5"), (date, 2024, 1, 2), (datetime, 2024, 1, 2), (time, 1, 2), (timedelta, 3), (int, 10**90),
+        (float, 0.5), (complex, 1, 2), (str, "a"), (bytes, b"a"), (bytearray, b"a"), (list, [1]), (tuple, (1, 2)), (set, {1}),
+        (frozenset, [1]), (deque, [1]), (dict, {1: 2}), (OrderedDict, {1: 2}), (Counter, "a"), (defaultdict, None, {1: 2}),
+    ]
+    def f(): return [(lying(base)(*args), base(*args)) for base, *args in SAMPLES]
+    """
+    checks = """
+    pairs = f()
+    assert len(pairs) == 21
+    assert [type(lying) for lying, plain in pairs if type(lying) is not type(plain) or lying != plain] == []
+    """
+    assert statuses(judge(sandbox, source, checks)) == ["passed", "passed"]
+
+
+def test_numbers_of_calls_that_are_no_integers_break_the_protocol(sandbox):
+    source = """
+    import sys
+    def f(x):
+        names = sys._getframe(1).f_globals
+        pack = names["pack"]
+        names["pack"] = lambda answer: pack(answer | x)
+        return 1
+    """
+    for forged in (
+        {"calls": [0.5]},
+        {"calls": [[1]]},
+        {"changed": [[[0], 1]]},
+        {"changed": [[-1, 1]]},
+        {"changed": 1},
+    ):
+        verdict = judge(sandbox, source, f"assert f({forged}) == 1", watch=("f",))
+        assert statuses(verdict) == ["error"] and "broke the protocol" in verdict.suspicious
 
 
 # What honest programs need

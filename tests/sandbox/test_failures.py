@@ -94,6 +94,67 @@ def test_killed_helpers_cost_no_verdict():
         assert sandbox.run(programs[:2])[0].passed == 1  # helpers killed while idle are replaced
 
 
+def test_a_machine_without_room_for_more_helpers_makes_do_with_those_that_run(monkeypatch):
+    loops = [Program(f"def f(x):\n    while {n}: pass", "f", CHECK) for n in range(1, 5)]
+    with Sandbox(workers=1, check_timeout=0.3, max_timeouts=1) as sandbox:
+        sandbox.run(honest(1))
+
+        def refuse(*args, **kwargs):
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+        monkeypatch.setattr(sandbox_module.subprocess, "Popen", refuse)
+        assert [verdict.passed for verdict in sandbox.run(loops + honest(3))] == [0] * 4 + [1] * 3
+
+
+def test_what_failed_is_tried_again_alone(monkeypatch):
+    running, receive = [], sandbox_module._Slot.receive
+
+    def fail_at_first(slot):
+        message = receive(slot)
+        if message is not None:
+            running.append((slot.task.failures, len(sandbox._running())))
+            message = message if slot.task.failures else {"fault": "for a test"}
+        return message
+
+    monkeypatch.setattr(sandbox_module._Slot, "receive", fail_at_first)
+    with Sandbox(workers=3, retries=1) as sandbox:
+        assert [verdict.passed for verdict in sandbox.run(honest(6, seconds=0.01))] == [1] * 6
+    assert [others for failures, others in running if failures] == [1] * 6
+
+
+def descendants(pid):
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return children + [each for child in children for each in descendants(child)]
+
+
+@pytest.mark.parametrize("who", ["candidate", "all"])
+def test_processes_that_are_stopped_for_a_while_lose_nothing(who):
+    source = "import time\ndef f(x):\n    time.sleep(0.4)\n    sum(range(10**6))\n    time.sleep(0.4)\n    return x"
+    with Sandbox(workers=1, check_timeout=1.5) as sandbox:
+        sandbox.run(honest(1))
+        (slot,) = sandbox._slots
+        stopped = []
+
+        def stop():
+            wait_until(lambda: descendants(slot.processes[0].pid))
+            time.sleep(0.3)
+            candidate = descendants(slot.processes[0].pid)[-1]
+            stopped.extend(
+                [candidate] if who == "candidate" else [slot.processes[1].pid, slot.processes[0].pid, candidate]
+            )
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(3.0)
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+
+        stopper = threading.Thread(target=stop)
+        stopper.start()
+        (verdict,) = sandbox.run([Program(source, "f", CHECK)])
+        stopper.join()
+        assert stopped and verdict.passed == 1 and verdict.seconds > 3.0
+
+
 def test_helpers_that_do_not_start_are_an_error(monkeypatch):
     with Sandbox(workers=1) as sandbox:
         assert sandbox.run(honest(1))[0].passed == 1

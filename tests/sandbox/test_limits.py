@@ -1,13 +1,16 @@
 """Deadlines, memory, and what the kernel keeps a program from."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from trl_multiagent.sandbox import Program, Sandbox, SandboxError
+from trl_multiagent.sandbox import sandbox as sandbox_module
 from trl_multiagent.sandbox.sandbox import TIERS
 
 
@@ -73,6 +76,171 @@ def test_an_answer_that_makes_the_checks_spin_costs_one_check(sandbox):
     assert statuses(verdicts[2]) == ["passed", "not_run"] and "no end" in verdicts[2].checks[1].error
     assert all(verdict.suspicious == ("overloaded the checks",) for verdict in verdicts[:3])
     assert verdicts[3].passed == 6
+
+
+SPIN = {
+    "a power": ("10**8", "7 ** f(1) == 2"),
+    "a sum": ("range(10**15)", "sum(f(1)) == 2"),
+    "hashes": ("[(2**61 - 1) * n for n in range(200_000)]", "len(set(f(1))) == 2"),
+    "a regular expression": ("'a' * 40 + '!'", "re.fullmatch('(a|aa)+', f(1))"),
+}
+
+
+def test_no_set_of_programs_stops_the_run():
+    programs = [
+        Program(
+            f"def f(x): return {answer} if x == 1 else x  # {n}", "f", f"import re\nassert {check}\nassert f(3) == 3"
+        )
+        for n in range(3)
+        for answer, check in SPIN.values()
+    ]
+    honest = [Program(f"def f(x): return x + {n} - {n}", "f", CHECKS) for n in range(6)]
+    with Sandbox(workers=2, check_timeout=0.3, retries=0) as sandbox:
+        verdicts = sandbox.run(programs + honest)
+    assert {tuple(statuses(verdict)) for verdict in verdicts[:12]} == {("timeout", "passed")}
+    assert [verdict.passed for verdict in verdicts[12:]] == [6] * 6
+
+
+def test_a_program_that_makes_the_checks_spin_at_another_place_each_time_gets_nothing():
+    source = "import time\ndef f(x): return range(10**15) if x else time.time_ns() // 1000 % 40"
+    checks = "for n in range(f(0)):\n    f(0)\nassert sum(f(1)) == 2\nassert f(1) == 2"
+    with Sandbox(workers=1, check_timeout=0.1, max_timeouts=2, retries=0) as sandbox:
+        verdict = sandbox.run([Program(source, "f", checks)])[0]
+    assert "passed" not in statuses(verdict)
+    assert verdict.suspicious == ("overloaded the checks",)
+
+
+def test_checks_that_an_answer_makes_wait_are_lost(monkeypatch):
+    monkeypatch.setattr(sandbox_module, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(sandbox_module, "PAUSE_SECONDS", 0.1)
+    program = Program(
+        "def f(x): return 10**6 if x == 1 else x", "f", "import time\nassert time.sleep(f(1))\nassert f(2) == 2"
+    )
+    with Sandbox(workers=1, check_timeout=0.2, retries=0) as sandbox:
+        assert statuses(sandbox.run([program])[0]) == ["timeout", "passed"]
+
+
+def test_processor_time_is_what_counts_beside_endless_programs():
+    busy = "import time\ndef f(x):\n    end = time.process_time() + 0.35\n    while time.process_time() < end: pass\n    return x"
+    napping = "import time\ndef f(x):\n    time.sleep(0.35)\n    return x"
+    loops = [Program(f"def f(x):\n    while {n}: pass", "f", "assert f(1) == 1") for n in range(1, 11)]
+    honest = [Program(f"{source}  # {n}", "f", "assert f(1) == 1") for source in (busy, napping) for n in range(2)]
+    with Sandbox(workers=1, check_timeout=0.5, max_timeouts=1) as sandbox:
+        verdicts = sandbox.run(loops + honest)
+    assert [verdict.passed for verdict in verdicts] == [0] * 10 + [1] * 4
+    assert all(verdict.cpu_seconds < 1 for verdict in verdicts[:10])
+
+
+WRITE = """
+import json, os, socket, struct, time
+def frame(message):
+    body = json.dumps(message).encode()
+    return struct.pack("<I", len(body)) + body
+ask = {"call": 0, "args": [100_000], "kwargs": {}}
+def unread(n):
+    while True: os.write(3, frame(ask))
+def unread_later(n):
+    for _ in range(1000): os.write(3, frame(ask))
+    time.sleep(99)
+def half(n):
+    os.write(3, frame(ask)[:n])
+    time.sleep(99)
+def drip(n):
+    while True:
+        for number in frame({"suspicious": "x"}):
+            os.write(3, bytes([number]))
+            time.sleep(0.001)
+def out_of_band(n):
+    connection = socket.socket(fileno=3)
+    while True:
+        connection.send(b"x", socket.MSG_OOB)
+        time.sleep(0.01)
+def f(kind, g, n=0): return globals()[kind](n)
+"""
+
+
+@pytest.mark.parametrize("tier", ["rlimits", "seccomp"])
+def test_whatever_a_program_does_with_its_socket_a_check_ends_at_its_limit(tier):
+    kinds = {"unread": 0, "unread_later": 0, "half": 2, "drip": 0, "out_of_band": 0}
+    programs = [
+        Program(WRITE, "f", f"assert f({kind!r}, lambda n: 'x' * n, {n}) == 1021") for kind, n in kinds.items()
+    ]
+    programs.append(Program(WRITE, "f", "assert f('half', lambda n: 'x' * n, 30) == 1021"))
+    with Sandbox(workers=1, check_timeout=1.0, max_timeouts=1, max_tier=tier, min_tier="rlimits") as sandbox:
+        verdicts = sandbox.run(programs)
+    # nothing is waited for longer than a check may take, but for a core
+    assert {status for verdict in verdicts for status in statuses(verdict)} <= {"timeout", "error"}
+    assert max(verdict.seconds for verdict in verdicts) < 4
+
+
+def test_a_process_that_ends_in_a_call_within_a_call_is_not_talked_to(sandbox):
+    source = "import os\ndef f(ask, x=0):\n    if x: os._exit(0)\n    return ask(lambda: f(ask, 1))"
+    verdict = sandbox.run([Program(source, "f", "assert f(lambda call: call()) == 1\nassert f(lambda call: 2) == 2")])[
+        0
+    ]
+    assert statuses(verdict) == ["error", "passed"]
+    assert "ended its process" in verdict.suspicious
+
+
+SLEEPERS = """
+import threading, time
+def f(x):
+    threading.stack_size(32768)
+    started = 0
+    try:
+        while started < 4000:
+            threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
+            started += 1
+    except RuntimeError:
+        pass
+    time.sleep(30)
+    return started
+"""
+POOL = """
+from concurrent.futures import ThreadPoolExecutor
+def f(n):
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(abs, range(n)))
+"""
+
+
+@pytest.mark.parametrize("tier", ["seccomp", "landlock", "namespaces"])
+def test_threads_of_one_program_take_none_from_others(tier):
+    hostile = [Program(f"{SLEEPERS}  # {n}", "f", "assert f(1) == 1021") for n in range(6)]
+    honest = [Program(f"{POOL}  # {n}", "f", "assert f(100) == list(range(100))") for n in range(6)]
+    sandboxes = [Sandbox(workers=2, check_timeout=1.0, max_timeouts=1, max_tier=tier) for _ in range(2)]
+    with sandboxes[0], sandboxes[1], ThreadPoolExecutor(2) as ranks:
+        for verdicts in ranks.map(lambda sandbox: sandbox.run(hostile + honest), sandboxes):
+            assert [verdict.passed for verdict in verdicts] == [0] * 6 + [1] * 6
+
+
+DATAGRAM = """
+import ctypes, socket
+def f(pages, name):
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.sendto.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+    address = libc.mmap(pages, 4096, 3, 0x32, -1, 0)
+    name = b"\\1\\0\\0" + name.encode()
+    ctypes.memmove(address, name, len(name))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    return libc.sendto(ours.fileno(), b"leak", 4, 0, address, len(name)), ctypes.get_errno()
+"""
+
+
+def test_no_datagram_gets_out_wherever_its_address_is():
+    name = f"sandbox_test_{os.getpid()}"
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener,
+        Sandbox(workers=1, max_tier="seccomp") as sandbox,
+    ):
+        listener.bind("\0" + name)
+        listener.settimeout(0.1)
+        checks = "\n".join(f"assert f({pages}, {name!r}) == (-1, 1)" for pages in (1 << 32, 7 << 32, (7 << 32) + 4096))
+        assert statuses(sandbox.run([Program(DATAGRAM, "f", checks)])[0]) == ["passed"] * 3
+        with pytest.raises(TimeoutError):
+            listener.recv(10)
 
 
 def test_stuck_programs_do_not_hold_up_the_others():

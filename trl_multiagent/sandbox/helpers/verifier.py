@@ -26,6 +26,7 @@ from .wire import Inbox, WireError
 POLLRDHUP = 0x2000
 MEMORY = 1 << 30  # bytes of the verifier's address space
 ZYGOTE_SECONDS = 60.0  # for its answers
+WAITING_SECONDS = 0.0005  # of processor time that this process may take from one look at the candidate to the next
 LONGEST = 100  # a check that has taken this many times its limit, and a minute, was not given enough of a core
 MAX_ERROR = 300  # characters of a check's error
 MAX_NOTES = 16  # suspicious acts of one program
@@ -479,17 +480,19 @@ class Clock:
 
     def look(self):
         """Advances; returns the number of the candidate's threads."""
-        candidate, own, now = self.ask_candidate(), self._own(), time.monotonic()
+        own = self._own()
+        candidate, now = self.ask_candidate(), time.monotonic()
         since = now - self.looked
-        computed = candidate["cpu"] + own[0] - self.own[0]
+        computed = candidate["computed"] + max(0.0, own[0] - self.own[0] - WAITING_SECONDS)
         waited = candidate["waited"] + own[1] - self.own[1]
-        # looks that are further apart mean that this process was stopped, and the candidate perhaps as well
-        idle = min(max(0.0, since - computed) - waited, 2 * self.interval)
+        # a part of the time goes to looking; looks that are further apart mean that this process was stopped, and the
+        # candidate perhaps as well
+        idle = min(max(0.0, 0.98 * since - computed) - waited, 2 * self.interval)
         self.total += max(0.0, computed + idle)
         part = min(1.0, (now - self.begun) / since)  # the rest belongs to the check before
         self.computed += part * computed
         self.idle = max(0.0, self.idle + part * idle)  # what was waited is sometimes known at a later look
-        self.looked, self.own = now, own
+        self.looked, self.own = now, self._own()
         return candidate["threads"]
 
     def _own(self):

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import kernel
@@ -114,6 +115,17 @@ def _serve(control, layers, max_tasks):
             os._exit(0)
 
 
+@dataclass
+class Thread:
+    """What is known about a thread of a candidate, in seconds."""
+
+    ran: float = 0.0
+    waited: float = 0.0  # for a core, up to its last turn
+    turns: int = 0  # on a core
+    held: float = 0.0  # stopped from outside, or waiting for memory
+    pending: float = 0.0  # waiting for its next turn; the kernel counts that when it comes
+
+
 class Usage:
     """
     What a candidate's threads do. The time that a program takes is its processor time and the time in which it waits for
@@ -123,34 +135,44 @@ class Usage:
     def __init__(self, pid):
         self.pid = pid
         self.clock = ~pid << 3 | 2  # of the process' processor time, threads that ended included
-        self.cpu = 0.0
+        self.ran = 0.0
         self.looked = time.monotonic()
-        self.threads = {}  # id: processor time, time spent waiting for a core, how often it got one
+        self.threads: dict[str, Thread] = {}
+        self.pending = 0.0
         self.niceness = 0
 
     def since_last_time(self):
         """Seconds of processor time, seconds spent waiting for a core, and threads that there are."""
-        now, cpu = time.monotonic(), time.clock_gettime(self.clock)
-        elapsed, ran, self.looked, self.cpu = now - self.looked, cpu - self.cpu, now, cpu
+        now, total = time.monotonic(), time.clock_gettime(self.clock)
+        elapsed, ran, self.looked, self.ran = now - self.looked, total - self.ran, now, total
         threads, waited, active = {}, 0.0, 0
-        for thread in os.listdir(f"/proc/{self.pid}/task"):
+        for name in os.listdir(f"/proc/{self.pid}/task"):
+            before = self.threads.get(name, Thread())
             try:
-                had, delay, turns = map(int, _read(f"/proc/{self.pid}/task/{thread}/schedstat").split())
-                before = self.threads.get(thread, (0, 0, 0))
-                if turns == before[2] and had == before[0]:
-                    state = _read(f"/proc/{self.pid}/task/{thread}/stat").rpartition(b")")[2].split()[0]
-                    # it has been waiting all the time, or is stopped, or waits for memory: the kernel counts that later or never
-                    delay = before[1] + (int(elapsed * 1e9) if state in b"RDTt" else 0)
-                else:
-                    active += 1
+                threads[name] = thread = self._thread(name, before, elapsed)
             except (FileNotFoundError, ProcessLookupError):
-                continue  # the thread has ended
-            threads[thread] = had, max(delay, before[1]), turns
-            waited += (threads[thread][1] - before[1]) / 1e9
-        self.threads = threads
+                continue  # it has ended
+            waited += thread.waited - before.waited + thread.held - before.held
+            active += thread.turns != before.turns
+        pending = max((thread.pending for thread in threads.values()), default=0.0)
+        # threads also wait for one another, which does not count
+        waited = max(0.0, waited - ran * max(0, active - 1)) + pending - self.pending
+        self.threads, self.pending = threads, pending
         self._give_way(len(threads))
-        waited -= ran * max(0, active - 1)  # threads also wait for one another
-        return {"cpu": ran, "waited": max(0.0, waited), "threads": len(threads)}
+        return {"computed": ran, "waited": waited, "threads": len(threads)}
+
+    def _thread(self, name, before, elapsed):
+        folder = f"/proc/{self.pid}/task/{name}"
+        ran, waited, turns = map(int, _read(f"{folder}/schedstat").split())
+        state = _read(f"{folder}/stat").rpartition(b")")[2].split()[0]
+        thread = Thread(ran / 1e9, waited / 1e9, turns, before.held)
+        had_turn = turns != before.turns
+        if state == b"R":  # waits now, or runs on another core
+            known = thread.ran - before.ran + thread.waited - before.waited
+            thread.pending = max(0.0, elapsed - known) + (0.0 if had_turn else before.pending)
+        elif state in b"DTt" and not had_turn:
+            thread.held += elapsed
+        return thread
 
     def _give_way(self, threads):
         """Lowers the priority, so that all threads together weigh no more than one of a program that answers at once."""
