@@ -29,7 +29,8 @@ class Program:
             value that they returned, by another one of their values, by None without running them. `"last"` and `"alone"`
             replace what the entry point returns: by the last value that a watched function returned, by what it returns for the
             entry point's arguments.
-        check_timeout (`float`, *optional*): Seconds for each check, if fewer than the sandbox's.
+        check_timeout (`float`, *optional*): Seconds for each check, if fewer than the sandbox's. Each check that times out halves
+            them for those after it.
     """
 
     source: str

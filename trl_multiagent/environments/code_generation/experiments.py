@@ -68,6 +68,14 @@ class Experiments:
                     programs[k],
                     needed=tuple(passed),
                     experiments=unknown,
-                    check_timeout=0.25 + 10 * verdicts[k].cpu_seconds,  # a changed value may make the program loop
+                    check_timeout=_check_timeout(programs[k], verdicts[k]),
                 )
         return runs
+
+
+def _check_timeout(program: Program, verdict: Verdict) -> float:
+    """Seconds for a check, in which a changed value may make a program loop that passed."""
+    if verdict.timeouts:  # the time of a program that looped says nothing about the checks that it passes
+        return (program.check_timeout or 2.0) / 2
+    enough = 0.25 + 10 * verdict.cpu_seconds
+    return enough if program.check_timeout is None else min(enough, program.check_timeout)

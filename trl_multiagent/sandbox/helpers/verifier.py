@@ -283,6 +283,11 @@ class Run:
         """Counts what ended a call or the definitions, and ends a process that can no longer be used."""
         if isinstance(error, Timeout):
             self.timeouts += 1
+            if self.job[
+                "check_timeout"
+            ]:  # set for this program: it loops, which the next checks need less time to show
+                self.timeout /= 2
+                self.clock.limit = self.timeout
             self._end()
         elif isinstance(error, BrokenOff):
             self._end()
