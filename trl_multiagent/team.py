@@ -108,6 +108,12 @@ class AgentTeam(nn.Module):
             name: [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
             for name, model in self.models.items()
         }
+        self._quantized_layers = [
+            m
+            for m in self.models.modules()
+            if not any(m.children())
+            and not all(x.is_floating_point() for x in (*m.parameters(recurse=False), *m.buffers(recurse=False)))
+        ]
         if self.has_adapters:
             for role in self.roles:  # PEFT leaves only one adapter trainable
                 for parameter in self.agent_parameters(role):
@@ -452,6 +458,9 @@ class AgentTeam(nn.Module):
             self.models.eval()
             for layer in self._checkpointed_layers():
                 layer.training = True  # or transformers would not checkpoint it; see `_checkpointing`
+        # In evaluation mode, bitsandbytes computes on the CPU in other ways, which lose gradients or round differently
+        for layer in self._quantized_layers:
+            layer.training = True
         return self
 
     @contextlib.contextmanager

@@ -9,7 +9,8 @@ from transformers import BitsAndBytesConfig
 
 from trl_multiagent import AgentTeam
 
-from tiny import byte_tokenizer, tiny_llama, tiny_trainer
+from by_hand import distance, one_update, reference_gradients
+from tiny import byte_tokenizer, tiny_environment, tiny_llama, tiny_trainer
 
 
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
@@ -47,3 +48,13 @@ def test_the_adapters_learn_and_the_base_stays(base, tmp_path, bits, gradient_ch
     for role in team.roles:
         with team.activate(role) as agent, loaded.activate(role) as other, torch.no_grad():
             assert torch.equal(agent.eval()(ids).logits, other.eval()(ids).logits)
+
+
+@pytest.mark.parametrize("bits", QUANTIZATIONS)
+def test_gradients_pass_through_a_base_that_was_evaluated(base, tmp_path, bits):
+    quantization = {"quantization_config": BitsAndBytesConfig(**QUANTIZATIONS[bits])}
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, modules_to_save=["norm"])
+    team = AgentTeam.from_pretrained(base, ["aux", "main"], peft_config=config, **quantization)
+    team.collaborate({"x": 1}, tiny_environment(), max_new_tokens=4)
+    gradients, trainer, before = one_update(tmp_path, team)
+    assert distance(gradients, reference_gradients(trainer._levels, before)) < 1e-5
