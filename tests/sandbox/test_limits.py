@@ -73,7 +73,7 @@ def test_an_answer_that_makes_the_checks_spin_costs_one_check(sandbox):
     verdicts = sandbox.run([once, twice, between, honest])
     assert statuses(verdicts[0]) == ["passed", "timeout", "passed"]
     assert statuses(verdicts[1]) == ["passed", "timeout", "timeout"]
-    assert statuses(verdicts[2]) == ["passed", "not_run"] and "no end" in verdicts[2].checks[1].error
+    assert statuses(verdicts[2]) == ["passed", "not_run"] and "did not finish" in verdicts[2].checks[1].error
     assert all(verdict.suspicious == ("overloaded the checks",) for verdict in verdicts[:3])
     assert verdicts[3].passed == 6
 
@@ -81,7 +81,7 @@ def test_an_answer_that_makes_the_checks_spin_costs_one_check(sandbox):
 SPIN = {
     "a power": ("10**8", "7 ** f(1) == 2"),
     "a sum": ("range(10**15)", "sum(f(1)) == 2"),
-    "hashes": ("[(2**61 - 1) * n for n in range(200_000)]", "len(set(f(1))) == 2"),
+    "hashes": ("[(2**61 - 1) * n for n in range(100_000)]", "len(set(f(1))) == 2"),
     "a regular expression": ("'a' * 40 + '!'", "re.fullmatch('(a|aa)+', f(1))"),
 }
 

@@ -33,22 +33,17 @@ TIERS = {
     "landlock": {"seccomp", "landlock"},
     "namespaces": {"seccomp", "namespaces"},
 }
-START_SECONDS = 60.0  # for a helper to take a job
-SILENT_SECONDS = (
-    180.0  # a verifier that has shown no sign of life for so long, and 10 times a check's limit, has failed
-)
-PAUSE_SECONDS = 10.0  # between looks at whether verifiers are silent
-STUCK_SECONDS = 0.1  # a program that runs longer gives its worker's place to another one,
-FIRST_SECONDS = 1.0  # unless it is one of the first, and the first helpers are yet to come up
+SEND_SECONDS = 60.0  # for a verifier to read a job
+# A verifier that has made no progress for this long, plus 10 times a check's limit, is given up
+SILENT_SECONDS = 180.0
+PAUSE_SECONDS = 10.0  # the longest wait before silent verifiers are looked for
+STUCK_SECONDS = 0.1  # a program that runs for longer gives its worker's place to another one;
+FIRST_SECONDS = 1.0  # the same for the first programs, whose helpers are still starting
 SPARE_SLOTS = 12  # pairs of helpers kept beyond the workers, for batches with stuck programs
-OUTSIDE_SIGNALS = {
-    signal.SIGKILL,
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-}  # no answer raises these
-# Modules want to repair locks and reseed after a fork, which costs more than the fork itself; a helper has one thread
+# Signals that reach a verifier only from outside: nothing that it computes raises them
+OUTSIDE_SIGNALS = {getattr(signal, f"SIG{name}") for name in ("KILL", "TERM", "INT", "HUP", "QUIT")}
+# Modules register hooks that repair locks and reseed generators after a fork. They cost more than the fork itself, and helpers,
+# which have one thread, do not need them.
 _BOOT = """
 import importlib, json, os, sys
 os.register_at_fork = lambda **hooks: None
@@ -58,40 +53,41 @@ importlib.import_module("helpers." + sys.argv[2]).main(*map(json.loads, sys.argv
 
 
 def _start_helper(name, fds, config, stdout=subprocess.DEVNULL):
-    """Starts a fresh interpreter: nothing of this process is in its memory, its environment or its open files."""
+    """Starts a fresh interpreter, which shares no memory, environment or open files with this process."""
     command = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, str(Path(__file__).parent), name]
     options = {"cwd": "/", "start_new_session": True, "stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    # no candidate has to look up a library's functions; threads do not reserve memory of their own
+    # symbols are bound once, here, and not in every candidate; threads do not reserve memory of their own
     options["env"] = {"LD_BIND_NOW": "1", "MALLOC_ARENA_MAX": "1"}
     return subprocess.Popen([*command, *map(json.dumps, (*fds, config))], pass_fds=fds, stdout=stdout, **options)
 
 
 @dataclass(eq=False)
 class _Task:
-    """A program of the batch, and what has become of it so far."""
+    """A program of the batch and its state."""
 
     program: Program
     verdict: Verdict | None = None
-    failures: int = 0  # of the sandbox, while it ran this program
-    lost: list = field(default_factory=list)  # where its answers ended a verifier: step of the checks, status, text
+    failures: int = 0  # how often the sandbox failed while it ran this program
+    lost: list = field(default_factory=list)  # steps at which a verifier ended: number of the step, status, text
 
     def job(self):
-        source = self.program.source[: MAX_SOURCE + 1]  # one character too many is refused
+        """What the verifier is sent."""
+        source = self.program.source[: MAX_SOURCE + 1]  # the verifier refuses a source of that length
         return vars(self.program) | vars(read_asserts(self.program.checks)) | {"source": source, "lost": self.lost}
 
 
 class _Slot:
-    """A verifier and its zygote, and the task that they are at, if any."""
+    """A verifier and its zygote, and the task that they are working on, if any."""
 
     def __init__(self, number, cores, config):
         self.number = number
         self.task = None
         self.inbox = Inbox(MAX_JOB)
         self.socket, verifier_end = socket.socketpair()
-        self.socket.settimeout(START_SECONDS)
+        self.socket.settimeout(SEND_SECONDS)
         control, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.fileno = self.socket.fileno
-        # what the verifier writes: the step of the checks that it is at, -1 before a job; and a count that grows while it waits
+        # the verifier writes the number of the step that it has reached, -1 before a job, and a count that grows while it waits
         self.progress = open(os.memfd_create("progress"), "r+b", buffering=0)
         self.progress.write(struct.pack("qq", -1, 0))
         self.processes = []
@@ -105,7 +101,7 @@ class _Slot:
         self.started = self.heard = time.monotonic()
         self.seen = (-1, 0)
         os.pwrite(self.progress.fileno(), struct.pack("qq", *self.seen), 0)
-        with contextlib.suppress(OSError):  # the verifier is gone, or does not read: it will be found to be silent
+        with contextlib.suppress(OSError):  # a verifier that is gone or does not read is noticed later, by its silence
             self.socket.sendall(pack(task.job()))
 
     def receive(self):
@@ -120,28 +116,25 @@ class _Slot:
         if step < 0 or signaled in OUTSIDE_SIGNALS:
             return {"fault": "the verifier is gone"}
         if signaled == signal.SIGPROF:
-            return {"lost": [step, "timeout", "on the program's answers the checks came to no end"]}
-        return {"lost": [step, "error", "on the program's answers the checks ended their process"]}
+            return {"lost": [step, "timeout", "the checks did not finish on the program's answers"]}
+        return {"lost": [step, "error", "the checks crashed on the program's answers"]}
 
     def is_silent(self, limit):
-        """Whether the verifier has shown no sign of life for `limit` seconds."""
+        """Whether the verifier has made no progress for `limit` seconds."""
         if self.seen != (now := self._progress()):
             self.seen, self.heard = now, time.monotonic()
         return time.monotonic() - self.heard > limit
 
     def silence(self):
-        """The message that stands for that of a silent verifier."""
+        """The message that takes the place of a silent verifier's."""
         step, _ = self._progress()
-        if step < 0 or self._is_stopped():
+        stopped = os.waitid(os.P_PID, self.processes[-1].pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        if step < 0 or stopped:
             return {"fault": "the verifier does not answer"}
-        return {"lost": [step, "timeout", "on the program's answers the checks waited without end"]}
+        return {"lost": [step, "timeout", "the checks did not stop waiting on the program's answers"]}
 
     def _progress(self):
         return struct.unpack("qq", os.pread(self.progress.fileno(), 16, 0))
-
-    def _is_stopped(self):
-        stat = Path(f"/proc/{self.processes[-1].pid}/stat").read_text()
-        return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
     def close(self):
         self.socket.close()  # the verifier ends, then its zygote, then the candidate
@@ -164,7 +157,7 @@ class Sandbox(contextlib.AbstractContextManager):
         workers (`int`, *optional*): Programs that run at once. Defaults to the cores that this process may use, divided by
             `LOCAL_WORLD_SIZE`, the number of ranks on the node.
         check_timeout (`float`, *optional*, defaults to `10.0`): Seconds for each check, and for the program's definitions.
-            Waiting for a core does not count, up to 5 times this limit.
+            Processor time counts, and time in which the program waits for something else than a core.
         max_timeouts (`int`, *optional*, defaults to `3`): Timed-out checks after which a program's other checks do not run.
         memory_mb (`int`, *optional*, defaults to `512`): Memory of one program, in MiB.
         retries (`int`, *optional*, defaults to `2`): How often a program is tried again when the sandbox itself fails.
@@ -225,7 +218,7 @@ class Sandbox(contextlib.AbstractContextManager):
             try:
                 verdicts = dict(zip(unique, self._run(unique), strict=True))
             except BaseException:
-                self.close()  # whatever was running must not go on, nor be read as an answer later
+                self.close()  # programs that still run must not go on, and their verdicts must not be read later
                 raise
             return [verdicts[program] for program in programs]
 
@@ -244,10 +237,10 @@ class Sandbox(contextlib.AbstractContextManager):
                 f"this machine allows the sandbox tier {tier!r} at most (layers: {sorted(allowed) or 'none'}), but "
                 f"sandbox.min_tier is {self.min_tier!r}; lower it only if the programs can be trusted not to attack"
             )
-        besides = {"user", "landlock"} if tier == "namespaces" else {"user", "userns"}
+        optional = {"user", "landlock"} if tier == "namespaces" else {"user", "userns"}
         self._config = {name: getattr(self, name) for name in ("check_timeout", "max_timeouts", "memory_mb")}
-        self._config["cpu_seconds"] = (self.max_timeouts + 1) * self.check_timeout  # of a verifier, for one program
-        self._config["layers"] = sorted(allowed & (TIERS[tier] | besides))
+        self._config["cpu_seconds"] = (self.max_timeouts + 1) * self.check_timeout  # for one program
+        self._config["layers"] = sorted(allowed & (TIERS[tier] | optional))
         self.tier = tier
         logger.info("sandbox tier %s (layers: %s), %d workers", tier, ", ".join(self._config["layers"]), self.workers)
 
@@ -262,7 +255,7 @@ class Sandbox(contextlib.AbstractContextManager):
         patience = STUCK_SECONDS if self._slots else FIRST_SECONDS
         while waiting or failed or self._running():
             if not waiting and not self._running():
-                waiting.append(failed.popleft())  # what the sandbox failed at is tried again alone
+                waiting.append(failed.popleft())  # programs that the sandbox failed to run are retried one at a time
             self._start_tasks(waiting, patience)
             for slot, message in self._messages(patience if waiting else PAUSE_SECONDS):
                 task, slot.task = slot.task, None
@@ -288,7 +281,7 @@ class Sandbox(contextlib.AbstractContextManager):
         return [slot for slot in self._slots if slot.task is not None]
 
     def _start_tasks(self, waiting, patience):
-        """Starts as many tasks as there are workers, not counting those that run for long: they do not hold up the others."""
+        """Starts as many tasks as there are free workers. A task that seems stuck does not occupy one."""
         running = self._running()
         stuck = sum(time.monotonic() - slot.started >= patience for slot in running)
         free = min(self.workers - len(running) + stuck, 2 * self.workers + SPARE_SLOTS - len(running))
@@ -297,7 +290,7 @@ class Sandbox(contextlib.AbstractContextManager):
             free -= 1
 
     def _idle_slot(self):
-        """A slot without a task, or None where no more can be started while others run."""
+        """A slot without a task, or None if the machine has no room for another one while others run."""
         idle = [slot for slot in self._slots if slot.task is None]
         if not idle:
             number = min({*range(len(self._slots) + 1)} - {slot.number for slot in self._slots})
@@ -306,13 +299,13 @@ class Sandbox(contextlib.AbstractContextManager):
                 idle.append(self._start(attempts, _Slot, number, self._cores(number), self._config))
             except SandboxError:
                 if self._running():
-                    return None  # what runs may be what leaves no room
+                    return None  # the running programs may be the reason
                 raise
             self._slots.append(idle[0])
         return min(idle, key=lambda slot: slot.number)
 
     def _messages(self, seconds):
-        """Waits that long for verifiers to finish; yields their slots and messages."""
+        """Waits up to `seconds` for verifiers to finish; yields their slots and messages."""
         running = self._running()
         ready = wait(running, seconds)
         for slot in running:
@@ -335,12 +328,15 @@ class Sandbox(contextlib.AbstractContextManager):
             raise SandboxError(f"the sandbox failed {task.failures} times in a row: {reason}")
 
     def _cores(self, number):
-        """A verifier and its program take turns, which is fastest on one core; where programs are stuck, others may move."""
+        """
+        Cores of a slot. A verifier and its program take turns, which is fastest on one core. Slots beyond the workers are used when
+        programs are stuck; those may use all cores.
+        """
         cores, rank = sorted(os.sched_getaffinity(0)), int(os.environ.get("LOCAL_RANK", "0"))
         return {cores[(rank * self.workers + number) % len(cores)]} if number < self.workers else cores
 
     def _start(self, attempts, start, *args):
-        """Starts helpers; where the machine refuses, again after a while."""
+        """Starts helpers; tries again after a pause if the machine refuses."""
         for attempt in range(attempts):
             try:
                 return start(*args)

@@ -49,7 +49,7 @@ def lock_down(role: str, layers: list, limits: dict, readable: list):
         os.setresgid(*[NOBODY] * 3)
         os.setresuid(*[user] * 3)
     elif role == "zygote" and "userns" in layers and "namespaces" not in layers:
-        _check(_libc.unshare(_NEWUSER), "unshare")  # its processes are counted apart from the rest of the user's
+        _check(_libc.unshare(_NEWUSER), "unshare")  # the kernel counts its threads separately
     for capability in range(64):
         if _libc.prctl(_DROP_CAPABILITY, capability, 0, 0, 0) < 0:
             break  # past the last one, or not privileged enough to have any
@@ -64,13 +64,13 @@ def lock_down(role: str, layers: list, limits: dict, readable: list):
 
 
 def spare_user() -> int:
-    """A user id that no other process has: the kernel counts threads by user, so each zygote has a user of its own."""
+    """A user id that no other process has. The kernel limits threads by user, so every zygote gets a user of its own."""
     extents = [[int(field) for field in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
     first, _, count = max(extents, key=lambda extent: extent[2])
     low, high = first + count // 2, first + count
     if high > 0x7FFFFFFF:
-        low, high = 0x70000000, 0x7FFFFFFF  # no system hands these out
-    # processes in different containers may have the same number
+        low, high = 0x70000000, 0x7FFFFFFF  # a range that systems leave unused
+    # processes in different containers may have the same number, but not the same namespace
     return low + hash((os.stat("/proc/self/ns/pid").st_ino, os.getpid())) % (high - low)
 
 

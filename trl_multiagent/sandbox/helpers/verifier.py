@@ -26,8 +26,10 @@ from .wire import Inbox, WireError
 POLLRDHUP = 0x2000
 MEMORY = 1 << 30  # bytes of the verifier's address space
 ZYGOTE_SECONDS = 60.0  # for its answers
-WAITING_SECONDS = 0.0005  # of processor time that this process may take from one look at the candidate to the next
-LONGEST = 100  # a check that has taken this many times its limit, and a minute, was not given enough of a core
+POLL_SECONDS = 0.0005  # processor time of this process between two looks that counts as the cost of waiting
+MAX_STRETCH = (
+    100  # a check that takes a minute and this many times its limit on the clock was not given enough of a core
+)
 MAX_ERROR = 300  # characters of a check's error
 MAX_NOTES = 16  # suspicious acts of one program
 MAX_DEATHS = 10  # candidates of one program that may die before the rest of its checks is given up
@@ -42,7 +44,7 @@ class Died(BaseException):
 
 
 class GiveUp(BaseException):
-    """No further check of this program is run."""
+    """The rest of this program's checks is not run."""
 
 
 class SandboxFault(BaseException):
@@ -50,11 +52,11 @@ class SandboxFault(BaseException):
 
 
 class BrokenOff(BaseException):
-    """In an earlier run the checks ended the verifier between two asserts. Status and text of the asserts after this."""
+    """Here, between two asserts, the checks ended the verifier in an earlier run. Arguments: status and text."""
 
 
 class Lost(BrokenOff):
-    """In an earlier run a call or an assert ended the verifier."""
+    """Here, in a call or an assert, the checks ended the verifier in an earlier run."""
 
 
 def main(job_fd: int, control_fd: int, progress_fd: int, config: dict):
@@ -79,9 +81,7 @@ def main(job_fd: int, control_fd: int, progress_fd: int, config: dict):
             result = Run(job, config).run()
         except SandboxFault as fault:
             result = {"fault": str(fault)}
-        except (
-            Exception
-        ) as error:  # no memory, say: the program does not get away with it, and the trainer ends this process
+        except Exception as error:  # out of memory, for example. The trainer ends this process
             result = {"lost": [config["progress"][0], *_outcome(error)]}
         _end_process_after(0)
         jobs.sendall(wire.pack(result))
@@ -89,8 +89,8 @@ def main(job_fd: int, control_fd: int, progress_fd: int, config: dict):
 
 def _end_process_after(seconds):
     """
-    Ends this process once it has used that much processor time, whatever loop it is in then: answers may make the checks
-    compute without end. The trainer knows the signal.
+    Has the kernel end this process by SIGPROF after so many seconds of processor time, because a program's answers may make the
+    checks loop inside C code. The trainer then runs the program again and leaves out this step.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
@@ -127,7 +127,7 @@ class Run:
         self.begun = time.monotonic()
         self.clock = Clock(self.timeout, lambda: self._ask_zygote(b"S"), config["own_times"])
         self.lost = {step: outcome for step, *outcome in job["lost"]}
-        self.step = 0  # of the checks: asserts and calls that began, asserts that ended
+        self.step = 0  # number of asserts and calls that began and of asserts that ended
         self.timeouts = self.deaths = 0
         self.pending = 0  # calls that wait for their answer, each from a function that the one before it called
 
@@ -207,12 +207,12 @@ class Run:
         self._next_step(BrokenOff)
 
     def _begin_limit(self, own):
-        """From here on another check is timed, or what is between two of them; `own` seconds are for this process."""
+        """Starts the limit of another check, or of the code between two; `own` is the seconds that this process may compute."""
         self.clock.begin()
-        _end_process_after(0.25 + 1.25 * own)  # after the clock, so that calls end in a timeout
+        _end_process_after(0.25 + 1.25 * own)  # later than the clock's limit, which costs no process
 
     def _next_step(self, kind):
-        """Counts a step, so that the trainer knows how far a verifier got; where an earlier one ended, the checks stop."""
+        """Counts a step, so that the trainer knows how far a verifier got. Raises where an earlier one ended."""
         self.step += 1
         self.config["progress"][0] = self.step
         if self.step in self.lost:
@@ -260,14 +260,14 @@ class Run:
                 raise WireError("a message that breaks the protocol")
             self.called_by_definitions |= self._count_calls(outcome["defined"], self.outside_calls)
         except (Exception, Timeout, Died) as error:
-            self._book(error)
+            self._record(error)
             self.definitions[0], self.definitions[2] = _outcome(error)
             raise GiveUp from error
         self.definitions[0] = "passed"
         self.clock.begin(*interrupted)
 
     def _end(self, command=b"K"):
-        """Ends the candidate's process and books what it used; the signal that had ended it before, or 0."""
+        """Ends the candidate's process and records what it used. Returns the signal that had already ended it, or 0."""
         if self.socket is None:
             return 0
         self.socket.close()
@@ -279,13 +279,11 @@ class Run:
         self.verdict["cpu_seconds"] += ending["cpu_seconds"]
         return ending["signal"]
 
-    def _book(self, error):
-        """Counts what ended a call or the definitions, and ends a process that can no longer be used."""
+    def _record(self, error):
+        """Records what ended a call or the definitions, and ends a process that can no longer be used."""
         if isinstance(error, Timeout):
             self.timeouts += 1
-            if self.job[
-                "check_timeout"
-            ]:  # set for this program: it loops, which the next checks need less time to show
+            if self.job["check_timeout"]:  # a program that loops needs less time to show that it does so again
                 self.timeout /= 2
                 self.clock.limit = self.timeout
             self._end()
@@ -342,7 +340,7 @@ class Run:
                 raise WireError("a message that breaks the protocol")
             return self._accept(answer, (*args, *kwargs.values()))
         except (Exception, Timeout, Died, BrokenOff) as error:
-            self._book(error)
+            self._record(error)
             raise
         finally:
             self.pending -= 1
@@ -401,7 +399,7 @@ class Run:
     def _receive(self):
         """The candidate's next message, without its notes."""
         while True:
-            self._look_when_due()  # also where many messages have arrived at once
+            self._look_when_due()  # many messages may have arrived at once
             while (message := self.inbox.next()) is None:
                 self._wait(select.POLLIN)
                 try:
@@ -437,23 +435,24 @@ class Run:
         """Finds out what the candidate has done, and ends a check that took too long."""
         if self.clock.until_next_look() > 0:
             return
-        self.config["progress"][1] += 1  # the trainer sees that this process goes on
+        self.config["progress"][1] += 1  # shows the trainer that this process is alive
         threads = self.clock.look()
         if self.clock.spent >= self.timeout:
             raise Timeout(f"no answer within {self.timeout:g} s")
         if threads > 2 + kernel.MAX_THREADS:
             raise WireError(f"more than {kernel.MAX_THREADS} threads")
-        if time.monotonic() - self.clock.begun > 60 + LONGEST * self.timeout:
+        if time.monotonic() - self.clock.begun > 60 + MAX_STRETCH * self.timeout:
             raise SandboxFault("a program was not given enough of a core")
 
 
 class Clock:
     """
-    The time that a check takes: processor time, here and in the candidate, and the time in which both wait for something else
-    than a core. That is the same on a busy machine. The clock advances when it is looked at.
+    The time that a check takes: processor time of the candidate and of this process, and the time in which both wait for
+    something else than a core. Waiting for a core does not count, so the time does not depend on the machine's load. The clock
+    advances when it is looked at.
 
     Args:
-        limit (`float`): Seconds that a check may take; looks are a small part of it apart.
+        limit (`float`): Seconds that a check may take. The time between looks is a small part of it.
         ask_candidate (`Callable[[], dict]`): What the candidate did since the last time (see `zygote.Usage`).
         own_times (`int`): Open `schedstat` file of this process.
     """
@@ -468,12 +467,12 @@ class Clock:
         self.start_candidate()
 
     def begin(self, computed=0.0, idle=0.0):
-        """Another check begins, or one goes on that has taken this long."""
+        """Starts to time a check, or one that has already taken this long."""
         self.begun = time.monotonic()
         self.computed, self.idle = computed, idle
 
     def start_candidate(self):
-        """There is a new candidate, which has done nothing yet."""
+        """Starts to observe a new candidate."""
         self.looked, self.own = time.monotonic(), self._own()
 
     @property
@@ -484,19 +483,19 @@ class Clock:
         return self.looked + min(self.interval, max(0.002, self.limit - self.spent)) - time.monotonic()
 
     def look(self):
-        """Advances; returns the number of the candidate's threads."""
+        """Advances the clock and returns the number of the candidate's threads."""
         own = self._own()
         candidate, now = self.ask_candidate(), time.monotonic()
         since = now - self.looked
-        computed = candidate["computed"] + max(0.0, own[0] - self.own[0] - WAITING_SECONDS)
+        computed = candidate["computed"] + max(0.0, own[0] - self.own[0] - POLL_SECONDS)
         waited = candidate["waited"] + own[1] - self.own[1]
-        # a part of the time goes to looking; looks that are further apart mean that this process was stopped, and the
-        # candidate perhaps as well
+        # Looking takes some of the time. Where looks are further apart than planned, this process was stopped or had no core, and
+        # the candidate may have been stopped as well.
         idle = min(max(0.0, 0.98 * since - computed) - waited, 2 * self.interval)
         self.total += max(0.0, computed + idle)
         part = min(1.0, (now - self.begun) / since)  # the rest belongs to the check before
         self.computed += part * computed
-        self.idle = max(0.0, self.idle + part * idle)  # what was waited is sometimes known at a later look
+        self.idle = max(0.0, self.idle + part * idle)  # some waiting is known only at a later look
         self.looked, self.own = now, self._own()
         return candidate["threads"]
 
@@ -512,7 +511,7 @@ def _compile(source):
 
 
 def _well_formed(answer, arguments):
-    """Whether an answer has the parts that it must have, but for its values, which are decoded."""
+    """Whether an answer has the right parts; the values in them are checked when they are decoded."""
     changed = answer.get("changed")
     return (
         "value" in answer

@@ -26,11 +26,13 @@ MAX_SOURCE = 1 << 20  # characters of a program
 MAX_JOB = 64 << 20  # bytes of one written by trusted code
 MAX_TEXT = 4000  # characters of an exception's message
 MAX_ARGS = 9  # arguments of an exception
-MAX_INTEGER = 1 << 22  # bits of an integer,
-MAX_RATIO = 1 << 15  # of a fraction's numerator and denominator, which are divided by what they have in common,
-MAX_BOUND = 1 << 10  # of a range's start, stop and step
+MAX_INTEGER = 1 << 22  # bits of an integer
+MAX_RATIO = 1 << 15  # bits of a fraction's numerator and denominator, whose greatest common divisor is computed
+MAX_BOUND = 1 << 10  # bits of a range's start, stop and step
 MAX_DIGITS = 1 << 16  # digits of a decimal number
-MAX_SAME_HASH = 100  # elements of a set, or keys of a dictionary, with one hash: each is compared with all others
+MAX_SAME_HASH = (
+    100  # elements of a set, or keys of a dictionary, with the same hash, because each is compared with all others
+)
 _DECIMAL = re.compile(
     rf"-?(\d{{1,{MAX_DIGITS}}}(\.\d{{1,{MAX_DIGITS}}})?(E[+-]?\d{{1,5}})?|Infinity|s?NaN\d{{0,9}})", re.A | re.I
 )

@@ -37,7 +37,7 @@ encodings.base64_codec encodings.cp1252 encodings.hex_codec encodings.idna encod
 encodings.raw_unicode_escape encodings.rot_13 encodings.unicode_escape encodings.utf_16 encodings.utf_16_be
 encodings.utf_16_le encodings.utf_32 encodings.utf_8_sig
 """.split()
-GENTLE = 5  # niceness of a program that does not answer at once; more threads make it higher
+NICENESS = 5  # of a program that does not answer at once; more threads make it higher
 ABSENT = ("_hashlib", "_ssl", "ssl")  # OpenSSL is large, and asyncio and hashlib do without it
 
 
@@ -77,11 +77,12 @@ def main(control_fd: int, config: dict):
 
 def _max_tasks():
     """
-    How many processes and threads the zygote's user may have while a candidate runs. Where the kernel counts those of other
-    programs as well, that is no limit for one program: then it only keeps some for the trainer, and `S` finds who has too many.
+    RLIMIT_NPROC of candidates. The kernel counts the processes and threads of a user. If the zygote shares its user with other
+    processes, the limit cannot bound a single program: it then only keeps a quarter for others, and the verifier ends a program
+    that has too many threads when it looks at it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-    own = 3  # where nothing else is counted: this process, the one that waits for it outside its namespace, and a candidate
+    own = 3  # this process, the one that waits for it outside its namespace, and a candidate
     resource.setrlimit(resource.RLIMIT_NPROC, (own if hard < 0 else min(own, hard), hard))
     try:
         if not (child := os.fork()):
@@ -127,14 +128,13 @@ class Thread:
 
 
 class Usage:
-    """
-    What a candidate's threads do. The time that a program takes is its processor time and the time in which it waits for
-    something else than a core; so both have to be known.
-    """
+    """What a candidate has used: processor time, and time spent waiting for a core."""
 
     def __init__(self, pid):
         self.pid = pid
-        self.clock = ~pid << 3 | 2  # of the process' processor time, threads that ended included
+        self.clock = (
+            ~pid << 3 | 2
+        )  # the kernel's name for a process' processor time, which includes threads that ended
         self.ran = 0.0
         self.looked = time.monotonic()
         self.threads: dict[str, Thread] = {}
@@ -142,11 +142,12 @@ class Usage:
         self.niceness = 0
 
     def since_last_time(self):
-        """Seconds of processor time, seconds spent waiting for a core, and threads that there are."""
+        """Seconds of processor time, seconds spent waiting for a core, and the number of threads."""
         now, total = time.monotonic(), time.clock_gettime(self.clock)
         elapsed, ran, self.looked, self.ran = now - self.looked, total - self.ran, now, total
         threads, waited, active = {}, 0.0, 0
-        for name in os.listdir(f"/proc/{self.pid}/task"):
+        names = self._names()
+        for name in names[: kernel.MAX_THREADS + 2]:  # a program with more is ended anyway
             before = self.threads.get(name, Thread())
             try:
                 threads[name] = thread = self._thread(name, before, elapsed)
@@ -155,11 +156,17 @@ class Usage:
             waited += thread.waited - before.waited + thread.held - before.held
             active += thread.turns != before.turns
         pending = max((thread.pending for thread in threads.values()), default=0.0)
-        # threads also wait for one another, which does not count
+        # time in which threads wait for one another does not count
         waited = max(0.0, waited - ran * max(0, active - 1)) + pending - self.pending
         self.threads, self.pending = threads, pending
-        self._give_way(len(threads))
-        return {"computed": ran, "waited": waited, "threads": len(threads)}
+        self._lower_priority(len(names))
+        return {"computed": ran, "waited": waited, "threads": len(names)}
+
+    def _names(self):
+        try:
+            return os.listdir(f"/proc/{self.pid}/task")
+        except FileNotFoundError:  # /proc is mounted with hidepid: all time counts
+            return []
 
     def _thread(self, name, before, elapsed):
         folder = f"/proc/{self.pid}/task/{name}"
@@ -167,18 +174,17 @@ class Usage:
         state = _read(f"{folder}/stat").rpartition(b")")[2].split()[0]
         thread = Thread(ran / 1e9, waited / 1e9, turns, before.held)
         had_turn = turns != before.turns
-        if state == b"R":  # waits now, or runs on another core
+        if state == b"R":  # it is waiting, or it runs on another core
             known = thread.ran - before.ran + thread.waited - before.waited
             thread.pending = max(0.0, elapsed - known) + (0.0 if had_turn else before.pending)
         elif state in b"DTt" and not had_turn:
             thread.held += elapsed
         return thread
 
-    def _give_way(self, threads):
-        """Lowers the priority, so that all threads together weigh no more than one of a program that answers at once."""
-        niceness = min(
-            19, GENTLE + round(math.log(max(1, threads), 1.25))
-        )  # a step of niceness is a quarter of the weight
+    def _lower_priority(self, threads):
+        """Lowers the priority of a program that does not answer at once, so that its threads together get the share of one."""
+        # each step of niceness takes about a fifth of the weight
+        niceness = min(19, NICENESS + round(math.log(max(1, threads), 1.25)))
         if niceness > self.niceness:
             os.setpriority(os.PRIO_PGRP, self.pid, niceness)
             self.niceness = niceness
