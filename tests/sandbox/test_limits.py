@@ -247,7 +247,7 @@ def test_stuck_programs_do_not_hold_up_the_others():
     check = "def check(candidate):\n    assert candidate(1) == 1\n"
     loops = [Program(f"def f(x):\n    while {n}: pass", "f", check) for n in range(1, 9)]
     honest = [Program(f"def f(x): return x + {n} - {n}", "f", check) for n in range(56)]
-    with Sandbox(workers=2, check_timeout=2.0, max_timeouts=1) as sandbox:
+    with Sandbox(workers=2, check_timeout=1.0, max_timeouts=1) as sandbox:
         sandbox.run(honest[:2])
         start = time.monotonic()
         verdicts = sandbox.run(loops + honest)
