@@ -17,7 +17,7 @@ from trl_multiagent.recipe.recipe import build_recipe, parse_recipe, set_up_wand
 from trl_multiagent.recipe.sections import Wandb
 from trl_multiagent.recipe.settings import ConfigError, make_parser, merge, parse_value
 from trl_multiagent.sandbox import SandboxError, sandbox
-from trl_multiagent.trainers.checkpoints import FORMAT_VERSION, STATE_FILE
+from trl_multiagent.trainers.checkpoint_files import FORMAT_VERSION, STATE_FILE
 
 
 @pytest.fixture(autouse=True)
@@ -478,16 +478,16 @@ def test_what_the_end_of_a_run_needs_is_tried_at_its_start(parse, tmp_path, monk
     output = {"save_path": str(tmp_path / "team"), "save_final_model": True}
     recipe = parse({"output": output, "magrpo": {"output_dir": str(tmp_path / "run")}})
     before = sorted(tmp_path.rglob("*"))
-    recipe.check_run(environment)
+    recipe.check_run(environment, None)
     assert sorted(tmp_path.rglob("*")) == before  # what was tried is gone
     for name in in_the_way(tmp_path):
         there = sorted(tmp_path.rglob("*"))
         with pytest.raises(SystemExit, match=f"error: .* cannot be written to .*{name}") as error:
-            recipe.check_run(environment)
+            recipe.check_run(environment, None)
         assert "\n" not in error.value.code and sorted(tmp_path.rglob("*")) == there
     (tmp_path / "team").mkdir()
     (tmp_path / "team" / "notes.txt").write_text("mine")
-    recipe.check_run(environment)
+    recipe.check_run(environment, None)
     assert [path.name for path in (tmp_path / "team").iterdir()] == ["notes.txt"]
 
     def full(descriptor):
@@ -495,7 +495,7 @@ def test_what_the_end_of_a_run_needs_is_tried_at_its_start(parse, tmp_path, monk
 
     monkeypatch.setattr(results.os, "fsync", full)
     with pytest.raises(SystemExit, match="No space left on device"):
-        recipe.check_run(environment)
+        recipe.check_run(environment, None)
 
 
 def test_resuming(parse, error_of, tmp_path, monkeypatch):

@@ -91,7 +91,7 @@ def run(algorithm: str, argv: Sequence[str]) -> None:
     if recipe.dry_run:
         return print_plan(recipe, environment.roles, code_generation_datasets)
     train_dataset, eval_dataset = code_generation_datasets(recipe)
-    recipe.check_run(environment)
+    recipe.check_run(environment, train_dataset)
     team = recipe.load_team(environment.roles)
     trainer = trainer_class(team, environment, recipe.training_args, train_dataset, eval_dataset)
     recipe.train_and_save(trainer)

@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if recipe.dry_run:
         return print_plan(recipe, environment.roles, code_generation_datasets)
     train_dataset, eval_dataset = code_generation_datasets(recipe)
-    recipe.check_run(environment)
+    recipe.check_run(environment, train_dataset)
     trainer = MARLOOTrainer(
         team=recipe.load_team(environment.roles),
         environment=environment,

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import json
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -107,6 +108,13 @@ class Environment(ABC):
         """Goes on from what [`~Environment.state_dict`] gave. Called only if that was not empty."""
         raise NotImplementedError(f"{type(self).__name__} has a `state_dict`, so it needs a `load_state_dict`.")
 
+    def resume_settings(self) -> dict[str, Any]:
+        """
+        What a run must have in common with a checkpoint that it continues, by name, in plain values: the settings that
+        prompts and rewards depend on. A checkpoint with other ones is refused. None by default.
+        """
+        return {}
+
 
 # Calls of an environment, with its answers checked
 
@@ -190,6 +198,20 @@ def scoring_metrics(environment: Environment) -> dict[str, float]:
     return numbers_by_name(name, metrics)
 
 
+def resume_settings(environment: Environment) -> dict[str, Any]:
+    """What the environment's `resume_settings` returns, as it is after being read from JSON."""
+    name = f"`{type(environment).__name__}.resume_settings`"
+    with task_code(name):
+        settings = environment.resume_settings()
+    try:
+        plain = json.loads(json.dumps(settings))
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"{name} returned {show(settings)}; it must be a dict of plain values: {error}.") from error
+    if not isinstance(plain, dict):
+        raise TaskError(f"{name} returned {show(settings)}; it must be a dict of plain values.")
+    return plain
+
+
 def numbers_by_name(name: str, metrics: Any) -> dict[str, float]:
     """Metrics as `float`; `name` says who gave them."""
     if not isinstance(metrics, Mapping):
@@ -269,6 +291,18 @@ class FunctionEnvironment(Environment):
             prompts = self.transition(item, history)
         check_prompts(name, prompts, self.roles)
         return prompts
+
+    def resume_settings(self) -> dict[str, Any]:
+        """Templates and weights, and the names of functions, whose code is not compared."""
+        return {
+            "prompts": {
+                role: f"function {function_name(template)}" if callable(template) else template
+                for role, template in self.templates.items()
+            },
+            "reward_funcs": self.reward_names,
+            "reward_weights": self.reward_weights,
+            "transition": None if self.transition is None else function_name(self.transition),
+        }
 
     @staticmethod
     def _first_prompt(role: str, template: str | Callable[[dict], Prompt], item: dict) -> Prompt:

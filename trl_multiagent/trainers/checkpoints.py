@@ -4,11 +4,8 @@ a run that they belong to.
 """
 
 import contextlib
-import dataclasses
-import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -17,61 +14,44 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from datasets import Dataset
-from transformers import TrainerCallback, TrainingArguments
+from torch.optim import Optimizer
+from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback, is_deepspeed_zero3_enabled
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_pt_utils import get_model_param_count
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, get_last_checkpoint, sort_checkpoints
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, get_last_checkpoint
 from transformers.utils import logging
 
 from trl_multiagent.environments.task_errors import describe
-from trl_multiagent.team import AGENTS_FOLDER, TEAM_FILE, AgentTeam
+from trl_multiagent.team import AGENTS_FOLDER, TEAM_FILE
+from trl_multiagent.trainers.checkpoint_files import (
+    ENVIRONMENT_FILE,
+    PROCESS_FILE,
+    REFERENCE_FILE,
+    UNFINISHED_FOLDER,
+    check_files,
+    checksums_of_node,
+    flush_tree,
+    publish,
+    remove_unfinished,
+    rotate,
+    write_state,
+)
 from trl_multiagent.trainers.rescue import SaveError, rescue, rescue_folder
+from trl_multiagent.trainers.run_settings import (
+    OPTIMIZER_SETTINGS,
+    Changes,
+    check_changes,
+    check_steps,
+    checksum,
+    describe_run,
+    differences,
+    show_changes,
+)
 
 
 logger = logging.get_logger(__name__)
 
-FORMAT_VERSION = 1
-STATE_FILE = "team_trainer_state.json"  # what the checkpoint belongs to, and the list of its files
-PROCESS_FILE = "team_process_{}.json"  # what every process has for itself, next to its random number generators
-ENVIRONMENT_FILE = "environment_{}.pt"
-REFERENCE_FILE = "reference.pt"
-# Checkpoints that are being written or removed. The name keeps it out of uploads, and out of what counts as a checkpoint
-UNFINISHED_FOLDER = "_unfinished"
-
-# Of the arguments that every trainer has, those that a resumed run must share with its checkpoint
-DECISIVE_ARGUMENTS = (
-    "seed",
-    "learning_rate",
-    "lr_scheduler_type",
-    "lr_scheduler_kwargs",
-    "warmup_steps",
-    "optim",
-    "optim_args",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "max_grad_norm",
-    "bf16",
-    "fp16",
-)
-# Of an algorithm's own arguments, those that may differ: they change memory, speed, evaluation or logs
-FREE_ARGUMENTS = (
-    "cache_implementation",
-    "ds3_gather_for_generation",
-    "generation_batch_size",
-    "generation_token_budget",
-    "model_init_kwargs",
-    "num_agents",
-    "num_completions_to_print",
-    "num_generations_eval",
-    "steps_per_generation",
-    "trust_remote_code",
-    "vllm_adapter_dir",
-)
-FREE_PREFIXES = ("log_", "vllm_enable_", "vllm_g", "vllm_max_", "vllm_mode", "vllm_server_", "vllm_tensor_")
+CHANGES_FILE = "resume_changes.json"  # in the output folder
 
 
 class CheckpointMixin:
@@ -84,6 +64,7 @@ class CheckpointMixin:
     """
 
     _resumed: Path | None = None  # the checkpoint that this run continues
+    _changes: list[dict[str, Any]] = []  # what was changed when it was resumed, this time and earlier
     _saving = False
 
     def train(
@@ -111,8 +92,8 @@ class CheckpointMixin:
         self._run_settings = self._describe_run()
         self._resumed = Path(resume_from_checkpoint) if resume_from_checkpoint else None
         if self._resumed is not None:
-            self._check_checkpoint(self._resumed)
-            self._continue_tracking(read_checkpoint(self._resumed))
+            saved = self._check_checkpoint(self._resumed)
+            self._continue_tracking(saved)
         if self.args.should_save:
             remove_unfinished(self.args.output_dir)
         return super().train(
@@ -156,8 +137,17 @@ class CheckpointMixin:
         if self.is_local_process_zero():
             flush_tree(unfinished)
         self.accelerator.wait_for_everyone()
+        checksums = checksums_of_node(unfinished)
         if self.args.should_save:
-            self._write_state_file(unfinished)
+            write_state(
+                unfinished,
+                checksums,
+                global_step=self.state.global_step,
+                settings=self._run_settings,
+                changes=self._changes,
+                tracking=self._tracking(),
+                weights_only=self.args.save_only_model,
+            )
             publish(unfinished, finished)
 
     @contextlib.contextmanager
@@ -218,48 +208,12 @@ class CheckpointMixin:
             "seconds": time.time() - self._start_time,
         }
 
-    def _write_state_file(self, folder: Path) -> None:
-        """Completes a checkpoint. What it lists must be there when it is read."""
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        state = {
-            "format_version": FORMAT_VERSION,
-            "global_step": self.state.global_step,
-            "settings": self._run_settings,
-            "versions": {name: version(name) for name in ("torch", "transformers", "trl")},
-            "tracking": self._tracking(),
-            "weights_only": self.args.save_only_model,
-            "files": {path.relative_to(folder).as_posix(): path.stat().st_size for path in files},
-        }
-        (folder / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
-        flush(folder / STATE_FILE)
-        flush(folder)
-
     # Resuming
 
     def _describe_run(self) -> dict[str, Any]:
         """What a run must have in common with a checkpoint that it continues."""
-        arguments = self.args.to_dict()
-        general = {field.name for field in dataclasses.fields(TrainingArguments)}
-        decisive = [
-            name
-            for name in arguments
-            if (name in DECISIVE_ARGUMENTS if name in general else name not in FREE_ARGUMENTS)
-            and not name.startswith(FREE_PREFIXES)
-        ]
-        plugin = self.accelerator.state.deepspeed_plugin
-        settings = {
-            "trainer": self._name,
-            "environment": type(self.environment).__name__,
-            "roles": list(self.team.roles),
-            **{f"agent {role}": describe_agent(agent) for role, agent in self.team.agents.items()},
-            **(describe_adapters(self.team) if self.team.has_adapters else {}),
-            "weights that are not trained": self._checksum_of_fixed_weights(),
-            "train_dataset": describe_dataset(self.train_dataset),
-            "number of processes": self.args.world_size,
-            "DeepSpeed ZeRO stage": None if plugin is None else plugin.zero_stage,
-            **{name: arguments[name] for name in decisive},
-        }
-        return json.loads(json.dumps(settings, default=str))
+        settings = describe_run(self._name, self.environment, self.team, self.train_dataset, self.args)
+        return {**settings, "weights that are not trained": self._checksum_of_fixed_weights()}
 
     def _checksum_of_fixed_weights(self) -> str | None:
         """Of what a checkpoint does not hold, and a resumed run must start with as well."""
@@ -272,43 +226,62 @@ class CheckpointMixin:
             fixed += self.ref_model.parameters()
         return checksum(fixed)
 
-    def _check_checkpoint(self, folder: Path) -> None:
-        """Refuses a checkpoint that is not complete or that another run wrote; on all processes if on one."""
+    def _check_checkpoint(self, folder: Path) -> dict[str, Any]:
+        """
+        Refuses a checkpoint that is damaged, that another run wrote, or that has nothing left to train; on all processes
+        if on one. Records the changes that are allowed.
+        """
+        saved = check_files(folder)
+        changes = differences(saved["settings"], self._run_settings)
+        problems = []
+        process_file = PROCESS_FILE.format(self.args.process_index)
         try:
-            problems = self._problems(folder)
+            check_changes(str(folder), changes, self.args)
+            check_steps(str(folder), saved["global_step"], len(self.train_dataset), self.args)
+            if not (folder / process_file).is_file():
+                raise ValueError(
+                    f"{folder} has no {process_file}, the part of process {self.args.process_index}. Nodes without a common "
+                    "output folder save with `save_on_each_node=True`."
+                )
         except ValueError as error:
             problems = [str(error)]
         problems = list(dict.fromkeys(gather_object(problems)))
         if problems:
-            raise ValueError("\n".join(problems))
+            raise ValueError(" ".join(problems))
+        if self.is_world_process_zero():
+            self._say_what_differs(folder, saved, changes)
+        self._record_changes(folder, saved, changes)
+        return saved
 
-    def _problems(self, folder: Path) -> list[str]:
-        saved = read_checkpoint(folder)
-        here = self._run_settings
-        differences = [
-            f"  {name}: {saved['settings'][name]!r} in the checkpoint, {here[name]!r} in this run"
-            for name in here
-            if name in saved["settings"] and saved["settings"][name] != here[name]
-        ]
-        if differences:
-            advice = (
-                "Give the run the checkpoint's settings, or start one from its weights: "
-                f"AgentTeam.from_pretrained({str(folder)!r})."
+    @staticmethod
+    def _say_what_differs(folder: Path, saved: dict[str, Any], changes: Changes) -> None:
+        if changes:
+            logger.warning(f"{folder} is continued with changes: {show_changes(changes)}.")
+        if "checksums" not in saved:
+            logger.warning(
+                f"{folder} was saved by an earlier release, without checksums: damage would not be noticed."
             )
-            return ["\n".join([f"{folder} is a checkpoint of another run:", *differences, advice])]
-        process_file = PROCESS_FILE.format(self.args.process_index)
-        if not (folder / process_file).is_file():
-            return [
-                f"{folder} has no {process_file}, the part of process {self.args.process_index}. Nodes without a common "
-                "output folder save with `save_on_each_node=True`."
-            ]
         for name, saved_version in saved["versions"].items():
             if saved_version != version(name):
                 logger.warning(f"{folder} was saved with {name} {saved_version}; with {version(name)} it may differ.")
-        return []
+
+    def _record_changes(self, folder: Path, saved: dict[str, Any], changes: Changes) -> None:
+        self._changes = list(saved.get("changes", []))
+        self._changed_optimizer_settings = any(name in OPTIMIZER_SETTINGS for name in changes)
+        if changes:
+            as_dicts = {name: {"before": old, "after": new} for name, (old, new) in changes.items()}
+            self._changes.append({"checkpoint": str(folder), "step": saved["global_step"], "changes": as_dicts})
+        if self._changes and self.args.should_save:
+            path = Path(self.args.output_dir, CHANGES_FILE)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(self._changes, indent=2) + "\n")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        changed = checkpoint is not None and self._changed_optimizer_settings  # never under DeepSpeed
+        fresh = settings_of_groups(self.optimizer) if changed else None
         super()._load_optimizer_and_scheduler(checkpoint)
+        if changed:
+            self._change_optimizer(fresh)
         if checkpoint is not None and self.args.sync_ref_model and self.ref_model is not None:
             weights = torch.load(Path(checkpoint) / REFERENCE_FILE, map_location="cpu", weights_only=True)
             reference = self.accelerator.unwrap_model(self.ref_model)
@@ -321,6 +294,15 @@ class CheckpointMixin:
             with deepspeed.zero.GatheredParameters(list(reference.parameters()), modifier_rank=0):
                 if self.is_world_process_zero():
                     reference.load_state_dict(weights)
+
+    def _change_optimizer(self, fresh: list[dict[str, Any]]) -> None:
+        """Gives the optimizer, which went on with the checkpoint's settings, those of this run."""
+        for group, own in zip(self.optimizer.param_groups, fresh, strict=True):
+            rate, saved_base = group["lr"], group["initial_lr"]
+            group.update(own)
+            group["lr"] = own["initial_lr"] * (rate / saved_base if saved_base else 1.0)  # where the schedule is
+        self.lr_scheduler.base_lrs = [group["initial_lr"] for group in self.optimizer.param_groups]
+        self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
     def _begin_training(self) -> None:
         """Called when the trainer has set its counters to zero."""
@@ -346,12 +328,6 @@ class CheckpointMixin:
         if skip_scheduler and self._resumed is not None:  # `eval_on_start`: a resumed run has had its start
             return {}
         return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
-
-    def _run_epoch(self, **kwargs) -> None:
-        if self.state.global_step < self.state.max_steps:
-            super()._run_epoch(**kwargs)
-        else:  # the checkpoint of the last step was resumed
-            self.control.should_training_stop = True
 
     def _finalize_training(self, trial, num_train_samples, start_time) -> TrainOutput:
         best = self.state.best_model_checkpoint
@@ -418,121 +394,6 @@ class CheckpointCallback(TrainerCallback):
         self.save_is_due = False
 
 
-def read_checkpoint(folder: str | Path) -> dict[str, Any]:
-    """
-    What `team_trainer_state.json` says of a checkpoint that can be resumed.
-
-    Args:
-        folder (`str` or `Path`): Folder of the checkpoint.
-
-    Returns:
-        `dict`: With the keys `global_step`, `settings`, `versions`, `tracking` and `files` (sizes in bytes).
-
-    Raises:
-        ValueError: it is no checkpoint of a team trainer, another release wrote it, or something is missing.
-    """
-    folder = Path(folder)
-    path = folder / STATE_FILE
-    if not path.is_file():
-        raise ValueError(f"{folder} is no complete checkpoint of a team trainer: there is no {path}.")
-    try:
-        state = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}. Resume from another checkpoint.") from error
-    if not isinstance(state, dict) or state.get("format_version") != FORMAT_VERSION:
-        found = state.get("format_version") if isinstance(state, dict) else None
-        raise ValueError(f"{path} has the format version {found!r}; this release reads version {FORMAT_VERSION}.")
-    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
-    damaged = [name for name, size in state["files"].items() if sizes.get(name) != size]
-    if damaged:
-        raise ValueError(
-            f"{folder} is not complete: missing or of another size than when it was saved: {', '.join(damaged)}. Copy "
-            "it again, or resume from another checkpoint."
-        )
-    if state["weights_only"]:
-        raise ValueError(
-            f"{folder} was saved with `save_only_model`: it holds weights, and nothing to resume from. Start a run from "
-            f"them: AgentTeam.from_pretrained({str(folder)!r})."
-        )
-    return state
-
-
-def describe_agent(agent: torch.nn.Module) -> str:
-    trained = get_model_param_count(agent, trainable_only=True)
-    return f"{agent.config.model_type}, {get_model_param_count(agent)} parameters, {trained} trained"
-
-
-def describe_adapters(team: AgentTeam) -> dict[str, Any]:
-    """The options of each agent's LoRA adapter."""
-    options = {}
-    for role, model in team.policies.items():
-        config = model.peft_config[role].to_dict()
-        for name in config.keys() - {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version"}:
-            value = config[name]
-            options[f"adapter {role} {name}"] = sorted(value) if isinstance(value, set) else value
-    return options
-
-
-def checksum(parameters: list[torch.nn.Parameter]) -> str:
-    """Depends on every bit of the weights, and on nothing of where they are."""
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    total = 0
-    for k, parameter in enumerate(parameters, start=1):
-        values = parameter.detach().contiguous().view(integers[parameter.element_size()])
-        total += k * int(values.sum(dtype=torch.int64))
-    return f"{total % 2**64:016x}"
-
-
-def describe_dataset(dataset: Dataset, num_rows: int = 256) -> str:
-    """Size, columns, and a digest of rows from all over the dataset."""
-    rows = dataset.with_format("arrow")[range(0, len(dataset), 1 + len(dataset) // num_rows)].to_pylist()
-    digest = hashlib.sha256(json.dumps(rows, sort_keys=True, default=str).encode()).hexdigest()
-    return f"{len(dataset)} items with {', '.join(sorted(dataset.column_names))}, digest {digest[:12]}"
-
-
-def publish(unfinished: Path, finished: Path) -> None:
-    """Makes a checkpoint of a folder that is written completely. The rename is the instant from which it counts."""
-    if finished.exists():
-        remove(finished)
-    os.replace(unfinished, finished)
-    flush(finished.parent)
-
-
-def rotate(run_folder: Path, limit: int | None, protected: list[str | Path | None]) -> None:
-    """Removes the oldest checkpoints that are not protected until `limit` are left."""
-    if limit is None or limit < 1:
-        return
-    checkpoints = [Path(path).resolve() for path in sort_checkpoints(str(run_folder), use_mtime=True)]
-    kept = [Path(path).resolve() for path in protected if path is not None]
-    for checkpoint in [path for path in checkpoints if path not in kept][: max(0, len(checkpoints) - limit)]:
-        remove(checkpoint)
-
-
-def remove(checkpoint: Path) -> None:
-    """Removes a checkpoint so that no part of it is ever taken for one."""
-    doomed = checkpoint.parent / UNFINISHED_FOLDER / f"removed-{checkpoint.name}"
-    doomed.parent.mkdir(exist_ok=True)
-    os.replace(checkpoint, doomed)
-    shutil.rmtree(doomed)
-
-
-def remove_unfinished(run_folder: str | Path) -> None:
-    """Removes what an interrupted run left behind."""
-    folder = Path(run_folder) / UNFINISHED_FOLDER
-    if folder.exists():
-        shutil.rmtree(folder)
-
-
-def flush_tree(folder: Path) -> None:
-    """Returns when the disk holds everything in a folder, so that a crash of the machine loses none of it."""
-    for path, _, names in os.walk(folder):
-        for name in names:
-            flush(os.path.join(path, name))
-        flush(path)
-
-
-def flush(path: str | Path) -> None:
-    """Returns when the disk holds a file, or the list of names in a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+def settings_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """All that an optimizer's groups hold besides their parameters."""
+    return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]

@@ -1,7 +1,10 @@
 """The code-generation task: a helper's author and a main function's author solve HumanEval-shaped problems together."""
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
 from trl_multiagent.environments.execution_log import ExecutionLog
@@ -10,6 +13,15 @@ from trl_multiagent.sandbox import Sandbox
 from . import feedback
 from .prompts import aux_prompt, main_prompt, single_prompt
 from .reward import COLLABORATION, REWARD_VERSION, score_code
+
+
+# An item whose prompts show which ones an environment writes
+EXAMPLE = {
+    "task_id": "example",
+    "prompt": 'def double(x):\n    """Twice x."""\n',
+    "entry_point": "double",
+    "test": "def check(candidate):\n    assert candidate(1) == 2\n",
+}
 
 
 class CodeGenerationEnvironment(Environment):
@@ -68,6 +80,20 @@ class CodeGenerationEnvironment(Environment):
     def __repr__(self) -> str:
         settings = f"roles={self.roles}, mode={self.mode!r}, sandbox_slice={self.sandbox_slice}"
         return f"CodeGenerationEnvironment({settings}, reward_version={REWARD_VERSION})"
+
+    def resume_settings(self) -> dict[str, Any]:
+        """What rewards and prompts depend on. How many programs run at once, and how well they are contained, may differ."""
+        prompts = json.dumps(self.prompts(EXAMPLE, ()), sort_keys=True)
+        return {
+            "mode": self.mode,
+            "sandbox_slice": self.sandbox_slice,
+            "collaboration": self.collaboration,
+            "reward_version": REWARD_VERSION,
+            "prompts": hashlib.sha256(prompts.encode()).hexdigest()[:12],
+            "check_timeout": self.sandbox.check_timeout,
+            "max_timeouts": self.sandbox.max_timeouts,
+            "memory_mb": self.sandbox.memory_mb,
+        }
 
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
         if history:
