@@ -71,20 +71,6 @@ METHODS = {
         "_save_rng_state": ["self", "output_dir"],
         "_evaluate": ["self", "trial", "ignore_keys_for_eval", "skip_scheduler"],
         "_finalize_training": ["self", "trial", "num_train_samples", "start_time"],
-        "_run_epoch": [
-            "self",
-            "model",
-            "epoch",
-            "train_dataloader",
-            "steps_in_epoch",
-            "num_update_steps_per_epoch",
-            "trial",
-            "ignore_keys_for_eval",
-            "start_time",
-            "resume_from_checkpoint",
-            "epochs_trained",
-            "steps_trained_in_current_epoch",
-        ],
         "create_optimizer": ["self", "model"],
     },
     VLLMGeneration: {
@@ -192,6 +178,7 @@ def test_the_training_loop_counts_in_attributes_that_a_checkpoint_restores():
     names = ["_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step"]
     places = [source.find(f"self.{name} = ") for name in names]
     assert -1 not in places and max(places) < source.index("on_train_begin") < source.index("self._run_epoch("), ADVICE
+    assert "self._last_lr" in inspect.getsource(torch.optim.lr_scheduler.LRScheduler.get_last_lr), ADVICE
     saving = inspect.getsource(Trainer._save_checkpoint)
     assert all(f"self.{name}(" in saving for name in ("_get_output_dir", "_save_rng_state", "_push_from_checkpoint"))
 

@@ -40,6 +40,7 @@ class TrainingSummary:
         has_recipe (`bool`): Whether the folder has the settings of a recipe.
         best_metric (`str`, *optional*): Name of the metric whose best checkpoint was loaded at the end.
         log_history (`list[dict]`): The trainer's logs, `trainer.state.log_history`.
+        changes (`list[dict]`): What was changed when the training was resumed: `step`, and `changes` with `before` and `after`.
         links (`dict[str, str | None]`): Addresses of the run at `wandb`, `trackio` and `comet`.
     """
 
@@ -50,6 +51,7 @@ class TrainingSummary:
     has_recipe: bool
     best_metric: str | None
     log_history: list[dict]
+    changes: list[dict]
     links: dict[str, str | None]
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from trl_multiagent import AgentTeam
+from trl_multiagent.environments.code_generation import environment as code_environment
+from trl_multiagent.recipe import Recipe
+
+from tiny import byte_tokenizer, tiny_llama
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,6 +175,114 @@ def test_saved_and_resumed(tiny_model, shared_data, tmp_path, peft):
     assert list(tmp_path.iterdir()) == [folder]
     history = json.loads((folder / "checkpoint-2" / "trainer_state.json").read_text())
     assert history["global_step"] == 2
+
+
+# A run that continues a checkpoint
+
+
+PROBLEM = {"prompt": 'def f(x):\n    """Double x."""\n', "entry_point": "f"}
+PROBLEM["test"] = "def check(candidate):\n    assert candidate(1) == 2\n    assert candidate(2) == 4\n"
+
+
+def write_problems(path, prompt=PROBLEM["prompt"]):
+    rows = [{"task_id": f"T/{k}", **PROBLEM} for k in range(3)]
+    rows[2]["prompt"] = prompt
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def saved_run(tiny_model, tmp_path_factory):
+    """Arguments of a recipe, and the folder of its run of two steps."""
+    folder = tmp_path_factory.mktemp("saved")
+    write_problems(folder / "humaneval.jsonl")
+    tiny_llama(hidden_size=16).save_pretrained(folder / "other_model")
+    byte_tokenizer().save_pretrained(folder / "other_model")
+    arguments = [
+        *("--override", f"agent_model.name={tiny_model}", f"dataset.name={folder}/humaneval.jsonl"),
+        *("peft.r=4", "magrpo.num_turns=2", "magrpo.num_generations=2"),
+        *("--max_completion_length", "4", "--save_steps", "1", "--disable_tqdm", "--output_dir", str(folder / "run")),
+    ]
+    run_script("magrpo", *arguments, "--max_steps", "2")
+    return arguments, folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "differences"),
+    [
+        ("external.mode=plain", ["environment mode: 'level_feedback' in the checkpoint, 'plain' in this run"]),
+        ("external.sandbox_slice=0", ["environment sandbox_slice: 1 in the checkpoint, 0 in this run"]),
+        (
+            "reward.collaboration=static",
+            ["environment collaboration: 'executed' in the checkpoint, 'static' in this run"],
+        ),
+        ("sandbox.check_timeout=2", ["environment check_timeout: 10.0 in the checkpoint, 2 in this run"]),
+        ("sandbox.max_timeouts=1", ["environment max_timeouts: 3 in the checkpoint, 1 in this run"]),
+        ("sandbox.memory_mb=256", ["environment memory_mb: 512 in the checkpoint, 256 in this run"]),
+        ("reward_processor.shift=-4", ["reward_shift: 0.0 in the checkpoint, -4 in this run"]),
+        ("magrpo.learning_rate=0.5 seed=3", ["learning_rate: ", "seed: 42 in the checkpoint, 3 in this run"]),
+        ("magrpo.num_generations=3", ["num_generations: 2 in the checkpoint, 3 in this run"]),
+        ("peft.r=8", ["adapter aux r: 4 in the checkpoint, 8 in this run", "agent main: "]),
+        ("peft=null", ["agent aux: 'llama, 37600 parameters, 8704 trained' in the checkpoint, 'llama, 28896"]),
+        ("agent_model.name={folder}/other_model", ["agent aux: ", "agent main: "]),
+        ("agent_model.share_weights=true peft=null", ["agent aux: "]),
+        ("magrpo.frozen_agents=aux", ["frozen_agents: None in the checkpoint, ['aux'] in this run"]),
+        ("dataset.train_split=test[:2]", ["train_dataset: '3 items with", "'2 items with"]),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_before_models_are_loaded(saved_run, monkeypatch, changes, differences):
+    arguments, folder = saved_run
+    monkeypatch.setattr(Recipe, "load_team", lambda *args: pytest.fail("a team was loaded"))
+    changes = changes.format(folder=folder).split()
+    resume = ["--max_steps", "3", "--resume_from_checkpoint", str(folder / "run" / "checkpoint-2")]
+    with pytest.raises(SystemExit) as error:
+        run_script("magrpo", *arguments, "--override", *changes, *resume)
+    message = error.value.code
+    assert "error: " in message and "checkpoint-2 is a checkpoint of another run: " in message and "\n" not in message
+    assert all(difference in message for difference in differences), message
+    assert "peft" in " ".join(changes) or message.count(" in the checkpoint, ") <= 3
+
+
+def test_the_rest_of_what_is_known_of_a_checkpoint_before_models_are_loaded(saved_run, tmp_path, monkeypatch):
+    arguments, folder = saved_run
+    copy = shutil.copytree(folder / "run", tmp_path / "run")
+    arguments = [str(copy) if x == str(folder / "run") else x.replace(str(folder), str(tmp_path)) for x in arguments]
+    monkeypatch.setattr(Recipe, "load_team", lambda *args: pytest.fail("a team was loaded"))
+
+    def refusal(*argv, steps=3):
+        with pytest.raises(SystemExit) as error:
+            run_script("magrpo", *arguments, "--max_steps", str(steps), "--resume_from_checkpoint", *argv)
+        assert "\n" not in error.value.code
+        return error.value.code
+
+    write_problems(tmp_path / "humaneval.jsonl", prompt=PROBLEM["prompt"].replace("Double", "Twice"))
+    assert "train_dataset: '3 items with entry_point, prompt, task_id, test, digest " in refusal("true")
+    write_problems(tmp_path / "humaneval.jsonl")
+    assert "checkpoint-2 has taken 2 optimizer steps, and `max_steps` is 2: there is" in refusal("true", steps=2)
+    assert "cannot be continued with this change" in refusal(
+        "true", "--override", "peft.r=8", "magrpo.resume_changes=allow"
+    )
+    monkeypatch.setattr(code_environment, "main_prompt", lambda item: "Write it.")
+    assert "environment prompts: '" in refusal("true")
+    monkeypatch.undo()
+    monkeypatch.setattr(Recipe, "load_team", lambda *args: pytest.fail("a team was loaded"))
+    weights = copy / "checkpoint-2" / "agents" / "aux" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    message = refusal("true")
+    assert "checkpoint-2 is damaged: not as it was saved: agents/aux/adapter_model.safetensors." in message
+    assert f"the checkpoint before it that is complete: {copy / 'checkpoint-1'}." in message
+
+
+def test_allowed_changes_of_a_recipe(saved_run, tmp_path):
+    arguments, folder = saved_run
+    arguments = [*arguments, "--override", "external.mode=plain", "magrpo.resume_changes=allow", "--max_steps", "3"]
+    arguments = [str(tmp_path / "run") if x == str(folder / "run") else x for x in arguments]
+    run_script("magrpo", *arguments, "--resume_from_checkpoint", str(folder / "run" / "checkpoint-2"))
+    (record,) = json.loads((tmp_path / "run" / "resume_changes.json").read_text())
+    assert record["step"] == 2
+    assert record["changes"] == {"environment mode": {"before": "level_feedback", "after": "plain"}}
+    merged = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert merged["external"]["mode"] == "plain" and "resume_changes" not in merged["magrpo"]
+    assert "| 2 | environment mode | level_feedback | plain |" in (tmp_path / "run" / "README.md").read_text()
 
 
 def test_two_processes(forked, tiny_model, shared_data, tmp_path):

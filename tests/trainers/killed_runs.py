@@ -108,7 +108,7 @@ def train(folder, settings, resume=False, kill=None, killed_rank=0, result=None)
     trainer = tiny_trainer(folder, team=team_of(arguments.pop("team", "full")), **arguments)
     if kill is not None and trainer.accelerator.process_index == killed_rank:
         instant, number = kill
-        kill_at = {"score": kill_at_score, "write": kill_at_write, "part": kill_at_part, "end": kill_at_end}
+        kill_at = {"score": kill_at_score, "write": kill_at_write, "part": kill_at_part}
         kill_at[instant](trainer, number)
     output = trainer.train(resume_from_checkpoint=resume)
     if result is not None:
@@ -142,11 +142,6 @@ def kill_at_score(trainer, number: int) -> None:
         return score(*args)
 
     trainer.environment.score = dying_score
-
-
-def kill_at_end(trainer, number: int) -> None:
-    """Dies after the last checkpoint, before the end of training is recorded."""
-    trainer._finalize_training = lambda *args: die()
 
 
 def kill_at_part(trainer, number: int) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +13,13 @@ from types import SimpleNamespace
 import pandas
 import pytest
 import torch
+from datasets import Dataset, Value, concatenate_datasets, load_from_disk
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOTrainer, MARLOOConfig, MARLOOTrainer
-from trl_multiagent.trainers.checkpoint_files import STATE_FILE, UNFINISHED_FOLDER, read_checkpoint
+from trl_multiagent.environments import TaskError
+from trl_multiagent.trainers.checkpoint_files import STATE_FILE, UNFINISHED_FOLDER, check_files, read_checkpoint
+from trl_multiagent.trainers.run_settings import check_steps, digest_of_rows
 
 from tiny import (
     byte_tokenizer,
@@ -106,7 +110,6 @@ def names(paths):
     ("settings", "kill"),
     [
         ("plain", ("score", 6)),  # the checkpoint of step 4 lies between two logs
-        ("plain", ("end", 0)),  # nothing is left to train
         ("tree", ("score", 15)),  # from the end of an epoch; the numbers count the evaluations' calls too
         ("chain", ("score", 14)),
         ("lora", ("score", 4)),
@@ -118,6 +121,7 @@ def test_a_killed_run_resumes_as_if_nothing_had_happened(run, whole, tmp_path, s
     assert run(folder, settings, kill=kill) == [KILLED], output_of(folder)
     assert get_last_checkpoint(folder) is not None
     resume_and_compare(run, uninterrupted, folder, settings)
+    assert read_checkpoint(get_last_checkpoint(folder))["changes"] == []
     tables = [sorted(path.glob("completions/*.parquet")) for path in (uninterrupted, folder)]
     assert len(tables[0]) == (4 if settings == "tree" else 0)
     for left, right in zip(*tables, strict=True):
@@ -216,62 +220,224 @@ def other_team(**changes):
     )
 
 
-def longest_word(completions, **columns):
-    return [float(max(map(len, completion.values()))) for completion in completions]
-
-
 class OtherEnvironment(FunctionEnvironment):
     pass
+
+
+def functions(**changes):
+    """The environment of the other tests, with other settings."""
+    prompts = {role: "Task {x}, part " + role + ":" for role in ("aux", "main")}
+    return FunctionEnvironment(**{"prompts": prompts, "reward_funcs": count_reward, "transition": feedback, **changes})
+
+
+def other_reward(completions, **columns):
+    return [0.0] * len(completions)
+
+
+class OwnEnvironment(FunctionEnvironment):
+    def __init__(self, level=1):
+        super().__init__(functions().templates, count_reward)
+        self.level = level
+
+    def resume_settings(self):
+        return {"level": self.level} if self.level else {}
 
 
 @pytest.mark.parametrize(
     ("changes", "differences"),
     [
-        ({"num_generations": 8}, ["num_generations is 4 in it and 8 here"]),
-        ({"joint_mode": "cross", "seed": 7}, ["joint_mode is 'align' in it and 'cross' here", "seed is 42 in"]),
-        ({"num_turns": 2}, ["num_turns is 1 in it and 2", "turn_gradient_weights is [1.0] in"]),
-        ({"items_per_device": 3}, ["items_per_device is 2 in it and 3"]),
-        ({"learning_rate": 0.5, "optim": "sgd"}, ["learning_rate is 0.001 in it and 0.5", "optim is 'adamw"]),
-        ({"trainer": MARLOOTrainer, "config": MARLOOConfig}, ["trainer is 'MAGRPO' in it and 'MARLOO' here"]),
-        ({"team": tiny_team(("a", "b"))}, ["roles is ['aux', 'main'] in it and ['a', 'b']"]),
-        ({"team": tiny_team(("aux", "main", "third"))}, ["roles is "]),
+        ({"num_generations": 8}, ["num_generations: 4 in the checkpoint, 8 in this run"]),
+        ({"joint_mode": "cross", "seed": 7}, ["joint_mode: 'align' in", "'cross' in this run", "seed: 42 in"]),
+        ({"num_turns": 2}, ["num_turns: 1 in the checkpoint, 2", "turn_gradient_weights: [1.0] in"]),
+        ({"items_per_device": 3}, ["items_per_device: 2 in the checkpoint, 3"]),
+        ({"learning_rate": 0.5, "optim": "sgd"}, ["learning_rate: 0.001 in the checkpoint, 0.5", "optim: 'adamw"]),
+        (
+            {"trainer": MARLOOTrainer, "config": MARLOOConfig},
+            ["trainer: 'MAGRPO' in the checkpoint, 'MARLOO' in", ": "],
+        ),
+        ({"team": tiny_team(("a", "b"))}, ["roles: ['aux', 'main'] in the checkpoint, ['a', 'b']"]),
+        ({"team": tiny_team(("aux", "main", "third"))}, ["roles: "]),
         (
             {"team": other_team(hidden_size=16)},
-            ["agent aux is 'llama, 28896 parameters, 28896 trained'", "agent main is ", "not trained"],
+            ["agent aux: 'llama, 28896 parameters, 28896 trained'", "agent main: ", "not trained"],
         ),
-        (
-            {"team": other_team(initializer_range=0.2)},
-            ["weights that are not trained is "],
-        ),  # another reference policy
-        ({"team": team_of("lora")}, ["agent main is ", "weights that are not trained is "]),
-        ({"train_dataset": tiny_items(11)}, ["training data is '12 items with x", "'11 items with x"]),
+        ({"team": other_team(initializer_range=0.2)}, ["weights that are not trained: "]),  # another reference policy
+        ({"team": team_of("lora")}, ["agent main: ", "weights that are not trained: "]),
+        ({"train_dataset": tiny_items(11)}, ["train_dataset: '12 items with x", "'11 items with x"]),
         (
             {"train_dataset": tiny_items(12).map(lambda row: {"x": row["x"] + "!"})},
-            ["training data is '12 items with x"],
-        ),
-        (
-            {"environment": tiny_environment(reward=longest_word)},
-            ["environment reward_funcs is ['count_reward'] in it and ['longest_word'] here"],
-        ),
-        (
-            {
-                "environment": FunctionEnvironment(
-                    {"aux": "Say {x}.", "main": "Say {x}."}, count_reward, transition=feedback
-                )
-            },
-            ["environment prompts is", "first prompts is"],
+            ["train_dataset: '12 items with x"],
         ),
         ({"environment": OtherEnvironment({"aux": "", "main": ""}, [])}, ["FunctionEnvironment", "OtherEnvironment"]),
+        (
+            {"environment": functions(prompts={"aux": "{x}", "main": lambda item: "What?"})},
+            ["environment prompts: {'aux': 'Task {x}, part aux:'", "{'aux': '{x}', 'main': 'function <lambda>'}"],
+        ),
+        ({"environment": functions(reward_funcs=other_reward)}, ["environment reward_funcs: ['count_reward'] in"]),
+        (
+            {"environment": functions(reward_weights=[2.0])},
+            ["environment reward_weights: [1.0] in the checkpoint, [2.0]"],
+        ),
+        (
+            {"environment": functions(transition=None)},
+            ["environment transition: 'feedback' in the checkpoint, None in"],
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
 def test_a_checkpoint_of_another_run(checkpoint, tmp_path, changes, differences):
     message = refusal(checkpoint, tmp_path, **changes)
-    assert str(checkpoint) in message and "AgentTeam.from_pretrained" in message
+    assert (
+        str(checkpoint) in message and "AgentTeam.from_pretrained" in message and "`resume_changes: allow`" in message
+    )
     assert all(difference in message for difference in differences), message
     assert "\n" not in message
-    if not {"trainer", "team", "environment", "train_dataset"} & changes.keys():
-        assert message.count(" in it and ") == len(differences)
+    if not {"trainer", "team"} & changes.keys():
+        assert message.count(" in the checkpoint, ") <= max(len(differences), 2)
+
+
+@pytest.mark.parametrize(("saved", "here"), [(1, 2), (1, 0), (0, 1)])
+def test_settings_of_an_environment_of_a_user_s_own(tmp_path, saved, here):
+    tiny_trainer(tmp_path / "saved", environment=OwnEnvironment(saved), save_strategy="steps").train()
+    message = refusal(tmp_path / "saved" / "checkpoint-1", tmp_path, environment=OwnEnvironment(here), beta=0.0)
+    assert f"environment level: {saved or None} in the checkpoint, {here or None} in this run" in message
+
+
+def test_settings_that_are_no_plain_values(tmp_path):
+    with pytest.raises(
+        TaskError, match=r"`OwnEnvironment\.resume_settings` returned .* must be a dict of plain values"
+    ):
+        tiny_trainer(tmp_path, environment=OwnEnvironment(object())).train()
+
+
+# Changes that are allowed
+
+
+def test_allowed_changes_take_effect_and_are_recorded(tmp_path):
+    """Twice: a later checkpoint and the card know what was changed before."""
+    settings = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "linear", "max_steps": 4}
+    tiny_trainer(tmp_path, **settings | {"max_steps": 2}).train()
+    changed = settings | {"learning_rate": 0.01, "weight_decay": 0.5, "num_generations": 2, "resume_changes": "allow"}
+    rewarded = {"environment": functions(reward_weights=[3.0])}
+    trainer = tiny_trainer(tmp_path, **changed, **rewarded)
+    trainer.train(resume_from_checkpoint=True)
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+    assert rates[2:] == pytest.approx([0.0, 0.0025])  # the old schedule's end, with the new rate; then the new one
+    assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0.0, 0.5}
+    assert len(trainer._levels[0][0].rewards) == 2
+    last = tiny_trainer(tmp_path, **changed | {"max_steps": 6, "seed": 1}, **rewarded)
+    last.train(resume_from_checkpoint=True)
+
+    record = json.loads((tmp_path / "resume_changes.json").read_text())
+    assert record == read_checkpoint(tmp_path / "checkpoint-6")["changes"]
+    assert [(Path(entry["checkpoint"]).name, entry["step"]) for entry in record] == [
+        ("checkpoint-2", 2),
+        ("checkpoint-4", 4),
+    ]
+    assert record[0]["changes"].keys() == {
+        *("learning_rate", "weight_decay", "num_generations", "environment reward_weights")
+    }
+    assert record[1]["changes"] == {"seed": {"before": 42, "after": 1}}
+    last.create_model_card()
+    card = (tmp_path / "README.md").read_text()
+    assert "| 2 | learning_rate | 0.001 | 0.01 |\n" in card and "| 4 | seed | 42 | 1 |\n" in card
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"team": other_team(hidden_size=16)}, "agent aux"),
+        ({"team": team_of("lora")}, "agent main"),
+        ({"optim": "sgd"}, "optim"),
+        ({"agent_learning_rates": {"aux": 0.1}}, "agent_learning_rates"),
+    ],
+    ids=["size", "lora", "optimizer", "rates"],
+)
+def test_changes_that_cannot_be_allowed(checkpoint, tmp_path, changes, name):
+    message = refusal(checkpoint, tmp_path, resume_changes="allow", **changes)
+    assert "cannot be continued with this change, although" in message and f"{name}: " in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("length", "words"),
+    [
+        ({"max_steps": 1}, "has taken 1 optimizer steps, and `max_steps` is 1: there is nothing left"),
+        (
+            {"max_steps": -1, "num_train_epochs": 0.1},
+            "`num_train_epochs` is 0.1, which makes 1: there is nothing left",
+        ),
+    ],
+)
+def test_nothing_left_to_train(checkpoint, tmp_path, length, words):
+    assert words in refusal(checkpoint, tmp_path, **length)
+
+
+@pytest.mark.parametrize("epochs", [0.5, 1.0, 1.4])
+def test_the_number_of_steps_is_that_of_the_trainer(tmp_path, epochs):
+    trainer = tiny_trainer(
+        tmp_path, train_dataset=tiny_items(7), max_steps=-1, num_train_epochs=epochs, learning_rate=0.0
+    )
+    trainer.train()
+    check_steps("folder", trainer.state.max_steps - 1, 7, trainer.args)
+    with pytest.raises(ValueError, match="nothing left"):
+        check_steps("folder", trainer.state.max_steps, 7, trainer.args)
+
+
+# What the rows of a dataset hold
+
+
+def test_the_digest_is_of_values_and_their_order_alone(tmp_path):
+    columns = {
+        "text": ["a", "", None, "\u00e9\U0001f600", "bc"] * 3,
+        "number": [1, None, 3, -(2**40), 5] * 3,
+        "share": [0.5, None, 1e-300, float("inf"), -0.0] * 3,
+        "flag": [True, None, False, True, True] * 3,
+        "list": [["x", "y"], [], None, ["z"], ["x"]] * 3,
+        "nothing": [None] * 15,
+    }
+    dataset = Dataset.from_dict(columns)
+    digest = digest_of_rows(dataset)
+    dataset.save_to_disk(tmp_path / "saved")
+    pieces = concatenate_datasets([dataset.select(range(4)), dataset.select(range(4, 15))])
+    backwards = dataset.select(range(14, -1, -1))
+    same = {
+        "by another path": load_from_disk(tmp_path / "saved"),
+        "of pieces": pieces,
+        "by indices": backwards.select(range(14, -1, -1)),
+        "columns in another order": dataset.select_columns(sorted(columns, reverse=True)),
+        "larger types": dataset.cast_column("text", Value("large_string")),
+        "another format": dataset.with_format("torch", columns=["number"]),
+        "transformed when it is read": dataset.with_transform(lambda rows: {"text": rows["text"]}),
+    }
+    assert {name: digest_of_rows(other) for name, other in same.items()} == dict.fromkeys(same, digest)
+    assert digest_of_rows(dataset, rows_at_once=4) == digest_of_rows(pieces, rows_at_once=4)
+    changed = {digest, digest_of_rows(backwards), digest_of_rows(dataset.remove_columns("flag"))}
+    for name in columns.keys() - {"nothing"}:
+        for row in (0, 2):
+            values = list(columns[name])
+            values[row] = values[1] if row == 0 else values[4]
+            changed.add(digest_of_rows(Dataset.from_dict({**columns, name: values})))
+    assert len(changed) == 3 + 2 * 5
+    code = f"""
+from datasets import load_from_disk
+from trl_multiagent.trainers.run_settings import digest_of_rows
+print(digest_of_rows(load_from_disk({str(tmp_path / "saved")!r})))
+"""
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.split()[-1:] == [digest], done.stderr
+
+
+def test_every_row_counts(checkpoint, tmp_path):
+    """Also one that lies between those of the description."""
+    rows = [str(k) for k in range(1000)]
+    tiny_trainer(tmp_path / "run", train_dataset=Dataset.from_dict({"x": rows}), save_strategy="steps").train()
+    rows[501] = "other"
+    message = refusal(
+        tmp_path / "run" / "checkpoint-1", tmp_path, train_dataset=Dataset.from_dict({"x": rows}), beta=0.0
+    )
+    assert message.count(" in the checkpoint, ") == 1 and "rows of train_dataset: '" in message
 
 
 def test_what_may_differ(checkpoint, tmp_path):
@@ -295,83 +461,21 @@ def test_what_may_differ(checkpoint, tmp_path):
     assert names(tmp_path.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-4"]
 
 
-def test_changes_that_are_allowed_are_recorded(checkpoint, tmp_path, caplog):
-    resume = {"max_steps": 2, "beta": 0.01, "save_strategy": "steps", "resume_changes": "allow"}
-    trainer = tiny_trainer(tmp_path, **resume, num_generations=2, train_dataset=tiny_items(11))
-    trainer.train(resume_from_checkpoint=str(checkpoint))
-    assert trainer.state.global_step == 2
-    changes = json.loads((tmp_path / "resume_changes.json").read_text())
-    assert {"step": 1, "setting": "num_generations", "before": 4, "now": 2} in changes
-    names_of_changes = [change["setting"] for change in changes]
-    assert sorted(names_of_changes) == ["num_generations", "training data"]
-    again = tiny_trainer(tmp_path, **{**resume, "max_steps": 3}, num_generations=3, train_dataset=tiny_items(11))
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    recorded = read_checkpoint(tmp_path / "checkpoint-3")["changes"]
-    assert [change["setting"] for change in recorded] == [*names_of_changes, "num_generations"]
+# Damage
 
 
-@pytest.mark.parametrize("changes", [{"learning_rate": 0.5}, {"team": tiny_team(("a", "b"))}, {"optim": "sgd"}])
-def test_what_the_checkpoint_holds_cannot_change(checkpoint, tmp_path, changes):
-    message = refusal(checkpoint, tmp_path, resume_changes="allow", num_generations=2, **changes)
-    assert "is a checkpoint with settings that cannot change: " in message and "num_generations" not in message
-
-
-def test_a_checkpoint_that_is_further_than_the_run(tmp_path, caplog):
-    tiny_trainer(tmp_path, max_steps=3, save_strategy="steps").train()
-    with pytest.raises(ValueError, match=r"is of step 3, and the run has only 2 steps: raise `max_steps`"):
-        tiny_trainer(tmp_path, max_steps=2).train(resume_from_checkpoint=True)
-    trainer = tiny_trainer(tmp_path, max_steps=3)
-    trainer.train(resume_from_checkpoint=True)
-    assert trainer.state.global_step == 3
-
-
-def flip_a_bit(path, position):
-    content = bytearray(path.read_bytes())
-    content[position % len(content)] ^= 4
-    path.write_bytes(content)
-
-
-def test_a_flipped_bit_in_any_file_is_found(checkpoint, tmp_path):
-    files = [path.relative_to(checkpoint) for path in checkpoint.rglob("*") if path.is_file()]
-    assert len(files) > 8
-    copy = Path(shutil.copytree(checkpoint, tmp_path / checkpoint.name))
-    read_checkpoint(copy, verify=True)
-    for number, name in enumerate(files):
-        shutil.copytree(checkpoint, copy, dirs_exist_ok=True)
-        flip_a_bit(copy / name, 1000 * number + 7)
-        with pytest.raises(ValueError, match=name.name):
-            read_checkpoint(copy, verify=True)
-
-
-def test_a_damaged_checkpoint_names_the_last_whole_one(tmp_path):
-    tiny_trainer(tmp_path, max_steps=3, save_strategy="steps", save_steps=1).train()
-    flip_a_bit(tmp_path / "checkpoint-3" / "optimizer.pt", 5000)
-    (tmp_path / "checkpoint-2" / "optimizer.pt").unlink()
-    with pytest.raises(ValueError) as error:
-        tiny_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=True)
-    message = str(error.value)
-    assert "checkpoint-3 is damaged: not as they were saved: optimizer.pt" in message
-    assert message.endswith(f"or resume from {tmp_path / 'checkpoint-1'}.") and "\n" not in message
-
-
-def test_a_checkpoint_without_checksums_can_be_resumed(checkpoint, tmp_path, caplog):
-    copy = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint-1"))
-    state = json.loads((copy / STATE_FILE).read_text())
-    for name in ("checksums", "checksum", "changes"):
-        del state[name]
-    state["settings"] |= {"train_dataset": "12 items with x, digest 0123456789ab"}
-    for name in ("training data", "first prompts", "environment prompts"):
-        del state["settings"][name]
-    (copy / STATE_FILE).write_text(json.dumps(state))
-    trainer = tiny_trainer(tmp_path / "run", max_steps=2, beta=0.01)
-    trainer.train(resume_from_checkpoint=str(copy))
-    assert trainer.state.global_step == 2
+def flip(path, position=0.5):
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * position)] ^= 1
+    path.write_bytes(data)
 
 
 def damaged(checkpoint, tmp_path, damage):
     copy = Path(shutil.copytree(checkpoint, tmp_path / checkpoint.name))
     damage(copy)
-    return refusal(copy, tmp_path / "run")
+    message = refusal(copy, tmp_path / "run")
+    assert "\n" not in message
+    return message
 
 
 @pytest.mark.parametrize(
@@ -379,6 +483,12 @@ def damaged(checkpoint, tmp_path, damage):
     [
         (lambda folder: (folder / "optimizer.pt").unlink(), ["is not complete", "optimizer.pt"]),
         (lambda folder: (folder / "agents/aux/model.safetensors").write_bytes(b"0" * 99), ["agents/aux/model.safete"]),
+        (lambda folder: (folder / "team_process_0.json").unlink(), ["is not complete", "team_process_0.json"]),
+        (
+            lambda folder: (folder / "team_process_1.json").touch(),
+            ["files of another checkpoint", "team_process_1.json"],
+        ),
+        (lambda folder: (folder / "rng_state_1.pth").touch(), ["files of another checkpoint", "rng_state_1.pth"]),
         (lambda folder: (folder / STATE_FILE).unlink(), ["no complete checkpoint", STATE_FILE]),
         (lambda folder: (folder / STATE_FILE).write_text('{"format_'), ["is damaged", STATE_FILE]),
         (
@@ -386,11 +496,73 @@ def damaged(checkpoint, tmp_path, damage):
             ["format version 99", "version 1"],
         ),
         (lambda folder: (folder / STATE_FILE).write_text("[]"), ["format version None"]),
+        (
+            lambda folder: (folder / STATE_FILE).write_text(
+                (folder / STATE_FILE).read_text().replace("0.001", "0.002")
+            ),
+            ["is damaged: it is not what was saved", STATE_FILE],
+        ),
     ],
 )
 def test_a_damaged_checkpoint(checkpoint, tmp_path, damage, words):
     message = damaged(checkpoint, tmp_path, damage)
     assert all(word in message for word in words), message
+
+
+def test_a_flipped_bit_in_any_file_is_found(checkpoint, tmp_path):
+    copy = Path(shutil.copytree(checkpoint, tmp_path / checkpoint.name))
+    files = [name for name, size in read_checkpoint(copy)["files"].items() if size]
+    assert {"optimizer.pt", "scheduler.pt", "trainer_state.json", "rng_state.pth", "team_process_0.json"} <= {*files}
+    assert {"team.json", "agents/main/model.safetensors", "agents/aux/tokenizer.json"} <= {*files}
+    for name in files:
+        for position in (0.0, 0.5):
+            flip(copy / name, position)
+            with pytest.raises(ValueError) as error:
+                check_files(copy)
+            assert f"{copy} is damaged: not as it was saved: {name}. Copy it again" in str(error.value)
+            flip(copy / name, position)
+    check_files(copy)
+    flip(copy / "optimizer.pt")
+    assert "not as it was saved: optimizer.pt" in refusal(copy, tmp_path / "run")
+
+
+def test_notes_beside_the_files_do_no_harm(checkpoint, tmp_path):
+    copy = Path(shutil.copytree(checkpoint, tmp_path / checkpoint.name))
+    (copy / "notes.txt").write_text("The good one.")
+    check_files(copy)
+
+
+def test_the_newest_checkpoint_is_damaged(tmp_path):
+    """It is not passed over; the message names the one before it that is whole."""
+    tiny_trainer(tmp_path, max_steps=3, save_strategy="steps", save_steps=1).train()
+    (tmp_path / "checkpoint-2" / "scheduler.pt").unlink()
+    flip(tmp_path / "checkpoint-3" / "agents" / "main" / "model.safetensors")
+    with pytest.raises(ValueError) as error:
+        tiny_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=True)
+    assert "checkpoint-3 is damaged: not as it was saved: agents/main/model.safetensors" in str(error.value)
+    assert str(error.value).endswith(f"from the checkpoint before it that is complete: {tmp_path / 'checkpoint-1'}.")
+    shutil.rmtree(tmp_path / "checkpoint-3")
+    (tmp_path / "checkpoint-3").mkdir()
+    with pytest.raises(ValueError, match=r"checkpoint-3 is no complete checkpoint .*complete: .*checkpoint-1\."):
+        tiny_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=True)
+
+
+def test_a_checkpoint_of_the_first_release(checkpoint, tmp_path, monkeypatch):
+    """It has no checksums, and knows less of its run; both are said, or left out."""
+    copy = Path(shutil.copytree(checkpoint, tmp_path / checkpoint.name))
+    state = json.loads((copy / STATE_FILE).read_text())
+    for name in ("checksum", "checksums", "changes"):
+        del state[name]
+    for name in ("environment settings", "rows of train_dataset"):
+        del state["settings"][name]
+    (copy / STATE_FILE).write_text(json.dumps(state))
+    said = []
+    monkeypatch.setattr("trl_multiagent.trainers.checkpoints.logger.warning", said.append)
+    trainer = tiny_trainer(tmp_path / "run", beta=0.01, max_steps=2)
+    trainer.train(resume_from_checkpoint=str(copy))
+    assert trainer.state.global_step == 2 and len(said) == 1
+    assert "was saved by an earlier release, without checksums" in said[0]
+    assert "num_generations: 4 in the checkpoint" in refusal(copy, tmp_path / "other", num_generations=2)
 
 
 def test_a_checkpoint_of_weights_only(tmp_path):

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import json
 import keyword
 import math
 import unicodedata
@@ -144,13 +145,6 @@ class Environment(ABC):
         """
         return {}
 
-    def settings(self) -> dict[str, Any]:
-        """
-        Settings of the environment that a resumed run must share with its checkpoint: plain values by name. None by default; the
-        prompts of the first items are compared anyway.
-        """
-        return {}
-
     def state_dict(self) -> dict[str, Any]:
         """
         What the next scores and prompts depend on besides their arguments, random number generators of its own for
@@ -161,6 +155,13 @@ class Environment(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from what [`~Environment.state_dict`] gave. Called only if that was not empty."""
         raise NotImplementedError(f"{type(self).__name__} has a `state_dict`, so it needs a `load_state_dict`.")
+
+    def resume_settings(self) -> dict[str, Any]:
+        """
+        What a run must have in common with a checkpoint that it continues, by name, in plain values: the settings that
+        prompts and rewards depend on. A checkpoint with other ones is refused. None by default.
+        """
+        return {}
 
 
 # Calls of an environment, with its answers checked
@@ -251,6 +252,20 @@ def scoring_metrics(environment: Environment) -> dict[str, float]:
     return numbers_by_name(name, metrics)
 
 
+def resume_settings(environment: Environment) -> dict[str, Any]:
+    """What the environment's `resume_settings` returns, as it is after being read from JSON."""
+    name = f"`{type(environment).__name__}.resume_settings`"
+    with task_code(name):
+        settings = environment.resume_settings()
+    try:
+        plain = json.loads(json.dumps(settings))
+    except (TypeError, ValueError) as error:
+        raise TaskError(f"{name} returned {show(settings)}; it must be a dict of plain values: {error}.") from error
+    if not isinstance(plain, dict):
+        raise TaskError(f"{name} returned {show(settings)}; it must be a dict of plain values.")
+    return plain
+
+
 def numbers_by_name(name: str, metrics: Any) -> dict[str, float]:
     """Metrics as `float`; `name` says who gave them."""
     if not isinstance(metrics, Mapping):
@@ -322,15 +337,6 @@ class FunctionEnvironment(Environment):
         names = ", ".join(self.reward_names)
         return f"FunctionEnvironment(reward_funcs=[{names}], reward_weights={self.reward_weights})"
 
-    def settings(self) -> dict[str, Any]:
-        transition = self.transition
-        return {
-            "prompts": {role: x if isinstance(x, str) else function_name(x) for role, x in self.templates.items()},
-            "reward_funcs": [function_name(function) for function in self.reward_funcs],
-            "reward_weights": self.reward_weights,
-            "transition": None if transition is None else function_name(transition),
-        }
-
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
         if not history:
             return {role: self._first_prompt(role, template, item) for role, template in self.templates.items()}
@@ -341,6 +347,18 @@ class FunctionEnvironment(Environment):
             prompts = self.transition(item, history)
         check_prompts(name, prompts, self.roles)
         return prompts
+
+    def resume_settings(self) -> dict[str, Any]:
+        """Templates and weights, and the names of functions, whose code is not compared."""
+        return {
+            "prompts": {
+                role: f"function {function_name(template)}" if callable(template) else template
+                for role, template in self.templates.items()
+            },
+            "reward_funcs": self.reward_names,
+            "reward_weights": self.reward_weights,
+            "transition": None if self.transition is None else function_name(self.transition),
+        }
 
     @staticmethod
     def _first_prompt(role: str, template: str | Callable[[dict], Prompt], item: dict) -> Prompt:

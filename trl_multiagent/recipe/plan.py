@@ -1,12 +1,12 @@
 """What `--dry_run` prints: how large a run would be."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 
 from datasets import Dataset
 
 from trl_multiagent.recipe.recipe import Recipe
-from trl_multiagent.trainers.run_settings import num_steps
 
 
 def print_plan(
@@ -42,10 +42,10 @@ def print_plan(
     env_steps = recipe.items_per_step * joint_actions  # of one optimizer step
     at_most = " at most" if args.early_termination_threshold is not None and args.num_turns > 1 else ""
     if args.max_steps > 0:
-        length = "max_steps"
+        steps, length = args.max_steps, "max_steps"
     else:
         length = f"{args.num_train_epochs:g} epochs of the training items"
-    steps = None if num_train is None and args.max_steps <= 0 else num_steps(args, num_train)
+        steps = None if num_train is None else math.ceil(args.num_train_epochs * (num_train // recipe.items_per_step))
     evaluation = {
         "no": "none",
         "steps": f"{count(num_eval, 'item')} of split {dataset.eval_split}, every {args.eval_steps} steps",

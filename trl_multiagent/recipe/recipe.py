@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import BitsAndBytesConfig, Trainer
-from transformers.integrations import is_wandb_available
+from transformers.integrations import is_deepspeed_zero3_enabled, is_wandb_available
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.demo import demo_dataset, demo_model
@@ -40,17 +39,11 @@ from trl_multiagent.recipe.sections import (
 )
 from trl_multiagent.recipe.settings import ConfigError, check, make_parser, merge, nearest, read_layers, take
 from trl_multiagent.team import AGENTS_FOLDER, SHARED_FOLDER, AgentTeam
-from trl_multiagent.trainers.checkpoint_files import read_checkpoint
+from trl_multiagent.trainers.checkpoint_files import check_files, read_checkpoint
 from trl_multiagent.trainers.distribution import OtherProcessError, fail_together
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 from trl_multiagent.trainers.rescue import SaveError
-from trl_multiagent.trainers.run_settings import (
-    check_changes,
-    check_length,
-    describe_settings,
-    find_changes,
-    num_steps,
-)
+from trl_multiagent.trainers.run_settings import check_changes, check_steps, describe_run, differences
 
 
 DEFAULT_KL_COEF = 0.1
@@ -160,35 +153,59 @@ class Recipe:
             **quantization,
         )
 
+    def outline(self, roles: Sequence[str]) -> AgentTeam | None:
+        """The team to train without its weights; `None` if it cannot be told without them."""
+        model = self.agent_model
+        if model.load_in_4bit or model.load_in_8bit or is_deepspeed_zero3_enabled():
+            return None
+        team = AgentTeam.from_pretrained(
+            self.models(), roles, peft_config=self.peft_config, share_weights=model.share_weights, device_map="meta"
+        )
+        if team.has_adapters and self.peft_config is None:  # trained before: they are the reference policies too
+            return None
+        team.freeze(self.training_args.frozen_agents or ())
+        return team
+
     def check_run(self, environment: Environment, train_dataset: Dataset) -> None:
         """
-        Tries what the run will need at its end, and compares it with the checkpoint that it continues, on the first process,
-        before any model is loaded. What cannot work ends the program, on all processes.
+        Checks what can be checked before any model is loaded: that a checkpoint to continue is whole and belongs to this
+        run, and that what the end of the run needs can be written. What cannot work ends the program, on all processes.
+
+        Args:
+            environment ([`Environment`]): The run's environment.
+            train_dataset ([`~datasets.Dataset`]): The items to train on.
         """
-        problems = [None]
-        if self.training_args.process_index == 0:
-            names = [SHARED_FOLDER] if self.agent_model.share_weights else environment.roles
-            try:
+        problems = []
+        try:
+            if self.resume_from_checkpoint is not None:
+                self.check_checkpoint(environment, train_dataset)
+            if self.training_args.process_index == 0:
+                folder = SHARED_FOLDER if self.agent_model.share_weights else None
                 try_folders(
                     self.run_folder,
                     self.team_folder if self.saves_team else None,
-                    [f"{AGENTS_FOLDER}/{name}" for name in names],
+                    [f"{AGENTS_FOLDER}/{folder or role}" for role in environment.roles],
                     has_report=self.report is not None,
                 )
-                if self.resume_from_checkpoint is not None:
-                    self._check_resume(environment, train_dataset)
-            except ValueError as error:
-                problems = [str(error)]
-        broadcast_object_list(problems)
-        if problems[0] is not None:
-            sys.exit(f"{self.prog}: error: {problems[0]}")
+        except ValueError as error:
+            problems = [str(error)]
+        problems = list(dict.fromkeys(gather_object(problems)))
+        if problems:
+            sys.exit(f"{self.prog}: error: {' '.join(problems)}")
 
-    def _check_resume(self, environment: Environment, train_dataset: Dataset) -> None:
-        folder, args = self.resume_from_checkpoint, self.training_args
-        saved = read_checkpoint(folder)
-        check_length(folder, saved["global_step"], num_steps(args, len(train_dataset)))
-        here = describe_settings(args, environment, train_dataset)
-        check_changes(folder, find_changes(saved["settings"], here), args.resume_changes)
+    def check_checkpoint(self, environment: Environment, train_dataset: Dataset) -> None:
+        """
+        Compares the run with the checkpoint that it continues, in all but the weights that are not trained.
+
+        Raises:
+            ValueError: the checkpoint is damaged, belongs to another run, or has taken all steps.
+        """
+        args, folder = self.training_args, self.resume_from_checkpoint
+        saved = check_files(folder)
+        check_steps(folder, saved["global_step"], len(train_dataset), args)
+        trainer_name = type(args).__name__.removesuffix("Config")
+        here = describe_run(trainer_name, environment, self.outline(environment.roles), train_dataset, args)
+        check_changes(folder, differences(saved["settings"], here), args)
 
     def train_and_save(self, trainer: Trainer) -> None:
         """
@@ -324,6 +341,7 @@ def build_recipe(
             raise ConfigError(missing)
         notes += [missing] if missing else []
     take(merged, f"{algorithm}.resume_from_checkpoint")  # config.yaml describes the run, not how it was continued
+    take(merged, f"{algorithm}.resume_changes")
     take(merged, f"{algorithm}.hub_token")  # nor is it the place for secrets: it is pushed
     return Recipe(
         algorithm=algorithm,
@@ -462,7 +480,7 @@ def choose_folder(
 
 def check_complete(checkpoint: str) -> None:
     try:
-        read_checkpoint(checkpoint, verify=PartialState().is_local_main_process)
+        read_checkpoint(checkpoint)
     except ValueError as error:
         raise ConfigError(f"`resume_from_checkpoint`: {error}") from error
 

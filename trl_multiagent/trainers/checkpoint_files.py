@@ -1,113 +1,182 @@
-"""The files of a checkpoint: complete and undamaged, or refused; written so that a crash leaves the previous one whole."""
+"""Checkpoints on disk: written so that a crash at any instant leaves the previous one whole, and checked when they are read."""
 
-import functools
 import hashlib
 import json
 import os
+import re
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from transformers.trainer_utils import sort_checkpoints
-from transformers.utils import logging
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 
-
-logger = logging.get_logger(__name__)
 
 FORMAT_VERSION = 1
 STATE_FILE = "team_trainer_state.json"  # what the checkpoint belongs to, and the list of its files
+PROCESS_FILE = "team_process_{}.json"  # what every process has for itself, next to its random number generators
+ENVIRONMENT_FILE = "environment_{}.pt"
+REFERENCE_FILE = "reference.pt"
 # Checkpoints that are being written or removed. The name keeps it out of uploads, and out of what counts as a checkpoint
 UNFINISHED_FOLDER = "_unfinished"
 
 
-def read_checkpoint(folder: str | Path, verify: bool = False) -> dict[str, Any]:
+# Reading
+
+
+def read_checkpoint(folder: str | Path) -> dict[str, Any]:
     """
-    What `team_trainer_state.json` says of a checkpoint that can be resumed.
+    What `team_trainer_state.json` says of a checkpoint that can be resumed. Contents of files are not read; for them see
+    [`check_files`].
 
     Args:
         folder (`str` or `Path`): Folder of the checkpoint.
-        verify (`bool`, *optional*, defaults to `False`):
-            Whether to read all files and compare their checksums. Without it only names and sizes are looked at.
 
     Returns:
-        `dict`: With the keys `global_step`, `settings`, `versions`, `tracking`, `files` (sizes in bytes), `checksums` and
-        `changes` (settings that were changed when the run was resumed).
+        `dict`: With the keys `global_step`, `settings`, `versions`, `tracking`, `files` (sizes in bytes), and except for
+        checkpoints of the first release `checksums` and `changes`.
 
     Raises:
-        ValueError: it is no checkpoint of a team trainer, another release wrote it, or a file is missing or damaged.
+        ValueError: it is no checkpoint of a team trainer, another release wrote it, or something is missing.
     """
     folder = Path(folder)
     path = folder / STATE_FILE
     if not path.is_file():
-        raise ValueError(f"{folder} is no complete checkpoint of a team trainer: there is no {path}.")
+        raise ValueError(f"{folder} is no complete checkpoint of a team trainer: there is no {path}.{advice(folder)}")
     try:
         state = json.loads(path.read_text())
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}. {_advice(folder)}") from error
+        raise ValueError(f"{path} is damaged: {error}.{advice(folder)}") from error
     if not isinstance(state, dict) or state.get("format_version") != FORMAT_VERSION:
         found = state.get("format_version") if isinstance(state, dict) else None
         raise ValueError(f"{path} has the format version {found!r}; this release reads version {FORMAT_VERSION}.")
-    if state.get("checksum", own_checksum(state)) != own_checksum(state):
-        raise ValueError(f"{path} is damaged: it is not what was saved. {_advice(folder)}")
+    if "checksum" in state and state["checksum"] != checksum_of_state(state):
+        raise ValueError(f"{path} is damaged: it is not what was saved.{advice(folder)}")
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     damaged = [name for name, size in state["files"].items() if sizes.get(name) != size]
     if damaged:
         raise ValueError(
-            f"{folder} is not complete: missing or of another size than when it was saved: {', '.join(damaged)}. "
-            f"{_advice(folder)}"
+            f"{folder} is not complete: missing or of another size than when it was saved: {', '.join(damaged)}."
+            f"{advice(folder)}"
+        )
+    kinds = {kind_of(name) for name in state["files"]}
+    extra = sorted(name for name in sizes.keys() - state["files"].keys() if kind_of(name) in kinds)
+    if extra:
+        raise ValueError(
+            f"{folder} has files of another checkpoint, which were not there when it was saved: {', '.join(extra)}. Remove "
+            "them if they got there by mistake."
         )
     if state["weights_only"]:
         raise ValueError(
             f"{folder} was saved with `save_only_model`: it holds weights, and nothing to resume from. Start a run from "
             f"them: AgentTeam.from_pretrained({str(folder)!r})."
         )
-    if verify:
-        _verify(folder, tuple(sorted((name, (folder / name).stat().st_mtime_ns) for name in [*sizes, STATE_FILE])))
     return state
 
 
-@functools.lru_cache(maxsize=8)
-def _verify(folder: Path, times: tuple[tuple[str, int], ...]) -> None:
-    """Compares the checksums of all files, once for a checkpoint whose files keep their times of change."""
-    checksums = json.loads((folder / STATE_FILE).read_text()).get("checksums")
-    if checksums is None:
-        logger.warning(f"{folder} was saved by a release that kept no checksums: a damaged file would not be noticed.")
-        return
-    damaged = [name for name, checksum in checksums.items() if file_checksum(folder / name) != checksum]
-    if damaged:
-        raise ValueError(f"{folder} is damaged: not as they were saved: {', '.join(damaged)}. {_advice(folder)}")
+def check_files(folder: str | Path) -> dict[str, Any]:
+    """
+    Reads a whole checkpoint and compares it with the checksums of when it was saved. All processes take part, those of a
+    node share its files.
+
+    Args:
+        folder (`str` or `Path`): Folder of the checkpoint.
+
+    Returns:
+        `dict`: See [`read_checkpoint`].
+
+    Raises:
+        ValueError: on all processes, if a file is missing or damaged; the message names it.
+    """
+    state, problems = None, []
+    index, count = share_of_node()
+    try:
+        state = read_checkpoint(folder)
+        names = sorted(state.get("checksums", ()))[index::count]
+        damaged = [name for name in names if checksum_of_file(Path(folder) / name) != state["checksums"][name]]
+        if damaged:
+            problems = [f"{folder} is damaged: not as it was saved: {', '.join(damaged)}.{advice(folder)}"]
+    except (ValueError, OSError) as error:
+        problems = [str(error)]
+    problems = list(dict.fromkeys(gather_object(problems)))
+    if problems:
+        raise ValueError(" ".join(problems))
+    return state
 
 
-def _advice(folder: Path) -> str:
-    """What to do about a damaged checkpoint: the last whole one before it, if there is one."""
-    for other in reversed(sort_checkpoints(str(folder.absolute().parent))):
-        if Path(other) != folder.absolute() and _step(other) < _step(folder):
+def advice(folder: str | Path) -> str:
+    """The end of a message about a damaged checkpoint: the newest older one that is complete."""
+    folder = Path(folder)
+    before = [path for path in sort_checkpoints(str(folder.parent)) if step_of(path) < step_of(folder)]
+    for path in sorted(before, key=step_of, reverse=True):
+        if (Path(path) / STATE_FILE).is_file():
             try:
-                read_checkpoint(other, verify=True)
+                read_checkpoint(path)
             except ValueError:
                 continue
-            return f"Copy it again, or resume from {other}."
-    return "Copy it again, or resume from another checkpoint."
+            return f" Copy it again, or resume from the checkpoint before it that is complete: {path}."
+    return " Copy it again, or resume from another checkpoint."
 
 
-def _step(folder: str | Path) -> int:
-    number = Path(folder).name.rpartition("-")[2]
-    return int(number) if number.isdecimal() else 0
+def step_of(checkpoint: str | Path) -> int:
+    match = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", Path(checkpoint).name)
+    return int(match[1]) if match else 0
 
 
-def file_checksum(path: str | Path) -> str:
-    """SHA-256 of a file's content."""
+def kind_of(name: str) -> str:
+    """The name of a file without the number of its process."""
+    return re.sub(r"_?\d+", "", name)
+
+
+def share_of_node() -> tuple[int, int]:
+    """Number of this process on its node, and how many processes the node has. All processes take part."""
+    state = PartialState()
+    nodes = gather_object([state.process_index - state.local_process_index])
+    return state.local_process_index, nodes.count(state.process_index - state.local_process_index)
+
+
+def checksum_of_file(path: Path) -> str:
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
     return digest.hexdigest()
 
 
-def own_checksum(state: dict[str, Any]) -> str:
-    """SHA-256 of what `team_trainer_state.json` holds besides this checksum itself."""
-    content = {name: value for name, value in state.items() if name != "checksum"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def checksum_of_state(state: dict[str, Any]) -> str:
+    state = {name: value for name, value in state.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+# Writing
+
+
+def checksums_of_node(folder: Path) -> dict[str, str]:
+    """Checksums of all files in a folder, by name. All processes take part, those of a node share its files."""
+    state = PartialState()
+    node = state.process_index - state.local_process_index
+    index, count = share_of_node()
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())[index::count]
+    shares = gather_object([(node, {name: checksum_of_file(folder / name) for name in names})])
+    return {name: digest for other, share in shares if other == node for name, digest in share.items()}
+
+
+def write_state(folder: Path, checksums: dict[str, str], **state) -> None:
+    """Completes a checkpoint. What it lists must be there, as it is, when it is read."""
+    state = {
+        "format_version": FORMAT_VERSION,
+        **state,
+        "versions": {name: version(name) for name in ("torch", "transformers", "trl")},
+        "files": {name: (folder / name).stat().st_size for name in checksums},
+        "checksums": checksums,
+    }
+    state = json.loads(json.dumps(state))  # as it is read
+    state["checksum"] = checksum_of_state(state)
+    (folder / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
+    flush(folder / STATE_FILE)
+    flush(folder)
 
 
 def publish(unfinished: Path, finished: Path) -> None:

@@ -14,45 +14,44 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
+from torch.optim import Optimizer
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback, is_deepspeed_zero3_enabled
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_pt_utils import get_model_param_count
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, get_last_checkpoint
 from transformers.utils import logging
 
 from trl_multiagent.environments.task_errors import describe
-from trl_multiagent.team import AGENTS_FOLDER, TEAM_FILE, AgentTeam
+from trl_multiagent.team import AGENTS_FOLDER, TEAM_FILE
 from trl_multiagent.trainers.checkpoint_files import (
-    FORMAT_VERSION,
-    STATE_FILE,
+    ENVIRONMENT_FILE,
+    PROCESS_FILE,
+    REFERENCE_FILE,
     UNFINISHED_FOLDER,
-    file_checksum,
-    flush,
+    check_files,
+    checksums_of_node,
     flush_tree,
-    own_checksum,
     publish,
-    read_checkpoint,
     remove_unfinished,
     rotate,
+    write_state,
 )
 from trl_multiagent.trainers.rescue import SaveError, rescue, rescue_folder
 from trl_multiagent.trainers.run_settings import (
+    OPTIMIZER_SETTINGS,
+    Changes,
     check_changes,
-    check_length,
-    describe_settings,
-    find_changes,
-    list_changes,
-    num_steps,
+    check_steps,
+    checksum,
+    describe_run,
+    differences,
+    show_changes,
 )
 
 
 logger = logging.get_logger(__name__)
 
-PROCESS_FILE = "team_process_{}.json"  # what every process has for itself, next to its random number generators
-ENVIRONMENT_FILE = "environment_{}.pt"
-REFERENCE_FILE = "reference.pt"
-CHANGES_FILE = "resume_changes.json"  # in the run's folder
+CHANGES_FILE = "resume_changes.json"  # in the output folder
 
 
 class CheckpointMixin:
@@ -65,8 +64,8 @@ class CheckpointMixin:
     """
 
     _resumed: Path | None = None  # the checkpoint that this run continues
+    _changes: list[dict[str, Any]] = []  # what was changed when it was resumed, this time and earlier
     _saving = False
-    _changes: tuple[dict[str, Any], ...] = ()  # settings that were changed when the run was resumed
 
     def train(
         self,
@@ -93,8 +92,8 @@ class CheckpointMixin:
         self._run_settings = self._describe_run()
         self._resumed = Path(resume_from_checkpoint) if resume_from_checkpoint else None
         if self._resumed is not None:
-            self._check_checkpoint(self._resumed)
-            self._continue_tracking(read_checkpoint(self._resumed))
+            saved = self._check_checkpoint(self._resumed)
+            self._continue_tracking(saved)
         if self.args.should_save:
             remove_unfinished(self.args.output_dir)
         return super().train(
@@ -138,8 +137,17 @@ class CheckpointMixin:
         if self.is_local_process_zero():
             flush_tree(unfinished)
         self.accelerator.wait_for_everyone()
+        checksums = checksums_of_node(unfinished)
         if self.args.should_save:
-            self._write_state_file(unfinished)
+            write_state(
+                unfinished,
+                checksums,
+                global_step=self.state.global_step,
+                settings=self._run_settings,
+                changes=self._changes,
+                tracking=self._tracking(),
+                weights_only=self.args.save_only_model,
+            )
             publish(unfinished, finished)
 
     @contextlib.contextmanager
@@ -200,37 +208,12 @@ class CheckpointMixin:
             "seconds": time.time() - self._start_time,
         }
 
-    def _write_state_file(self, folder: Path) -> None:
-        """Completes a checkpoint. What it lists must be there when it is read."""
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        state = {
-            "format_version": FORMAT_VERSION,
-            "global_step": self.state.global_step,
-            "settings": self._run_settings,
-            "versions": {name: version(name) for name in ("torch", "transformers", "trl")},
-            "tracking": self._tracking(),
-            "changes": self._changes,
-            "weights_only": self.args.save_only_model,
-            "files": {path.relative_to(folder).as_posix(): path.stat().st_size for path in files},
-            "checksums": {path.relative_to(folder).as_posix(): file_checksum(path) for path in files},
-        }
-        state["checksum"] = own_checksum(json.loads(json.dumps(state)))
-        (folder / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
-        flush(folder / STATE_FILE)
-        flush(folder)
-
     # Resuming
 
     def _describe_run(self) -> dict[str, Any]:
         """What a run must have in common with a checkpoint that it continues."""
-        settings = {
-            "trainer": self._name,
-            **{f"agent {role}": describe_agent(agent) for role, agent in self.team.agents.items()},
-            **(describe_adapters(self.team) if self.team.has_adapters else {}),
-            "weights that are not trained": self._checksum_of_fixed_weights(),
-        }
-        settings = json.loads(json.dumps(settings, default=str))
-        return settings | describe_settings(self.args, self.environment, self.train_dataset)
+        settings = describe_run(self._name, self.environment, self.team, self.train_dataset, self.args)
+        return {**settings, "weights that are not trained": self._checksum_of_fixed_weights()}
 
     def _checksum_of_fixed_weights(self) -> str | None:
         """Of what a checkpoint does not hold, and a resumed run must start with as well."""
@@ -243,45 +226,62 @@ class CheckpointMixin:
             fixed += self.ref_model.parameters()
         return checksum(fixed)
 
-    def _check_checkpoint(self, folder: Path) -> None:
-        """Refuses a checkpoint that is not complete or that another run wrote; on all processes if on one."""
+    def _check_checkpoint(self, folder: Path) -> dict[str, Any]:
+        """
+        Refuses a checkpoint that is damaged, that another run wrote, or that has nothing left to train; on all processes
+        if on one. Records the changes that are allowed.
+        """
+        saved = check_files(folder)
+        changes = differences(saved["settings"], self._run_settings)
+        problems = []
+        process_file = PROCESS_FILE.format(self.args.process_index)
         try:
-            problems = self._problems(folder)
+            check_changes(str(folder), changes, self.args)
+            check_steps(str(folder), saved["global_step"], len(self.train_dataset), self.args)
+            if not (folder / process_file).is_file():
+                raise ValueError(
+                    f"{folder} has no {process_file}, the part of process {self.args.process_index}. Nodes without a common "
+                    "output folder save with `save_on_each_node=True`."
+                )
         except ValueError as error:
             problems = [str(error)]
         problems = list(dict.fromkeys(gather_object(problems)))
         if problems:
-            raise ValueError("\n".join(problems))
-
-    def _problems(self, folder: Path) -> list[str]:
-        saved = read_checkpoint(folder, verify=self.is_local_process_zero())
-        check_length(folder, saved["global_step"], num_steps(self.args, len(self.train_dataset)))
-        changes = find_changes(saved["settings"], self._run_settings)
-        check_changes(folder, changes, self.args.resume_changes)
+            raise ValueError(" ".join(problems))
+        if self.is_world_process_zero():
+            self._say_what_differs(folder, saved, changes)
         self._record_changes(folder, saved, changes)
-        process_file = PROCESS_FILE.format(self.args.process_index)
-        if not (folder / process_file).is_file():
-            return [
-                f"{folder} has no {process_file}, the part of process {self.args.process_index}. Nodes without a common "
-                "output folder save with `save_on_each_node=True`."
-            ]
+        return saved
+
+    @staticmethod
+    def _say_what_differs(folder: Path, saved: dict[str, Any], changes: Changes) -> None:
+        if changes:
+            logger.warning(f"{folder} is continued with changes: {show_changes(changes)}.")
+        if "checksums" not in saved:
+            logger.warning(
+                f"{folder} was saved by an earlier release, without checksums: damage would not be noticed."
+            )
         for name, saved_version in saved["versions"].items():
             if saved_version != version(name):
                 logger.warning(f"{folder} was saved with {name} {saved_version}; with {version(name)} it may differ.")
-        return []
 
-    def _record_changes(self, folder: Path, saved: dict[str, Any], changes: dict[str, tuple[Any, Any]]) -> None:
-        """Notes which settings differ from the checkpoint's: in the log, in the run's folder, and in its own checkpoints."""
-        step = saved["global_step"]
-        new = [{"step": step, "setting": name, "before": old, "now": now} for name, (old, now) in changes.items()]
-        self._changes = (*saved.get("changes", ()), *new)
-        if new and self.args.should_save:
-            logger.warning(f"Resuming {folder} with changed settings: {list_changes(changes, changes)}.")
-            Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
-            (Path(self.args.output_dir) / CHANGES_FILE).write_text(json.dumps(self._changes, indent=2) + "\n")
+    def _record_changes(self, folder: Path, saved: dict[str, Any], changes: Changes) -> None:
+        self._changes = list(saved.get("changes", []))
+        self._changed_optimizer_settings = any(name in OPTIMIZER_SETTINGS for name in changes)
+        if changes:
+            as_dicts = {name: {"before": old, "after": new} for name, (old, new) in changes.items()}
+            self._changes.append({"checkpoint": str(folder), "step": saved["global_step"], "changes": as_dicts})
+        if self._changes and self.args.should_save:
+            path = Path(self.args.output_dir, CHANGES_FILE)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(self._changes, indent=2) + "\n")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        changed = checkpoint is not None and self._changed_optimizer_settings  # never under DeepSpeed
+        fresh = settings_of_groups(self.optimizer) if changed else None
         super()._load_optimizer_and_scheduler(checkpoint)
+        if changed:
+            self._change_optimizer(fresh)
         if checkpoint is not None and self.args.sync_ref_model and self.ref_model is not None:
             weights = torch.load(Path(checkpoint) / REFERENCE_FILE, map_location="cpu", weights_only=True)
             reference = self.accelerator.unwrap_model(self.ref_model)
@@ -295,15 +295,20 @@ class CheckpointMixin:
                 if self.is_world_process_zero():
                     reference.load_state_dict(weights)
 
+    def _change_optimizer(self, fresh: list[dict[str, Any]]) -> None:
+        """Gives the optimizer, which went on with the checkpoint's settings, those of this run."""
+        for group, own in zip(self.optimizer.param_groups, fresh, strict=True):
+            rate, saved_base = group["lr"], group["initial_lr"]
+            group.update(own)
+            group["lr"] = own["initial_lr"] * (rate / saved_base if saved_base else 1.0)  # where the schedule is
+        self.lr_scheduler.base_lrs = [group["initial_lr"] for group in self.optimizer.param_groups]
+        self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+
     def _begin_training(self) -> None:
         """Called when the trainer has set its counters to zero."""
         self._start_time = time.time()
         self.state.compute_steps(self.args, self.state.max_steps)  # saving and logging follow this run's arguments
         if self._resumed is not None:
-            if self.state.global_step == self.state.max_steps:
-                logger.warning(
-                    f"{self._resumed} is of the last step, {self.state.max_steps}: nothing is left to train."
-                )
             process = self.args.process_index
             self._load_process_state(json.loads((self._resumed / PROCESS_FILE.format(process)).read_text()))
             environment = self._resumed / ENVIRONMENT_FILE.format(process)
@@ -323,12 +328,6 @@ class CheckpointMixin:
         if skip_scheduler and self._resumed is not None:  # `eval_on_start`: a resumed run has had its start
             return {}
         return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
-
-    def _run_epoch(self, **kwargs) -> None:
-        if self.state.global_step < self.state.max_steps:
-            super()._run_epoch(**kwargs)
-        else:  # the checkpoint of the last step was resumed
-            self.control.should_training_stop = True
 
     def _finalize_training(self, trial, num_train_samples, start_time) -> TrainOutput:
         best = self.state.best_model_checkpoint
@@ -395,27 +394,6 @@ class CheckpointCallback(TrainerCallback):
         self.save_is_due = False
 
 
-def describe_agent(agent: torch.nn.Module) -> str:
-    trained = get_model_param_count(agent, trainable_only=True)
-    return f"{agent.config.model_type}, {get_model_param_count(agent)} parameters, {trained} trained"
-
-
-def describe_adapters(team: AgentTeam) -> dict[str, Any]:
-    """The options of each agent's LoRA adapter."""
-    options = {}
-    for role, model in team.policies.items():
-        config = model.peft_config[role].to_dict()
-        for name in config.keys() - {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version"}:
-            value = config[name]
-            options[f"adapter {role} {name}"] = sorted(value) if isinstance(value, set) else value
-    return options
-
-
-def checksum(parameters: list[torch.nn.Parameter]) -> str:
-    """Depends on every bit of the weights, and on nothing of where they are."""
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    total = 0
-    for k, parameter in enumerate(parameters, start=1):
-        values = parameter.detach().contiguous().view(integers[parameter.element_size()])
-        total += k * int(values.sum(dtype=torch.int64))
-    return f"{total % 2**64:016x}"
+def settings_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """All that an optimizer's groups hold besides their parameters."""
+    return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]

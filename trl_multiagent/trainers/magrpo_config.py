@@ -66,6 +66,9 @@ class MAGRPOConfig(GRPOConfig):
         generation_token_budget (`int`, *optional*, defaults to `262144`):
             Upper bound of (prompt + completion) tokens in one `generate` call. A level of the tree that needs more is
             generated in several calls. `None` never splits. Has no effect with vLLM.
+        resume_changes (`str`, *optional*, defaults to `"refuse"`):
+            What to do with a checkpoint of a run with other settings, another environment or other data: `"refuse"` it, or
+            `"allow"` the changes and record them in the later checkpoints, the output folder and the model card.
         vllm_server_base_urls (`dict[str, str]`, *optional*):
             With `vllm_mode="server"`, the URL of each role's vLLM server. Where the agents share one model or one base,
             TRL's `vllm_server_base_url`, or `vllm_server_host` and `vllm_server_port`, are enough. The ports for the
@@ -123,6 +126,10 @@ class MAGRPOConfig(GRPOConfig):
     generation_token_budget: int | None = field(
         default=262144, metadata={"help": "Upper bound of prompt and completion tokens in one generate call."}
     )
+    resume_changes: str = field(
+        default="refuse",
+        metadata={"help": "'refuse' a checkpoint of a run with other settings or data, or 'allow' and record it."},
+    )
     vllm_server_base_urls: dict[str, str] | None = field(
         default=None, metadata={"help": "URL of each role's vLLM server, for `vllm_mode` 'server'."}
     )
@@ -140,13 +147,6 @@ class MAGRPOConfig(GRPOConfig):
         metadata={"help": "Whether the update is computed without dropout, as the completions were sampled."},
     )
 
-    resume_changes: str = field(
-        default="refuse",
-        metadata={
-            "help": "What to do when a run continues a checkpoint with other settings: 'refuse' it, or 'allow' and record the "
-            "changes that are possible."
-        },
-    )
     num_agents: int | None = field(
         default=None, metadata={"help": "Number of agents; needed only to size a 'cross' tree of several turns."}
     )
@@ -203,10 +203,10 @@ class MAGRPOConfig(GRPOConfig):
         choices = {
             "joint_mode": ("align", "cross"),
             "handoff": (None, "random", "best"),
-            "resume_changes": ("refuse", "allow"),
             "advantage_mode": ("mean", "rloo", "max", "raw"),
             "loss_type": LOSS_TYPES,
             "scale_rewards": ("none", False),
+            "resume_changes": ("refuse", "allow"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

@@ -1,17 +1,22 @@
-"""What a run must have in common with a checkpoint that it continues: settings that are known before any model is loaded."""
+"""What a run must have in common with a checkpoint that it continues, and what differs."""
 
 import dataclasses
 import hashlib
 import json
 import math
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import torch
 from datasets import Dataset
 from transformers import TrainingArguments
+from transformers.trainer_pt_utils import get_model_param_count
+from trl import GRPOConfig
 
-from trl_multiagent.environments.base import Environment, ask
+from trl_multiagent.environments.base import Environment, resume_settings
+from trl_multiagent.team import AgentTeam
 
 
 # Of the arguments that every trainer has, those that a resumed run must share with its checkpoint
@@ -47,33 +52,46 @@ FREE_ARGUMENTS = (
     "vllm_adapter_dir",
 )
 FREE_PREFIXES = ("log_", "vllm_enable_", "vllm_g", "vllm_max_", "vllm_mode", "vllm_server_", "vllm_tensor_")
-# What cannot change even with `resume_changes="allow"`: the checkpoint's weights and states are made for it, or hold it
-FIXED_SETTINGS = (
-    "trainer",
-    "environment",
-    "roles",
-    "weights that are not trained",
-    "number of processes",
-    "DeepSpeed ZeRO stage",
+
+# With other values of these, the files of the checkpoint cannot be read
+FIXED = ("roles", "number of processes", "DeepSpeed ZeRO stage", "optim", "optim_args")
+FIXED_PREFIXES = ("agent ", "adapter ")
+# These are in the state of the optimizer, to which the trainer gives the run's values if they have changed
+OPTIMIZER_SETTINGS = (
     "learning_rate",
     "agent_learning_rates",
-    "frozen_agents",
-    "lr_scheduler_type",
-    "lr_scheduler_kwargs",
-    "warmup_steps",
-    "optim",
-    "optim_args",
     "weight_decay",
     "adam_beta1",
     "adam_beta2",
     "adam_epsilon",
 )
-FIXED_PREFIXES = ("agent ", "adapter ")
-NUM_PROMPTS = 8  # items whose first prompts are part of the settings
+ROWS = "rows of train_dataset"
+LONGEST = 200  # characters of a value in a message
+
+Changes = dict[str, tuple[Any, Any]]  # name -> value in the checkpoint, value in the run
 
 
-def describe_settings(args: TrainingArguments, environment: Environment, train_dataset: Dataset) -> dict[str, Any]:
-    """The settings of a run as far as they are known before its models are loaded, by name, in JSON's types."""
+def describe_run(
+    trainer_name: str, environment: Environment, team: AgentTeam | None, train_dataset: Dataset, args: GRPOConfig
+) -> dict[str, Any]:
+    """
+    What a checkpoint must match, as far as it can be told without the weights.
+
+    Args:
+        trainer_name (`str`):
+            Name of the algorithm.
+        environment ([`Environment`]):
+            The environment.
+        team ([`AgentTeam`], *optional*):
+            The team, if only without its weights; where it is not known, agents and adapters are left out.
+        train_dataset ([`~datasets.Dataset`]):
+            The items.
+        args ([`~trl.GRPOConfig`]):
+            The trainer's arguments.
+
+    Returns:
+        `dict`: Plain values, as they are after being read from JSON.
+    """
     arguments = args.to_dict()
     general = {field.name for field in dataclasses.fields(TrainingArguments)}
     decisive = [
@@ -82,85 +100,161 @@ def describe_settings(args: TrainingArguments, environment: Environment, train_d
         if (name in DECISIVE_ARGUMENTS if name in general else name not in FREE_ARGUMENTS)
         and not name.startswith(FREE_PREFIXES)
     ]
-    settings = {
-        "environment": type(environment).__name__,
-        "roles": list(environment.roles),
-        **{f"environment {name}": value for name, value in environment.settings().items()},
-        "first prompts": digest_prompts(environment, train_dataset),
-        "training data": describe_dataset(train_dataset),
+    plugin = args.deepspeed_plugin
+    settings = {"trainer": trainer_name, "environment": type(environment).__name__, "roles": list(environment.roles)}
+    if team is not None:
+        settings |= {f"agent {role}": describe_agent(agent) for role, agent in team.agents.items()}
+        settings |= describe_adapters(team) if team.has_adapters else {}
+    settings |= {
+        "environment settings": resume_settings(environment),
+        "train_dataset": describe_dataset(train_dataset),
+        ROWS: digest_of_rows(train_dataset),
         "number of processes": args.world_size,
-        "DeepSpeed ZeRO stage": None if args.deepspeed_plugin is None else args.deepspeed_plugin.zero_stage,
+        "DeepSpeed ZeRO stage": None if plugin is None else plugin.zero_stage,
         **{name: arguments[name] for name in decisive},
     }
     return json.loads(json.dumps(settings, default=str))
 
 
-def describe_dataset(dataset: Dataset) -> str:
-    """Size, columns, and a digest of all rows."""
+def describe_agent(agent: torch.nn.Module) -> str:
+    trained = get_model_param_count(agent, trainable_only=True)
+    return f"{agent.config.model_type}, {get_model_param_count(agent)} parameters, {trained} trained"
+
+
+def describe_adapters(team: AgentTeam) -> dict[str, Any]:
+    """The options of each agent's LoRA adapter."""
+    options = {}
+    for role, model in team.policies.items():
+        config = model.peft_config[role].to_dict()
+        for name in config.keys() - {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version"}:
+            value = config[name]
+            options[f"adapter {role} {name}"] = sorted(value) if isinstance(value, set) else value
+    return options
+
+
+def checksum(parameters: Iterable[torch.nn.Parameter]) -> str:
+    """Depends on every bit of the weights, and on nothing of where they are."""
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    total = 0
+    for k, parameter in enumerate(parameters, start=1):
+        values = parameter.detach().contiguous().view(integers[parameter.element_size()])
+        total += k * int(values.sum(dtype=torch.int64))
+    return f"{total % 2**64:016x}"
+
+
+def describe_dataset(dataset: Dataset, num_rows: int = 256) -> str:
+    """Size, columns, and a digest of rows from all over the dataset."""
+    rows = dataset.with_format("arrow")[range(0, len(dataset), 1 + len(dataset) // num_rows)].to_pylist()
+    digest = hashlib.sha256(json.dumps(rows, sort_keys=True, default=str).encode()).hexdigest()
+    return f"{len(dataset)} items with {', '.join(sorted(dataset.column_names))}, digest {digest[:12]}"
+
+
+def digest_of_rows(dataset: Dataset, rows_at_once: int = 10_000) -> str:
+    """
+    A digest of every value in the dataset and of their order, whatever it was loaded from, and however it is stored.
+
+    Texts and numbers, which most columns hold, are read as arrays: a gigabyte takes seconds.
+    """
     digest = hashlib.sha256()
-    for batch in dataset.with_format("arrow").iter(batch_size=1000):
-        digest.update(json.dumps(batch.to_pylist(), sort_keys=True, default=str).encode())
-    return f"{len(dataset)} items with {', '.join(sorted(dataset.column_names))}, digest {digest.hexdigest()[:16]}"
+    columns = sorted(dataset.column_names)
+    digest.update(json.dumps([len(dataset), columns]).encode())
+    arrow = dataset.with_format("arrow")
+    for start in range(0, len(dataset), rows_at_once):
+        table = arrow[start : start + rows_at_once]
+        for name in columns:
+            for part in parts_of_column(pa.concat_arrays(table[name].chunks)):
+                digest.update(part)
+    return digest.hexdigest()[:16]
 
 
-def digest_prompts(environment: Environment, dataset: Dataset) -> str | None:
-    """A digest of what agents are first asked about some items; None if that depends on the environment's state."""
-    if environment.state_dict():
-        return None
-    items = dataset.select(range(min(NUM_PROMPTS, len(dataset))))
-    prompts = [ask(environment, item, []) for item in items]
-    return hashlib.sha256(json.dumps(prompts, sort_keys=True).encode()).hexdigest()[:16]
+def parts_of_column(column: pa.Array) -> list[bytes]:
+    """The values of a column as bytes, the same for types that differ in their width only."""
+    missing = column.is_null().to_numpy(zero_copy_only=False).tobytes()
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        texts = column.cast(pa.large_binary()).fill_null(b"").to_pylist()
+        return [b"text", missing, np.array([len(text) for text in texts], dtype=np.int64).tobytes(), b"".join(texts)]
+    for is_kind, name, dtype in (
+        (pa.types.is_boolean, b"bool", np.int8),
+        (pa.types.is_integer, b"integer", np.int64),
+        (pa.types.is_floating, b"float", np.float64),
+    ):
+        if is_kind(column.type):
+            values = column.fill_null(False if dtype is np.int8 else 0).to_numpy(zero_copy_only=False).astype(dtype)
+            return [name, missing, values.tobytes()]
+    return [b"other", json.dumps(column.to_pylist(), sort_keys=True, default=str).encode()]
 
 
-def num_steps(args: TrainingArguments, num_items: int) -> int:
-    """Optimizer steps of a run on a number of items."""
-    if args.max_steps > 0:
-        return args.max_steps
-    return math.ceil(args.num_train_epochs * (num_items // (args.items_per_device * args.world_size)))
-
-
-def find_changes(saved: dict[str, Any], here: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The settings that differ: by name, the checkpoint's value and this run's."""
-    return {name: (saved[name], here[name]) for name in here if name in saved and saved[name] != here[name]}
-
-
-def check_changes(folder: str | Path, changes: dict[str, tuple[Any, Any]], resume_changes: str) -> None:
+def differences(saved: dict[str, Any], here: dict[str, Any]) -> Changes:
     """
-    Refuses changed settings, with `resume_changes="allow"` only those that cannot change.
+    The settings that a checkpoint and a run both know, and that differ; of the environment's own, also those that one of
+    them does not know.
+    """
+    changes = {
+        name: (saved[name], here[name])
+        for name in here
+        if name in saved and name != "environment settings" and saved[name] != here[name]
+    }
+    if ROWS in changes and "train_dataset" in changes:
+        del changes[ROWS]  # says the same again
+    if "environment settings" in saved and "environment" not in changes:
+        left, right = saved["environment settings"], here["environment settings"]
+        for name in sorted(left.keys() | right.keys()):
+            if left.get(name) != right.get(name):
+                changes[f"environment {name}"] = (left.get(name), right.get(name))
+    return changes
+
+
+def check_changes(folder: str, changes: Changes, args: GRPOConfig) -> None:
+    """
+    Refuses a checkpoint that another run wrote, unless its changes are allowed.
 
     Raises:
-        ValueError: one line that names each of them with both values.
+        ValueError: on one line, everything that differs, with both values.
     """
-    fixed = [name for name in changes if name in FIXED_SETTINGS or name.startswith(FIXED_PREFIXES)]
-    refused = fixed if resume_changes == "allow" else list(changes)
-    if not refused:
+    if not changes:
         return
-    also = "" if fixed else "set `resume_changes` to 'allow', "
-    reason = "with settings that cannot change" if resume_changes == "allow" else "of another run"
-    raise ValueError(
-        f"{folder} is a checkpoint {reason}: {list_changes(changes, refused)}. Give the run the checkpoint's settings, {also}or "
-        f"start one from its weights: AgentTeam.from_pretrained({str(folder)!r})."
-    )
-
-
-def list_changes(changes: dict[str, tuple[Any, Any]], names: Iterable[str]) -> str:
-    parts = [f"{name} is {_short(changes[name][0])} in it and {_short(changes[name][1])} here" for name in names]
-    return "; ".join(parts)
-
-
-def check_length(folder: str | Path, step: int, total: int) -> None:
-    """
-    Refuses to continue a checkpoint that is further than the whole run.
-
-    Raises:
-        ValueError: it is.
-    """
-    if step > total:
+    if args.resume_changes != "allow":
         raise ValueError(
-            f"{folder} is of step {step}, and the run has only {total} steps: raise `max_steps` or `num_train_epochs`."
+            f"{folder} is a checkpoint of another run: {show_changes(changes)}. Give the run the checkpoint's settings, "
+            f"allow the changes with `resume_changes: allow`, or start a run from the checkpoint's weights: "
+            f"AgentTeam.from_pretrained({folder!r})."
+        )
+    fixed = {name: change for name, change in changes.items() if name in FIXED or name.startswith(FIXED_PREFIXES)}
+    fixed |= {
+        name: (old, new)
+        for name, (old, new) in changes.items()
+        if (name in OPTIMIZER_SETTINGS and args.deepspeed_plugin is not None)  # its engine restores them
+        or (name == "agent_learning_rates" and bool(old) != bool(new))  # other parameter groups
+    }
+    if fixed:
+        raise ValueError(
+            f"{folder} cannot be continued with this change, although `resume_changes` is 'allow': {show_changes(fixed)}. "
+            "What the checkpoint holds does not fit it. Start a run from the checkpoint's weights: "
+            f"AgentTeam.from_pretrained({folder!r})."
         )
 
 
-def _short(value: Any) -> str:
+def show_changes(changes: Changes) -> str:
+    return "; ".join(
+        f"{name}: {show(old)} in the checkpoint, {show(new)} in this run" for name, (old, new) in changes.items()
+    )
+
+
+def show(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= 100 else f"{text[:100]}..."
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def check_steps(folder: str, global_step: int, num_items: int, args: GRPOConfig) -> None:
+    """Refuses a checkpoint that has taken all steps of the run."""
+    if args.max_steps > 0:
+        steps, asked = args.max_steps, f"`max_steps` is {args.max_steps}"
+    else:
+        per_epoch = num_items // (args.items_per_device * args.world_size)
+        steps = math.ceil(args.num_train_epochs * per_epoch)
+        asked = f"`num_train_epochs` is {args.num_train_epochs:g}, which makes {steps}"
+    if global_step >= steps:
+        raise ValueError(
+            f"{folder} has taken {global_step} optimizer steps, and {asked}: there is nothing left to train. Raise it, or use "
+            f"the team as it is: AgentTeam.from_pretrained({folder!r})."
+        )

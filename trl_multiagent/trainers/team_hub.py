@@ -79,6 +79,7 @@ class TeamHubMixin:
             has_recipe=(folder / RECIPE_FILE).is_file(),
             best_metric=self.args.metric_for_best_model if self.args.load_best_model_at_end else None,
             log_history=self.state.log_history,
+            changes=self._changes,
             links={
                 "wandb": wandb.run.url if is_wandb_available() and wandb.run is not None else None,
                 "trackio": trackio_url,

@@ -1,5 +1,7 @@
 """The code-generation task: a helper's author and a main function's author solve HumanEval-shaped problems together."""
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,15 @@ from trl_multiagent.sandbox import Sandbox
 from . import feedback
 from .prompts import aux_prompt, main_prompt, single_prompt
 from .reward import KINDS, REWARD_VERSION, CodeReward
+
+
+# An item whose prompts show which ones an environment writes
+EXAMPLE = {
+    "task_id": "example",
+    "prompt": 'def double(x):\n    """Twice x."""\n',
+    "entry_point": "double",
+    "test": "def check(candidate):\n    assert candidate(1) == 2\n",
+}
 
 
 class CodeGenerationEnvironment(Environment):
@@ -77,18 +88,20 @@ class CodeGenerationEnvironment(Environment):
             f"CodeGenerationEnvironment({settings}, reward_kind={self.reward.kind!r}, reward_version={REWARD_VERSION})"
         )
 
-    def settings(self) -> dict[str, Any]:
-        sandbox = self.sandbox
+    def resume_settings(self) -> dict[str, Any]:
+        """What rewards and prompts depend on. How many programs run at once, and how well they are contained, may differ."""
+        prompts = json.dumps(self.prompts(EXAMPLE, ()), sort_keys=True)
         return {
             "mode": self.mode,
             "sandbox_slice": self.sandbox_slice,
             "reward_kind": self.reward.kind,
-            "reward_version": REWARD_VERSION,
             "collaboration": self.reward.collaboration,
             "adaptive_timeout": self.reward.adaptive_timeout,
-            "sandbox.check_timeout": sandbox.check_timeout,
-            "sandbox.max_timeouts": sandbox.max_timeouts,
-            "sandbox.memory_mb": sandbox.memory_mb,
+            "reward_version": REWARD_VERSION,
+            "prompts": hashlib.sha256(prompts.encode()).hexdigest()[:12],
+            "check_timeout": self.sandbox.check_timeout,
+            "max_timeouts": self.sandbox.max_timeouts,
+            "memory_mb": self.sandbox.memory_mb,
         }
 
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
