@@ -26,8 +26,9 @@ USER = 61237
 
 
 def restrict(modes):
+    """Puts this process, and what it starts, on such a machine; `calls` stands for Docker's refused calls."""
     rules = {"clone3": kernel._ABSENT}
-    if "docker" in modes:
+    if "calls" in modes:
         rules |= dict.fromkeys(REFUSED, kernel._REFUSE) | {"clone": [(0, "none of", NEW_NAMESPACES)]}
     if "nouserns" in modes:
         rules |= {"unshare": [(0, "none of", NEW_USER)], "clone": [(0, "none of", NEW_USER)]}
@@ -45,12 +46,12 @@ def restrict(modes):
 def main():
     end = sys.argv.index("--")
     modes, command = sys.argv[1].split(","), sys.argv[end + 1 :]
-    if "docker" in modes:  # the bounding set first, which takes a new program
-        modes = ["nocaps" if mode == "docker" else mode for mode in modes]
-        keep = ",".join(["-all", *(f"+{name}" for name in CAPABILITIES)])
-        own = [sys.executable, __file__, ",".join(["dockerfilter", *modes]), "--", *command]
-        os.execvp("setpriv", ["setpriv", f"--bounding-set={keep}", *own])
-    restrict(["docker" if mode == "dockerfilter" else mode for mode in modes])
+    if "docker" in modes:  # capabilities first: `setpriv` drops them and comes back here
+        bounds = ",".join(["-all", *(f"+{name}" for name in CAPABILITIES)])
+        modes[modes.index("docker")] = "calls"
+        command = [sys.executable, __file__, ",".join(modes), "--", *command]
+        os.execvp("setpriv", ["setpriv", f"--bounding-set={bounds}", *command])
+    restrict(modes)
     os.execvp(command[0], command)
 
 
