@@ -5,9 +5,9 @@ import pytest
 from trl_multiagent.sandbox import Program, Sandbox
 
 
-EXPERIMENTS = ("alone", "last", "constant", "another", "nothing")
+EXPERIMENTS = ("alone", "first", "constant", "another", "echo", "nothing")
 CHECKS = "def check(candidate):\n" + "".join(
-    f"    assert candidate({xs}) == {10 * sum(xs)}\n" for xs in ([1, 2], [3], [], [5, 5], [7], [2, 2, 2])
+    f"    assert candidate({xs}) == {10 * sum(xs)}\n" for xs in ([1, 2], [3], [], [5, 5], [7], [2, 2, 2], [9])
 )
 SUM = "def aux(xs):\n    return sum(xs)\n"
 TEN_TIMES = "def f(xs):\n    return 10 * aux(xs)\n"
@@ -15,56 +15,97 @@ TEN_TIMES = "def f(xs):\n    return 10 * aux(xs)\n"
 # What honest and other teams do with aux, and the experiments that cost them a check
 TEAMS = {
     "a helper that is needed": (SUM, TEN_TIMES, EXPERIMENTS),
-    "a value that is thrown away": (SUM, "def f(xs):\n    aux(xs)\n    return 10 * sum(xs)\n", ("alone", "last")),
+    "a value that is thrown away": (SUM, "def f(xs):\n    aux(xs)\n    return 10 * sum(xs)\n", ("alone", "first")),
     "a gate on a constant": (
         "def aux():\n    return 1\n",
         "def f(xs):\n    if aux() != 1:\n        return None\n    return 10 * sum(xs)\n",
-        ("alone", "last", "another", "nothing"),
+        ("alone", "first", "another", "echo", "nothing"),
     ),
     "a gate on a constant in the module's code": (
         "def aux():\n    return 1\n",
         "OK = aux() == 1\ndef f(xs):\n    return 10 * sum(xs) if OK else None\n",
-        ("alone", "another", "nothing"),
+        ("alone", "another", "echo", "nothing"),
     ),
     "a gate on a constant that is remembered": (
         "import functools\n@functools.cache\ndef aux():\n    return 1\n",
         "def f(xs):\n    return 10 * sum(xs) if aux() == 1 else None\n",
-        ("alone", "last", "another", "nothing"),
+        ("alone", "first", "another", "echo", "nothing"),
     ),
     "a fallback where aux says nothing": (
         SUM,
         "def f(xs):\n    value = aux(xs)\n    return 10 * (sum(xs) if value is None else value)\n",
-        ("alone", "last", "constant", "another"),
+        ("alone", "first", "constant", "another", "echo"),
     ),
     "a main that passes on": (
         "def aux(xs):\n    return 10 * sum(xs)\n",
         "def f(xs):\n    value = int(aux(xs)) + 0\n    return value\n",
-        ("constant", "another", "nothing"),
+        ("constant", "another", "echo", "nothing"),
     ),
     "a main that unpacks": (
         "def aux(xs):\n    return [10 * sum(xs)]\n",
         "def f(xs):\n    return aux(xs)[0]\n",
-        ("alone", "constant", "another", "nothing"),
+        ("alone", "constant", "another", "echo", "nothing"),
     ),
     "a main that reads the one value of a generator": (
         "def aux(xs):\n    yield 10 * sum(xs)\n",
         "def f(xs):\n    return next(aux(xs))\n",
-        ("alone", "constant", "another", "nothing"),
+        ("alone", "constant", "another", "echo", "nothing"),
     ),
     "a main that asks with other arguments and passes on": (
         "def aux(n, xs):\n    return n * sum(xs)\n",
         "def f(xs):\n    return aux(10, xs)\n",
-        ("alone", "constant", "another", "nothing"),
+        ("alone", "constant", "another", "echo", "nothing"),
     ),
     "both write everything": (
         "def aux(xs):\n    return 10 * sum(xs)\n",
         "def f(xs):\n    value = 10 * sum(xs)\n    return value if aux(xs) == value else None\n",
-        ("constant", "another", "nothing"),
+        ("constant", "another", "echo", "nothing"),
+    ),
+    "a helper that returns its argument": (
+        "def aux(xs):\n    return list(xs)\n",
+        "def f(xs):\n    return 10 * sum(aux(xs))\n",
+        ("alone", "first", "constant", "another", "nothing"),
+    ),
+    "a gate on a constant that is remembered by main": (
+        "def aux(xs):\n    return 1\n",
+        "BAD = []\ndef f(xs):\n    if aux(xs) != 1:\n        BAD.append(1)\n    return None if BAD else 10 * sum(xs)\n",
+        ("alone", "first", "another", "echo", "nothing"),
+    ),
+    "a gate on an object": (
+        "OK = object()\ndef aux(xs):\n    return OK\n",
+        "def f(xs):\n    return 10 * sum(xs) if aux(xs) is OK else None\n",
+        ("alone", "first", "another", "echo", "nothing"),
+    ),
+    "a gate on an iterator": (
+        "def aux(xs):\n    return (x for x in [1])\n",
+        "def f(xs):\n    return 10 * sum(xs) if list(aux(xs)) == [1] else None\n",
+        ("alone", "first", "another", "echo", "nothing"),
+    ),
+    "a main that unpacks an object in a list": (
+        "class Box:\n    def __init__(self, value):\n        self.value = value\n"
+        "def aux(xs):\n    return [Box({10 * sum(xs)})]\n",
+        "def f(xs):\n    return aux(xs)[0].value.pop()\n",
+        ("alone", "constant", "another", "echo", "nothing"),
+    ),
+    "a main that asks once more and ignores it": (
+        "def aux(xs, flag=0):\n    return 10 * sum(xs)\n",
+        "def f(xs):\n    value = aux(xs, 0)\n    aux([], 0)\n    return value\n",
+        ("constant", "another", "echo", "nothing"),
+    ),
+    "a helper of one element, folded": (
+        "def aux(total, x):\n    return total + 10 * x\n",
+        "import functools\ndef f(xs):\n    return functools.reduce(aux, xs, 0)\n",
+        EXPERIMENTS,
+    ),
+    "a helper of one element, in a recursion": (
+        "def aux(total, x):\n    return total + 10 * x\n",
+        "def f(xs, total=0):\n    return f(xs[1:], aux(total, xs[0])) if xs else total\n",
+        EXPERIMENTS,
     ),
     "a helper that works in place": (
         "def aux(xs):\n    xs[:] = [10 * x for x in xs]\n",
         "def f(xs):\n    aux(xs)\n    return sum(xs)\n",
-        ("alone", "last", "nothing"),
+        ("alone", "first", "echo", "nothing"),
     ),
 }
 # Ways to write a helper: watching and changing it works for all of them
@@ -130,7 +171,7 @@ def sandbox():
         yield sandbox
 
 
-def run(sandbox, source, checks=CHECKS, experiments=(), needed=range(6), watch=("aux",)):
+def run(sandbox, source, checks=CHECKS, experiments=(), needed=range(7), watch=("aux",)):
     program = Program(source, "f", checks, watch=watch, needed=(*needed,), experiments=experiments)
     (verdict,) = sandbox.run([program])
     return verdict
@@ -139,7 +180,7 @@ def run(sandbox, source, checks=CHECKS, experiments=(), needed=range(6), watch=(
 @pytest.mark.parametrize("name", TEAMS)
 def test_experiments_show_who_does_what(sandbox, name):
     aux, main, expected = TEAMS[name]
-    assert run(sandbox, aux + main).passed == 6
+    assert run(sandbox, aux + main).passed == 7
     effective = [one for one in EXPERIMENTS if run(sandbox, aux + main, experiments=(one,)).effective]
     assert effective == [*expected]
 
@@ -158,7 +199,7 @@ def test_several_experiments_in_one_run_never_show_more_than_single_ones(sandbox
 def test_every_way_to_write_a_helper_is_watched_and_changed(sandbox, name):
     aux, main = HELPERS[name]
     verdict = run(sandbox, aux + main)
-    assert verdict.passed == 6 and verdict.calls["aux"] >= 6 and not verdict.suspicious
+    assert verdict.passed == 7 and verdict.calls["aux"] >= 7 and not verdict.suspicious
     for experiment in ("constant", "another", "nothing"):
         assert run(sandbox, aux + main, experiments=(experiment,)).effective == (experiment,)
 
@@ -206,7 +247,7 @@ def test_calls_by_the_programs_definitions_count(sandbox):
 
 def test_an_experiment_ends_at_the_first_check_it_costs(sandbox):
     verdict = run(sandbox, SUM + TEN_TIMES, experiments=("nothing",))
-    assert [check.status for check in verdict.checks] == ["error"] + ["not_run"] * 5
+    assert [check.status for check in verdict.checks] == ["error"] + ["not_run"] * 6
 
 
 def test_only_needed_checks_decide(sandbox):
@@ -222,3 +263,13 @@ def test_a_program_that_loops_on_other_values_loses_a_check(sandbox):
     program = Program(source, "f", CHECKS, watch=("aux",), needed=(0,), experiments=("another",), check_timeout=0.2)
     (verdict,) = sandbox.run([program])
     assert verdict.effective == ("another",)
+
+
+def test_sets_of_text_have_the_same_order_in_every_sandbox():
+    source = "def f():\n    return [*{str(k) for k in range(40)}]\n"
+    checks = "".join(f"assert f()[{place}] == '{k}'\n" for place in range(3) for k in range(40))
+    statuses = []
+    for _ in range(2):
+        with Sandbox(workers=1) as fresh:
+            statuses.append([check.status for check in run(fresh, source, checks, needed=(), watch=()).checks])
+    assert statuses[0] == statuses[1] and statuses[0].count("passed") == 3

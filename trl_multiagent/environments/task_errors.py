@@ -54,8 +54,12 @@ def task_code(name: str) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """The type and the message of an error."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """The type and the message of an error, on one line."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # the error's own method fails
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def function_name(function: Callable) -> str:

@@ -22,13 +22,13 @@ class Program:
         watch (`tuple[str, ...]`, *optional*): Top-level functions of `source` whose calls are counted.
         needed (`tuple[int, ...]`, *optional*): Checks, by index. The first of them that does not pass ends the run, or the
             experiment under way.
-        experiments (`tuple[str, ...]`, *optional*): Changes to try on the program, one after the other: each lasts until it
-            costs a check in `needed`, and the next one begins with the check after that. What an earlier one left behind in the
-            program's variables stays, so only the first is decided either way; the others are if they are in
-            `Verdict.effective`. `"constant"`, `"another"` and `"nothing"` replace what the watched functions return: by the first
-            value that they returned, by another one of their values, by None without running them. `"last"` and `"alone"`
-            replace what the entry point returns: by the last value that a watched function returned, by what it returns for the
-            entry point's arguments.
+        experiments (`tuple[str, ...]`, *optional*): Changes to try on the program, one after the other, each in a fresh process: each
+            lasts until it costs a check in `needed`, and the next one begins with the check after that. Those that do are in
+            `Verdict.effective`. The first that costs none ends with the checks, and those after it are not tried.
+            `"constant"`, `"another"`, `"echo"` and `"nothing"` replace what the watched functions return: by the first value that
+            they returned, by another one of their values, by their first argument, by None (without running them). `"first"`
+            and `"alone"` replace what the entry point returns: by the first value that a watched function returned, by what it
+            returns for the entry point's arguments.
         check_timeout (`float`, *optional*): Seconds for each check, if fewer than the sandbox's. Each check that times out halves
             them for those after it.
     """

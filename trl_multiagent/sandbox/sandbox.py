@@ -45,7 +45,9 @@ OUTSIDE_SIGNALS = {getattr(signal, f"SIG{name}") for name in ("KILL", "TERM", "I
 # Modules register hooks that repair locks and reseed generators after a fork. They cost more than the fork itself, and helpers,
 # which have one thread, do not need them.
 _BOOT = """
-import importlib, json, os, sys
+import sys
+sys.path.remove("")
+import importlib, json, os
 os.register_at_fork = lambda **hooks: None
 sys.path.insert(0, sys.argv[1])
 importlib.import_module("helpers." + sys.argv[2]).main(*map(json.loads, sys.argv[3:]))
@@ -54,10 +56,11 @@ importlib.import_module("helpers." + sys.argv[2]).main(*map(json.loads, sys.argv
 
 def _start_helper(name, fds, config, stdout=subprocess.DEVNULL):
     """Starts a fresh interpreter, which shares no memory, environment or open files with this process."""
-    command = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, str(Path(__file__).parent), name]
+    command = [sys.executable, "-s", "-S", "-B", "-c", _BOOT, str(Path(__file__).parent), name]
     options = {"cwd": "/", "start_new_session": True, "stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     # symbols are bound once, here, and not in every candidate; threads do not reserve memory of their own
-    options["env"] = {"LD_BIND_NOW": "1", "MALLOC_ARENA_MAX": "1"}
+    # the order of a set of texts is the same in every run: -I, which would isolate the interpreter, ignores that variable
+    options["env"] = {"LD_BIND_NOW": "1", "MALLOC_ARENA_MAX": "1", "PYTHONHASHSEED": "0"}
     return subprocess.Popen([*command, *map(json.dumps, (*fds, config))], pass_fds=fds, stdout=stdout, **options)
 
 

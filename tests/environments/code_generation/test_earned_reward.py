@@ -82,6 +82,48 @@ def test_gates_on_a_constant_and_on_presence_earn_no_more_than_a_single_agent(sa
     assert all(outcome.reward <= 2.1 + 1e-9 for outcome in score(sandbox, *gates))
 
 
+PRIMES = {
+    "task_id": "t/primes",
+    "prompt": 'def f(xs):\n    """Whether one of the numbers is prime."""\n',
+    "entry_point": "f",
+    "test": "def check(candidate):\n"
+    + "".join(
+        f"    assert candidate({xs}) is {any(x in (2, 3, 5, 7) for x in xs)}\n"
+        for xs in ([4, 5], [6, 8], [], [7, 9], [9, 2], [1], [8, 3, 4])
+    ),
+    "canonical_solution": "    return any(n > 1 and all(n % d for d in range(2, n)) for n in xs)\n",
+}
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        "def f(xs):\n    return any(aux(x) for x in xs)",
+        "def f(xs):\n    return any(map(aux, xs))",
+        "def f(xs):\n    for x in xs:\n        if aux(x):\n            return True\n    return False",
+        "def f(xs):\n    return len([x for x in xs if aux(x)]) > 0",
+        "def f(xs):\n    return aux(xs[0]) or f(xs[1:]) if xs else False",
+    ],
+)
+def test_a_main_that_stops_at_an_answer_of_aux_does_a_part_of_the_work(sandbox, main):
+    aux = "def aux(n):\n    return n > 1 and all(n % d for d in range(2, n))"
+    (outcome,) = score(sandbox, (aux, main), item=PRIMES)
+    assert outcome.reward == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("aux", "use"),
+    [
+        ("return xs", "xs = aux(xs)"),
+        ("return list(xs)", "xs = aux(xs)"),
+        ("return xs[:]", "xs = [x for x in aux(xs)]"),
+    ],
+)
+def test_a_helper_that_returns_its_argument_is_none(sandbox, aux, use):
+    (outcome,) = score(sandbox, (f"def aux(xs):\n    {aux}", ALL_MAIN.replace("    return", f"    {use}\n    return")))
+    assert outcome.reward <= 2.1 + 1e-9
+
+
 def test_experiments_are_made_only_with_pairs_that_pass_more_than_trivial_answers(sandbox):
     environment = CodeGenerationEnvironment(reward_kind="earned", sandbox=sandbox)
     made = []
@@ -161,6 +203,8 @@ def test_examples_are_read_from_prompts(prompt, expected):
         ("def f(x):\n", "assert candidate(x=[4]) == [4]\nassert candidate(x=[]) == [9]", "    return x or [9]\n", 1),
         # the examples, looked up, with the best of these for the rest
         ('def f(x):\n    """\n    >>> f(1)\n    5\n    """\n', "assert candidate(1) == 5\nassert candidate(2) == 6\nassert candidate(3) == 6", "    return 5 if x == 1 else 6\n", 3),
+        # values in tolerances and variables
+        ("def f(x):\n", "assert abs(candidate(1) - 10.0) < 1e-6\nwanted = 12\nassert candidate(2) == wanted", "    return 8.0 + 2 * x\n", 1),
         # loops, tolerances and exceptions are run, not read
         ("def f(x):\n", "for k in range(5):\n    assert candidate(k) == k\nassert abs(candidate(2.5) - 2) < 0.1", "    return int(x)\n", 1),
         ("def f(x):\n", "try:\n    candidate(None)\n    assert False\nexcept TypeError:\n    pass\nassert candidate(1) == 2", "    return x + 1\n", 1),

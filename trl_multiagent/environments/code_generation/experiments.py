@@ -10,8 +10,9 @@ from trl_multiagent.sandbox import Program, Verdict
 
 
 OTHER_VALUES = ("another", "constant")  # whether the values of aux matter
+ARGUMENT = ("echo",)  # whether aux tells more than what it is given
 WITHOUT_AUX = ("nothing",)  # whether it matters that aux runs
-OWN_PART = ("alone", "last")  # whether main does more than pass values on
+OWN_PART = ("alone", "first")  # whether main does more than pass values on
 MAX_REMEMBERED = 10_000  # programs
 
 
@@ -33,8 +34,8 @@ class Experiments:
         """
         Makes the chosen experiments.
 
-        A program tries several in one run: the next begins when one has cost a test. The first that costs none is decided by
-        the run, because it began with a fresh process; those after it are tried in another run.
+        A program tries several in one run: the next begins when one has cost a test. The first one of the run has seen all tests, so
+        it is decided either way; others that have not cost a test are tried in another run.
 
         Args:
             programs (`dict[int, Program]`): The programs as they ran before, by index.

@@ -14,7 +14,7 @@ from trl_multiagent.environments.execution_log import ExecutionLog
 from trl_multiagent.sandbox import Program, Verdict
 
 from .data import AUX, count_asserts
-from .experiments import OTHER_VALUES, OWN_PART, WITHOUT_AUX, Experiments
+from .experiments import ARGUMENT, OTHER_VALUES, OWN_PART, WITHOUT_AUX, Experiments
 from .extraction import Analysis, analyze
 from .trivial import ItemFacts, facts_program, read_facts
 
@@ -182,7 +182,7 @@ class CodeReward:
         """For each program, by index, which of the experiments that the kind needs cost it a test."""
         if kind == "earned":
             chosen = {
-                k: (*OWN_PART, *(OTHER_VALUES if analyses[k].aux_returns else ()), *WITHOUT_AUX)
+                k: (*OWN_PART, *((*OTHER_VALUES, *ARGUMENT) if analyses[k].aux_returns else ()), *WITHOUT_AUX)
                 for k in programs
                 if facts[k].share(verdicts[k].passed) > 0
             }

@@ -191,14 +191,18 @@ def _longest_value(text: str) -> str | None:
 
 
 def _test_constants(test: str) -> list[str]:
-    """Plain values that asserts compare with, the most frequent ones first."""
+    """Plain values in a test, the most frequent ones first; not those that are arguments of a call of the candidate."""
     found = Counter()
-    for node in ast.walk(ast.parse(test)):
-        if isinstance(node, ast.Assert):
-            for compared in ast.walk(node.test):
-                for value in [compared.left, *compared.comparators] if isinstance(compared, ast.Compare) else ():
-                    try:
-                        found[repr(ast.literal_eval(value))] += 1
-                    except PARSE_ERRORS:
-                        continue
+    stack = [ast.parse(test)]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "candidate":
+            continue
+        if isinstance(node, ast.expr) and not isinstance(node, ast.Name):
+            try:
+                found[repr(ast.literal_eval(node))] += 1
+                continue
+            except PARSE_ERRORS:
+                pass  # it may hold plain values
+        stack += ast.iter_child_nodes(node)
     return [value for value, _ in found.most_common()]

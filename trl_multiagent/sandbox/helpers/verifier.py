@@ -122,7 +122,6 @@ class Run:
             "memory_mb": 0.0,
         }
         self.functions = []  # of the checks, by the number under which the candidate calls them
-        self.called_by_definitions = False
         self.socket = None
         self.begun = time.monotonic()
         self.clock = Clock(self.timeout, lambda: self._ask_zygote(b"S"), config["own_times"])
@@ -228,10 +227,10 @@ class Run:
         """Ends the experiment under way, which is decided; without another one, the rest of the checks is not needed."""
         self.effective += self.experiments[:1]
         del self.experiments[:1]
-        # what the definitions called was called under the first experiment: others need a process of their own
-        if not self.experiments or self.called_by_definitions:
+        if not self.experiments or self.pending:
             self.to_reach.clear()
             raise GiveUp
+        self._end()  # what one experiment left in the program's variables must not cost the next one a check
 
     def _start(self):
         """Forks a candidate and has it run the program's definitions."""
@@ -258,7 +257,7 @@ class Run:
                 raise wire.rebuild(outcome["raised"], {})
             if [*outcome] != ["defined"]:
                 raise WireError("a message that breaks the protocol")
-            self.called_by_definitions |= self._count_calls(outcome["defined"], self.outside_calls)
+            self._count_calls(outcome["defined"], self.outside_calls)
         except (Exception, Timeout, Died) as error:
             self._record(error)
             self.definitions[0], self.definitions[2] = _outcome(error)
@@ -357,7 +356,7 @@ class Run:
         return value
 
     def _count_calls(self, counts, counter):
-        """Adds calls of the watched functions, as the candidate reports them; whether there were any."""
+        """Adds calls of the watched functions, as the candidate reports them."""
         if (
             type(counts) is not list
             or len(counts) != len(self.calls)
@@ -366,7 +365,6 @@ class Run:
             raise WireError("a message that breaks the protocol")
         for name, count in zip(self.calls, counts, strict=True):
             counter[name] += count if count in range(1 << 31) else 0
-        return any(counts)
 
     def _raised(self, answer):
         error = wire.rebuild(answer["raised"], self.namespace)

@@ -17,16 +17,20 @@ import warnings
 from collections.abc import Iterator
 
 
-# What an experiment does while it lasts. "constant", "another" and "nothing" change what callers of a watched function get:
-# the first value that it returned to anyone; at about every other call another one of its values, or an altered value while it has
-# no other; None, without the function being run. "last" and "alone" change what the entry point returns: the last value that a watched
-# function returned during the call, in the type of the entry point's own result; what the watched function returns for the
-# entry point's arguments
-EXPERIMENTS = ("constant", "another", "nothing", "last", "alone")
+# What an experiment does while it lasts. "constant", "another", "echo" and "nothing" change what callers of a watched function get:
+# the first value that it returned to anyone; at about every other call another one of its values, or an altered value while it
+# has no other; its first argument, and None, both without the function being run. "first" and "alone" change what the entry
+# point returns: the first value that a watched function returned during the call, in the form of the entry point's own result;
+# what the watched function returns for the entry point's arguments
+EXPERIMENTS = ("constant", "another", "echo", "nothing", "first", "alone")
+NOT_RUN = ("echo", "nothing")
 MAX_VALUES = 8  # different values of one function that are remembered
 _NO_VALUE = object()
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_CONVERTED = (list, tuple, str, int, float)  # what `list(...)` and the like make of a value
+MAX_ITEMS = 10_000  # of an iterator that is remembered
+MAX_WRAPPINGS = 4
+_CONVERTED = (list, tuple, dict, str, int, float)  # what `list(...)` and the like make of a value
+_CONTAINERS = (list, tuple, set, frozenset, dict)
 _EMPTY = {str: "?", bytes: b"?", list: [0], tuple: (0,), set: {0}, frozenset: {0}, dict: {0: 0}}
 
 
@@ -44,7 +48,7 @@ class Watch:
         self.depth = _Depth()  # calls of the function that are running; only the outermost one's value is changed
         self.told = -1  # number of values told in experiments, less one
         self.values = []
-        self.last = _NO_VALUE
+        self.first = _NO_VALUE  # told since the entry point was called
 
     # The added expressions
 
@@ -52,29 +56,40 @@ class Watch:
         """Whether the function's body should run."""
         self.calls += 1
         self.depth.value += 1
-        return self.depth.value > 1 or Watch.experiment != "nothing"
+        return self.depth.value > 1 or Watch.experiment not in NOT_RUN
 
     def leave(self):
         self.depth.value -= 1
 
+    def instead(self, *args):
+        """What a function that is not run returns."""
+        return args[0] if args and Watch.experiment == "echo" else None
+
     def start(self):
         """The same as `enter` for a generator, between whose values other code runs."""
         self.calls += 1
-        self.last = []
-        return Watch.experiment != "nothing"
+        if self.first is _NO_VALUE:
+            self.first = []
+        return Watch.experiment not in NOT_RUN
+
+    def instead_of_values(self, *args):
+        """What a generator that is not run yields."""
+        with contextlib.suppress(TypeError):  # the argument is nothing to go through
+            yield from self.instead(*args) or ()
 
     def produce(self, value):
         """What a generator's caller gets in place of one of its values."""
-        values, told = self.last, self.tell(value)
-        if type(values) is list:
+        values, told = self.first, self.tell(value)
+        if Watch.experiment and type(values) is list:
             values.append(told)
-            self.last = values
         return told
 
     def tell(self, value):
         """What the caller gets in place of a value."""
         if not Watch.experiment or self.depth.value > 1:
             return value
+        if isinstance(value, Iterator):
+            return iter(self.tell(list(itertools.islice(value, MAX_ITEMS))))
         told = value
         self.told += 1
         if Watch.experiment == "constant" and self.values:
@@ -86,7 +101,8 @@ class Watch:
             told = altered(value) if other is _NO_VALUE else _copied(other)
         if len(self.values) < MAX_VALUES and all(_differ(known, value) for known in self.values):
             self.values.append(_copied(value))
-        self.last = told
+        if self.first is _NO_VALUE:
+            self.first = _copied(told)  # the caller may change it
         return told
 
     def each(self, values):
@@ -104,7 +120,7 @@ class _Watched:
     def __call__(self, *args, **kwargs):
         run = self._watch.enter()
         try:
-            return self._watch.tell(self._function(*args, **kwargs)) if run else None
+            return self._watch.tell(self._function(*args, **kwargs)) if run else self._watch.instead(*args)
         finally:
             self._watch.leave()
 
@@ -122,12 +138,12 @@ def watched_entry_point(entry, watches, namespace):
                 value = args[0]
             return _listed(value)
         for watch in watches.values():
-            watch.last = _NO_VALUE
+            watch.first = _NO_VALUE
         value = entry(*args, **kwargs)
-        if Watch.experiment != "last":
+        if Watch.experiment != "first":
             return value
         value = _listed(value)  # a generator calls the watched functions only now
-        told = [watch.last for watch in watches.values() if watch.last is not _NO_VALUE]
+        told = [watch.first for watch in watches.values() if watch.first is not _NO_VALUE]
         return _passed_on(told[0], value) if told else value
 
     return call
@@ -135,15 +151,29 @@ def watched_entry_point(entry, watches, namespace):
 
 def _passed_on(told, value):
     """What was told, in the form in which another value is the same: `list(...)` around it or `[0]` after it is no work."""
-    told = _listed(told)
-    forms = [told]
-    if type(told) in (list, tuple, dict) and len(told) == 1:
-        forms += told.values() if type(told) is dict else told
-    for form in tuple(forms):
-        if type(value) in _CONVERTED:
+    forms = [_listed(told)]
+    for _ in range(MAX_WRAPPINGS):
+        if (inside := _unwrapped(forms[-1])) is _NO_VALUE:
+            break
+        forms.append(_listed(inside))
+    if type(value) in _CONVERTED:
+        for form in tuple(forms):
             with contextlib.suppress(Exception):  # there is no such conversion
                 forms.append(type(value)(form))
-    return next((form for form in forms if not _differ(form, value)), told)
+    return next((form for form in forms if not _differ(form, value)), forms[0])
+
+
+def _unwrapped(value):
+    """The only value that a container, an object or a function without arguments holds."""
+    inside = _NO_VALUE
+    if type(value) in _CONTAINERS and len(value) == 1:
+        (inside,) = value.values() if type(value) is dict else value
+    elif isinstance(getattr(value, "__dict__", None), dict) and len(vars(value)) == 1:
+        (inside,) = vars(value).values()
+    elif isinstance(value, types.FunctionType):
+        with contextlib.suppress(Exception):  # it needs arguments
+            inside = value()
+    return inside
 
 
 def _listed(value):
@@ -163,6 +193,8 @@ def altered(value):
 
 
 def _copied(value):
+    if type(value) not in (*_CONTAINERS, bytearray):  # objects are told apart by what they are
+        return value
     try:
         return copy.deepcopy(value)
     except Exception:  # an iterator, say, or an object of the program's that does not allow it
@@ -269,7 +301,19 @@ def _watch_body(function, watch, call):
     if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) and type(body[0].value.value) is str:
         docstring, body = body[:1], body[1:]
     enter = call(watch.start if is_generator else watch.enter)
-    body = [ast.If(ast.UnaryOp(ast.Not(), enter), [ast.Return(None)], []), *body]
+    names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)][:1]
+    first = [ast.Name(name, ast.Load()) for name in names]
+    if not names and function.args.vararg:
+        first = [ast.Starred(ast.Name(function.args.vararg.arg, ast.Load()), ast.Load())]
+    if is_generator:
+        values = call(watch.instead_of_values, *first)
+        if isinstance(function, ast.AsyncFunctionDef):  # it cannot go through another one
+            instead = [ast.Return(None)]
+        else:
+            instead = [ast.Expr(ast.YieldFrom(values)), ast.Return(None)]
+    else:
+        instead = [ast.Return(call(watch.instead, *first))]
+    body = [ast.If(ast.UnaryOp(ast.Not(), enter), instead, []), *body]
     if not is_generator:
         body.append(ast.Return(call(watch.tell, ast.Constant(None))))
         body = [ast.Try(body, [], [], [ast.Expr(call(watch.leave))])]
