@@ -335,7 +335,7 @@ def test_numbers_of_calls_that_are_no_integers_break_the_protocol(sandbox):
     source = """
     import sys
     def f(x):
-        names = sys._getframe(1).f_globals
+        names = sys._getframe(2).f_globals
         pack = names["pack"]
         names["pack"] = lambda answer: pack(answer | x)
         return 1
