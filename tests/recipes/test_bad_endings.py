@@ -96,7 +96,7 @@ STEPS = {
     "weights": (None, "could not be saved in"),
     "optimizer": ("_save_optimizer_and_scheduler", "could not be written"),
     "rng": ("_save_rng_state", "could not be written"),
-    "list of files": ("_write_state_file", "could not be written"),
+    "list of files": ("write_state", "could not be written"),
     "best model": ("_load_best_model", "The training ended with OSError"),
 }
 
@@ -113,7 +113,9 @@ def test_the_last_checkpoint_fails(tmp_path, monkeypatch, step):
     def full(*args, **kwargs):
         raise FULL
 
-    if method is not None:
+    if method == "write_state":
+        monkeypatch.setattr("trl_multiagent.trainers.checkpoints.write_state", full)
+    elif method is not None:
         monkeypatch.setattr(trainer, method, full)
     else:
         save_pretrained = AgentTeam.save_pretrained
