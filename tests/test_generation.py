@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from trl_multiagent.generation import generate_groups
+from trl_multiagent.models.generation import generate_groups
 
 from tiny import ARCHITECTURES, byte_tokenizer, other_model, tiny_llama
 

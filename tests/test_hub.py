@@ -113,7 +113,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from tiny import tiny_llama, tiny_team
 from transformers import AutoModelForCausalLM
-from trl_multiagent.hub import push_folder
+from trl_multiagent.hub.push import push_folder
 tiny_llama().push_to_hub("user/base")
 base = AutoModelForCausalLM.from_pretrained("user/base")
 adapter = get_peft_model(base, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
@@ -342,7 +342,7 @@ except RuntimeError as error:
 
 def test_a_push_that_fails_during_the_training_does_not_stop_it(server, client, tmp_path):
     code = """
-from trl_multiagent.trainers import team_hub
+from trl_multiagent.trainers.base import hub_mixin as team_hub
 messages = []
 team_hub.logger.warning = messages.append
 try:

@@ -7,7 +7,7 @@ from matplotlib.image import imread
 import trl_multiagent
 from trl_multiagent import FunctionEnvironment
 from trl_multiagent.environments.code_generation import CodeGenerationEnvironment
-from trl_multiagent.model_card import draw_reward_curve, environment_name, hub_id, summarize, team_card
+from trl_multiagent.hub.model_card import draw_reward_curve, environment_name, hub_id, summarize, team_card
 
 from tiny import count_reward, team_of, tiny_team, tiny_trainer
 

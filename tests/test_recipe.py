@@ -18,7 +18,7 @@ from trl_multiagent.recipe.recipe import build_recipe, parse_recipe, set_up_wand
 from trl_multiagent.recipe.sections import Wandb
 from trl_multiagent.recipe.settings import ConfigError, make_parser, merge, parse_value
 from trl_multiagent.sandbox import SandboxError, sandbox
-from trl_multiagent.trainers.checkpoint_files import FORMAT_VERSION, STATE_FILE
+from trl_multiagent.trainers.base.checkpoint_files import FORMAT_VERSION, STATE_FILE
 
 
 @pytest.fixture(autouse=True)

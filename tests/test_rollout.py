@@ -5,7 +5,7 @@ import random
 import pytest
 
 from trl_multiagent.environments import Outcome
-from trl_multiagent.rollout import Samples, grow_trees, joint_action_indices
+from trl_multiagent.rollout.tree import Samples, grow_trees, joint_action_indices
 
 
 class Letters:

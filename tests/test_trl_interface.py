@@ -154,7 +154,7 @@ def test_pushes_in_the_background():
 
 
 def test_vllm_generation():
-    """What `trl_multiagent.vllm_generation` takes for granted between the lines of TRL's class."""
+    """What `trl_multiagent.models.vllm_generation` takes for granted between the lines of TRL's class."""
     arguments = set(inspect.signature(VLLMGeneration).parameters)
     assert {"server_base_url", "group_port", "max_num_seqs", "enable_sleep_mode", "generation_kwargs"} <= arguments, (
         ADVICE

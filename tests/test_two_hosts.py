@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = Path(__file__).with_name("two_hosts.py")
+SCRIPT = Path(__file__).parent / "helpers" / "two_hosts.py"
 ROLES = ("aux", "main")
 
 

@@ -11,8 +11,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from trl_multiagent import AgentTeam, MAGRPOConfig, MAGRPOTrainer
-from trl_multiagent.rollout import Samples
-from trl_multiagent.vllm_generation import check_vllm, make_generations, max_lora_rank, sampling_correction
+from trl_multiagent.models.vllm_generation import check_vllm, make_generations, max_lora_rank, sampling_correction
+from trl_multiagent.rollout.tree import Samples
 
 
 pytest.importorskip("requests", reason="TRL's client of vLLM servers needs the package requests")
@@ -516,7 +516,7 @@ def test_the_best_model_is_sent_again(tmp_path, models):
 def two_processes(forked, tmp_path_factory, models):
     """What each of two processes recorded, and the server that they used."""
     output = tmp_path_factory.mktemp("processes")
-    script = Path(__file__).with_name("vllm_two_processes.py")
+    script = Path(__file__).parent / "helpers" / "vllm_two_processes.py"
     with VLLMServer(models["aux"]) as server:
         finished = forked.run(script, output, models["aux"], server.url, free_ports(1), processes=2)
     assert finished.codes == [0, 0], finished.stderr[-4000:]

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trl_multiagent.environments import Environment, FunctionEnvironment, JointAction, Outcome, Prompt, Turn
-    from trl_multiagent.team import AgentTeam
+    from trl_multiagent.team.agent_team import AgentTeam
     from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
     from trl_multiagent.trainers.magrpo_trainer import MAGRPOTrainer
     from trl_multiagent.trainers.mareinforce_config import MAREINFORCEConfig

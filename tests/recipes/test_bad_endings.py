@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from trl_multiagent import AgentTeam
-from trl_multiagent.trainers.rescue import SaveError
+from trl_multiagent.trainers.base.rescue import SaveError
 
 from tiny import team_of, tiny_team, tiny_trainer
 
 
-SCRIPT = Path(__file__).with_name("bad_endings.py")
+SCRIPT = Path(__file__).parents[1] / "helpers" / "bad_endings.py"
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_the_last_checkpoint_fails(tmp_path, monkeypatch, step):
         raise FULL
 
     if method == "write_state":
-        monkeypatch.setattr("trl_multiagent.trainers.checkpoints.write_state", full)
+        monkeypatch.setattr("trl_multiagent.trainers.base.checkpoints.write_state", full)
     elif method is not None:
         monkeypatch.setattr(trainer, method, full)
     else:

@@ -18,8 +18,8 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOTrainer, MARLOOConfig, MARLOOTrainer
 from trl_multiagent.environments import TaskError
-from trl_multiagent.trainers.checkpoint_files import STATE_FILE, UNFINISHED_FOLDER, check_files, read_checkpoint
-from trl_multiagent.trainers.run_settings import check_steps, digest_of_rows
+from trl_multiagent.trainers.base.checkpoint_files import STATE_FILE, UNFINISHED_FOLDER, check_files, read_checkpoint
+from trl_multiagent.trainers.base.run_settings import check_steps, digest_of_rows
 
 from tiny import (
     byte_tokenizer,
@@ -34,7 +34,7 @@ from tiny import (
 )
 
 
-SCRIPT = Path(__file__).with_name("killed_runs.py")
+SCRIPT = Path(__file__).parents[1] / "helpers" / "killed_runs.py"
 KILLED = -signal.SIGKILL
 
 
@@ -421,7 +421,7 @@ def test_the_digest_is_of_values_and_their_order_alone(tmp_path):
     assert len(changed) == 3 + 2 * 5
     code = f"""
 from datasets import load_from_disk
-from trl_multiagent.trainers.run_settings import digest_of_rows
+from trl_multiagent.trainers.base.run_settings import digest_of_rows
 print(digest_of_rows(load_from_disk({str(tmp_path / "saved")!r})))
 """
     environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -557,7 +557,7 @@ def test_a_checkpoint_of_the_first_release(checkpoint, tmp_path, monkeypatch):
         del state["settings"][name]
     (copy / STATE_FILE).write_text(json.dumps(state))
     said = []
-    monkeypatch.setattr("trl_multiagent.trainers.checkpoints.logger.warning", said.append)
+    monkeypatch.setattr("trl_multiagent.trainers.base.checkpoints.logger.warning", said.append)
     trainer = tiny_trainer(tmp_path / "run", beta=0.01, max_steps=2)
     trainer.train(resume_from_checkpoint=str(copy))
     assert trainer.state.global_step == 2 and len(said) == 1

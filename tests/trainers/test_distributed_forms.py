@@ -14,7 +14,7 @@ from trl_multiagent import AgentTeam
 from tiny import FORMS, byte_tokenizer, team_of, tiny_experts, tiny_llama
 
 
-SCRIPT = Path(__file__).with_name("distributed_forms.py")
+SCRIPT = Path(__file__).parents[1] / "helpers" / "distributed_forms.py"
 CASES = [
     "full",
     "full, recomputed",

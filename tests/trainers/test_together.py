@@ -12,13 +12,13 @@ import pytest
 import torch
 from accelerate.utils import DistributedType
 
-from trl_multiagent.trainers.distribution import check_distribution
+from trl_multiagent.trainers.base.distribution import check_distribution
 
 from tiny import tiny_trainer
 
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = Path(__file__).with_name("together.py")
+SCRIPT = Path(__file__).parents[1] / "helpers" / "together.py"
 
 
 def launch(folder, config, *arguments):

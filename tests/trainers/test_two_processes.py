@@ -6,7 +6,7 @@ import pytest
 import torch
 
 
-SCRIPT = Path(__file__).with_name("two_processes.py")
+SCRIPT = Path(__file__).parents[1] / "helpers" / "two_processes.py"
 
 
 @pytest.fixture(scope="module")

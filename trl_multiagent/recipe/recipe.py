@@ -22,7 +22,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl_multiagent.demo import demo_dataset, demo_model
 from trl_multiagent.demo.report import DemoReport
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.model_card import hub_id
+from trl_multiagent.hub.model_card import hub_id
 from trl_multiagent.recipe.results import check_folder, check_push, check_team_folder, try_folders
 from trl_multiagent.recipe.sections import (
     PEFT_DEFAULTS,
@@ -38,12 +38,12 @@ from trl_multiagent.recipe.sections import (
     Wandb,
 )
 from trl_multiagent.recipe.settings import ConfigError, check, make_parser, merge, nearest, read_layers, take
-from trl_multiagent.team import AGENTS_FOLDER, SHARED_FOLDER, AgentTeam
-from trl_multiagent.trainers.checkpoint_files import check_files, read_checkpoint
-from trl_multiagent.trainers.distribution import OtherProcessError, fail_together
+from trl_multiagent.team.agent_team import AGENTS_FOLDER, SHARED_FOLDER, AgentTeam
+from trl_multiagent.trainers.base.checkpoint_files import check_files, read_checkpoint
+from trl_multiagent.trainers.base.distribution import OtherProcessError, fail_together
+from trl_multiagent.trainers.base.rescue import SaveError
+from trl_multiagent.trainers.base.run_settings import check_changes, check_steps, describe_run, differences
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
-from trl_multiagent.trainers.rescue import SaveError
-from trl_multiagent.trainers.run_settings import check_changes, check_steps, describe_run, differences
 
 
 DEFAULT_KL_COEF = 0.1

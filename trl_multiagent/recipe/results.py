@@ -10,10 +10,10 @@ from huggingface_hub import get_token
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from trl_multiagent.model_card import CURVE_FILE, RECIPE_FILE
+from trl_multiagent.hub.model_card import CURVE_FILE, RECIPE_FILE
 from trl_multiagent.recipe.settings import ConfigError
-from trl_multiagent.team import TEAM_FILE
-from trl_multiagent.trainers.checkpoint_files import UNFINISHED_FOLDER
+from trl_multiagent.team.agent_team import TEAM_FILE
+from trl_multiagent.trainers.base.checkpoint_files import UNFINISHED_FOLDER
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
 

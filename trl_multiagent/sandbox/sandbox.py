@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from trl_multiagent.asserts import read_asserts
+from trl_multiagent.sandbox.asserts import read_asserts
 
 from .helpers.wire import MAX_JOB, MAX_SOURCE, Inbox, pack
 from .program import Check, Program, SandboxError, Verdict

@@ -17,22 +17,22 @@ from trl.models import prepare_deepspeed, unwrap_model_for_generation
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import RepeatSampler, add_fused_lm_head, pad, split_tensor_dict
 
-from trl_multiagent.advantages import sibling_advantages
 from trl_multiagent.environments.base import Environment, Outcome, Turn, judge, scoring_metrics
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.generation import generate_groups, takes_positions, token_positions, whole_prompt
-from trl_multiagent.rollout import Node, Samples, grow_trees
-from trl_multiagent.router_loss import expert_load, without_router_logits
-from trl_multiagent.team import AgentTeam, can_share_prompts
-from trl_multiagent.trainers.distribution import check_distribution, fail_together, meet
-from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
-from trl_multiagent.trainers.team_trainer import (
+from trl_multiagent.models.generation import generate_groups, takes_positions, token_positions, whole_prompt
+from trl_multiagent.models.router_loss import expert_load, without_router_logits
+from trl_multiagent.models.vllm_generation import check_vllm, make_generations, sampling_correction
+from trl_multiagent.rollout.advantages import sibling_advantages
+from trl_multiagent.rollout.tree import Node, Samples, grow_trees
+from trl_multiagent.team.agent_team import AgentTeam, can_share_prompts
+from trl_multiagent.trainers.base.distribution import check_distribution, fail_together, meet
+from trl_multiagent.trainers.base.team_mixin import (
     TeamTrainerMixin,
     check_agent_settings,
     check_team,
     router_loss_coefs,
 )
-from trl_multiagent.vllm_generation import check_vllm, make_generations, sampling_correction
+from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
 
 class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
@@ -42,7 +42,7 @@ class MAGRPOTrainer(TeamTrainerMixin, GRPOTrainer):
 
     Every optimizer step plays one batch of rollout trees with the current team and uses all of it. For agent i the loss
     is the mean over the batch's rows (items, nodes and siblings) of -A_g * sum over the completion's tokens of log pi_i,
-    with the advantage A_g of [`~trl_multiagent.advantages.sibling_advantages`].
+    with the advantage A_g of [`~trl_multiagent.rollout.advantages.sibling_advantages`].
 
     Args:
         team ([`AgentTeam`]):

@@ -11,7 +11,7 @@ from pathlib import Path
 import datasets
 import pyarrow.parquet
 
-from trl_multiagent.asserts import read_asserts
+from trl_multiagent.sandbox.asserts import read_asserts
 
 from .checks import PARSE_ERRORS, bound_names, source_problem, unusable_test
 

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trl_multiagent.asserts import read_asserts
 from trl_multiagent.sandbox import Program, Verdict
+from trl_multiagent.sandbox.asserts import read_asserts
 
 from .data import PARSE_ERRORS, read_problem
 

@@ -14,7 +14,7 @@ from trl.trainer.utils import get_config_model_id
 
 import trl_multiagent
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.team import AgentTeam
+from trl_multiagent.team.agent_team import AgentTeam
 
 
 CURVE_FILE = "reward_curve.png"

@@ -8,7 +8,7 @@ from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel,
 from trl.trainer.utils import pad
 
 from trl_multiagent.environments.base import Prompt, Turn
-from trl_multiagent.router_loss import without_router_logits
+from trl_multiagent.models.router_loss import without_router_logits
 
 
 @torch.no_grad()

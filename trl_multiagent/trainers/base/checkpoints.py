@@ -22,8 +22,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, get_l
 from transformers.utils import logging
 
 from trl_multiagent.environments.task_errors import describe
-from trl_multiagent.team import AGENTS_FOLDER, TEAM_FILE
-from trl_multiagent.trainers.checkpoint_files import (
+from trl_multiagent.team.agent_team import AGENTS_FOLDER, TEAM_FILE
+from trl_multiagent.trainers.base.checkpoint_files import (
     ENVIRONMENT_FILE,
     PROCESS_FILE,
     REFERENCE_FILE,
@@ -36,8 +36,8 @@ from trl_multiagent.trainers.checkpoint_files import (
     rotate,
     write_state,
 )
-from trl_multiagent.trainers.rescue import SaveError, rescue, rescue_folder
-from trl_multiagent.trainers.run_settings import (
+from trl_multiagent.trainers.base.rescue import SaveError, rescue, rescue_folder
+from trl_multiagent.trainers.base.run_settings import (
     OPTIMIZER_SETTINGS,
     Changes,
     check_changes,

@@ -12,9 +12,6 @@ import sys
 from pathlib import Path
 
 import torch
-
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from trl_multiagent.environments.task_errors import describe
-from trl_multiagent.team import AgentTeam
+from trl_multiagent.team.agent_team import AgentTeam
 
 
 class SaveError(RuntimeError):

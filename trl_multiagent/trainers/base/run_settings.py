@@ -16,7 +16,7 @@ from transformers.trainer_pt_utils import get_model_param_count
 from trl import GRPOConfig
 
 from trl_multiagent.environments.base import Environment, resume_settings
-from trl_multiagent.team import AgentTeam
+from trl_multiagent.team.agent_team import AgentTeam
 
 
 # Of the arguments that every trainer has, those that a resumed run must share with its checkpoint

@@ -12,11 +12,11 @@ from transformers.utils import logging
 
 from trl_multiagent.environments.base import Environment, check_roles
 from trl_multiagent.environments.task_errors import describe
-from trl_multiagent.router_loss import has_routers, router_loss_coef
-from trl_multiagent.team import AgentTeam
-from trl_multiagent.trainers.checkpoints import CheckpointCallback, CheckpointMixin
-from trl_multiagent.trainers.rescue import SaveError, save_or_rescue
-from trl_multiagent.trainers.team_hub import TeamHubMixin
+from trl_multiagent.models.router_loss import has_routers, router_loss_coef
+from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin
+from trl_multiagent.trainers.base.hub_mixin import TeamHubMixin
+from trl_multiagent.trainers.base.rescue import SaveError, save_or_rescue
 
 
 logger = logging.get_logger(__name__)

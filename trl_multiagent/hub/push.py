@@ -8,8 +8,8 @@ from pathlib import Path
 from huggingface_hub import CommitInfo, HfApi
 from huggingface_hub.errors import HFValidationError, HTTPError
 
-from trl_multiagent.model_card import team_card
-from trl_multiagent.team import TEAM_FILE, AgentTeam
+from trl_multiagent.hub.model_card import team_card
+from trl_multiagent.team.agent_team import TEAM_FILE, AgentTeam
 
 
 IGNORED = ["_*", "checkpoint-*"]  # what `Trainer.push_to_hub` leaves out

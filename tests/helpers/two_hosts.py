@@ -12,8 +12,6 @@ from pathlib import Path
 
 import torch
 
-
-sys.path.insert(0, str(Path(__file__).parent))
 from tiny import count_reward, tiny_environment, tiny_trainer
 
 

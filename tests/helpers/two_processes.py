@@ -2,14 +2,11 @@
 
 import sys
 import zlib
-from pathlib import Path
 
 import torch
 
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from trl_multiagent import MAGRPOTrainer
-from trl_multiagent.rollout import Samples
+from trl_multiagent.rollout.tree import Samples
 
 from tiny import tiny_items, tiny_trainer
 

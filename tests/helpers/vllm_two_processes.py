@@ -2,13 +2,10 @@
 
 import os
 import sys
-from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
 
-
-sys.path.insert(0, str(Path(__file__).parent))
 from trl_multiagent import AgentTeam
 
 import vllm_double

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import torch
 
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from trl_multiagent import FunctionEnvironment
-from trl_multiagent.trainers.checkpoint_files import read_checkpoint
+from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
 
 from tiny import count_reward, feedback, team_of, tiny_items, tiny_trainer
 

@@ -23,7 +23,7 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 
-from trl_multiagent.team import adapter_parameters, find_file
+from trl_multiagent.team.agent_team import adapter_parameters, find_file
 
 
 class AgentGeneration(VLLMGeneration):

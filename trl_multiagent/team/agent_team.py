@@ -35,8 +35,8 @@ from transformers.utils import cached_file
 from trl.trainer.utils import create_model_from_path
 
 from trl_multiagent.environments.base import Environment, Turn, ask, check_roles, judge
-from trl_multiagent.generation import generate_groups, takes_positions, whole_prompt
-from trl_multiagent.router_loss import expert_sums, router_logits_of
+from trl_multiagent.models.generation import generate_groups, takes_positions, whole_prompt
+from trl_multiagent.models.router_loss import expert_sums, router_logits_of
 
 
 TEAM_FILE = "team.json"
@@ -298,7 +298,7 @@ class AgentTeam(nn.Module):
         Raises:
             `RuntimeError`: The Hub cannot be reached, refused, or the upload was interrupted.
         """
-        from trl_multiagent.hub import push_team  # which needs this class
+        from trl_multiagent.hub.push import push_team  # which needs this class
 
         return push_team(
             self,

@@ -11,10 +11,8 @@ from pathlib import Path
 import torch
 from peft import LoraConfig
 
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from trl_multiagent import AgentTeam, MAGRPOTrainer
-from trl_multiagent.rollout import Samples
+from trl_multiagent.rollout.tree import Samples
 
 from tiny import tiny_config, tiny_environment, tiny_items
 

@@ -11,8 +11,7 @@ from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging
 from trl.trainer.utils import get_comet_experiment_url, get_trackio_space_url
 
-from trl_multiagent.hub import again_with, check_write_access, explained_failure, explained_refusal
-from trl_multiagent.model_card import (
+from trl_multiagent.hub.model_card import (
     CURVE_FILE,
     RECIPE_FILE,
     TrainingSummary,
@@ -21,7 +20,8 @@ from trl_multiagent.model_card import (
     reward_series,
     team_card,
 )
-from trl_multiagent.team import AGENTS_FOLDER, TEAM_FILE, AgentTeam
+from trl_multiagent.hub.push import again_with, check_write_access, explained_failure, explained_refusal
+from trl_multiagent.team.agent_team import AGENTS_FOLDER, TEAM_FILE, AgentTeam
 
 
 if is_wandb_available():
