@@ -19,13 +19,17 @@ class Letters:
     def prompts(self, item, history):
         return {role: f"{item['id']}/{role}/{len(history)}" for role in self.roles}
 
-    def sample(self, num_generations):
-        def sample(role, nodes):
-            self.calls.append((role, len(nodes)))
-            texts = [f"{role[0]}{g}" for g in range(num_generations)]
-            return [Samples([1], [[g] for g in range(num_generations)], texts) for _ in nodes]
+    def next_prompts(self, items, histories):
+        self.calls.append(("prompts", len(items)))
+        return [self.prompts(item, history) for item, history in zip(items, histories, strict=True)]
 
-        return sample
+    def sample(self, nodes, num_generations):
+        self.calls.append(("samples", len(nodes)))
+        ids = [[g] for g in range(num_generations)]
+        return {
+            role: [Samples([1], ids, [f"{role[0]}{g}" for g in range(num_generations)]) for _ in nodes]
+            for role in self.roles
+        }
 
     def score(self, nodes):
         return [
@@ -43,7 +47,7 @@ def grow(environment, items=({"id": 0},), num_generations=2, **settings):
     return grow_trees(
         list(items),
         environment,
-        environment.sample(num_generations),
+        environment.sample,
         environment.score,
         num_generations=num_generations,
         **settings,
@@ -71,7 +75,7 @@ def test_tree_sizes_and_one_call_per_level(mode, sizes):
     environment = Letters()
     levels = grow(environment, [{"id": k} for k in range(3)], num_turns=3, joint_mode=mode)
     assert [len(nodes) for nodes in levels] == sizes
-    assert environment.calls == [(role, size) for size in sizes for role in ("aux", "main")]
+    assert environment.calls == [(what, size) for size in sizes for what in ("prompts", "samples")]
 
 
 def test_returns_of_a_tree_by_hand():

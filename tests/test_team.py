@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_multiagent import AgentTeam, FunctionEnvironment
-from trl_multiagent.trainers.base.team_mixin import check_team
+from trl_multiagent.trainers.base.rollout_trainer import check_team
 
 from tiny import FORMS, byte_tokenizer, count_reward, team_of, tiny_environment, tiny_llama, tiny_team
 

@@ -334,7 +334,7 @@ def test_outcomes_become_plain_numbers():
 )
 def test_prompts_that_cannot_be_used(answer, message):
     with pytest.raises(TaskError) as error:
-        ask(Own(answer), ITEMS[0], [])
+        ask(Own(answer), ITEMS[:1], [[]])
     assert message in str(error.value)
 
 
@@ -359,7 +359,7 @@ def test_prompts_that_cannot_be_used(answer, message):
 )
 def test_templates_and_transitions_that_fail_are_named(changes, history, message):
     with pytest.raises(TaskError) as error:
-        ask(environment(**changes), ITEMS[0], history)
+        ask(environment(**changes), ITEMS[:1], [history])
     assert message in str(error.value)
 
 

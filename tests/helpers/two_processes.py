@@ -12,7 +12,7 @@ from tiny import tiny_items, tiny_trainer
 
 
 class Deterministic(MAGRPOTrainer):
-    def _sample(self, role, nodes):
+    def _sample_agent(self, role, nodes, num_generations, synchronized):
         samples = []
         for prompt_ids in self._prompt_ids(role, nodes):
             generator = torch.Generator().manual_seed(zlib.crc32(bytes(prompt_ids)))

@@ -141,7 +141,7 @@ def test_deepspeed_that_was_not_started_is_refused(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     accelerator = SimpleNamespace(distributed_type=DistributedType.MULTI_CPU, num_processes=2)
     with pytest.raises(ValueError, match="DeepSpeed was asked for, but accelerate runs MULTI_CPU"):
-        check_distribution(accelerator, args=None)
+        check_distribution(accelerator)
 
 
 @pytest.mark.parametrize("saves", [False, True])
@@ -151,7 +151,7 @@ def test_zero3_that_would_save_no_weights_is_refused(saves):
     state = SimpleNamespace(deepspeed_plugin=plugin)
     accelerator = SimpleNamespace(distributed_type=DistributedType.DEEPSPEED, num_processes=1, state=state)
     if saves:
-        check_distribution(accelerator, args=None)
+        check_distribution(accelerator)
     else:
         with pytest.raises(ValueError, match="a saved team would have no weights"):
-            check_distribution(accelerator, args=None)
+            check_distribution(accelerator)

@@ -118,6 +118,20 @@ class Environment(ABC):
             before it.
         """
 
+    def next_prompts(self, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
+        """
+        The prompts of a whole turn: those of all items, or of all branches of their trees. By default [`~Environment.prompts`]
+        of each. Override it where asking for many at once is faster, as with another model that writes feedback.
+
+        Args:
+            items (`list[dict]`): The dataset rows; an item occurs once per branch.
+            histories (`list[Sequence[Turn]]`): The past turns of each branch, oldest first; empty at the first turn.
+
+        Returns:
+            `list[dict[str, Prompt]]`: The prompts of each branch, in order.
+        """
+        return [ask_one(self, item, history) for item, history in zip(items, histories, strict=True)]
+
     @abstractmethod
     def score(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
@@ -167,13 +181,27 @@ class Environment(ABC):
 # Calls of an environment, with its answers checked
 
 
-def ask(environment: Environment, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
+def ask(environment: Environment, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
     """
-    The environment's prompts for one item and history.
+    The environment's prompts for a whole turn.
 
     Raises:
-        TaskError: the environment failed, left a role out, or gave something that is no prompt.
+        TaskError: the environment failed, left an item or a role out, or gave something that is no prompt.
     """
+    name = f"`{type(environment).__name__}.next_prompts`"
+    with task_code(name):
+        prompts = environment.next_prompts(items, histories)
+    if not isinstance(prompts, list | tuple) or len(prompts) != len(items):
+        raise TaskError(
+            f"{name} returned {show(prompts)}; it must return a list with a dict for each of {len(items)}."
+        )
+    for of_item in prompts:
+        check_prompts(name, of_item, environment.roles)
+    return list(prompts)
+
+
+def ask_one(environment: Environment, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
+    """The environment's [`~Environment.prompts`] for one item and history, checked as [`ask`] does."""
     name = f"`{type(environment).__name__}.prompts`"
     with task_code(name):
         prompts = environment.prompts(item, history)

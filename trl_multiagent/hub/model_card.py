@@ -35,7 +35,7 @@ class TrainingSummary:
     Args:
         algorithm (`str`): Name of the algorithm.
         paper (`dict[str, str]`): `title`, `id` on arXiv and BibTeX `citation` of its paper, or empty.
-        environment (`str`): The environment, see [`environment_name`].
+        environment (`str`, *optional*): The environment, see [`environment_name`].
         settings (`dict[str, str | int | float]`): The settings to show.
         has_recipe (`bool`): Whether the folder has the settings of a recipe.
         best_metric (`str`, *optional*): Name of the metric whose best checkpoint was loaded at the end.
@@ -46,7 +46,7 @@ class TrainingSummary:
 
     algorithm: str
     paper: dict[str, str]
-    environment: str
+    environment: str | None
     settings: dict[str, str | int | float]
     has_recipe: bool
     best_metric: str | None

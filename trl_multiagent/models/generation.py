@@ -1,13 +1,11 @@
 """Prompts to completions for one agent, in one `generate` call for a whole level of the rollout trees."""
 
 import inspect
-from collections.abc import Sequence
 
 import torch
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel, StaticCache
 from trl.trainer.utils import pad
 
-from trl_multiagent.environments.base import Prompt, Turn
 from trl_multiagent.models.router_loss import without_router_logits
 
 
@@ -141,34 +139,3 @@ def _read_prompts(
         keys, values = (x.repeat_interleave(num_generations, dim=0) for x in (layer.keys, layer.values))
         roomy.update(keys, values, index)
     return roomy
-
-
-def whole_prompt(role: str, history: Sequence[Turn], prompt: Prompt, as_chat: bool) -> list[dict[str, str]] | str:
-    """
-    An agent's own past prompts and responses, and its new prompt.
-
-    Args:
-        role (`str`): The agent.
-        history (`Sequence[Turn]`): Past turns, oldest first.
-        prompt (`Prompt`): What it is asked next.
-        as_chat (`bool`): Whether as chat messages, or as one text; a single prompt is then left as it is.
-
-    Raises:
-        ValueError: the environment gives chat messages, which cannot be one text.
-    """
-    if as_chat:
-        messages = []
-        for turn in history:
-            messages += _as_messages(turn.prompts[role])
-            messages.append({"role": "assistant", "content": turn.joint_action[role]})
-        return messages + _as_messages(prompt)
-    if not isinstance(prompt, str):
-        raise ValueError(
-            f"The environment gives agent {role!r} chat messages, but its tokenizer has no chat template: give plain "
-            "text, or a tokenizer with a chat template."
-        )
-    return "".join(f"{turn.prompts[role]}{turn.joint_action[role]}\n\n" for turn in history) + prompt
-
-
-def _as_messages(prompt: Prompt) -> list[dict[str, str]]:
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

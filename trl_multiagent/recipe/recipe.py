@@ -42,7 +42,13 @@ from trl_multiagent.team.agent_team import AGENTS_FOLDER, SHARED_FOLDER, AgentTe
 from trl_multiagent.trainers.base.checkpoint_files import check_files, read_checkpoint
 from trl_multiagent.trainers.base.distribution import OtherProcessError, fail_together
 from trl_multiagent.trainers.base.rescue import SaveError
-from trl_multiagent.trainers.base.run_settings import check_changes, check_steps, describe_run, differences
+from trl_multiagent.trainers.base.run_settings import (
+    check_changes,
+    check_steps,
+    describe_environment,
+    describe_run,
+    differences,
+)
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
 
@@ -204,7 +210,9 @@ class Recipe:
         saved = check_files(folder)
         check_steps(folder, saved["global_step"], len(train_dataset), args)
         trainer_name = type(args).__name__.removesuffix("Config")
-        here = describe_run(trainer_name, environment, self.outline(environment.roles), train_dataset, args)
+        roles = environment.roles
+        here = describe_run(trainer_name, roles, self.outline(roles), train_dataset, args)
+        here |= describe_environment(environment)
         check_changes(folder, differences(saved["settings"], here), args)
 
     def train_and_save(self, trainer: Trainer) -> None:

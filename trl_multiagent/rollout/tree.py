@@ -1,8 +1,8 @@
 """
 The rollout tree: nodes, joint actions, returns. Plain data, no model and no trainer.
 
-An item's tree grows one turn at a time, and every turn grows all trees of a batch at once, so that the completions of a
-whole level can be sampled in one call per agent.
+All trees of a batch grow together, one turn at a time, so that the prompts, completions and outcomes of a whole level
+are asked for in one call each.
 """
 
 import itertools
@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn, ask
+from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn, ask, judge
 
 
 @dataclass
@@ -103,7 +103,7 @@ def joint_action_indices(joint_mode: str, num_agents: int, num_generations: int)
 def grow_trees(
     items: list[dict],
     environment: Environment,
-    sample: Callable[[str, list[Node]], list[Samples]],
+    sample: Callable[[list[Node], int], dict[str, list[Samples]]],
     score: Callable[[list[Node]], list[list[Outcome]]],
     *,
     num_turns: int,
@@ -121,10 +121,10 @@ def grow_trees(
         items (`list[dict]`):
             Dataset rows, one tree each.
         environment ([`Environment`]):
-            Gives the roles and the prompts.
+            Gives the roles, and the prompts of a whole turn at once.
         sample (`Callable`):
-            `(role, nodes) -> samples`, called once per role and turn with all nodes of the turn, even when early
-            termination left none.
+            `(nodes, num_generations) -> samples` of each role at each node. It is called once per turn with all nodes of the
+            turn, even when early termination left none.
         score (`Callable`):
             `nodes -> outcomes` of each node's joint actions, called once per turn.
         num_turns, num_generations, joint_mode, handoff, early_termination_threshold, discount:
@@ -136,43 +136,68 @@ def grow_trees(
         `list[list[Node]]`: The nodes of each turn, with their returns.
     """
     indices = joint_action_indices(joint_mode, len(environment.roles), num_generations)
-    nodes = [Node(item, (), ask(environment, item, ())) for item in items]
+    roots = ask(environment, items, [()] * len(items))
+    nodes = [Node(item, (), prompts) for item, prompts in zip(items, roots, strict=True)]
     levels = []
     for turn in range(num_turns):
         levels.append(nodes)
-        for role in environment.roles:
-            for node, samples in zip(nodes, sample(role, nodes), strict=True):
-                node.samples[role] = samples
-        for node in nodes:
+        samples = sample(nodes, num_generations)
+        for k, node in enumerate(nodes):
+            node.samples = {role: samples[role][k] for role in environment.roles}
             node.indices = indices
         for node, outcomes in zip(nodes, score(nodes), strict=True):
             node.outcomes = outcomes
             node.rewards = [process_reward(outcome.reward) for outcome in outcomes]
         if turn + 1 < num_turns:
-            nodes = [
-                child for node in nodes for child in _open(node, environment, handoff, early_termination_threshold)
-            ]
+            nodes = _next_level(nodes, environment, handoff, early_termination_threshold)
     for nodes in reversed(levels):
         for node in nodes:
             node.returns = _returns(node, 0.0 if handoff else discount)
     return levels
 
 
-def _open(node: Node, environment: Environment, handoff: str | None, threshold: float | None) -> Sequence[Node]:
-    """The nodes of the next turn that a node opens."""
+def judge_nodes(environment: Environment, nodes: list[Node], evaluation: bool = False) -> list[list[Outcome]]:
+    """
+    The environment's outcomes of all joint actions of some nodes, in one call, for training or for an evaluation.
+
+    Raises:
+        TaskError: see [`~environments.base.judge`]. Its `position` counts the joint actions of all nodes.
+    """
+    if not nodes:
+        return []
+    owners = [node for node in nodes for _ in node.indices]
+    joint_actions = [joint_action for node in nodes for joint_action in node.joint_actions]
+    items, histories = [node.item for node in owners], [node.history for node in owners]
+    outcomes = iter(judge(environment, items, joint_actions, histories, evaluation))
+    return [[next(outcomes) for _ in node.indices] for node in nodes]
+
+
+def _next_level(
+    nodes: list[Node], environment: Environment, handoff: str | None, threshold: float | None
+) -> list[Node]:
+    """The nodes that the nodes of a turn open, with the prompts of all of them asked for in one call."""
+    opened = [(node, joint_action) for node in nodes for joint_action in _handed_on(node, handoff, threshold)]
+    if not opened:
+        return []
+    histories = [(*node.history, node.turn(joint_action)) for node, joint_action in opened]
+    prompts = ask(environment, [node.item for node, _ in opened], histories)
+    children = []
+    for (node, joint_action), history, asked in zip(opened, histories, prompts, strict=True):
+        node.children[joint_action] = Node(node.item, history, asked)
+        children.append(node.children[joint_action])
+    return children
+
+
+def _handed_on(node: Node, handoff: str | None, threshold: float | None) -> Sequence[int]:
+    """The joint actions of a node that open a node of the next turn."""
     if threshold is not None and sum(node.rewards) / len(node.rewards) > threshold:
         node.ended_early = True
         return []
     if handoff is None:
-        handed_on = range(len(node.indices))
-    elif handoff == "best":
-        handed_on = [max(range(len(node.rewards)), key=node.rewards.__getitem__)]  # the first of equals
-    else:
-        handed_on = [random.randrange(len(node.indices))]
-    for joint_action in handed_on:
-        history = (*node.history, node.turn(joint_action))
-        node.children[joint_action] = Node(node.item, history, ask(environment, node.item, history))
-    return list(node.children.values())
+        return range(len(node.indices))
+    if handoff == "best":
+        return [max(range(len(node.rewards)), key=node.rewards.__getitem__)]  # the first of equals
+    return [random.randrange(len(node.indices))]
 
 
 def _returns(node: Node, discount: float) -> list[float]:

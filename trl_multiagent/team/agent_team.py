@@ -34,9 +34,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import cached_file
 from trl.trainer.utils import create_model_from_path
 
-from trl_multiagent.environments.base import Environment, Turn, ask, check_roles, judge
-from trl_multiagent.models.generation import generate_groups, takes_positions, whole_prompt
+from trl_multiagent.environments.base import Environment, Turn, ask, check_roles
+from trl_multiagent.models.generation import takes_positions
 from trl_multiagent.models.router_loss import expert_sums, router_logits_of
+from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
+from trl_multiagent.rollout.tree import Node
+from trl_multiagent.team.sampler import TeamSampler
 
 
 TEAM_FILE = "team.json"
@@ -374,37 +377,19 @@ class AgentTeam(nn.Module):
         """
         if self.roles != tuple(environment.roles):
             raise ValueError(f"The team has the roles {list(self.roles)}, the environment {list(environment.roles)}.")
-        is_text = isinstance(item, str)
-        if is_text and num_turns > 1:
-            raise ValueError("Several turns need feedback, and that needs a whole item: give a row of the dataset.")
-        item = {"prompt": item} if is_text else dict(item)
-        history = []
-        with self.evaluating():
-            for _ in range(num_turns):
-                prompts = ask(environment, item, history)
-                joint_action = {
-                    role: self._answer(role, history, prompts[role], use_chat_template, generation_kwargs)
-                    for role in self.roles
-                }
-                outcome = (
-                    None if is_text else judge(environment, [item], [joint_action], [history], evaluation=True)[0]
+        sampler = TeamSampler(self, use_chat_template, **generation_kwargs)
+        if isinstance(item, str):
+            if num_turns > 1:
+                raise ValueError(
+                    "Several turns need feedback, and that needs a whole item: give a row of the dataset."
                 )
-                history = [*history, Turn(prompts, joint_action, outcome)]
-        return history
-
-    def _answer(self, role, history, prompt, use_chat_template, generation_kwargs) -> str:
-        tokenizer = self.tokenizers[role]
-        as_chat = tokenizer.chat_template is not None if use_chat_template is None else use_chat_template
-        text = whole_prompt(role, history, prompt, as_chat)
-        if as_chat:
-            ids = tokenizer.apply_chat_template(text, add_generation_prompt=True, return_dict=True)["input_ids"]
-        else:
-            ids = tokenizer(text)["input_ids"]
-        defaults = {"max_new_tokens": 256, "do_sample": True, "pad_token_id": tokenizer.pad_token_id}
-        settings = {**defaults, "eos_token_id": self.end_tokens(role), **generation_kwargs}
-        with self.activate(role) as agent:
-            ((completion_ids,),) = generate_groups(agent, [ids], 1, GenerationConfig(**settings))
-        return tokenizer.decode(completion_ids, skip_special_tokens=True)
+            item = {"prompt": item}
+            (prompts,) = ask(environment, [item], [()])
+            samples = sampler([Node(item, (), prompts)], 1)
+            return [Turn(prompts, {role: samples[role][0].texts[0] for role in self.roles}, None)]
+        with self.evaluating():
+            (episode,) = turns_of_episodes(play_episodes([item], environment, sampler, num_turns=num_turns))
+        return episode
 
     def end_tokens(self, role: str) -> list[int]:
         """Tokens that end an agent's completion: its tokenizer's, and those that its model declares."""

@@ -24,7 +24,6 @@ from transformers.utils import logging
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.team.agent_team import AGENTS_FOLDER, TEAM_FILE
 from trl_multiagent.trainers.base.checkpoint_files import (
-    ENVIRONMENT_FILE,
     PROCESS_FILE,
     REFERENCE_FILE,
     UNFINISHED_FOLDER,
@@ -59,8 +58,8 @@ class CheckpointMixin:
     Makes a TRL trainer save atomically and resume exactly. Part of [`TeamTrainerMixin`].
 
     A checkpoint is written to a folder of unfinished ones, and renamed once every process has written its part. Besides
-    what `Trainer` saves, it holds what the processes gathered since the last log, the reference policy if that is
-    trained along, the environment's state if it has one, and what the run was.
+    what `Trainer` saves, it holds the metrics that the processes have not logged yet, the reference policy if it is moved
+    during the training, and the settings of the run.
     """
 
     _resumed: Path | None = None  # the checkpoint that this run continues
@@ -89,7 +88,7 @@ class CheckpointMixin:
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
             if resume_from_checkpoint is None:
                 raise ValueError(f"There is no checkpoint in {self.args.output_dir} to resume from.")
-        self._run_settings = self._describe_run()
+        self._settings = {**self._run_settings(), "weights that are not trained": self._checksum_of_fixed_weights()}
         self._resumed = Path(resume_from_checkpoint) if resume_from_checkpoint else None
         if self._resumed is not None:
             saved = self._check_checkpoint(self._resumed)
@@ -143,7 +142,7 @@ class CheckpointMixin:
                 unfinished,
                 checksums,
                 global_step=self.state.global_step,
-                settings=self._run_settings,
+                settings=self._settings,
                 changes=self._changes,
                 tracking=self._tracking(),
                 weights_only=self.args.save_only_model,
@@ -185,8 +184,9 @@ class CheckpointMixin:
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        if self.args.sync_ref_model and self.ref_model is not None:
-            weights = self.accelerator.get_state_dict(self.ref_model)
+        reference = self._reference()
+        if reference is not None and self.args.sync_ref_model:
+            weights = self.accelerator.get_state_dict(reference)
             if self.args.should_save:
                 torch.save(weights, Path(output_dir) / REFERENCE_FILE)
 
@@ -194,12 +194,9 @@ class CheckpointMixin:
         super()._save_rng_state(output_dir)
         process = self.args.process_index
         (Path(output_dir) / PROCESS_FILE.format(process)).write_text(json.dumps(self._process_state()) + "\n")
-        environment = self.environment.state_dict()
-        if environment:
-            torch.save(environment, Path(output_dir) / ENVIRONMENT_FILE.format(process))
 
     def _process_state(self) -> dict[str, Any]:
-        """What this process has gathered and not yet logged."""
+        """The metrics that this process has gathered and not yet logged."""
         return {
             "metrics": self._metrics,
             "loss": self._tr_loss.item(),
@@ -210,20 +207,24 @@ class CheckpointMixin:
 
     # Resuming
 
-    def _describe_run(self) -> dict[str, Any]:
-        """What a run must have in common with a checkpoint that it continues."""
-        settings = describe_run(self._name, self.environment, self.team, self.train_dataset, self.args)
-        return {**settings, "weights that are not trained": self._checksum_of_fixed_weights()}
+    def _run_settings(self) -> dict[str, Any]:
+        """The settings that a run must share with a checkpoint that it continues, in plain values."""
+        return describe_run(self._name, self.team.roles, self.team, self.train_dataset, self.args)
+
+    def _reference(self) -> torch.nn.Module | None:
+        """The reference policy, if it is a model of its own."""
+        return None
 
     def _checksum_of_fixed_weights(self) -> str | None:
-        """Of what a checkpoint does not hold, and a resumed run must start with as well."""
+        """A checksum of the weights that a checkpoint does not hold, and that a resumed run must start with as well."""
         if is_deepspeed_zero3_enabled():
             return None  # no process has the whole weights
         fixed = []
         if self.team.has_adapters:
             fixed += [parameter for parameter in self.team.parameters() if not parameter.requires_grad]
-        if self.ref_model is not None and not self.args.sync_ref_model:
-            fixed += self.ref_model.parameters()
+        reference = self._reference()
+        if reference is not None and not self.args.sync_ref_model:
+            fixed += reference.parameters()
         return checksum(fixed)
 
     def _check_checkpoint(self, folder: Path) -> dict[str, Any]:
@@ -232,7 +233,7 @@ class CheckpointMixin:
         if on one. Records the changes that are allowed.
         """
         saved = check_files(folder)
-        changes = differences(saved["settings"], self._run_settings)
+        changes = differences(saved["settings"], self._settings)
         problems = []
         process_file = PROCESS_FILE.format(self.args.process_index)
         try:
@@ -282,9 +283,10 @@ class CheckpointMixin:
         super()._load_optimizer_and_scheduler(checkpoint)
         if changed:
             self._change_optimizer(fresh)
-        if checkpoint is not None and self.args.sync_ref_model and self.ref_model is not None:
+        reference = self._reference()
+        if checkpoint is not None and reference is not None and self.args.sync_ref_model:
             weights = torch.load(Path(checkpoint) / REFERENCE_FILE, map_location="cpu", weights_only=True)
-            reference = self.accelerator.unwrap_model(self.ref_model)
+            reference = self.accelerator.unwrap_model(reference)
             plugin = self.accelerator.state.deepspeed_plugin
             if plugin is None or plugin.zero_stage < 3:
                 reference.load_state_dict(weights)
@@ -311,9 +313,6 @@ class CheckpointMixin:
         if self._resumed is not None:
             process = self.args.process_index
             self._load_process_state(json.loads((self._resumed / PROCESS_FILE.format(process)).read_text()))
-            environment = self._resumed / ENVIRONMENT_FILE.format(process)
-            if environment.is_file():
-                self.environment.load_state_dict(torch.load(environment, weights_only=True))
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         for mode, metrics in state["metrics"].items():
@@ -325,7 +324,9 @@ class CheckpointMixin:
         self._start_time -= state["seconds"]
 
     def _evaluate(self, trial, ignore_keys_for_eval, skip_scheduler: bool = False) -> dict[str, float]:
-        if skip_scheduler and self._resumed is not None:  # `eval_on_start`: a resumed run has had its start
+        if (
+            skip_scheduler and self._resumed is not None
+        ):  # `eval_on_start` is for the start of a run that is not resumed
             return {}
         return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
 

@@ -22,9 +22,9 @@ def fail_together(accelerator: Accelerator) -> Iterator[None]:
     """
     When one process raises an error inside, all end: that one with its error, the others with [`OtherProcessError`].
 
-    The processes meet at the end and at every [`meet`] on the way. A process that fails tells the others at the meeting
-    that comes next, so between a meeting and code that may fail there must be no other collective operation that a
-    process waits in. One process alone loses nothing and meets nobody.
+    The end of the block is an [`error_barrier`], and there may be others within it. A process that fails goes to the next
+    barrier with its error, so no other collective operation may lie between code that can fail and that barrier. With one
+    process this costs nothing.
 
     Args:
         accelerator ([`~accelerate.Accelerator`]): The trainer's.
@@ -32,16 +32,16 @@ def fail_together(accelerator: Accelerator) -> Iterator[None]:
     try:
         yield
     except OtherProcessError:
-        raise  # the meeting has been
+        raise  # raised by a barrier, which all processes have left
     except BaseException as error:  # an exit or an interrupt too, or the others would wait
-        meet(accelerator, error)
+        error_barrier(accelerator, error)
         raise
-    meet(accelerator)
+    error_barrier(accelerator)
 
 
-def meet(accelerator: Accelerator, error: BaseException | None = None) -> None:
+def error_barrier(accelerator: Accelerator, error: BaseException | None = None) -> None:
     """
-    Waits for all processes, and raises [`OtherProcessError`] if another one comes with an error.
+    Waits for all processes, and raises [`OtherProcessError`] if another one arrives with an error.
 
     Args:
         accelerator ([`~accelerate.Accelerator`]): The trainer's.
@@ -61,13 +61,12 @@ def meet(accelerator: Accelerator, error: BaseException | None = None) -> None:
         raise OtherProcessError("\n".join([*reports, "Where it failed stands in that process's own traceback."]))
 
 
-def check_distribution(accelerator: Accelerator, args: GRPOConfig) -> None:
+def check_distribution(accelerator: Accelerator) -> None:
     """
     Refuses ways to distribute a run that cannot work, or that accelerate would silently replace by another one.
 
     Args:
         accelerator ([`~accelerate.Accelerator`]): The trainer's.
-        args ([`~trl.GRPOConfig`]): The trainer's arguments.
 
     Raises:
         ValueError: says what is refused, why, and what to use.
@@ -93,13 +92,6 @@ def check_distribution(accelerator: Accelerator, args: GRPOConfig) -> None:
             )
     if accelerator.num_processes == 1:
         return
-    if not args.ds3_gather_for_generation and _uses_deepspeed(accelerator):
-        if accelerator.state.deepspeed_plugin.zero_stage == 3:
-            raise ValueError(
-                "`ds3_gather_for_generation=False` makes every forward of the generation a collective operation, but "
-                "the processes' rollout trees differ, so they would wait for each other for ever. Leave it True: the "
-                "team's weights are then gathered on every device for as long as it generates."
-            )
     if not accelerator.even_batches:
         raise ValueError(
             "`accelerator_config` has `even_batches: false`: processes with fewer batches to evaluate on would keep the "
@@ -109,6 +101,24 @@ def check_distribution(accelerator: Accelerator, args: GRPOConfig) -> None:
         raise ValueError(
             "`accelerator_config` has `split_batches: true`, but `items_per_device` counts the items of one process. "
             "Leave it false."
+        )
+
+
+def check_generation(accelerator: Accelerator, args: GRPOConfig) -> None:
+    """
+    Refuses settings with which processes whose rollout trees differ would wait for each other for ever.
+
+    Args:
+        accelerator ([`~accelerate.Accelerator`]): The trainer's.
+        args ([`~trl.GRPOConfig`]): The trainer's arguments.
+    """
+    if accelerator.num_processes == 1 or args.ds3_gather_for_generation or not _uses_deepspeed(accelerator):
+        return
+    if accelerator.state.deepspeed_plugin.zero_stage == 3:
+        raise ValueError(
+            "`ds3_gather_for_generation=False` makes every forward of the generation a collective operation, but "
+            "the processes' rollout trees differ, so they would wait for each other for ever. Leave it True: the "
+            "team's weights are then gathered on every device for as long as it generates."
         )
 
 

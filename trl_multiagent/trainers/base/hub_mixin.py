@@ -4,6 +4,7 @@ import os
 import shutil
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import CommitInfo
 from transformers.integrations import is_wandb_available
@@ -16,7 +17,6 @@ from trl_multiagent.hub.model_card import (
     RECIPE_FILE,
     TrainingSummary,
     draw_reward_curve,
-    environment_name,
     reward_series,
     team_card,
 )
@@ -69,10 +69,9 @@ class TeamHubMixin:
         training = TrainingSummary(
             algorithm=self._name,
             paper=self._paper,
-            environment=environment_name(self.environment),
+            environment=self._card_environment(),
             settings={
-                "optimizer steps": self.state.global_step,
-                "env steps": self.env_step,
+                **self._card_facts(),
                 "processes": self.args.world_size,
                 **{f"`{name}`": getattr(self.args, name) for name in self._card_settings},
             },
@@ -111,6 +110,14 @@ class TeamHubMixin:
         self.processing_class = tokenizer
         for job in self.push_in_progress.jobs:
             job.add_done_callback(report_failure)
+
+    def _card_facts(self) -> dict[str, Any]:
+        """Numbers of the run that the model card shows, by name."""
+        return {"optimizer steps": self.state.global_step}
+
+    def _card_environment(self) -> str | None:
+        """The environment that the team was trained in, for the model card."""
+        return None
 
     @property
     def _hub_name(self) -> str:

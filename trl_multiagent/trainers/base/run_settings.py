@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,10 @@ import torch
 from datasets import Dataset
 from transformers import TrainingArguments
 from transformers.trainer_pt_utils import get_model_param_count
-from trl import GRPOConfig
 
 from trl_multiagent.environments.base import Environment, resume_settings
 from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
 # Of the arguments that every trainer has, those that a resumed run must share with its checkpoint
@@ -36,23 +36,6 @@ DECISIVE_ARGUMENTS = (
     "bf16",
     "fp16",
 )
-# Of an algorithm's own arguments, those that may differ: they change memory, speed, evaluation or logs
-FREE_ARGUMENTS = (
-    "cache_implementation",
-    "ds3_gather_for_generation",
-    "generation_batch_size",
-    "generation_token_budget",
-    "model_init_kwargs",
-    "num_agents",
-    "num_completions_to_print",
-    "num_generations_eval",
-    "resume_changes",
-    "steps_per_generation",
-    "trust_remote_code",
-    "vllm_adapter_dir",
-)
-FREE_PREFIXES = ("log_", "vllm_enable_", "vllm_g", "vllm_max_", "vllm_mode", "vllm_server_", "vllm_tensor_")
-
 # With other values of these, the files of the checkpoint cannot be read
 FIXED = ("roles", "number of processes", "DeepSpeed ZeRO stage", "optim", "optim_args")
 FIXED_PREFIXES = ("agent ", "adapter ")
@@ -72,21 +55,25 @@ Changes = dict[str, tuple[Any, Any]]  # name -> value in the checkpoint, value i
 
 
 def describe_run(
-    trainer_name: str, environment: Environment, team: AgentTeam | None, train_dataset: Dataset, args: GRPOConfig
+    trainer_name: str,
+    roles: Sequence[str],
+    team: AgentTeam | None,
+    train_dataset: Dataset,
+    args: TeamConfig,
 ) -> dict[str, Any]:
     """
-    What a checkpoint must match, as far as it can be told without the weights.
+    The settings that a checkpoint must match, as far as they can be told without the weights.
 
     Args:
         trainer_name (`str`):
             Name of the algorithm.
-        environment ([`Environment`]):
-            The environment.
+        roles (`list[str]`):
+            The agents.
         team ([`AgentTeam`], *optional*):
             The team, if only without its weights; where it is not known, agents and adapters are left out.
         train_dataset ([`~datasets.Dataset`]):
             The items.
-        args ([`~trl.GRPOConfig`]):
+        args ([`TeamConfig`]):
             The trainer's arguments.
 
     Returns:
@@ -97,16 +84,15 @@ def describe_run(
     decisive = [
         name
         for name in arguments
-        if (name in DECISIVE_ARGUMENTS if name in general else name not in FREE_ARGUMENTS)
-        and not name.startswith(FREE_PREFIXES)
+        if (name in DECISIVE_ARGUMENTS if name in general else name not in args.free_on_resume)
+        and not name.startswith(args.free_prefixes_on_resume)
     ]
     plugin = args.deepspeed_plugin
-    settings = {"trainer": trainer_name, "environment": type(environment).__name__, "roles": list(environment.roles)}
+    settings = {"trainer": trainer_name, "roles": list(roles)}
     if team is not None:
         settings |= {f"agent {role}": describe_agent(agent) for role, agent in team.agents.items()}
         settings |= describe_adapters(team) if team.has_adapters else {}
     settings |= {
-        "environment settings": resume_settings(environment),
         "train_dataset": describe_dataset(train_dataset),
         ROWS: digest_of_rows(train_dataset),
         "number of processes": args.world_size,
@@ -114,6 +100,11 @@ def describe_run(
         **{name: arguments[name] for name in decisive},
     }
     return json.loads(json.dumps(settings, default=str))
+
+
+def describe_environment(environment: Environment) -> dict[str, Any]:
+    """The settings of an environment that a checkpoint must match, beside those of [`describe_run`]."""
+    return {"environment": type(environment).__name__, "environment settings": resume_settings(environment)}
 
 
 def describe_agent(agent: torch.nn.Module) -> str:
@@ -204,7 +195,7 @@ def differences(saved: dict[str, Any], here: dict[str, Any]) -> Changes:
     return changes
 
 
-def check_changes(folder: str, changes: Changes, args: GRPOConfig) -> None:
+def check_changes(folder: str, changes: Changes, args: TeamConfig) -> None:
     """
     Refuses a checkpoint that another run wrote, unless its changes are allowed.
 
@@ -245,7 +236,7 @@ def show(value: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
-def check_steps(folder: str, global_step: int, num_items: int, args: GRPOConfig) -> None:
+def check_steps(folder: str, global_step: int, num_items: int, args: TeamConfig) -> None:
     """Refuses a checkpoint that has taken all steps of the run."""
     if args.max_steps > 0:
         steps, asked = args.max_steps, f"`max_steps` is {args.max_steps}"

@@ -4,19 +4,21 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate.utils import DistributedType, set_seed
-from transformers import GenerationConfig, TrainingArguments
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from trl_multiagent.environments.base import Environment, check_roles
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.models.router_loss import has_routers, router_loss_coef
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin
+from trl_multiagent.trainers.base.distribution import check_distribution
 from trl_multiagent.trainers.base.hub_mixin import TeamHubMixin
 from trl_multiagent.trainers.base.rescue import SaveError, save_or_rescue
+from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
 logger = logging.get_logger(__name__)
@@ -24,26 +26,35 @@ logger = logging.get_logger(__name__)
 
 class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
     """
-    Makes a TRL trainer train an [`AgentTeam`].
+    Makes a TRL trainer train an [`AgentTeam`]: `GRPOTrainer`, `DPOTrainer`, `RewardTrainer`.
 
-    Goes before the TRL trainer in the bases. The trainer's methods that expect one model and one tokenizer act on one
-    agent inside [`~TeamTrainerMixin.agent_scope`], and what they log there is logged as `agents/<role>/...`.
+    Goes before the TRL trainer in the bases; its configuration class has [`TeamConfig`] in its bases. Inside
+    [`~TeamTrainerMixin.agent_scope`] the inherited methods, which expect one model and one tokenizer, act on one agent, and
+    what they log is logged as `agents/<role>/...`.
+
+    A subclass calls `_prepare_team` before the TRL trainer is initialised and `_set_up_agents` after it. It says
+
+    - what belongs to an agent: `_attributes_of_agent`;
+    - what a checkpoint must match: `_run_settings`, and which reference model it has: `_reference`;
+    - what the model card says: `_card_facts`, `_card_environment`, `_card_settings`.
     """
 
     team: AgentTeam
 
-    def _prepare_team(self, args: TrainingArguments) -> None:
-        """Settles which agents are trained, and how. Called before the TRL trainer is initialised."""
-        self.team.freeze(args.frozen_agents or ())
-        self.team.uses_dropout = not args.disable_dropout
+    def _prepare_team(self, team: AgentTeam, args: TeamConfig) -> None:
+        """Checks which agents are trained and how, and prepares them. Called before the TRL trainer is initialised."""
+        check_agent_settings(team, args)
+        self.team = team
+        team.freeze(args.frozen_agents or ())
+        team.uses_dropout = not args.disable_dropout
         if args.process_index == 0:
-            warn_of_dropout(self.team)
+            warn_of_dropout(team)
         if args.deepspeed_plugin is not None:
             # For "auto" transformers takes the hidden size squared. DeepSpeed's own default of 5e8 gradients is a buffer
             # of a gigabyte, which is more than the shards of a small team
             args.deepspeed_plugin.deepspeed_config["zero_optimization"].setdefault("reduce_bucket_size", "auto")
-        if self.team.has_adapters and args.gradient_checkpointing:
-            self.team.enable_input_require_grads()
+        if team.has_adapters and args.gradient_checkpointing:
+            team.enable_input_require_grads()
             if args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3:
                 # As in TRL: with ZeRO-3, layers that are partly frozen need the reentrant implementation
                 kwargs = args.gradient_checkpointing_kwargs or {}
@@ -51,27 +62,21 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
 
     def _set_up_agents(self) -> None:
         """Collects what [`~TeamTrainerMixin.agent_scope`] swaps. Called once the TRL trainer is initialised."""
+        check_distribution(self.accelerator)
+        if self.args.ddp_find_unused_parameters is None:
+            self.args.ddp_find_unused_parameters = False  # every backward reaches every agent
         self.add_callback(CheckpointCallback(self))
-        self._agent_attributes = {}
-        for role, tokenizer in self.team.tokenizers.items():
-            eos_token_ids = self.team.end_tokens(role)
-            generation_kwargs = {
-                **self.generation_kwargs,
-                "pad_token_id": tokenizer.pad_token_id,
-                "bos_token_id": tokenizer.bos_token_id,
-                "eos_token_id": eos_token_ids,
-            }
-            self._agent_attributes[role] = {
-                "processing_class": tokenizer,
-                "_tokenizer": tokenizer,
-                "eos_token_ids": eos_token_ids,
-                "generation_kwargs": generation_kwargs,
-                "generation_config": GenerationConfig(**generation_kwargs, disable_compile=True),
-            }
+        self._agent_attributes = {
+            role: self._attributes_of_agent(role, tokenizer) for role, tokenizer in self.team.tokenizers.items()
+        }
+
+    def _attributes_of_agent(self, role: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """The trainer's attributes that belong to one agent, by name."""
+        return {"processing_class": tokenizer, "_tokenizer": tokenizer}
 
     def _begin_training(self) -> None:
-        # What was drawn between the making of the trainer and its start must not matter: another team that was loaded,
-        # an evaluation. A resumed run restores the generators after this
+        # Random numbers that were drawn since the trainer was made, by loading another team or by an evaluation, must not
+        # change the run. A resumed run restores the generators after this
         set_seed(self.args.seed, device_specific=True)
         super()._begin_training()
 
@@ -92,8 +97,6 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
                 setattr(self, name, value)
             for mode, values in self._metrics.items():
                 for name, entries in values.items():
-                    if name.startswith("clip_ratio/"):  # the update is on-policy: the ratio is 1, nothing is clipped
-                        continue
                     metrics[mode][f"agents/{role}/{name}"].extend(entries)
             self._metrics = metrics
 
@@ -106,8 +109,8 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
             owner = {parameter: role for role in roles for parameter in self.team.agent_parameters(role)}
             groups = []
             for group in optimizer.param_groups:
-                for role in roles:
-                    parameters = [parameter for parameter in group["params"] if owner[parameter] == role]
+                for role in (*roles, None):  # `None` owns what belongs to no agent
+                    parameters = [parameter for parameter in group["params"] if owner.get(parameter) == role]
                     rate = self.args.agent_learning_rates.get(role, group["lr"])
                     groups.append({**group, "params": parameters, "lr": rate})
             optimizer.param_groups = [group for group in groups if group["params"]]
@@ -153,17 +156,6 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
             self.team.load_weights(self.state.best_model_checkpoint)
 
 
-def check_team(team: AgentTeam, environment: Environment, num_agents: int | None) -> None:
-    """Refuses a team that does not fit the environment."""
-    if not isinstance(environment, Environment):
-        raise TypeError(f"`environment` must be an `Environment`, got `{type(environment).__name__}`: subclass it.")
-    check_roles(environment.roles)
-    if tuple(team.roles) != tuple(environment.roles):
-        raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
-    if num_agents is not None and num_agents != len(team.roles):
-        raise ValueError(f"`num_agents` is {num_agents}, but the environment has the roles {list(environment.roles)}.")
-
-
 def warn_of_dropout(team: AgentTeam) -> None:
     """Says what a setting of dropout that a user gave does, where that is not what one would expect."""
     if team.uses_dropout:
@@ -180,19 +172,15 @@ def warn_of_dropout(team: AgentTeam) -> None:
             )
 
 
-def check_agent_settings(team: AgentTeam, args: TrainingArguments) -> None:
+def check_agent_settings(team: AgentTeam, args: TeamConfig) -> None:
     """Refuses settings of single agents that do not fit the team."""
     if args.agent_learning_rates and not set(args.agent_learning_rates) <= set(team.roles):
         raise ValueError(f"`agent_learning_rates` names {sorted(args.agent_learning_rates)}; roles: {team.roles}.")
     if args.agent_learning_rates and team.has_shared_weights:
         raise ValueError("`agent_learning_rates` needs agents with weights of their own; this team shares them.")
-    if args.sync_ref_model and team.has_adapters:
-        raise ValueError(
-            "`sync_ref_model` moves a reference model of its own; the reference of a LoRA team is its base."
-        )
 
 
-def router_loss_coefs(team: AgentTeam, args: TrainingArguments) -> dict[str, float]:
+def router_loss_coefs(team: AgentTeam, args: TeamConfig) -> dict[str, float]:
     """
     The weights of the router losses of the agents that are trained with one.
 

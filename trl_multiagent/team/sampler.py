@@ -1,0 +1,55 @@
+"""Sampling with a team outside of a trainer."""
+
+from typing import TYPE_CHECKING, Any
+
+from transformers import GenerationConfig
+
+from trl_multiagent.models.generation import generate_groups
+from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
+from trl_multiagent.rollout.tree import Node, Samples
+
+
+if TYPE_CHECKING:
+    from trl_multiagent.team.agent_team import AgentTeam
+
+
+class TeamSampler:
+    """
+    Samples the completions of all agents at the nodes of a turn. It is what [`~rollout.episodes.play_episodes`] calls.
+
+    Args:
+        team ([`AgentTeam`]):
+            The team.
+        use_chat_template (`bool`, *optional*):
+            Whether prompts are chat messages; by default where an agent's tokenizer has a chat template.
+        **generation_kwargs:
+            Fields of [`~transformers.GenerationConfig`]; by default sampling at temperature 1, 256 tokens.
+    """
+
+    def __init__(self, team: "AgentTeam", use_chat_template: bool | None = None, **generation_kwargs: Any):
+        self.team = team
+        self.use_chat_template = use_chat_template
+        self.generation_kwargs = generation_kwargs
+
+    def __call__(self, nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
+        return {role: self._sample_agent(role, nodes, num_generations) for role in self.team.roles}
+
+    def _sample_agent(self, role: str, nodes: list[Node], num_generations: int) -> list[Samples]:
+        tokenizer = self.team.tokenizers[role]
+        prompt_ids = [self._tokenize(role, node) for node in nodes]
+        defaults = {"max_new_tokens": 256, "do_sample": True, "pad_token_id": tokenizer.pad_token_id}
+        config = GenerationConfig(**{**defaults, "eos_token_id": self.team.end_tokens(role), **self.generation_kwargs})
+        with self.team.evaluating(), self.team.activate(role) as agent:
+            groups = generate_groups(agent, prompt_ids, num_generations, config)
+        return [
+            Samples(ids, group, tokenizer.batch_decode(group, skip_special_tokens=True))
+            for ids, group in zip(prompt_ids, groups, strict=True)
+        ]
+
+    def _tokenize(self, role: str, node: Node) -> list[int]:
+        tokenizer = self.team.tokenizers[role]
+        as_chat = uses_chat_template(tokenizer, self.use_chat_template)
+        prompt = whole_prompt(role, node.history, node.prompts[role], as_chat)
+        if as_chat:
+            return tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
+        return tokenizer(prompt)["input_ids"]

@@ -1,0 +1,616 @@
+"""
+What all trainers that learn from rollout trees have in common: the trees, their sampling and scoring, the batch, evaluation.
+
+An algorithm is two methods, [`RolloutTrainer.advantages`] and [`RolloutTrainer.agent_loss`].
+"""
+
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from torch.utils.data import DataLoader, Sampler
+from transformers import GenerationConfig, PreTrainedTokenizerBase, TrainerCallback
+from trl import GRPOTrainer
+from trl.models import prepare_deepspeed, unwrap_model_for_generation
+from trl.trainer.callbacks import SyncRefModelCallback
+from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_head, split_tensor_dict
+
+from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles, scoring_metrics
+from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.hub.model_card import environment_name
+from trl_multiagent.models.generation import generate_groups
+from trl_multiagent.models.router_loss import expert_load
+from trl_multiagent.models.vllm_generation import check_vllm, make_generations
+from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
+from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
+from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
+from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
+from trl_multiagent.trainers.base.distribution import check_generation, error_barrier, fail_together
+from trl_multiagent.trainers.base.grpo_loss import GRPOLossMixin
+from trl_multiagent.trainers.base.rollout_config import RolloutConfig
+from trl_multiagent.trainers.base.rollout_metrics import StepTotals, add_up, completion_lines, rollout_totals
+from trl_multiagent.trainers.base.rows import (
+    Row,
+    agent_tensors,
+    collect_rows,
+    forward_inputs,
+    join_agents,
+    tensors_of_agent,
+    trim_padding,
+)
+from trl_multiagent.trainers.base.run_settings import describe_environment
+from trl_multiagent.trainers.base.team_mixin import TeamTrainerMixin, router_loss_coefs
+
+
+class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
+    """
+    Base of the trainers that learn from rollout trees. Every optimizer step plays one batch of trees with the current team
+    and uses all of it.
+
+    A subclass says how the trees' returns become advantages ([`~RolloutTrainer.advantages`]) and what the loss of an agent is
+    ([`~RolloutTrainer.agent_loss`]). It may leave rows out of the update ([`~RolloutTrainer.rows_to_train`]).
+
+    Args:
+        team ([`AgentTeam`]):
+            The agents, one per role of the environment and in its order.
+        environment ([`Environment`]):
+            Prompts and joint reward of the task.
+        args ([`RolloutConfig`]):
+            Configuration.
+        train_dataset ([`~datasets.Dataset`]):
+            The items. Every column reaches the environment.
+        eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
+            Items to evaluate on: `num_generations_eval` sampled episodes each, without early termination.
+        callbacks (`list[TrainerCallback]`, *optional*):
+            Callbacks, as in any `Trainer`.
+        optimizers (`tuple`, *optional*, defaults to `(None, None)`):
+            Optimizer and scheduler for the parameters of the whole team.
+    """
+
+    args: RolloutConfig
+
+    def __init__(
+        self,
+        team: AgentTeam,
+        environment: Environment,
+        args: RolloutConfig,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
+    ):
+        check_team(team, environment, args.num_agents)
+        if args.sync_ref_model and team.has_adapters:
+            raise ValueError(
+                "`sync_ref_model` moves a reference model of its own; the reference of a LoRA team is its base."
+            )
+        if args.use_vllm:
+            check_vllm(team.policies, args)
+        if not isinstance(train_dataset, Dataset):
+            raise TypeError(f"`train_dataset` must be a `datasets.Dataset`, got `{type(train_dataset).__name__}`.")
+        if len(train_dataset) < args.items_per_device * args.world_size:
+            raise ValueError(
+                f"`train_dataset` has {len(train_dataset)} items, fewer than the {args.items_per_device} per device x "
+                f"{args.world_size} devices of one optimizer step. Lower `items_per_device`."
+            )
+        self.environment = environment
+        self.env_step = 0  # joint actions whose reward was evaluated in training, over all processes
+        self._levels: list[list[Node]] = []  # the nodes of the last batch, for error reports
+        self._totals = StepTotals()
+        self._prepare_team(team, args)
+        self._router_loss_coefs = router_loss_coefs(team, args)
+        self._expert_loads: dict[str, torch.Tensor] = {}  # of the current batch, by role
+        reference = self._make_reference(args)
+        self._init_grpo(
+            args,
+            model=team,
+            reward_funcs=environment.score,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=team.tokenizers[team.roles[0]],
+            callbacks=callbacks,
+            optimizers=optimizers,
+        )
+        check_generation(self.accelerator, args)
+        for model in team.base_models:
+            add_fused_lm_head(model, temperature=self.temperature, outputs=("log_probs", "entropy"))
+        self._set_up_agents()
+        if args.use_vllm:
+            eos_token_ids = {role: self._agent_attributes[role]["eos_token_ids"] for role in team.roles}
+            self._generations = make_generations(team.policies, eos_token_ids, self.accelerator, args)
+        self._set_up_reference(reference)
+
+    def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
+        """
+        The advantages of a batch of trees.
+
+        Args:
+            levels (`list[list[Node]]`): The nodes of each turn, with their returns.
+
+        Returns:
+            `list[list[dict[str, torch.Tensor]]]`: For each node, the advantages of every trained agent's completions, of
+            shape `(G,)`.
+        """
+        raise NotImplementedError
+
+    def agent_loss(self, role: str, outputs: FusedCausalLMOutput, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+        """
+        The loss of one agent on the rows of one micro-batch.
+
+        Args:
+            role (`str`): The agent.
+            outputs ([`~trl.trainer.utils.FusedCausalLMOutput`]): What its forward of the rows gave.
+            rows (`dict[str, torch.Tensor]`): Its rows, see [`~trainers.base.rows.agent_tensors`].
+
+        Returns:
+            `torch.Tensor`: a scalar. The sum over micro-batches, averaged over processes, is the loss of the batch.
+        """
+        raise NotImplementedError
+
+    def rows_to_train(self, rows: list[Row]) -> list[Row]:
+        """The rows of a batch that the update needs; all of them by default."""
+        return rows
+
+    # What the team mixin asks for
+
+    def _attributes_of_agent(self, role: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        eos_token_ids = self.team.end_tokens(role)
+        generation_kwargs = {
+            **self.generation_kwargs,
+            "pad_token_id": tokenizer.pad_token_id,
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": eos_token_ids,
+        }
+        return {
+            **super()._attributes_of_agent(role, tokenizer),
+            "eos_token_ids": eos_token_ids,
+            "generation_kwargs": generation_kwargs,
+            "generation_config": GenerationConfig(**generation_kwargs, disable_compile=True),
+        }
+
+    def _run_settings(self) -> dict[str, Any]:
+        return {**super()._run_settings(), **describe_environment(self.environment)}
+
+    def _card_facts(self) -> dict[str, Any]:
+        return {**super()._card_facts(), "env steps": self.env_step}
+
+    def _card_environment(self) -> str:
+        return environment_name(self.environment)
+
+    # The reference policy is every agent's initial policy
+
+    def _make_reference(self, args: RolloutConfig) -> AgentTeam | None:
+        """Keeps the team's initial policy where a reference penalty needs it; a copy, unless the agents have adapters."""
+        if args.beta == 0.0:
+            return None
+        if self.team.has_adapters:
+            self.team.keep_reference()  # within the team
+            return None
+        return self.team.frozen_copy()
+
+    def _set_up_reference(self, reference: AgentTeam | None) -> None:
+        if reference is None:
+            return
+        for model in reference.base_models:
+            add_fused_lm_head(model, temperature=self.temperature)
+        if self.is_deepspeed_enabled:
+            self.ref_model = prepare_deepspeed(reference, self.accelerator)
+        else:
+            self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
+        if self.args.sync_ref_model:
+            self.add_callback(SyncRefModelCallback(ref_model=self.ref_model, accelerator=self.accelerator))
+
+    def _reference(self) -> torch.nn.Module | None:
+        return self.ref_model
+
+    # Data: a batch is `items_per_device` items, each the root of a whole tree
+
+    def get_train_dataloader(self) -> DataLoader:
+        return self._get_dataloader(
+            dataset=self.train_dataset,
+            description="Training",
+            batch_size=self.args.items_per_device,
+            sampler_fn=self._get_train_sampler,
+            is_training=True,
+        )
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
+        # A batch comes once per micro-batch, as in GRPO: its rollouts are made at the first and used by all
+        return EpochSampler(
+            data_source=self.train_dataset if dataset is None else dataset,
+            mini_repeat_count=1,
+            batch_size=self.args.items_per_device * self.accelerator.num_processes,
+            repeat_count=self.args.gradient_accumulation_steps,
+            shuffle=self.shuffle_dataset,
+            seed=self.args.seed,
+        )
+
+    # Rollouts
+
+    def collaborate(self, items: Sequence[dict], num_episodes: int = 1) -> list[list[Turn]]:
+        """
+        Plays episodes with the team as it is, without training on them. Under ZeRO-3 every process must call it, each
+        with items of its own or with none.
+
+        Args:
+            items (`Sequence[dict]`):
+                Dataset rows.
+            num_episodes (`int`, *optional*, defaults to `1`):
+                Sampled episodes per item.
+
+        Returns:
+            `list[list[Turn]]`: The turns of each episode; episode e of item i is entry `i * num_episodes + e`.
+        """
+        with self.team.evaluating():
+            return turns_of_episodes(self._play_episodes(list(items), num_episodes, synchronized=False))
+
+    def _play_trees(self, items: list[dict]) -> list[list[Node]]:
+        args = self.args
+        return grow_trees(
+            items,
+            self.environment,
+            self._sample,
+            self._score,
+            num_turns=args.num_turns,
+            num_generations=args.num_generations,
+            joint_mode=args.joint_mode,
+            handoff=args.handoff,
+            early_termination_threshold=args.early_termination_threshold,
+            discount=args.discount,
+            process_reward=self._process_reward,
+        )
+
+    def _play_episodes(self, items: list[dict], num_episodes: int = 1, synchronized: bool = True) -> list[list[Node]]:
+        """Episodes that are not trained on; `synchronized` if all processes play them at the same time."""
+        return play_episodes(
+            items,
+            self.environment,
+            lambda nodes, num_generations: self._sample(nodes, num_generations, synchronized),
+            lambda nodes: self._score(nodes, evaluation=True),
+            num_turns=self.args.num_turns,
+            num_episodes=num_episodes,
+            discount=self.args.discount,
+            process_reward=self._process_reward,
+        )
+
+    def _process_reward(self, reward: float) -> float:
+        return reward * self.args.reward_scale + self.args.reward_shift
+
+    def _sample(self, nodes: list[Node], num_generations: int, synchronized: bool = True) -> dict[str, list[Samples]]:
+        """All agents' completions at the nodes of a turn."""
+        return {role: self._sample_agent(role, nodes, num_generations, synchronized) for role in self.team.roles}
+
+    def _sample_agent(self, role: str, nodes: list[Node], num_generations: int, synchronized: bool) -> list[Samples]:
+        with self.agent_scope(role):
+            prompt_ids = self._tokenize_nodes(role, nodes)
+            if synchronized:
+                # A process that failed cannot take part in ZeRO-3's gathering of the weights
+                error_barrier(self.accelerator)
+            with self._timed("generate"):
+                groups, logps = self._generate_groups(role, prompt_ids, num_generations)
+                return [
+                    Samples(ids, group, self.processing_class.batch_decode(group, skip_special_tokens=True), of_group)
+                    for ids, group, of_group in zip(prompt_ids, groups, logps, strict=True)
+                ]
+
+    def _generate_groups(self, role: str, prompt_ids: list[list[int]], num_generations: int) -> tuple[list, list]:
+        """Token ids of the active agent's completions, and the log-probabilities that vLLM sampled them with."""
+        if self.use_vllm:
+            step = 0 if role in self.team.frozen else self.state.global_step  # its weights are sent once
+            return self._generations[role].sample(role, prompt_ids, num_generations, step)
+        with (
+            self.team.evaluating(),
+            unwrap_model_for_generation(
+                self.model_wrapped,
+                self.accelerator,
+                gather_deepspeed3_params=self.args.ds3_gather_for_generation,
+                generation_kwargs=self.generation_kwargs,
+                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
+            ),
+            self.accelerator.autocast(),
+        ):
+            groups = generate_groups(
+                self.team.active_agent,
+                prompt_ids,
+                num_generations,
+                self.generation_config,
+                self.args.generation_token_budget,
+            )
+        return groups, [None] * len(groups)
+
+    def _tokenize_nodes(self, role: str, nodes: list[Node]) -> list[list[int]]:
+        """Each node's whole prompt for one agent: its own past prompts and responses, and the new prompt."""
+        if not nodes:
+            return []
+        as_chat = uses_chat_template(self.processing_class, self.args.use_chat_template)
+        whole_prompts = [whole_prompt(role, node.history, node.prompts[role], as_chat) for node in nodes]
+        prompt_ids = self._tokenize_prompts(whole_prompts)[0]
+        if not all(prompt_ids):
+            raise ValueError(f"A prompt of agent {role!r} has no tokens: the environment must ask something.")
+        return prompt_ids
+
+    def _score(self, nodes: list[Node], evaluation: bool = False) -> list[list[Outcome]]:
+        """The environment's outcomes of all joint actions of a turn."""
+        with self._timed("reward"):
+            try:
+                return judge_nodes(self.environment, nodes, evaluation)
+            except TaskError as error:
+                if error.position is None:
+                    raise
+                records = records_of(nodes, with_rewards=False)
+                self._stop(str(error), [records[error.position]])
+
+    def _timed(self, phase: str) -> contextlib.AbstractContextManager[None]:
+        # An evaluation is part of no optimizer step
+        return self._totals.timed(phase) if self.model.training else contextlib.nullcontext()
+
+    # The batch
+
+    def _prepare_inputs(self, generation_batch: list[dict]) -> dict[str, torch.Tensor]:
+        # GRPO shuffles the rows of a generation batch over its optimizer steps. Here all rows go into one step, where
+        # their order makes no difference, so siblings stay together and share their prompt
+        micro_batches = self.args.gradient_accumulation_steps
+        if self._step % micro_batches == 0 or self._buffered_inputs is None:
+            batch = self._generate_and_score_completions(generation_batch)
+            self._buffered_inputs = split_tensor_dict(batch, micro_batches)
+        return self._buffered_inputs[self._step % micro_batches]
+
+    def _generate_and_score_completions(self, inputs: list[dict]) -> dict[str, torch.Tensor]:
+        with fail_together(self.accelerator):
+            self._levels = self._play_trees(inputs)
+        self._log_rollout("train", self._levels)
+        return self._make_batch(self._levels)
+
+    def _make_batch(self, levels: list[list[Node]]) -> dict[str, torch.Tensor]:
+        """
+        The training batch: tensors `"<role>/<name>"` with one row per sibling, the same rows for every trained agent.
+
+        All processes get the same number of rows, filled up with rows that are all padding.
+        """
+        args, roles = self.args, self.team.trained_roles
+        all_rows = collect_rows(levels, self.advantages(levels))
+        rows = self.rows_to_train(all_rows)
+
+        # What the processes must agree on: the mean is over all rows, and micro-batches have one size
+        tokens = [sum(row.num_tokens(role) for row in all_rows) for role in roles]
+        sizes = torch.tensor([[len(rows), len(all_rows), *tokens]], device=self.accelerator.device)
+        sizes = self.accelerator.gather(sizes)
+        micro_batches = args.gradient_accumulation_steps
+        num_rows = micro_batches * max(1, -(-sizes[:, 0].max().item() // micro_batches))
+        self._set_loss_scale(num_rows * self.accelerator.num_processes, sizes[:, 1].sum().item())
+
+        batch = {}
+        for k, role in enumerate(roles):
+            tensors = agent_tensors(
+                rows,
+                role,
+                num_rows,
+                self.team.tokenizers[role].pad_token_id,
+                self._agent_attributes[role]["eos_token_ids"],
+                args.mask_truncated_completions,
+                sampling_logps=self._corrects_sampling,
+            )
+            tensors["num_items_in_batch"] = sizes[:, 2 + k].sum()
+            tensors = {name: x.to(self.accelerator.device) for name, x in tensors.items()}
+            if self.beta != 0.0:
+                tensors["ref_per_token_logps"] = self._reference_logps(role, tensors)
+            if role in self._router_loss_coefs:
+                router_weights = torch.tensor([1.0] * len(rows) + [0.0] * (num_rows - len(rows)))
+                tensors["router_weights"] = router_weights.to(self.accelerator.device)
+                self._expert_loads[role] = self._expert_load(role, tensors)
+            batch[role] = tensors
+        return join_agents(batch)
+
+    @torch.no_grad()
+    def _reference_logps(self, role: str, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Log-probabilities of one agent's completions under its reference policy, of the shape of the completions."""
+        model = self.model_wrapped if self.team.has_adapters else self.ref_model
+        agent = self.accelerator.unwrap_model(model).agents[role]
+        as_reference = self.team.as_reference if self.team.has_adapters else contextlib.nullcontext
+        size = self.args.per_device_train_batch_size
+        logps = []
+        with as_reference(), self.team.evaluating(), self.accelerator.autocast():
+            for start in range(0, len(rows["prompt_ids"]), size):
+                chunk = {name: x[start : start + size] for name, x in rows.items() if x.dim() > 0}
+                outputs = model(team_inputs={role: forward_inputs(agent, chunk)})
+                logps.append(outputs[role].log_probs[:, -chunk["completion_ids"].size(1) :])
+        return torch.cat(logps)
+
+    @torch.no_grad()
+    def _expert_load(self, role: str, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+        """How much the batch of all processes sends to each of an agent's experts, see [`~models.router_loss.expert_load`]."""
+        agent = self.team.agents[role]
+        size = self.args.per_device_train_batch_size
+        sent = 0.0
+        with self.team.evaluating(), self.accelerator.autocast():
+            for start in range(0, len(rows["prompt_ids"]), size):
+                chunk = {name: x[start : start + size] for name, x in rows.items() if x.dim() > 0}
+                outputs = self.model_wrapped(team_inputs={role: forward_inputs(agent, trim_padding(chunk))})
+                sent = sent + outputs[role].aux_loss[0]
+        experts_per_token = agent.config.get_text_config().num_experts_per_tok
+        return expert_load(self.accelerator.reduce(sent, "sum"), experts_per_token)
+
+    # Loss: one forward of the team, each agent's loss on its own output, one backward
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, torch.Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The sum of all trained agents' [`~RolloutTrainer.agent_loss`], on one forward of the team."""
+        rows = {role: trim_padding(tensors_of_agent(inputs, role)) for role in self.team.trained_roles}
+        outputs = model(team_inputs={role: forward_inputs(self.team.agents[role], rows[role]) for role in rows})
+        losses = {}
+        for role in rows:
+            losses[role] = self.agent_loss(role, outputs[role], rows[role])
+            if role in self._router_loss_coefs:
+                losses[role] = losses[role] + self._router_loss(role, outputs[role])
+            self._totals.losses[role] += losses[role].detach()
+        with fail_together(self.accelerator):  # before the backward, in which processes wait for each other
+            for role, loss in losses.items():
+                if not loss.isfinite():
+                    records = [record for nodes in self._levels for record in records_of(nodes)]
+                    self._stop(f"The loss of agent {role!r} is {loss.item()}", records)
+        return sum(losses.values())
+
+    def _router_loss(self, role: str, outputs: FusedCausalLMOutput) -> torch.Tensor:
+        """The weighted router loss of a mixture of experts, see [`~models.router_loss`]."""
+        router_loss = self._expert_loads[role] @ outputs.aux_loss[1]
+        self._totals.router_losses[role] += router_loss.detach()
+        # The batch's loss is the sum over micro-batches and processes; gradients are averaged over processes
+        return self._router_loss_coefs[role] * router_loss * self.accelerator.num_processes
+
+    def training_step(
+        self, model: torch.nn.Module, inputs: list[dict], num_items_in_batch: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        seconds = self._totals.seconds
+        rollout = seconds["generate"] + seconds["reward"]
+        with self._totals.timed("step"):
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        seconds["update"] += seconds.pop("step") - (seconds["generate"] + seconds["reward"] - rollout)
+        if self.accelerator.sync_gradients:
+            self._log_step(self._totals)
+            self._totals = StepTotals()
+        return loss
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        if self.use_vllm:
+            for generation in self._generations.values():
+                generation.loaded_steps.clear()
+
+    # Evaluation: sampled episodes, no loss
+
+    def prediction_step(
+        self,
+        model: torch.nn.Module,
+        inputs: list[dict],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[None, None, None]:
+        with fail_together(self.accelerator):
+            levels = self._play_episodes(inputs)
+        self._log_rollout("eval", levels)
+        return None, None, None
+
+    # Checkpoints: what was gathered since the last log, and the environment's state
+
+    def _process_state(self) -> dict[str, Any]:
+        table = {name: list(self._logs[name]) for name in ("prompt", "completion", "advantages")}
+        columns = {name: {column: list(x) for column, x in self._logs[name].items()} for name in ("rewards", "extra")}
+        return {**super()._process_state(), "env_step": self.env_step, "table": table, "columns": columns}
+
+    def _load_process_state(self, state: dict[str, Any]) -> None:
+        super()._load_process_state(state)
+        self.env_step = state["env_step"]
+        for name, lines in state["table"].items():
+            self._logs[name].extend(lines)
+        for name, columns in state["columns"].items():
+            for column, lines in columns.items():
+                self._logs[name][column].extend(lines)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        environment = self.environment.state_dict()
+        if environment:
+            torch.save(environment, Path(output_dir) / ENVIRONMENT_FILE.format(self.args.process_index))
+
+    def _begin_training(self) -> None:
+        super()._begin_training()
+        if self._resumed is not None:
+            environment = self._resumed / ENVIRONMENT_FILE.format(self.args.process_index)
+            if environment.is_file():
+                self.environment.load_state_dict(torch.load(environment, weights_only=True))
+
+    # Metrics
+
+    def _log_step(self, step: StepTotals) -> None:
+        """Records the metrics of one optimizer step, over all processes."""
+        metrics = self._metrics["train"]
+        for phase in ("generate", "reward", "update"):
+            metrics[f"time/{phase}"].append(step.seconds[phase])
+        roles = self.team.trained_roles
+        losses = self.accelerator.reduce(torch.stack([step.losses[role] for role in roles]), "mean")
+        for role, value in zip(roles, losses, strict=True):
+            metrics[f"agents/{role}/loss"].append(value.item())
+        for (role, name), total in step.token_sums.items():
+            metrics[f"agents/{role}/{name}"].append(total / max(1.0, step.tokens[role]))
+        for role, value in step.router_losses.items():
+            metrics[f"agents/{role}/aux_loss"].append(self.accelerator.reduce(value, "sum").item())
+
+    def _log_rollout(self, mode: str, levels: list[list[Node]]) -> None:
+        """Records the metrics of one batch of trees, over all processes."""
+        eos_token_ids = {role: self._agent_attributes[role]["eos_token_ids"] for role in self.team.roles}
+        with fail_together(self.accelerator):
+            scoring = scoring_metrics(self.environment)
+        totals = add_up(gather_object([rollout_totals(levels, eos_token_ids, scoring, training=mode == "train")]))
+        metrics = self._metrics[mode]
+        for name, value in totals.scoring.items():
+            metrics[f"reward/{name}"].append(value)
+        for name, total in totals.totals.items():
+            metrics[name].append(total.mean)
+        rewards = totals.totals["reward"]
+        metrics["reward_std"].append(rewards.std)
+        if mode == "train":
+            self.state.num_input_tokens_seen += totals.num_tokens
+            self.env_step += rewards.count
+            metrics["env_step"] = [self.env_step]
+        metrics["num_tokens"] = [self.state.num_input_tokens_seen]
+        if self.log_completions:
+            self._log_table(levels)
+
+    def _log_table(self, levels: list[list[Node]]) -> None:
+        """Fills the table of completions."""
+        for line in gather_object(completion_lines(levels)):
+            self._logs["prompt"].append(line.prompt)
+            self._logs["completion"].append(line.completion)
+            self._logs["rewards"]["reward"].append(line.reward)
+            self._logs["extra"]["turn"].append(line.turn)
+            self._logs["extra"]["return"].append(line.value)
+            self._logs["advantages"].append(line.advantage)
+
+    def _stop(self, problem: str, records: list[dict]) -> NoReturn:
+        """Ends the run with an error, leaving what led to it in the output folder."""
+        folder = Path(self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"failure_step{self.state.global_step}_process{self.accelerator.process_index}.json"
+        report = {"problem": problem, "agents": list(self.team.roles), "joint_actions": records}
+        path.write_text(json.dumps(report, indent=2, default=repr) + "\n")
+        raise FloatingPointError(f"{problem} at step {self.state.global_step}. Items and completions are in {path}.")
+
+
+def check_team(team: AgentTeam, environment: Environment, num_agents: int | None) -> None:
+    """Refuses a team that does not fit the environment."""
+    if not isinstance(environment, Environment):
+        raise TypeError(f"`environment` must be an `Environment`, got `{type(environment).__name__}`: subclass it.")
+    check_roles(environment.roles)
+    if tuple(team.roles) != tuple(environment.roles):
+        raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
+    if num_agents is not None and num_agents != len(team.roles):
+        raise ValueError(f"`num_agents` is {num_agents}, but the environment has the roles {list(environment.roles)}.")
+
+
+def records_of(nodes: list[Node], with_rewards: bool = True) -> list[dict]:
+    """The joint actions of some nodes, for an error report."""
+    records = []
+    for node in nodes:
+        for k, joint_action in enumerate(node.joint_actions):
+            record = {"item": node.item, "reward": node.rewards[k]} if with_rewards else {"item": node.item}
+            records.append({**record, "completions": joint_action})
+    return records
+
+
+class EpochSampler(RepeatSampler):
+    """A [`~trl.trainer.utils.RepeatSampler`] whose order depends only on seed and epoch, so that a run can resume."""
+
+    def set_epoch(self, epoch: int) -> None:
+        if self.shuffle:
+            self.generator.manual_seed(self.seed + epoch)

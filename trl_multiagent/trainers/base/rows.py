@@ -1,0 +1,189 @@
+"""
+Rows: from rollout trees to tensors.
+
+A row is one sibling of one node: one completion of every agent. The k-th rows of all agents belong together, so that one
+forward of the team computes all agents of a micro-batch. Nothing here needs a trainer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel
+from trl.trainer.utils import pad
+
+from trl_multiagent.models.generation import token_positions
+from trl_multiagent.models.router_loss import without_router_logits
+from trl_multiagent.rollout.tree import Node, Samples
+from trl_multiagent.team.agent_team import can_share_prompts, takes_positions
+
+
+# A padding row has a prompt of two tokens, one that is shared and one that is continued, and no completion
+PADDING_LENGTH = 2
+
+
+@dataclass
+class Row:
+    """
+    One completion of every agent, at one node.
+
+    Args:
+        turn (`int`): The turn, counted from 0.
+        samples (`dict[str, Samples]`): What each agent sampled at the node.
+        sibling (`int`): Which completion of each agent this row holds.
+        advantages (`dict[str, float]`): The advantage of each trained agent's completion.
+    """
+
+    turn: int
+    samples: dict[str, Samples]
+    sibling: int
+    advantages: dict[str, float]
+
+    def num_tokens(self, role: str) -> int:
+        return len(self.samples[role].completion_ids[self.sibling])
+
+
+def collect_rows(levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Row]:
+    """
+    The rows of a batch of trees. Siblings follow each other, and nodes are sorted by length, so that the rows of a
+    micro-batch need little padding.
+
+    Args:
+        levels (`list[list[Node]]`):
+            The nodes of each turn.
+        advantages (`list[list[dict[str, torch.Tensor]]]`):
+            For each node, the advantages of every trained agent's completions, of shape `(G,)`.
+    """
+    nodes = [
+        (turn, node, by_role)
+        for turn, (level, of_level) in enumerate(zip(levels, advantages, strict=True))
+        for node, by_role in zip(level, of_level, strict=True)
+    ]
+    nodes.sort(key=lambda entry: longest_sequence(entry[1]))
+    return [
+        Row(turn, node.samples, sibling, {role: values[sibling].item() for role, values in by_role.items()})
+        for turn, node, by_role in nodes
+        for sibling in range(max(len(samples.completion_ids) for samples in node.samples.values()))
+    ]
+
+
+def longest_sequence(node: Node) -> int:
+    """Tokens of the longest prompt with its longest completion at a node."""
+    return max(len(samples.prompt_ids) + max(map(len, samples.completion_ids)) for samples in node.samples.values())
+
+
+def agent_tensors(
+    rows: list[Row],
+    role: str,
+    num_rows: int,
+    pad_token_id: int,
+    eos_token_ids: Sequence[int],
+    mask_truncated: bool = False,
+    sampling_logps: bool = False,
+) -> dict[str, torch.Tensor]:
+    """
+    One agent's tensors, with one row per entry of `rows` and rows of padding behind them.
+
+    Args:
+        rows (`list[Row]`): The rows.
+        role (`str`): The agent.
+        num_rows (`int`): Number of rows of the tensors.
+        pad_token_id (`int`): The token of the padding.
+        eos_token_ids (`Sequence[int]`): Tokens that end a completion.
+        mask_truncated (`bool`): Whether completions without an end-of-sequence token are masked.
+        sampling_logps (`bool`): Whether to add the log-probabilities with which another engine sampled the tokens.
+
+    Returns:
+        `dict[str, torch.Tensor]`: `prompt_ids` and `prompt_mask`, padded on the left; `completion_ids` and
+        `completion_mask`, padded on the right; `advantages` and `turns` of shape `(num_rows,)`; and, if asked for,
+        `sampling_per_token_logps` of the shape of the completions.
+    """
+    padding_rows = num_rows - len(rows)
+    padding = torch.tensor([pad_token_id] * PADDING_LENGTH)
+    prompts = [torch.tensor(row.samples[role].prompt_ids) for row in rows]
+    completions = [torch.tensor(row.samples[role].completion_ids[row.sibling]) for row in rows]
+    masks = [torch.ones_like(ids) for ids in completions]
+    if mask_truncated:
+        masks = [mask if ids[-1] in eos_token_ids else 0 * mask for mask, ids in zip(masks, completions, strict=True)]
+    prompts += [padding] * padding_rows
+    completions += [padding] * padding_rows
+    masks += [torch.zeros_like(padding)] * padding_rows
+    tensors = {
+        "prompt_ids": pad(prompts, pad_token_id, "left"),
+        "prompt_mask": pad([torch.ones_like(ids) for ids in prompts], 0, "left"),
+        "completion_ids": pad(completions, pad_token_id, "right"),
+        "completion_mask": pad(masks, 0, "right"),
+        "advantages": torch.tensor([row.advantages[role] for row in rows] + [0.0] * padding_rows),
+        "turns": torch.tensor([row.turn for row in rows] + [0] * padding_rows),
+    }
+    if sampling_logps:
+        logps = [torch.tensor(row.samples[role].logps[row.sibling]) for row in rows]
+        logps += [torch.zeros(PADDING_LENGTH)] * padding_rows
+        tensors["sampling_per_token_logps"] = pad(logps, 0.0, "right")
+    return tensors
+
+
+def join_agents(by_role: dict[str, dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """One batch of all agents' tensors, named `"<role>/<name>"`."""
+    return {f"{role}/{name}": x for role, tensors in by_role.items() for name, x in tensors.items()}
+
+
+def tensors_of_agent(batch: dict[str, torch.Tensor], role: str) -> dict[str, torch.Tensor]:
+    """One agent's tensors of a batch that [`join_agents`] made."""
+    prefix = f"{role}/"
+    return {name.removeprefix(prefix): x for name, x in batch.items() if name.startswith(prefix)}
+
+
+def trim_padding(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """
+    Cuts the columns that are padding in every row: left of the prompts, right of the completions.
+
+    A tensor with a column per token belongs to the prompts if its name begins with `prompt_`, else to the completions.
+    """
+    prompt = slice(tensors["prompt_mask"].any(dim=0).int().argmax().item(), None)
+    # At least two columns: GRPO's metrics take one column for a value per sequence
+    completion = slice(None, max(2, int(tensors["completion_mask"].any(dim=0).sum())))
+    return {
+        name: x if x.dim() < 2 else x[:, prompt if name.startswith("prompt_") else completion]
+        for name, x in tensors.items()
+    }
+
+
+def forward_inputs(agent: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> dict:
+    """
+    Arguments of an agent's forward that returns the log-probabilities of its completions.
+
+    Siblings that follow each other share their prompt, all but its last token, where the agent can. A router loss counts
+    every token of every row, so with one nothing is shared.
+    """
+    prompt_ids, prompt_mask = tensors["prompt_ids"], tensors["prompt_mask"]
+    has_router_loss = "router_weights" in tensors
+    sharing = can_share_prompts(agent) and not has_router_loss
+    if sharing and prompt_ids.size(1) == 1:
+        # Something to share, if only padding: under ZeRO-3 all processes must run the same forward passes
+        prompt_ids, prompt_mask = F.pad(prompt_ids, (1, 0)), F.pad(prompt_mask, (1, 0))
+    input_ids = torch.cat([prompt_ids, tensors["completion_ids"]], dim=1)
+    attention_mask = torch.cat([prompt_mask, tensors["completion_mask"]], dim=1)
+    positions = token_positions(attention_mask)
+    labels = input_ids.masked_fill(attention_mask == 0, -100)
+    shared = prompt_ids.size(1) - 1
+    common = {"fused_lm_head": True, **without_router_logits(agent)}
+    if sharing:
+        prompts = torch.stack([prompt_ids, prompt_mask, positions[:, : shared + 1]], dim=-1)
+        prompts, owners = torch.unique_consecutive(prompts, return_inverse=True, dim=0)
+        input_names = ("input_ids", "attention_mask", "position_ids")
+        # A row goes from the prompt's last token, which predicts the first of the completion, to the last but one
+        return {
+            "shared_prompts": dict(zip(input_names, prompts[:, :shared].unbind(-1), strict=True)) | {"owners": owners},
+            "input_ids": input_ids[:, shared:-1],
+            "attention_mask": attention_mask[:, :-1],
+            "position_ids": positions[:, shared:-1],
+            "shift_labels": labels[:, shared + 1 :],
+            **common,
+        }
+    labels[:, : shared + 1] = -100
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels, **common}
+    if has_router_loss:
+        inputs["router_weights"] = attention_mask * tensors["router_weights"].unsqueeze(1)
+    return inputs | {"position_ids": positions} if takes_positions(agent) else inputs
