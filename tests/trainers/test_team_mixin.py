@@ -143,7 +143,7 @@ def test_checkpoints_resume_exactly_and_know_their_run(tmp_path):
     saved = json.loads((checkpoint / "team_trainer_state.json").read_text())["settings"]
     assert saved["trainer"] == "TeamDPO" and "environment" not in saved
     assert "beta" in saved and "resume_changes" not in saved
-    with pytest.raises(ValueError, match="checkpoint of another run: `?beta`?"):
+    with pytest.raises(ValueError, match=r"checkpoint of another run: `?beta`?"):
         train(tiny_team(), tmp_path / "other", resume=str(checkpoint), beta=0.5)
 
 

@@ -1,0 +1,70 @@
+"""Rollout metrics of trees that are written down here, as if of two processes."""
+
+import statistics
+
+import pytest
+
+from trl_multiagent.environments import Outcome
+from trl_multiagent.rollout.tree import Node, Samples
+from trl_multiagent.trainers.base.rollout_metrics import StepTotals, add_up, completion_lines, rollout_totals
+
+
+def node(rewards, returns, *completions, metrics=()):
+    node = Node({}, (), {"solo": "Ask"}, {"solo": Samples([1, 2], list(completions), ["a"] * len(completions))})
+    node.indices = [(k,) for k in range(len(rewards))]
+    node.outcomes = [Outcome(reward, dict(metrics)) for reward in rewards]
+    node.rewards, node.returns = rewards, returns
+    return node
+
+
+HERE = [
+    [node([1.0, 3.0], [1.5, 4.5], [5, 9], [5])],
+    [node([0.5, 0.5], [0.5, 0.5], [9], [5, 5, 9], metrics={"m": 2.0})],
+]
+THERE = [[node([2.0, 2.0], [2.0, 2.0], [9], [9])]]  # ended at its first turn
+
+
+def totals(levels, **settings):
+    return rollout_totals(levels, {"solo": [9]}, **{"scoring": {"seconds": 1.5}, "training": True, **settings})
+
+
+def test_totals_of_processes_with_different_trees_add_up():
+    whole = add_up([totals(HERE), totals(THERE)])
+    rewards = [1.0, 3.0, 0.5, 0.5, 2.0, 2.0]
+    means = {name: total.mean for name, total in whole.totals.items()}
+    assert means["reward"] == pytest.approx(statistics.fmean(rewards))
+    assert whole.totals["reward"].std == pytest.approx(statistics.stdev(rewards))
+    assert means["turn_1/reward_mean"] == 2.0 and means["turn_2/reward_mean"] == 0.5
+    assert means["turn_1/expected_return"] == 2.5
+    assert means["turn_2/m"] == 2.0
+    assert means["frac_reward_zero_std"] == pytest.approx(2 / 3)
+    assert means["agents/solo/completions/mean_length"] == pytest.approx(9 / 6)
+    assert means["agents/solo/completions/clipped_ratio"] == pytest.approx(1 / 6)
+    assert whole.num_tokens == 6 * 2 + 9
+    assert whole.scoring == {"seconds": 3.0}
+
+
+def test_an_evaluation_has_no_metrics_of_sibling_sets():
+    names = totals(HERE, training=False).totals
+    assert "reward" in names and not {"frac_reward_zero_std", "turn_1/early_terminated"} & names.keys()
+
+
+def test_the_deviation_of_a_single_reward_is_zero():
+    assert add_up([totals([[node([2.0], [2.0], [9])]])]).totals["reward"].std == 0.0
+
+
+def test_a_line_per_joint_action():
+    lines = completion_lines(HERE)
+    assert [(line.turn, line.reward, line.value, line.advantage) for line in lines[:2]] == [
+        (1, 1.0, 1.5, -1.5),
+        (1, 3.0, 4.5, 1.5),
+    ]
+    assert lines[0].prompt == "[solo] Ask" and lines[0].completion == "[solo] a"
+
+
+def test_phases_are_timed():
+    step = StepTotals()
+    for _ in range(2):
+        with step.timed("generate"):
+            pass
+    assert step.seconds["generate"] > 0 and "reward" not in step.seconds
