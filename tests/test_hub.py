@@ -113,7 +113,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from tiny import tiny_llama, tiny_team
 from transformers import AutoModelForCausalLM
-from trl_multiagent.hub.push import push_folder
+from trl_multiagent.team.files import push_folder
 tiny_llama().push_to_hub("user/base")
 base = AutoModelForCausalLM.from_pretrained("user/base")
 adapter = get_peft_model(base, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
@@ -205,6 +205,58 @@ finally:
     huggingface_hub.constants.HF_HUB_OFFLINE = False
 """
     assert "Cannot push to 'user/offline'" in client(TRAINER + code, folder=str(tmp_path), repo_id="user/offline")
+
+
+def test_an_unreachable_hub_is_reported_as_such(server, client):
+    """A repository that may hold a team is not taken for one without. A model in the cache is still loaded."""
+    code = """
+import huggingface_hub.constants
+from tiny import byte_tokenizer, tiny_llama, tiny_team
+from transformers import AutoModelForCausalLM
+from trl_multiagent import AgentTeam
+from trl_multiagent.models.pretrained import find_file
+tiny_llama().push_to_hub("user/solo")
+byte_tokenizer().push_to_hub("user/solo")
+tiny_team().push_to_hub("user/far")
+AgentTeam.from_pretrained("user/solo", roles=["aux", "main"])  # fills the cache
+AutoModelForCausalLM.from_pretrained("user/far", subfolder="agents/main")  # caches a part of the team
+attempts = {
+    "no roles": lambda: AgentTeam.from_pretrained("user/far"),
+    "roles": lambda: AgentTeam.from_pretrained("user/never-seen", roles=["aux", "main"]),
+    "a cached model": lambda: AgentTeam.from_pretrained("user/solo", roles=["aux", "main"]).roles,
+    "a cached model, no roles": lambda: AgentTeam.from_pretrained("user/solo"),
+}
+result = {}
+huggingface_hub.constants.HF_HUB_OFFLINE = True
+try:
+    for name, attempt in attempts.items():
+        try:
+            result[name] = str(attempt())
+        except (OSError, ValueError) as error:
+            result[name] = str(error)
+finally:
+    huggingface_hub.constants.HF_HUB_OFFLINE = False
+"""
+    results = client(code)
+    assert "whether 'user/far' has a file team.json: the Hugging Face Hub did not answer" in results["no roles"]
+    assert "the Hugging Face Hub did not answer" in results["roles"]
+    assert results["a cached model"] == "('aux', 'main')"
+    assert "user/solo holds no team.json" in results["a cached model, no roles"]
+
+
+def test_a_name_that_is_neither_a_folder_nor_a_repository(server, client):
+    code = """
+from trl_multiagent import AgentTeam
+result = []
+for name in ("user/nothing-here", "./missing/folder/of/mine"):
+    try:
+        AgentTeam.from_pretrained(name)
+    except OSError as error:
+        result.append(str(error))
+"""
+    missing, invalid = client(code)
+    assert "'user/nothing-here' is neither an existing folder nor a repository of the Hub" in missing
+    assert "'./missing/folder/of/mine' is neither an existing folder nor the id of a repository" in invalid
 
 
 @pytest.mark.parametrize("strategy", ["end", "every_save", "checkpoint", "all_checkpoints"])

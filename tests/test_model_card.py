@@ -20,7 +20,7 @@ def test_base_models_are_those_of_the_hub(tmp_path):
     team = tiny_team(("a", "b", "c", "d"))
     for role, name in zip("abcd", ["Qwen/Qwen2.5-0.5B", "gpt2", "Qwen/Qwen2.5-0.5B", str(tmp_path)], strict=True):
         team.agents[role].config._name_or_path = name
-    card = team_card(team, "user/team", dataset_name="openai/openai_humaneval", tags=["mine"])
+    card = team_card(team.summary(), "user/team", dataset_name="openai/openai_humaneval", tags=["mine"])
     data = metadata(card)
     assert data["base_model"] == ["Qwen/Qwen2.5-0.5B", "gpt2"]
     assert data["datasets"] == "openai/openai_humaneval"
@@ -38,17 +38,17 @@ def test_what_is_no_id(name):
 
 def test_adapters_load_with_peft():
     team = tiny_team(("main",))
-    card = str(team_card(team, "user/team"))
+    card = str(team_card(team.summary(), "user/team"))
     assert 'AutoModelForCausalLM.from_pretrained("user/team", subfolder="agents/main")' in card and "peft" not in card
     team = team_of("lora", ("main",))
     team.agents["main"].config._name_or_path = "Qwen/Qwen2.5-0.5B"
-    card = str(team_card(team, "user/team"))
+    card = str(team_card(team.summary(), "user/team"))
     assert 'base = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")' in card
     assert 'PeftModel.from_pretrained(base, "user/team", subfolder="agents/main")' in card
 
 
 def test_a_card_of_one_agent():
-    card = str(team_card(tiny_team(("main",)), "user/solo"))
+    card = str(team_card(tiny_team(("main",)).summary(), "user/solo"))
     assert "One language model." in card and "team of" not in card
 
 

@@ -64,6 +64,20 @@ def test_gradient_by_hand(tmp_path, build, activations):
     assert "agents/dense/aux_loss" not in trainer.state.log_history[0]
 
 
+def test_agents_without_a_sparse_layer_have_a_router_loss_of_zero(tmp_path):
+    models = {name: tiny_experts(name, mlp_only_layers=[0, 1]) for name in ("qwen2_moe", "qwen3_moe")}
+    gradients, trainer, before = one_update(tmp_path, team_of({**models, "sparse": tiny_experts("qwen3_moe")}))
+    policy = reference_gradients(trainer._levels, copy.deepcopy(before))
+    assert {role for role in models if trainer.state.log_history[0][f"agents/{role}/aux_loss"] == 0.0} == set(models)
+    for role in models:
+        prefix = f"models.{role}."
+        own, expected = (
+            {name: x for name, x in update.items() if name.startswith(prefix)} for update in (gradients, policy)
+        )
+        assert distance(own, expected) < 1e-5
+    assert trainer.state.log_history[0]["agents/sparse/aux_loss"] > 0
+
+
 @pytest.mark.parametrize("size", [2, 64])
 def test_siblings_that_teach_nothing_count(tmp_path, size):
     """Rows without an advantage, and micro-batches of padding only."""

@@ -23,7 +23,7 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 
-from trl_multiagent.team.agent_team import adapter_parameters, find_file
+from trl_multiagent.models.pretrained import MODEL_CONFIG, adapter_parameters, find_file
 
 
 class AgentGeneration(VLLMGeneration):
@@ -336,17 +336,17 @@ def check_vllm(policies: dict[str, PreTrainedModel | PeftModel], args: GRPOConfi
         )
     for role, model in policies.items():
         if is_peft_model(model):
-            _check_adapter(role, model.peft_config[role])
+            _check_vllm_supports(role, model.peft_config[role])
             max_lora_rank({role: model.peft_config[role]})
         # An engine is started by the name of the model
-        if args.vllm_mode == "colocate" and not (model.name_or_path and find_file(model.name_or_path, "config.json")):
+        if args.vllm_mode == "colocate" and not (model.name_or_path and find_file(model.name_or_path, MODEL_CONFIG)):
             raise ValueError(
                 f"The model of agent {role!r} was loaded from {model.name_or_path!r}, where vLLM finds no config.json: "
                 "start from a model id or from the agent's own folder."
             )
 
 
-def _check_adapter(role: str, config: LoraConfig) -> None:
+def _check_vllm_supports(role: str, config: LoraConfig) -> None:
     refused = {
         "use_dora": (config.use_dora, False),
         "bias": (config.bias, "none"),

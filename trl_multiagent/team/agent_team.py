@@ -3,9 +3,10 @@
 import contextlib
 import copy
 import hashlib
-import json
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import CommitInfo
@@ -22,28 +23,26 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
-    DynamicCache,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils import cached_file
-from trl.trainer.utils import create_model_from_path
+from transformers.utils import ModelOutput
+from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Turn, ask, check_roles, judge
-from trl_multiagent.models.generation import generate_groups, takes_positions, whole_prompt
-from trl_multiagent.models.router_loss import expert_sums, router_logits_of
+from trl_multiagent.hub.model_card import AgentSummary, TeamSummary, team_card
+from trl_multiagent.hub.push import open_repo, upload_folder
+from trl_multiagent.models.generation import generate_groups, whole_prompt
+from trl_multiagent.models.pretrained import ADAPTER_CONFIG, adapter_parameters, find_file, load_model
+from trl_multiagent.models.router_loss import forward_with_expert_sums
+from trl_multiagent.models.shared_prompts import continue_prompts
+from trl_multiagent.team.files import AGENTS_FOLDER, SHARED_FOLDER, TEAM_FILE, TeamFile, read_team_file
 
 
-TEAM_FILE = "team.json"
-AGENTS_FOLDER = "agents"
-SHARED_FOLDER = "shared"
-FORMAT_VERSION = 1
-ADAPTER_CONFIG = "adapter_config.json"
 # Initialisations that change the base, which the agents have in common
 # Parts of the names of modules that PEFT adds, which hold the names of adapters
 ADAPTER_PARTS = ("lora_", "modules_to_save.", "trainable_tokens_", "token_adapter.")
@@ -182,7 +181,8 @@ class AgentTeam(nn.Module):
         hub = {"revision": model_init_kwargs.get("revision"), "token": model_init_kwargs.get("token")}
         team_file = find_file(name, TEAM_FILE, **hub) if isinstance(name, str) else None
         if team_file is not None:
-            form, saved = _read_team_file(team_file)
+            team = read_team_file(team_file)
+            form, saved = team.form, team.folders
             if roles is not None and list(roles) != list(saved):
                 raise ValueError(f"The team in {name} has the roles {list(saved)}, not {list(roles)}.")
             roles = list(saved)
@@ -220,12 +220,12 @@ class AgentTeam(nn.Module):
             models = _load_adapters(dict(zip(roles, sources, strict=True)), peft_config, seed, model_init_kwargs)
         elif share_weights:
             with seeded(seed, SHARED_FOLDER):
-                models = dict.fromkeys(roles, _load_model(source, **kwargs, **model_init_kwargs))
+                models = dict.fromkeys(roles, load_model(source, **kwargs, **model_init_kwargs))
         else:
             models = {}
             for role, (source, kwargs) in zip(roles, sources, strict=True):
                 with seeded(seed, role):
-                    models[role] = _load_model(source, **kwargs, **model_init_kwargs)
+                    models[role] = load_model(source, **kwargs, **model_init_kwargs)
         return cls(models, tokenizers)
 
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
@@ -240,9 +240,7 @@ class AgentTeam(nn.Module):
                 The team's state dict, where the modules themselves hold only a shard.
         """
         folder = Path(folder)
-        agents = []
         for role, name in self._model_names.items():
-            agents.append({"role": role, "folder": self.folder(role)})
             target = folder / self.folder(role)
             target.mkdir(parents=True, exist_ok=True)  # where a file is in the way, transformers would save nothing
             model = self.models[name]
@@ -262,8 +260,7 @@ class AgentTeam(nn.Module):
                 model.save_pretrained(target, state_dict=weights)
                 (target / ADAPTER_CONFIG).unlink(missing_ok=True)  # of a LoRA team saved here before
             self.tokenizers[role].save_pretrained(target)
-        team = {"format_version": FORMAT_VERSION, "form": self.form, "agents": agents}
-        (folder / TEAM_FILE).write_text(json.dumps(team, indent=2) + "\n")
+        TeamFile(self.form, {role: self.folder(role) for role in self.roles}).write(folder)
 
     def push_to_hub(
         self,
@@ -298,21 +295,25 @@ class AgentTeam(nn.Module):
         Raises:
             `RuntimeError`: The Hub cannot be reached, refused, or the upload was interrupted.
         """
-        from trl_multiagent.hub.push import push_team  # which needs this class
+        repo_id = open_repo(repo_id, private, token, revision, create_pr)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            team_card(self.summary(), repo_id).save(Path(folder) / "README.md")
+            advice = "Call `push_to_hub` again."
+            return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr)
 
-        return push_team(
-            self,
-            repo_id,
-            private=private,
-            token=token,
-            revision=revision,
-            commit_message=commit_message,
-            create_pr=create_pr,
-        )
+    def summary(self) -> TeamSummary:
+        """The facts about the team that a model card shows."""
+        agents = [
+            AgentSummary(role, get_config_model_id(agent.config), self.folder(role))
+            for role, agent in self.agents.items()
+        ]
+        return TeamSummary(agents, self.has_adapters)
 
     def load_weights(self, folder: str | Path) -> None:
         """Replaces the agents' weights by those of a team that [`~AgentTeam.save_pretrained`] wrote."""
-        form, saved = _read_team_file(Path(folder) / TEAM_FILE)
+        team = read_team_file(Path(folder) / TEAM_FILE)
+        form, saved = team.form, team.folders
         if list(saved) != list(self.roles):
             raise ValueError(f"The team in {folder} has the roles {list(saved)}, this one {list(self.roles)}.")
         if form != self.form:
@@ -323,7 +324,7 @@ class AgentTeam(nn.Module):
                 weights = load_peft_weights(str(source), device="cpu")
                 set_peft_model_state_dict(model, weights, adapter_name=role)
             elif role == name:
-                loaded = _load_model(str(source), dtype=model.dtype, device_map=None)
+                loaded = load_model(str(source), dtype=model.dtype, device_map=None)
                 model.load_state_dict(loaded.state_dict())
 
     @property
@@ -549,8 +550,10 @@ class AgentTeam(nn.Module):
 
         Args:
             team_inputs (`dict[str, dict]`, *optional*):
-                Keyword arguments of each agent's forward. Without it, the arguments go to the active agent. An agent's
-                `shared_prompts` are read first, and its rows continue them: see [`continue_prompts`].
+                Keyword arguments of each agent's forward. Without it, the arguments go to the active agent. Two entries
+                of an agent's arguments change its forward, and exclude each other: `shared_prompts`, prompts that its rows
+                continue, see [`~shared_prompts.continue_prompts`]; and `router_weights`, the weights of its tokens in the
+                router loss, see [`~router_loss.forward_with_expert_sums`].
 
         Returns:
             `dict` of the agents' outputs by role, or the active agent's output.
@@ -560,7 +563,7 @@ class AgentTeam(nn.Module):
         outputs = {}
         for role, inputs in team_inputs.items():
             with self.activate(role) as agent:
-                outputs[role] = continue_prompts(agent, **inputs)
+                outputs[role] = _run_agent(agent, **inputs)
         return outputs
 
     # What trainers read from a model comes from the active agent
@@ -669,46 +672,18 @@ def _check_agent_names(roles: Sequence[str]) -> tuple[str, ...]:
     return roles
 
 
-def continue_prompts(
+def _run_agent(
     agent: PreTrainedModel,
     shared_prompts: dict[str, torch.Tensor] | None = None,
     router_weights: torch.Tensor | None = None,
-    **inputs,
-):
-    """
-    One forward in which several rows continue the same prompt, which is read once. Gradients reach the prompts too.
-
-    Args:
-        agent ([`~transformers.PreTrainedModel`]):
-            The model.
-        shared_prompts (`dict[str, torch.Tensor]`, *optional*):
-            `owners` of shape `(num_rows,)`, which prompt each row continues; the rest are the backbone's inputs for the
-            prompts, of shape `(num_prompts, prompt_length)`, padded on the left.
-        router_weights (`torch.Tensor`, *optional*):
-            Weights of the tokens in the router loss, of the shape of the `input_ids`. The output's `aux_loss` then holds
-            what that loss is made of, see [`~router_loss.expert_sums`]. Not with `shared_prompts`.
-        **inputs:
-            Arguments of the forward; the attention mask covers prompts and rows.
-    """
+    **inputs: Any,
+) -> ModelOutput:
+    """Runs one agent on its entry of `team_inputs`, see [`AgentTeam.forward`]."""
     if router_weights is not None:
-        with router_logits_of(agent) as router_logits:
-            outputs = agent(**inputs)
-        experts_per_token = agent.config.get_text_config().num_experts_per_tok
-        outputs.aux_loss = expert_sums(router_logits, experts_per_token, router_weights)
-        return outputs
-    if shared_prompts is None:
-        return agent(**inputs)
-    cache = DynamicCache(config=agent.config.get_text_config(decoder=True))
-    prompts = {name: x for name, x in shared_prompts.items() if name != "owners"}
-    agent.base_model(past_key_values=cache, use_cache=True, **prompts)
-    cache.batch_select_indices(shared_prompts["owners"])
-    return agent(past_key_values=cache, **inputs)
-
-
-def can_share_prompts(agent: PreTrainedModel) -> bool:
-    """Whether rows of an agent can continue a prompt that was read once. Checkpointed activations keep no cache."""
-    plain_cache = agent._supports_default_dynamic_cache() and not agent.is_activation_checkpointing
-    return plain_cache and takes_positions(agent)
+        return forward_with_expert_sums(agent, router_weights, **inputs)
+    if shared_prompts is not None:
+        return continue_prompts(agent, shared_prompts, **inputs)
+    return agent(**inputs)
 
 
 # LoRA
@@ -725,7 +700,7 @@ def _load_adapters(
 
     def load_base(*args, **kwargs) -> PreTrainedModel:
         with seeded(seed, SHARED_FOLDER):
-            return _load_model(*args, **kwargs)
+            return load_model(*args, **kwargs)
 
     for role, (source, kwargs) in sources.items():
         if peft_config is not None:
@@ -758,11 +733,6 @@ def seeded(seed: int, name: str) -> Iterator[None]:
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(int.from_bytes(digest[:7], "big"))
         yield
-
-
-def adapter_parameters(model: PeftModel, adapter: str) -> list[nn.Parameter]:
-    """The parameters of one of a model's LoRA adapters."""
-    return [parameter for name, parameter in model.named_parameters() if adapter in name.split(".")]
 
 
 def _changes_nothing(model: PeftModel, role: str, weights: dict[str, torch.Tensor]) -> bool:
@@ -835,33 +805,3 @@ def _without_adapter(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
 
 def _reference_name(role: str) -> str:
     return f"{role}_reference"
-
-
-# Files
-
-
-def _load_model(name: str, **kwargs) -> PreTrainedModel:
-    """One model; on the accelerator only once the trainer places the whole team."""
-    return create_model_from_path(name, AutoModelForCausalLM, **{"device_map": None, **kwargs})
-
-
-def find_file(name: str, file: str, **kwargs) -> str | None:
-    """Local path of a file in a folder or a Hub repository, if it is there."""
-    return cached_file(
-        name,
-        file,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-        **kwargs,
-    )
-
-
-def _read_team_file(path: str | Path) -> tuple[str, dict[str, str]]:
-    """The form of a saved team, and each role's folder."""
-    team = json.loads(Path(path).read_text())
-    if team.get("format_version") != FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has the format version {team.get('format_version')!r}; this release reads version {FORMAT_VERSION}."
-        )
-    check_roles([agent["role"] for agent in team["agents"]])
-    return team["form"], {agent["role"]: agent["folder"] for agent in team["agents"]}

@@ -19,12 +19,13 @@ from trl.trainer.utils import RepeatSampler, add_fused_lm_head, pad, split_tenso
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, judge, scoring_metrics
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.models.generation import generate_groups, takes_positions, token_positions, whole_prompt
+from trl_multiagent.models.generation import generate_groups, whole_prompt
 from trl_multiagent.models.router_loss import expert_load, without_router_logits
+from trl_multiagent.models.shared_prompts import can_share_prompts, takes_positions, token_positions
 from trl_multiagent.models.vllm_generation import check_vllm, make_generations, sampling_correction
 from trl_multiagent.rollout.advantages import sibling_advantages
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees
-from trl_multiagent.team.agent_team import AgentTeam, can_share_prompts
+from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.distribution import check_distribution, fail_together, meet
 from trl_multiagent.trainers.base.team_mixin import (
     TeamTrainerMixin,
