@@ -439,7 +439,7 @@ def test_without_vllm(tmp_path, monkeypatch):
     [
         (None, r"2 models of their own.*set `vllm_server_base_urls`"),
         ({"aux": "http://a"}, r"\['main'\] are missing"),
-        ({"aux": "http://a", "main": "http://b", "critic": "http://c"}, r"\['critic'\] are no roles"),
+        ({"aux": "http://a", "main": "http://b", "critic": "http://c"}, r"\['critic'\] are not roles"),
         ({"aux": "http://a", "main": "http://a"}, "but one server, http://a"),
     ],
 )
@@ -461,8 +461,8 @@ def test_engine_refusals(tmp_path, models):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"use_dora": True}, "`use_dora` is True, it must be False"),
-        ({"bias": "all"}, "`bias` is 'all', it must be 'none'"),
+        ({"use_dora": True}, "`use_dora` is True, but must be False"),
+        ({"bias": "all"}, "`bias` is 'all', but must be 'none'"),
         ({"modules_to_save": ["lm_head"]}, "`modules_to_save`"),
     ],
 )

@@ -1,6 +1,7 @@
 """Samples completions with transformers, in one `generate` call for a whole level of the rollout trees."""
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from transformers import Cache, GenerationConfig, PreTrainedModel
@@ -81,7 +82,7 @@ def _generate_chunk(
         cache["past_key_values"] = prompt_cache(
             model, input_ids, attention_mask, num_generations, generation_config.max_new_tokens
         )
-    output_ids = model.generate(
+    output_ids = cast(Any, model).generate(
         input_ids=input_ids.repeat_interleave(num_generations, dim=0),
         attention_mask=attention_mask.repeat_interleave(num_generations, dim=0),
         generation_config=generation_config,
@@ -99,16 +100,16 @@ def _generate_chunk(
 
 def whole_prompt(role: str, history: Sequence[Turn], prompt: Prompt, as_chat: bool) -> list[dict[str, str]] | str:
     """
-    An agent's own past prompts and responses, and its new prompt.
+    Puts together an agent's own past prompts and responses, and its new prompt.
 
     Args:
         role (`str`): The agent.
         history (`Sequence[Turn]`): Past turns, oldest first.
-        prompt (`Prompt`): What it is asked next.
-        as_chat (`bool`): Whether as chat messages, or as one text; a single prompt is then left as it is.
+        prompt (`Prompt`): The agent's new prompt.
+        as_chat (`bool`): Whether to return chat messages or one text.
 
     Raises:
-        ValueError: the environment gives chat messages, which cannot be one text.
+        ValueError: one text is wanted, but the environment gives chat messages.
     """
     if as_chat:
         messages = []

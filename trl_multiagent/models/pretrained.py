@@ -1,8 +1,12 @@
 """One model or adapter: where its files are, how it is loaded, and which parameters it has."""
 
+import contextlib
+import hashlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     EntryNotFoundError,
@@ -23,7 +27,24 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
     """Loads a model. It stays on the CPU, because the trainer places the whole team on the accelerator."""
-    return create_model_from_path(name, AutoModelForCausalLM, **{"device_map": None, **kwargs})
+    return create_model_from_path(name, cast(Any, AutoModelForCausalLM), **{"device_map": None, **kwargs})
+
+
+@contextlib.contextmanager
+def seeded(seed: int, name: str) -> Iterator[None]:
+    """
+    Inside, torch's random numbers depend on the seed and the name alone. Afterwards, torch's generators are in the state
+    that they had before.
+    """
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(int.from_bytes(digest[:7], "big"))
+        yield
+
+
+def hub_arguments(model_init_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments for loading a model that any other file of its repository is read with."""
+    return {"revision": model_init_kwargs.get("revision"), "token": model_init_kwargs.get("token")}
 
 
 def adapter_parameters(model: PeftModel, adapter: str) -> list[nn.Parameter]:

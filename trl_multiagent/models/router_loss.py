@@ -1,13 +1,14 @@
 """
 The load-balancing loss of mixture-of-experts agents, over a whole batch.
 
-With weights w_t of the tokens of all layers, probabilities p_te and the k experts that each token is sent to, it is
+Every token of every sparse layer has a weight w_t. The router gives it the probabilities p_te, and sends it to the k most
+probable experts. The loss is that of transformers:
 
     num_experts * sum over experts e of load_e * P_e,   load_e = sum of w_t over the tokens sent to e / T,
                                                         P_e = sum over tokens of w_t p_te / T,   T = sum of w_t
 
-as transformers has it. Gradients flow through P alone. Once the load of a batch is known, its loss is a sum over tokens,
-so it does not matter how the batch is split into micro-batches and processes.
+Gradients flow through P alone. With the load of the whole batch, the loss is a sum over tokens, so it does not depend on
+how the batch is split into micro-batches and processes.
 """
 
 import contextlib
@@ -21,17 +22,17 @@ from transformers.utils import ModelOutput
 
 
 def has_routers(model: PreTrainedModel) -> bool:
-    """Whether a model is a mixture of experts that can return its routers' logits; GRPOTrainer asks the same."""
+    """Whether a model's class is a mixture of experts that can return its router logits. GRPOTrainer checks the same."""
     return hasattr(model.config.get_text_config(), "output_router_logits")
 
 
 def without_router_logits(model: PreTrainedModel) -> dict[str, bool]:
-    """Arguments of a forward that computes no router loss, whatever the model's configuration says."""
+    """Arguments that keep a forward from computing a router loss, whatever the model's configuration says."""
     return {"output_router_logits": False} if has_routers(model) else {}
 
 
 def router_loss_coef(config: PreTrainedConfig, given: float | None) -> float:
-    """The weight of a model's router loss: what is given, else what its configuration declares, as in GRPOTrainer."""
+    """The weight of a model's router loss: the given one, else that of the model's configuration, as in GRPOTrainer."""
     return getattr(config.get_text_config(), "router_aux_loss_coef", 0.0) if given is None else given
 
 
@@ -66,7 +67,7 @@ def _collected_router_logits(model: PreTrainedModel) -> Iterator[list[torch.Tens
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return args, {**kwargs, "output_router_logits": True}
 
-    def collect(backbone: nn.Module, args: tuple[Any, ...], outputs: ModelOutput) -> None:
+    def collect(backbone: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
         collected.extend(outputs.router_logits or ())
 
     # The hooks are on the backbone, because the whole model would compute a loss of its own from the logits

@@ -7,6 +7,7 @@ and values.
 """
 
 import inspect
+from typing import Any, cast
 
 import torch
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel, StaticCache
@@ -26,7 +27,7 @@ def can_share_prompts(model: PreTrainedModel) -> bool:
 
 def _can_continue_cache(model: PreTrainedModel) -> bool:
     """Whether a model's cache holds plain keys and values, and whether the model accepts positions that skip padding."""
-    return model._supports_default_dynamic_cache() and takes_positions(model)
+    return cast(Any, model)._supports_default_dynamic_cache() and takes_positions(model)
 
 
 def takes_positions(model: PreTrainedModel) -> bool:
@@ -77,7 +78,7 @@ def prompt_cache(
     cache = DynamicCache(config=config)
     if input_ids.size(1) == 1:
         return cache
-    inputs = model.prepare_inputs_for_generation(
+    inputs = cast(Any, model).prepare_inputs_for_generation(
         input_ids[:, :-1],
         attention_mask=attention_mask[:, :-1],
         position_ids=token_positions(attention_mask)[:, :-1],
@@ -91,7 +92,7 @@ def prompt_cache(
         return cache
     # Otherwise the cache gets room for the completions at once: a growing cache is copied as a whole at every token
     roomy = StaticCache(config=config, max_cache_len=input_ids.size(1) + max_new_tokens)
-    for index, layer in enumerate(cache.layers):
+    for index, layer in enumerate(cast(Any, cache.layers)):
         keys, values = (x.repeat_interleave(num_generations, dim=0) for x in (layer.keys, layer.values))
         roomy.update(keys, values, index)
     return roomy
