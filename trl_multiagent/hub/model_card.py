@@ -28,7 +28,7 @@ class AgentSummary:
 
     Args:
         role (`str`): The agent's role.
-        base_model (`str`): Name of the model that the agent started from: an id of the Hub, a folder, or empty.
+        base_model (`str`): Name of the model that the agent started from: a Hub id, a folder, or empty.
         folder (`str`): The agent's folder within the team's folder.
     """
 
@@ -156,7 +156,7 @@ def team_card(
 
 
 def hub_id(name: str) -> str | None:
-    """The name of a model if it is an id of the Hub; `None` for a folder, and for the empty name of a model that was not loaded."""
+    """The name of a model if it is a Hub id. `None` for a folder, and for the empty name of a model that was not loaded."""
     return name if HUB_ID.fullmatch(name) and not os.path.exists(name) else None
 
 

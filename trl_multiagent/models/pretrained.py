@@ -54,7 +54,7 @@ def adapter_parameters(model: PeftModel, adapter: str) -> list[nn.Parameter]:
 
 def find_file(name: str, file: str, revision: str | None = None, token: str | bool | None = None) -> str | None:
     """
-    Looks for a file in a folder or in a repository of the Hub.
+    Looks for a file in a folder or in a repository on the Hub.
 
     Args:
         name (`str`): A folder, or the id of a repository.
@@ -86,11 +86,11 @@ def find_file(name: str, file: str, revision: str | None = None, token: str | bo
     except EntryNotFoundError:
         return None
     except HFValidationError as error:
-        raise OSError(f"{name!r} is neither an existing folder nor the id of a repository of the Hub.") from error
+        raise OSError(f"{name!r} is neither an existing folder nor the id of a repository on the Hub.") from error
     except GatedRepoError as error:
         raise OSError(f"Access to {name!r} is restricted: ask for it on the page of the repository.") from error
     except RepositoryNotFoundError as error:
         raise OSError(
-            f"{name!r} is neither an existing folder nor a repository of the Hub that can be read. For a private one, log in "
+            f"{name!r} is neither an existing folder nor a repository on the Hub that can be read. For a private one, log in "
             f"with `hf auth login` or pass `token`."
         ) from error

@@ -73,7 +73,7 @@ class AgentSource:
     The place that an agent is loaded from.
 
     Args:
-        name (`str`): A folder, or the id of a repository of the Hub.
+        name (`str`): A folder, or the id of a repository on the Hub.
         subfolder (`str`, *optional*): The agent's folder within the repository.
     """
 
