@@ -36,8 +36,8 @@ def test_greedy_groups_equal_plain_generate():
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_other_architectures(architecture):
-    """Positions that are learned, and caches that keep a window only."""
+def test_other_architectures_generate_as_plain_generate_does(architecture):
+    """Models with learned positions, and models whose cache keeps only a window."""
     model = other_model(architecture)
     greedy = config(do_sample=False, temperature=None, top_p=None, top_k=None)
     for prompt, group in zip(PROMPTS, generate_groups(model, PROMPTS, 2, greedy), strict=True):
@@ -46,7 +46,7 @@ def test_other_architectures(architecture):
 
 
 def test_samples_follow_the_policy():
-    """The next-token frequencies of many samples are those of the model, for a padded prompt too."""
+    """The next-token frequencies of many samples match the model's probabilities, even for a padded prompt."""
     model = tiny_llama(initializer_range=0.6)
     groups = generate_groups(model, PROMPTS, 4000, config(max_new_tokens=1))
     for prompt, group in zip(PROMPTS, groups, strict=True):
@@ -57,7 +57,7 @@ def test_samples_follow_the_policy():
         assert probabilities.max() > 0.1  # far from uniform
 
 
-def test_completions_end_at_their_first_eos():
+def test_completions_end_at_their_first_end_of_sequence_token():
     model = tiny_llama()
     with torch.no_grad():
         model.lm_head.weight[256] = model.lm_head.weight[:200].mean(0) + 0.5 * torch.ones(32)
@@ -68,7 +68,7 @@ def test_completions_end_at_their_first_eos():
     assert all(len(ids) == 6 for ids in sequences if ids[-1] != 256)
 
 
-def test_one_call_whatever_the_size(monkeypatch):
+def test_without_a_budget_there_is_one_call(monkeypatch):
     model = tiny_llama()
     calls = count_calls(model, monkeypatch)
     generate_groups(model, PROMPTS * 10, 4, config())
@@ -76,7 +76,7 @@ def test_one_call_whatever_the_size(monkeypatch):
 
 
 @pytest.mark.parametrize("budget", [40, 100, 1])
-def test_budget_splits_calls_and_keeps_order(budget, monkeypatch):
+def test_a_budget_splits_the_prompts_and_keeps_their_order(budget, monkeypatch):
     model = tiny_llama()
     greedy = config(do_sample=False, temperature=None, top_p=None, top_k=None)
     whole = generate_groups(model, PROMPTS, 2, greedy)
@@ -86,7 +86,7 @@ def test_budget_splits_calls_and_keeps_order(budget, monkeypatch):
     assert all(rows * (length + 6) <= budget or rows == 2 for rows, length in calls)
 
 
-def test_no_prompts():
+def test_no_prompts_need_no_call():
     assert generate_groups(tiny_llama(), [], 2, config()) == []
 
 

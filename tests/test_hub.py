@@ -85,7 +85,7 @@ result = [loaded.roles, equal, loaded.tokenizers["aux"]("é")["input_ids"]]
     roles, equal, ids = client(code)
     assert roles == ["aux", "main"] and equal and len(ids) == 2
     downloads = {request.partition("/resolve/main/")[2] for request in server.requests if "/resolve/main/" in request}
-    assert downloads == {"team.json"}  # whatever follows is of the commit that it was found in
+    assert downloads == {"team.json"}  # later requests use the commit in which it was found
     fetched = [request for request in server.requests if request.startswith("GET") and "/resolve/" in request]
     assert not any("README" in request or "training_args" in request for request in fetched)
     assert sum(request.startswith("GET /cdn/") for request in server.requests) == 2
@@ -113,7 +113,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from tiny import tiny_llama, tiny_team
 from transformers import AutoModelForCausalLM
-from trl_multiagent.hub.push import push_folder
+from trl_multiagent.team.files import push_folder
 tiny_llama().push_to_hub("user/base")
 base = AutoModelForCausalLM.from_pretrained("user/base")
 adapter = get_peft_model(base, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
@@ -167,7 +167,7 @@ finally:
 
 @pytest.mark.parametrize(("token", "reason"), [(None, "401"), (READER, "403")])
 def test_a_push_without_permission_is_refused_at_the_start(server, client, tmp_path, token, reason):
-    """Also where the repository is there and can be read."""
+    """Even if the repository exists and can be read."""
     if "user/guarded" not in server.repos:
         client("from huggingface_hub import create_repo; create_repo('user/guarded')")
     code = """
@@ -193,7 +193,7 @@ result = errors
     assert not uploads(server) and "user/not_there" not in server.repos
 
 
-def test_no_server_no_training(server, client, tmp_path):
+def test_training_does_not_start_if_the_hub_is_unreachable(server, client, tmp_path):
     code = """
 import huggingface_hub.constants
 huggingface_hub.constants.HF_HUB_OFFLINE = True
@@ -207,8 +207,60 @@ finally:
     assert "Cannot push to 'user/offline'" in client(TRAINER + code, folder=str(tmp_path), repo_id="user/offline")
 
 
+def test_an_unreachable_hub_is_reported_as_such(server, client):
+    """The error does not claim that a file is missing. A model in the cache can still be loaded."""
+    code = """
+import huggingface_hub.constants
+from tiny import byte_tokenizer, tiny_llama, tiny_team
+from transformers import AutoModelForCausalLM
+from trl_multiagent import AgentTeam
+from trl_multiagent.models.pretrained import find_file
+tiny_llama().push_to_hub("user/solo")
+byte_tokenizer().push_to_hub("user/solo")
+tiny_team().push_to_hub("user/far")
+AgentTeam.from_pretrained("user/solo", roles=["aux", "main"])  # fills the cache
+AutoModelForCausalLM.from_pretrained("user/far", subfolder="agents/main")  # caches a part of the team
+attempts = {
+    "no roles": lambda: AgentTeam.from_pretrained("user/far"),
+    "roles": lambda: AgentTeam.from_pretrained("user/never-seen", roles=["aux", "main"]),
+    "a cached model": lambda: AgentTeam.from_pretrained("user/solo", roles=["aux", "main"]).roles,
+    "a cached model, no roles": lambda: AgentTeam.from_pretrained("user/solo"),
+}
+result = {}
+huggingface_hub.constants.HF_HUB_OFFLINE = True
+try:
+    for name, attempt in attempts.items():
+        try:
+            result[name] = str(attempt())
+        except (OSError, ValueError) as error:
+            result[name] = str(error)
+finally:
+    huggingface_hub.constants.HF_HUB_OFFLINE = False
+"""
+    results = client(code)
+    assert "whether 'user/far' has a file team.json: the Hugging Face Hub did not answer" in results["no roles"]
+    assert "the Hugging Face Hub did not answer" in results["roles"]
+    assert results["a cached model"] == "('aux', 'main')"
+    assert "user/solo holds no team.json" in results["a cached model, no roles"]
+
+
+def test_a_name_of_neither_a_folder_nor_a_repository_is_reported(server, client):
+    code = """
+from trl_multiagent import AgentTeam
+result = []
+for name in ("user/nothing-here", "./missing/folder/of/mine"):
+    try:
+        AgentTeam.from_pretrained(name)
+    except OSError as error:
+        result.append(str(error))
+"""
+    missing, invalid = client(code)
+    assert "'user/nothing-here' is neither an existing folder nor a repository on the Hub" in missing
+    assert "'./missing/folder/of/mine' is neither an existing folder nor the id of a repository" in invalid
+
+
 @pytest.mark.parametrize("strategy", ["end", "every_save", "checkpoint", "all_checkpoints"])
-def test_strategies(server, client, tmp_path, strategy):
+def test_each_strategy_pushes_its_files(server, client, tmp_path, strategy):
     code = """
 trainer = trainer(hub_strategy=strategy, hub_always_push=True, hub_token=token)
 trainer.train()
@@ -251,7 +303,7 @@ trainer.push_to_hub(dataset_name="openai/openai_humaneval")
     assert card["datasets"] == "openai/openai_humaneval" and "magrpo" in card["tags"]
 
 
-def test_training_goes_on_from_a_checkpoint_on_the_hub(server, client, tmp_path):
+def test_training_resumes_from_a_checkpoint_on_the_hub(server, client, tmp_path):
     code = """
 from huggingface_hub import snapshot_download
 from pathlib import Path
@@ -270,8 +322,8 @@ trainer(max_steps=3, push_to_hub=False).train()
     assert saved_weights(tmp_path / "second" / "checkpoint-3") == saved_weights(tmp_path / "straight" / "checkpoint-3")
 
 
-def test_files_do_not_change_under_a_push(server, client, tmp_path):
-    """The second checkpoint comes while the first is still being sent: it is left to the push at the end."""
+def test_files_do_not_change_during_a_push(server, client, tmp_path):
+    """The second checkpoint is saved while the first is being sent, so the push at the end uploads it."""
     code = """
 import threading
 from transformers import TrainerCallback
@@ -282,7 +334,7 @@ class Release(TrainerCallback):
         if state.global_step == 3:
             release.set()
 trainer = trainer(max_steps=3, callbacks=[Release()])
-hf_api().run_as_future(release.wait)  # pushes in the background wait for each other, and so for this
+hf_api().run_as_future(release.wait)  # background pushes run one after the other, so they wait for this
 trainer.train()
 trainer.push_to_hub()
 """
@@ -298,7 +350,7 @@ trainer.push_to_hub()
 
 
 @pytest.mark.parametrize("status", [None, 503])
-def test_an_interrupted_upload_is_tried_again(server, client, tmp_path, status):
+def test_an_interrupted_upload_is_retried(server, client, tmp_path, status):
     code = "from tiny import tiny_team; team = tiny_team(); team.save_pretrained(folder); team.push_to_hub(repo_id)"
     server.fail("PUT /lfs/part", times=1, status=status)
     client(code, folder=str(tmp_path), repo_id=f"user/retry_{status}")
@@ -313,7 +365,7 @@ def test_an_interrupted_upload_is_tried_again(server, client, tmp_path, status):
     ids=["a model is not stored", "the connection breaks at the commit"],
 )
 def test_a_push_that_fails_at_the_end_loses_nothing(server, client, tmp_path, request_that_fails, status, to_send):
-    """The result stays in the folder, the error says how to go on, and the command that it names completes the push."""
+    """The result is in the folder, and the command in the error message completes the push."""
     code = """
 trainer = trainer(hub_strategy="end")
 trainer.train()
@@ -323,7 +375,7 @@ except RuntimeError as error:
     result = str(error)
 """
     server.repos.pop("user/late", None)
-    server.fail(request_that_fails, times=1, status=status)  # the client does not try these again
+    server.fail(request_that_fails, times=1, status=status)  # the client does not retry these requests
     error = client(TRAINER + code, folder=str(tmp_path), repo_id="user/late")
     assert "was not completed" in error and f"trl-multiagent push {tmp_path} user/late" in error
     assert server.repos["user/late"].messages == ["initial commit"]
@@ -337,7 +389,7 @@ except RuntimeError as error:
     assert {path: files[path] for path in WEIGHTS} == whole
     assert set(files) >= TEAM_FILES | {"reward_curve.png", "training_args.bin"}
     assert not any(path.startswith("checkpoint-") for path in files)
-    assert sum("/complete/" in request for request in server.requests) == to_send  # what had arrived is not sent again
+    assert sum("/complete/" in request for request in server.requests) == to_send  # uploaded files are not sent again
 
 
 def test_a_push_that_fails_during_the_training_does_not_stop_it(server, client, tmp_path):
@@ -358,12 +410,15 @@ result = [trainer.state.global_step, messages]
     assert step == 2
     assert len(messages) == 1 and "during the training failed" in messages[0] and "500" in messages[0]
     repo = server.repos["user/shaky"]
-    assert repo.messages == ["initial commit", "Training in progress, step 2"]  # at the end nothing was missing
+    assert repo.messages == [
+        "initial commit",
+        "Training in progress, step 2",
+    ]  # the push at the end found no new files
     files = repo.files()
     assert {path: files[path] for path in WEIGHTS} == saved_weights(tmp_path)
 
 
-def test_the_command_s_refusals(client, tmp_path):
+def test_the_push_command_reports_errors(client, tmp_path):
     code = """
 from trl_multiagent.cli import main
 try:
@@ -379,7 +434,7 @@ except SystemExit as error:
 
 
 def test_a_recipe_in_two_processes(server, client, tiny_model, tmp_path):
-    """The script as users launch it; one process alone pushes, and the team that comes back is the trained one."""
+    """The script is launched as users launch it. Only one process pushes, and the pushed team is the trained one."""
     problem = {"prompt": "def f(x):\n    '''Double x.'''\n", "entry_point": "f"}
     problem["test"] = "def check(candidate):\n    assert candidate(1) == 2\n"
     data = tmp_path / "problems.jsonl"

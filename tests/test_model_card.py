@@ -16,11 +16,11 @@ def metadata(card) -> dict:
     return yaml.safe_load(str(card).split("---")[1])
 
 
-def test_base_models_are_those_of_the_hub(tmp_path):
+def test_only_base_models_on_the_hub_are_named(tmp_path):
     team = tiny_team(("a", "b", "c", "d"))
     for role, name in zip("abcd", ["Qwen/Qwen2.5-0.5B", "gpt2", "Qwen/Qwen2.5-0.5B", str(tmp_path)], strict=True):
         team.agents[role].config._name_or_path = name
-    card = team_card(team, "user/team", dataset_name="openai/openai_humaneval", tags=["mine"])
+    card = team_card(team.summary(), "user/team", dataset_name="openai/openai_humaneval", tags=["mine"])
     data = metadata(card)
     assert data["base_model"] == ["Qwen/Qwen2.5-0.5B", "gpt2"]
     assert data["datasets"] == "openai/openai_humaneval"
@@ -32,27 +32,27 @@ def test_base_models_are_those_of_the_hub(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "/gone/model", "./model", "a/b/c", "a b"])
-def test_what_is_no_id(name):
+def test_names_that_are_not_hub_ids(name):
     assert hub_id(name) is None
 
 
-def test_adapters_load_with_peft():
+def test_the_card_shows_how_to_load_one_agent():
     team = tiny_team(("main",))
-    card = str(team_card(team, "user/team"))
+    card = str(team_card(team.summary(), "user/team"))
     assert 'AutoModelForCausalLM.from_pretrained("user/team", subfolder="agents/main")' in card and "peft" not in card
     team = team_of("lora", ("main",))
     team.agents["main"].config._name_or_path = "Qwen/Qwen2.5-0.5B"
-    card = str(team_card(team, "user/team"))
+    card = str(team_card(team.summary(), "user/team"))
     assert 'base = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")' in card
     assert 'PeftModel.from_pretrained(base, "user/team", subfolder="agents/main")' in card
 
 
 def test_a_card_of_one_agent():
-    card = str(team_card(tiny_team(("main",)), "user/solo"))
+    card = str(team_card(tiny_team(("main",)).summary(), "user/solo"))
     assert "One language model." in card and "team of" not in card
 
 
-def test_environments_name_themselves():
+def test_environments_are_shown_by_their_repr():
     class Own:
         roles = ("a",)
 
@@ -63,7 +63,7 @@ def test_environments_name_themselves():
     assert "CodeGenerationEnvironment(roles=('main',), mode='plain'" in name and "reward_version=2" in name
 
 
-def test_results():
+def test_results_of_training_and_evaluation():
     log = [{"step": step, "reward": float(step % 7), "turn_1/tests": step / 10} for step in range(1, 11)]
     log[5:5] = [{"step": 5, "eval_reward": 2.5, "eval_turn_1/tests": 0.25, "eval_runtime": 1.0}]
     log += [{"step": 10, "eval_reward": 1.5, "eval_turn_1/tests": 0.75}, {"step": 10, "train_loss": 0.1}]
@@ -76,7 +76,7 @@ def test_results():
     assert results["metrics"] == {"turn_1/tests": ["0.950", "0.750"]}
 
 
-def test_results_of_several_evaluation_sets_and_of_none():
+def test_results_of_several_evaluation_sets_and_without_rewards():
     log = [{"step": 3, "eval_humaneval_reward": 1.0, "eval_mbpp_reward": 2.0, "eval_turn_1/total_reward": 3.0}]
     results = summarize(log)
     assert [row["name"] for row in results["rewards"]] == ["evaluation, humaneval", "evaluation, mbpp"]

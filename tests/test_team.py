@@ -57,7 +57,7 @@ def test_a_model_for_each_agent(tiny_model, tmp_path):
     assert {agent.dtype for agent in team.agents.values()} == {torch.bfloat16}
 
 
-def test_saved_team_loads_again_and_each_agent_alone(tmp_path):
+def test_a_saved_team_and_each_of_its_agents_can_be_loaded(tmp_path):
     team = tiny_team()
     team.save_pretrained(tmp_path)
     assert [agent["role"] for agent in json.loads((tmp_path / "team.json").read_text())["agents"]] == ["aux", "main"]
@@ -72,7 +72,7 @@ def test_saved_team_loads_again_and_each_agent_alone(tmp_path):
         )
 
 
-def test_load_weights(tmp_path):
+def test_load_weights_replaces_the_weights_of_a_team_with_the_same_roles(tmp_path):
     tiny_team().save_pretrained(tmp_path)
     other = AgentTeam({role: tiny_llama(9) for role in ("aux", "main")}, tiny_team().tokenizers)
     other.load_weights(tmp_path)
@@ -81,14 +81,14 @@ def test_load_weights(tmp_path):
         tiny_team(("solo",)).load_weights(tmp_path)
 
 
-def test_a_saved_team_of_another_format(tmp_path):
+def test_a_team_file_of_another_format_version_is_refused(tmp_path):
     tiny_team().save_pretrained(tmp_path)
     (tmp_path / "team.json").write_text('{"format_version": 7, "agents": []}')
     with pytest.raises(ValueError, match="format version 7"):
         AgentTeam.from_pretrained(str(tmp_path))
 
 
-def test_the_team_s_forward_runs_every_agent():
+def test_forward_runs_every_agent_on_its_own_inputs():
     team = tiny_team()
     inputs = {role: {"input_ids": torch.tensor([[65 + k, 66, 67]])} for k, role in enumerate(team.roles)}
     outputs = team(team_inputs=inputs)
@@ -126,7 +126,7 @@ def test_the_team_s_forward_runs_every_agent():
         (lambda path: team_of("shared").freeze(["aux"]), "none of them can be frozen"),
     ],
 )
-def test_refusals(build, message, tiny_model):
+def test_invalid_teams_are_refused(build, message, tiny_model):
     with pytest.raises(ValueError, match=message):
         build(tiny_model)
 
@@ -148,7 +148,7 @@ WRONG_ROLES = {
 
 
 @pytest.mark.parametrize("roles", WRONG_ROLES, ids=repr)
-def test_roles_that_cannot_name_agents(tmp_path, roles):
+def test_roles_that_cannot_name_agents_are_refused(tmp_path, roles):
     with pytest.raises(ValueError, match=WRONG_ROLES[roles]):
         AgentTeam.from_pretrained("nothing/is-loaded", roles=roles)
     environment = tiny_environment()
@@ -179,19 +179,19 @@ def test_roles_that_cannot_name_agents(tmp_path, roles):
         (["a", "a_reference"], "'a_reference' is the name of the reference policy of 'a'"),
     ],
 )
-def test_roles_that_cannot_name_modules(roles, message):
+def test_roles_that_cannot_name_modules_are_refused(roles, message):
     with pytest.raises(ValueError, match=message):
         AgentTeam.from_pretrained("nothing/is-loaded", roles=roles)
 
 
-def test_what_must_be_a_dict():
+def test_arguments_of_the_wrong_type_are_refused():
     with pytest.raises(ValueError, match="`models` must be a dict with one model per role, not list"):
         AgentTeam([tiny_llama()], {})
     with pytest.raises(ValueError, match="`prompts` must be a dict with one entry per role, not 'main'"):
         FunctionEnvironment("main", count_reward)
 
 
-def test_other_roles_than_the_saved_ones(tmp_path):
+def test_roles_that_differ_from_the_saved_ones_are_refused(tmp_path):
     tiny_team().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"has the roles \['aux', 'main'\], not \['x', 'y'\]"):
         AgentTeam.from_pretrained(str(tmp_path), roles=["x", "y"])
@@ -250,7 +250,7 @@ def test_fresh_adapters_depend_on_the_seed_and_the_role(tiny_model, tmp_path, co
     shutil.copytree(tiny_model, tmp_path / "other")
     other = str(tmp_path / "other")
     first = lora_team(tiny_model, **config)
-    torch.manual_seed(3)  # what was drawn before does not matter, and what is drawn next is not changed
+    torch.manual_seed(3)  # loading neither depends on nor changes the global generator
     state = torch.get_rng_state()
     again = lora_team(tiny_model, **config)
     assert torch.equal(torch.get_rng_state(), state)
@@ -306,7 +306,7 @@ def test_weights_that_a_file_lacks_depend_on_the_seed(tmp_path):
         assert torch.equal(*heads[0]) == bool(settings)
 
 
-def test_adapters_of_single_agents_make_a_team(tiny_model, tmp_path):
+def test_a_team_can_be_loaded_from_saved_adapters(tiny_model, tmp_path):
     first = lora_team(tiny_model, init_lora_weights=False)
     first.save_pretrained(tmp_path)
     folders = [str(tmp_path / "agents" / role) for role in ("main", "aux")]
@@ -325,7 +325,7 @@ def test_adapters_share_one_base_and_are_all_trainable(tiny_model):
     assert trainable and all("lora_" in name for name in trainable)
     assert len(trainable) == 3 * len(team.agent_parameters("aux"))
     plain = AgentTeam.from_pretrained(tiny_model, roles=["solo"])
-    for role in team.roles:  # fresh adapters add nothing
+    for role in team.roles:  # fresh adapters do not change the output
         assert torch.equal(logits(team, role), logits(plain, "solo"))
 
 
@@ -335,12 +335,12 @@ def test_frozen_agents(tiny_model):
         assert team.trained_roles == ("main",) and team.frozen == {"aux"}
         assert not any(parameter.requires_grad for parameter in team.agent_parameters("aux"))
         assert all(parameter.requires_grad for parameter in team.agent_parameters("main"))
-        team.freeze(["main"])  # another trainer trains the other one
+        team.freeze(["main"])  # as a later trainer does
         assert all(parameter.requires_grad for parameter in team.agent_parameters("aux"))
         assert not any(parameter.requires_grad for parameter in team.agent_parameters("main"))
 
 
-def test_the_reference_of_a_lora_team_is_what_it_began_from(tiny_model):
+def test_the_reference_policy_of_a_lora_team_is_its_initial_policy(tiny_model):
     base = AgentTeam.from_pretrained(tiny_model, roles=["solo"])
     trained = team_of("lora")
     beginning = {role: logits(trained, role) for role in trained.roles}
@@ -360,12 +360,12 @@ def test_the_reference_of_a_lora_team_is_what_it_began_from(tiny_model):
                 assert torch.equal(logits(team, role), expected[role])
         for role in team.roles:
             assert torch.equal(logits(team, role), after[role]) and not torch.equal(after[role], expected[role])
-        team.keep_reference()  # another trainer begins from here
+        team.keep_reference()  # as a later trainer does
         with team.as_reference():
             assert all(torch.equal(logits(team, role), after[role]) for role in team.roles)
 
 
-def test_what_a_lora_team_saves_is_its_adapters(tmp_path):
+def test_a_lora_team_saves_only_its_adapters(tmp_path):
     team = team_of("lora")
     team.keep_reference()
     team.save_pretrained(tmp_path, state_dict=team.state_dict())

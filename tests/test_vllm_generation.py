@@ -1,4 +1,4 @@
-"""Generation through vLLM. There is no GPU here: `vllm_double.py` says what takes vLLM's place, and what is real."""
+"""Generation through vLLM. The tests need no GPU: `vllm_double.py` describes which parts of vLLM are replaced."""
 
 import copy
 import math
@@ -53,7 +53,7 @@ def config(tmp_path, **settings) -> MAGRPOConfig:
 
 
 def lora_model(folder: str, **settings):
-    """A base with adapters for two roles that all change what it computes."""
+    """A base with adapters for two roles; each adapter changes the output."""
     torch.manual_seed(0)
     configs = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, **settings)
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder), configs, adapter_name="aux")
@@ -62,7 +62,7 @@ def lora_model(folder: str, **settings):
 
 
 class Weights(TrainerCallback):
-    """The team's weights before every optimizer step and at the end."""
+    """Records the team's weights before every optimizer step."""
 
     def __init__(self):
         self.snapshots = []
@@ -72,7 +72,7 @@ class Weights(TrainerCallback):
 
 
 class Recorded(MAGRPOTrainer):
-    """Keeps what was sampled."""
+    """Records the samples."""
 
     def _sample(self, role, nodes):
         samples = super()._sample(role, nodes)
@@ -81,7 +81,7 @@ class Recorded(MAGRPOTrainer):
 
 
 class Replayed(MAGRPOTrainer):
-    """Answers what another trainer sampled."""
+    """Returns the samples that another trainer recorded."""
 
     def _sample(self, role, nodes):
         samples = self.samples.pop(0)
@@ -118,7 +118,7 @@ def train_with_servers(tmp_path, models, shift=0.0, **settings):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory, models):
-    """One run with a server per agent, which several tests look at."""
+    """One run with a server per agent, which several tests inspect."""
     with pytest.MonkeyPatch.context() as patch:
         install(patch)
         yield train_with_servers(tmp_path_factory.mktemp("served"), models, top_p=0.9, top_k=50, min_p=0.01)
@@ -161,7 +161,7 @@ def test_weights_are_sent_once_per_step(served):
     assert {name.split(".")[1] for name in changed} == {"aux", "main"}
 
 
-def test_the_update_is_that_of_the_same_completions_without_vllm(served, tmp_path, models):
+def test_the_update_equals_that_on_the_same_completions_without_vllm(served, tmp_path, models):
     trainer, *_ = served
     other = tiny_trainer(tmp_path, team_of(models), trainer=Replayed, **TRAINING)
     other.samples = list(trainer.samples)
@@ -176,8 +176,8 @@ def test_the_update_is_that_of_the_same_completions_without_vllm(served, tmp_pat
         assert left["agents/aux/sampling_logp_difference"] < 1e-4
 
 
-def test_the_correction_weighs_the_loss(tmp_path, models):
-    """The servers call every token twice as likely as it is, so every token's loss is halved."""
+def test_the_correction_multiplies_the_loss(tmp_path, models):
+    """The servers report twice the probability of every token, so every token's loss is halved."""
     settings = {"max_steps": 1, "num_turns": 1, "vllm_importance_sampling_mode": "token_truncate"}
     settings |= {"per_device_train_batch_size": 1, "max_completion_length": 32}  # rows of several lengths
     trainer, _, (before,) = train_with_servers(tmp_path / "1", models, math.log(2), **settings)
@@ -192,7 +192,7 @@ def test_the_correction_weighs_the_loss(tmp_path, models):
     assert trainer.state.log_history[0]["agents/aux/sampling_logp_difference"] == pytest.approx(math.log(2), abs=1e-4)
 
 
-def test_without_the_correction_the_servers_log_probabilities_do_not_matter(tmp_path, models):
+def test_without_the_correction_the_update_ignores_the_servers_log_probabilities(tmp_path, models):
     settings = {"max_steps": 1, "num_turns": 1, "vllm_importance_sampling_correction": False}
     trainer, *_ = train_with_servers(tmp_path / "1", models, math.log(2), **settings)
     assert "agents/aux/sampling_logp_difference" not in trainer.state.log_history[0]
@@ -213,7 +213,7 @@ def test_without_the_correction_the_servers_log_probabilities_do_not_matter(tmp_
         ("sequence_mask", None, 1.5, [[1.0], [1.0]]),
     ],
 )
-def test_correction(tmp_path, mode, low, high, expected):
+def test_the_correction_is_the_bounded_ratio(tmp_path, mode, low, high, expected):
     args = config(
         tmp_path,
         vllm_importance_sampling_mode=mode,
@@ -258,7 +258,7 @@ def test_full_models_have_an_engine_each(tmp_path, models):
         assert [(name, number) for name, number, _ in engine.calls] == [(None, 2 * 4), (None, 2 * 4 * 4)] * 2
         assert engine.calls[0][2]["n"] == 1 and engine.calls[0][2]["temperature"] == 0.8
         assert engine.calls[0][2]["stop_token_ids"] == EOS and engine.calls[0][2]["ignore_eos"]
-        # Sent at both steps; what it holds is what the second step began with
+        # The weights were sent at both steps, so the engine has those from before the second step
         names = list(dict(team_of(models).agents[role].named_parameters()))
         assert engine.loaded_weights == names * 2
         for name, x in engine.model.named_parameters():
@@ -280,7 +280,7 @@ def test_agents_with_the_same_weights_share_an_engine_that_sleeps(tmp_path, mode
         assert [len(group) for group in completions] == [3, 3] == [len(group) for group in logps]
         assert all(math.isfinite(x) for group in logps for sequence in group for x in sequence)
         assert engine.awake == set()
-    # A process without prompts still lets its engine sleep
+    # The engine goes to sleep even if its process has no prompts
     assert generations["aux"].sample("aux", [], 3, step=1) == ([], [])
     assert engine.awake == set()
 
@@ -320,7 +320,7 @@ def test_adapters_share_one_engine(tmp_path, models, sleep):
     assert len(engine.adapters) == 4 and engine.loaded_weights == []
     assert [name for name, *_ in engine.calls] == ["aux", "main", "aux", "main", "aux"]
     folder = next((tmp_path / "vllm_adapters").iterdir())
-    assert sorted(path.name for path in folder.iterdir()) == ["aux-2", "main-2"]  # earlier ones are gone
+    assert sorted(path.name for path in folder.iterdir()) == ["aux-2", "main-2"]  # earlier versions were removed
 
 
 def test_adapters_share_one_server(tmp_path, models):
@@ -346,7 +346,7 @@ def test_adapters_share_one_server(tmp_path, models):
     assert all(torch.equal(x, base[name]) for name, x in model.named_parameters())  # nothing was merged
 
 
-def test_a_server_that_takes_no_adapters(tmp_path, models):
+def test_a_server_that_does_not_accept_adapters_is_reported(tmp_path, models):
     model = lora_model(models["aux"])
     with VLLMServer(models["aux"]) as server:
         args = config(tmp_path, vllm_mode="server", vllm_server_base_url=server.url)
@@ -355,14 +355,14 @@ def test_a_server_that_takes_no_adapters(tmp_path, models):
             generation.sample("aux", [[65]], 2, 0)
 
 
-# Whole training of the other forms of a team
+# Complete training runs with the other forms of a team
 
 
 def train(tmp_path, team, **settings):
     trainer = tiny_trainer(tmp_path, team, trainer=Recorded, use_vllm=True, **{**TRAINING, **settings})
     trainer.train()
     for entry in trainer.state.log_history[:2]:
-        for role in team.trained_roles:  # what the engine sampled with is what the update began with
+        for role in team.trained_roles:  # the engine sampled with the weights from before the update
             assert 0 < entry[f"agents/{role}/sampling_logp_difference"] < 1e-4
     return trainer
 
@@ -400,14 +400,14 @@ def test_training_shared_weights_with_one_server(tmp_path, models):
     assert len(server.completions) == 2 * 4 and len(server.updates) == 2
 
 
-def test_a_frozen_partner_is_sent_once(tmp_path, models):
+def test_the_weights_of_a_frozen_agent_are_sent_once(tmp_path, models):
     train(tmp_path, team_of(models), frozen_agents=["main"])
     aux, main = LLM.instances
     assert len(aux.loaded_weights) == 2 * len(main.loaded_weights) > 0
     assert len(aux.calls) == len(main.calls) == 4
 
 
-# What is refused
+# Refused settings
 
 
 @pytest.mark.parametrize(
@@ -423,12 +423,12 @@ def test_a_frozen_partner_is_sent_once(tmp_path, models):
         ({"vllm_mode": "server", "vllm_enable_sleep_mode": True}, "is for `vllm_mode='colocate'`"),
     ],
 )
-def test_config_refusals(tmp_path, settings, message):
+def test_invalid_settings_are_refused(tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
         config(tmp_path, **settings)
 
 
-def test_without_vllm(tmp_path, monkeypatch):
+def test_a_missing_vllm_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("trl_multiagent.trainers.magrpo_config.is_vllm_available", lambda: False)
     with pytest.raises(ImportError, match=r"pip install trl-multiagent\[vllm\]"):
         config(tmp_path)
@@ -439,16 +439,16 @@ def test_without_vllm(tmp_path, monkeypatch):
     [
         (None, r"2 models of their own.*set `vllm_server_base_urls`"),
         ({"aux": "http://a"}, r"\['main'\] are missing"),
-        ({"aux": "http://a", "main": "http://b", "critic": "http://c"}, r"\['critic'\] are no roles"),
+        ({"aux": "http://a", "main": "http://b", "critic": "http://c"}, r"\['critic'\] are not roles"),
         ({"aux": "http://a", "main": "http://a"}, "but one server, http://a"),
     ],
 )
-def test_server_refusals(tmp_path, models, urls, message):
+def test_servers_that_do_not_fit_the_team_are_refused(tmp_path, models, urls, message):
     with pytest.raises(ValueError, match=message):
         tiny_trainer(tmp_path, team_of(models), use_vllm=True, vllm_mode="server", vllm_server_base_urls=urls)
 
 
-def test_engine_refusals(tmp_path, models):
+def test_teams_that_an_engine_cannot_load_are_refused(tmp_path, models):
     with pytest.raises(ValueError, match="works with one engine per process, and the team's 2 models"):
         tiny_trainer(tmp_path, team_of(models), use_vllm=True, vllm_enable_sleep_mode=True)
     with pytest.raises(ValueError, match=r"agent 'aux' was loaded from '', where vLLM finds no config\.json"):
@@ -461,12 +461,12 @@ def test_engine_refusals(tmp_path, models):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"use_dora": True}, "`use_dora` is True, it must be False"),
-        ({"bias": "all"}, "`bias` is 'all', it must be 'none'"),
+        ({"use_dora": True}, "`use_dora` is True, but must be False"),
+        ({"bias": "all"}, "`bias` is 'all', but must be 'none'"),
         ({"modules_to_save": ["lm_head"]}, "`modules_to_save`"),
     ],
 )
-def test_adapter_refusals(tmp_path, models, settings, message):
+def test_adapters_that_vllm_cannot_load_are_refused(tmp_path, models, settings, message):
     model = get_peft_model(
         AutoModelForCausalLM.from_pretrained(models["aux"]), LoraConfig(target_modules=["q_proj"], **settings), "aux"
     )
@@ -474,14 +474,14 @@ def test_adapter_refusals(tmp_path, models, settings, message):
         check_vllm({"aux": model}, config(tmp_path))
 
 
-def test_rank_of_the_engine():
+def test_the_rank_of_the_engine_suffices_for_all_adapters():
     assert max_lora_rank({"aux": LoraConfig(r=16), "main": LoraConfig(r=8, rank_pattern={"q_proj": 33})}) == 64
     assert max_lora_rank({"aux": LoraConfig(r=1)}) == 1
     with pytest.raises(ValueError, match="rank 512 at most; the agents' have 513"):
         max_lora_rank({"aux": LoraConfig(r=513)})
 
 
-def test_a_server_whose_log_probabilities_are_of_no_use(tmp_path, models):
+def test_a_server_with_unprocessed_log_probabilities_is_refused(tmp_path, models):
     with VLLMServer(models["aux"], logprobs_mode="raw_logprobs") as server:
         args = config(tmp_path, vllm_mode="server", vllm_server_base_url=server.url, vllm_group_port=free_ports(1))
         model = AutoModelForCausalLM.from_pretrained(models["aux"])
@@ -489,7 +489,7 @@ def test_a_server_whose_log_probabilities_are_of_no_use(tmp_path, models):
             make_generations({"aux": model}, {"aux": EOS}, Accelerator(cpu=True), args)
 
 
-def test_the_best_model_is_sent_again(tmp_path, models):
+def test_the_weights_of_the_best_model_are_sent_again(tmp_path, models):
     trainer = tiny_trainer(
         tmp_path,
         team_of(models),
@@ -514,7 +514,7 @@ def test_the_best_model_is_sent_again(tmp_path, models):
 
 @pytest.fixture(scope="module")
 def two_processes(forked, tmp_path_factory, models):
-    """What each of two processes recorded, and the server that they used."""
+    """The records of two processes, and the server that they used."""
     output = tmp_path_factory.mktemp("processes")
     script = Path(__file__).parent / "helpers" / "vllm_two_processes.py"
     with VLLMServer(models["aux"]) as server:
@@ -533,6 +533,6 @@ def test_two_processes(two_processes, mode):
 
 def test_one_request_for_all_processes(two_processes):
     server = two_processes[1]
-    # Two steps of two turns, and at the end nothing is asked where no process has a prompt
+    # Two steps of two turns. At the end no process has a prompt, so there is no request
     assert [len(body["prompt"]) for body in server.completions] == [2, 4, 2, 4, 4, 2, 1]
     assert len(server.updates) == 2 + 4

@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.command in ("env", "push") and rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     elif arguments.command == "push":
-        from trl_multiagent.hub.push import push_folder
+        from trl_multiagent.team.files import push_folder
 
         options = vars(arguments)
         options.pop("command")

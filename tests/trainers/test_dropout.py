@@ -1,4 +1,4 @@
-"""The update is that of the policy that sampled, whatever its model does in training mode."""
+"""The update is computed without dropout, like the sampling, unless dropout is enabled."""
 
 import copy
 import logging
@@ -28,7 +28,7 @@ SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 def noisy_models():
-    """Models in training mode that are random there, each in another way."""
+    """Models whose forward is random in training mode, each for another reason."""
     torch.manual_seed(0)
     return {
         # Modules
@@ -94,7 +94,7 @@ def test_gradient_by_hand(tmp_path, form, activations):
 
 
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
-def test_dropout_can_be_switched_on(tmp_path, caplog, gradient_checkpointing):
+def test_dropout_can_be_enabled(tmp_path, caplog, gradient_checkpointing):
     team = AgentTeam({"solo": tiny_llama(attention_dropout=0.4)}, {"solo": byte_tokenizer()})
     with caplog.at_level(logging.WARNING, logger="trl_multiagent"):
         gradients, trainer, before = one_update(
@@ -105,7 +105,7 @@ def test_dropout_can_be_switched_on(tmp_path, caplog, gradient_checkpointing):
     assert message.startswith("`disable_dropout=False`: the update has dropout and the sampling has none")
 
 
-def test_a_lora_dropout_without_effect_is_named(tmp_path, caplog):
+def test_a_lora_dropout_without_effect_is_reported(tmp_path, caplog):
     team = noisy_team("lora")
     team.policies["llama_agent"].peft_config["llama_agent"].lora_dropout = 0.0
     for agents, number in ((team, 1), (team_of("lora"), 0), (tiny_team(), 0)):

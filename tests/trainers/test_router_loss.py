@@ -1,4 +1,4 @@
-"""Mixture-of-experts agents: the router loss, against a computation in plain PyTorch and against TRL's trainer."""
+"""The router loss of mixture-of-experts agents, compared with plain PyTorch and with TRL's trainer."""
 
 import copy
 
@@ -18,7 +18,7 @@ def team_of(models):
 
 
 def experts_team(**changes):
-    """Dense agents and all architectures of experts, in an order in which the first agent says nothing of the others."""
+    """A dense agent and all architectures of experts. The dense one is first, so the first agent does not decide for all."""
     models = {f"{name}_agent": tiny_experts(name, **changes) for name in EXPERTS}
     return team_of({"dense": tiny_llama(), **models})
 
@@ -39,7 +39,7 @@ def adapters_team():
 
 
 def gradients_by_hand(trainer, before, coef=0.5):
-    """Of the policy loss, and of the router losses of the agents that have one."""
+    """The gradients of the policy loss, plus those of the router losses of the agents that have one."""
     if any(node.rewards[0] != reward for level in trainer._levels for node in level for reward in node.rewards):
         reference_gradients(trainer._levels, before)
     for role in trainer._router_loss_coefs:
@@ -51,7 +51,7 @@ def gradients_by_hand(trainer, before, coef=0.5):
 @pytest.mark.parametrize("activations", ["kept activations", "recomputed"])
 @pytest.mark.parametrize("build", [experts_team, adapters_team])
 def test_gradient_by_hand(tmp_path, build, activations):
-    """Over several turns, in micro-batches of which the last one is partly padding."""
+    """With several turns, and micro-batches of which the last one is partly padding."""
     gradients, trainer, before = one_update(
         tmp_path, build(), num_turns=2, per_device_train_batch_size=7, **CHECKPOINTING[activations]
     )
@@ -64,9 +64,23 @@ def test_gradient_by_hand(tmp_path, build, activations):
     assert "agents/dense/aux_loss" not in trainer.state.log_history[0]
 
 
+def test_agents_without_a_sparse_layer_have_a_router_loss_of_zero(tmp_path):
+    models = {name: tiny_experts(name, mlp_only_layers=[0, 1]) for name in ("qwen2_moe", "qwen3_moe")}
+    gradients, trainer, before = one_update(tmp_path, team_of({**models, "sparse": tiny_experts("qwen3_moe")}))
+    policy = reference_gradients(trainer._levels, copy.deepcopy(before))
+    assert {role for role in models if trainer.state.log_history[0][f"agents/{role}/aux_loss"] == 0.0} == set(models)
+    for role in models:
+        prefix = f"models.{role}."
+        own, expected = (
+            {name: x for name, x in update.items() if name.startswith(prefix)} for update in (gradients, policy)
+        )
+        assert distance(own, expected) < 1e-5
+    assert trainer.state.log_history[0]["agents/sparse/aux_loss"] > 0
+
+
 @pytest.mark.parametrize("size", [2, 64])
-def test_siblings_that_teach_nothing_count(tmp_path, size):
-    """Rows without an advantage, and micro-batches of padding only."""
+def test_rows_without_an_advantage_count(tmp_path, size):
+    """Even in micro-batches that contain only padding otherwise."""
     environment = tiny_environment(("solo",), reward=lambda completions, **columns: [1.0] * len(completions))
     team = team_of({"solo": tiny_experts("qwen2_moe")})
     settings = {"items_per_device": 3, "num_turns": 2, "early_termination_threshold": 0.5}
@@ -79,15 +93,15 @@ def test_siblings_that_teach_nothing_count(tmp_path, size):
 
 @pytest.mark.parametrize("asks", [False, True])
 @pytest.mark.parametrize(("given", "coef"), [(0.0, 0.0), (0.25, 0.25)])
-def test_the_weight_can_be_set(tmp_path, given, coef, asks):
-    """Also for a model whose configuration asks for its router logits in every forward."""
+def test_the_coefficient_can_be_set(tmp_path, given, coef, asks):
+    """Even for a model whose configuration requests router logits in every forward."""
     team = team_of({"dense": tiny_llama(), "solo": tiny_experts("mixtral", output_router_logits=asks)})
     gradients, trainer, before = one_update(tmp_path, team, router_aux_loss_coef=given, beta=0.1)
     assert distance(gradients, gradients_by_hand(trainer, before, coef)) < 1e-5
     assert list(trainer._router_loss_coefs) == (["solo"] if coef else [])
 
 
-def test_truncated_completions_that_are_masked_do_not_count(tmp_path):
+def test_masked_completions_do_not_count(tmp_path):
     team = team_of({"solo": tiny_experts("olmoe")})
     gradients, trainer, before = one_update(tmp_path, team, items_per_device=6, mask_truncated_completions=True)
     for node in trainer._levels[0]:
@@ -97,7 +111,7 @@ def test_truncated_completions_that_are_masked_do_not_count(tmp_path):
 
 
 @pytest.mark.parametrize("architecture", EXPERTS)
-def test_one_agent_is_trl_s_trainer(tmp_path, architecture):
+def test_one_agent_equals_trl(tmp_path, architecture):
     environment = FunctionEnvironment({"solo": "{prompt}"}, count_reward)
     dataset = tiny_items(2).add_column("prompt", ["First task:", "The second task:"])
     team = team_of({"solo": tiny_experts(architecture)})

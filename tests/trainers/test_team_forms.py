@@ -1,4 +1,4 @@
-"""Training teams of every form: LoRA, shared weights, frozen partners."""
+"""Training of teams of every form: LoRA, shared weights, frozen agents."""
 
 import copy
 import random
@@ -26,7 +26,7 @@ def test_gradient_by_hand(tmp_path, form, activations):
 
 
 @pytest.mark.parametrize("form", ["full", "lora"])
-def test_a_frozen_agent_answers_and_does_not_change(tmp_path, form):
+def test_a_frozen_agent_samples_but_does_not_change(tmp_path, form):
     team = team_of(form)
     gradients, trainer, before = one_update(tmp_path, team, frozen_agents=["aux"], num_turns=2)
     before.freeze(["aux"])
@@ -49,7 +49,7 @@ def test_only_the_adapters_of_a_lora_team_change(tmp_path):
 
 @pytest.mark.parametrize("form", ["shared", "lora", "lora on two bases"])
 def test_reference_penalty(tmp_path, form):
-    """The reference is what each agent began from, here adapters that do something."""
+    """The reference policy is each agent's initial policy, here with adapters that change the output."""
     team = team_of(form)
     initial = copy.deepcopy(team)
     seen = {}
@@ -102,7 +102,7 @@ def test_resume_is_exact(tmp_path, form):
     whole = tiny_trainer(tmp_path / "run", team_of(form), **settings)
     whole.train()
     other = team_of(form)
-    with torch.no_grad():  # what is resumed is the checkpoint, not the team that the trainer was given
+    with torch.no_grad():  # the weights must come from the checkpoint, not from the team that the trainer gets
         for parameter in other.parameters():
             parameter.mul_(1.5 if parameter.requires_grad else 1.0)
     resumed = tiny_trainer(tmp_path / "run", other, **settings)
@@ -122,8 +122,8 @@ STARTS = {
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_one_seed_one_result(tmp_path, tiny_model, start):
-    """Whatever was drawn before, between the team, the trainer and the start of training."""
+def test_the_seed_decides_the_result(tmp_path, tiny_model, start):
+    """Random numbers drawn before the team, the trainer or the training do not change it."""
     shutil.copytree(tiny_model, tmp_path / "other")
     settings, arguments = STARTS[start]
     names = [str(tmp_path / name) if name else tiny_model for name in settings.get("name", [""])]
@@ -146,7 +146,7 @@ def test_one_seed_one_result(tmp_path, tiny_model, start):
     assert not all(torch.equal(x, other[name]) for name, x in first.items())
 
 
-def test_what_one_adapter_learns_does_not_show_in_the_others(tmp_path):
+def test_training_one_adapter_does_not_change_the_others(tmp_path):
     roles = ("one", "two", "three", "four")
     team = team_of("lora", roles)
     before = copy.deepcopy(team)
@@ -157,7 +157,7 @@ def test_what_one_adapter_learns_does_not_show_in_the_others(tmp_path):
             assert torch.equal(agent(ids).logits, old(ids).logits) == (role != "four")
 
 
-def test_recomputing_with_another_adapter_would_show(tmp_path, monkeypatch):
+def test_recomputing_with_the_wrong_adapter_changes_the_gradient(tmp_path, monkeypatch):
     monkeypatch.setattr(type(tiny_team()), "_checkpointing", lambda self, layer, checkpoint: checkpoint)
     gradients, trainer, before = one_update(tmp_path, team_of("lora"), **CHECKPOINTING["recomputed"])
     assert distance(gradients, reference_gradients(trainer._levels, before)) > 1e-2

@@ -1,47 +1,72 @@
-"""The model card of a team: who is in it, how it was trained, what came of it, and how to load it."""
+"""Writes the model card of a team: its agents, its training, its results, and how to load it."""
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-from trl.trainer.utils import get_config_model_id
-
-import trl_multiagent
-from trl_multiagent.environments.base import Environment
-from trl_multiagent.team.agent_team import AgentTeam
 
 
 CURVE_FILE = "reward_curve.png"
 RECIPE_FILE = "config.yaml"
 TEMPLATE = Path(__file__).parent / "templates" / "team_card.md"
 TAGS = ["trl", "trl-multiagent", "multi-agent"]
-PACKAGES = {"TRL": "trl", "Transformers": "transformers", "Pytorch": "torch"}
+PACKAGES = {"trl_multiagent": "trl-multiagent", "TRL": "trl", "Transformers": "transformers", "Pytorch": "torch"}
 PACKAGES |= {"Datasets": "datasets", "Tokenizers": "tokenizers", "PEFT": "peft"}
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-WINDOW = 10  # at most so many log entries of training in one mean
+MAX_WINDOW = 10  # log entries
+
+
+@dataclass
+class AgentSummary:
+    """
+    One agent of a team, as a card describes it.
+
+    Args:
+        role (`str`): The agent's role.
+        base_model (`str`): Name of the model that the agent started from: a Hub id, a folder, or empty.
+        folder (`str`): The agent's folder within the team's folder.
+    """
+
+    role: str
+    base_model: str
+    folder: str
+
+
+@dataclass
+class TeamSummary:
+    """
+    A team, as a card describes it.
+
+    Args:
+        agents (`list[AgentSummary]`): The agents, in the order of their roles.
+        has_adapters (`bool`): Whether the agents are LoRA adapters.
+    """
+
+    agents: list[AgentSummary]
+    has_adapters: bool
 
 
 @dataclass
 class TrainingSummary:
     """
-    What a card says about the training.
+    The training of a team, as a card describes it.
 
     Args:
         algorithm (`str`): Name of the algorithm.
         paper (`dict[str, str]`): `title`, `id` on arXiv and BibTeX `citation` of its paper, or empty.
         environment (`str`, *optional*): The environment, see [`environment_name`].
         settings (`dict[str, str | int | float]`): The settings to show.
-        has_recipe (`bool`): Whether the folder has the settings of a recipe.
-        best_metric (`str`, *optional*): Name of the metric whose best checkpoint was loaded at the end.
+        has_recipe (`bool`): Whether the folder contains the settings of a recipe.
+        best_metric (`str`, *optional*): Name of the metric that chose the best checkpoint, if that was loaded at the end.
         log_history (`list[dict]`): The trainer's logs, `trainer.state.log_history`.
-        changes (`list[dict]`): What was changed when the training was resumed: `step`, and `changes` with `before` and `after`.
-        links (`dict[str, str | None]`): Addresses of the run at `wandb`, `trackio` and `comet`.
+        changes (`list[dict]`): Settings that changed when the training was resumed. Each entry has the `step`, and
+            `changes` with the value `before` and `after` by setting.
+        links (`dict[str, str | None]`): URLs of the run at `wandb`, `trackio` and `comet`.
     """
 
     algorithm: str
@@ -50,13 +75,27 @@ class TrainingSummary:
     settings: dict[str, str | int | float]
     has_recipe: bool
     best_metric: str | None
-    log_history: list[dict]
-    changes: list[dict]
+    log_history: list[dict[str, Any]]
+    changes: list[dict[str, Any]]
     links: dict[str, str | None]
 
 
+@dataclass
+class RewardSeries:
+    """
+    Mean joint rewards of the training or of one evaluation set.
+
+    Args:
+        steps (`list[int]`): Optimizer steps.
+        values (`list[float]`): The mean joint reward at each of them.
+    """
+
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+
 def team_card(
-    team: AgentTeam,
+    team: TeamSummary,
     repo_id: str,
     model_name: str | None = None,
     dataset_name: str | None = None,
@@ -64,28 +103,28 @@ def team_card(
     training: TrainingSummary | None = None,
 ) -> ModelCard:
     """
-    The card of a team.
+    Writes the card of a team.
 
     Args:
-        team ([`AgentTeam`]):
+        team ([`TeamSummary`]):
             The team.
         repo_id (`str`):
-            Where it can be loaded from.
+            The repository that the team is loaded from.
         model_name (`str`, *optional*):
             Name of the team; by default that of the repository.
         dataset_name (`str`, *optional*):
-            Id on the Hub of the dataset that it was trained on.
+            Hub id of the dataset that the team was trained on.
         tags (`list[str]`, *optional*):
-            Tags besides those that every team has.
-        training (`TrainingSummary`, *optional*):
-            How it was trained; without it the card only says what the team is.
+            Tags in addition to those that every team has.
+        training ([`TrainingSummary`], *optional*):
+            The training. Without it, the card describes the team alone.
 
     Returns:
         [`~huggingface_hub.ModelCard`]
     """
+    # A card names only base models that a reader can load
     agents = [
-        {"role": role, "base_model": hub_id(get_config_model_id(agent.config)), "folder": team.folder(role)}
-        for role, agent in team.agents.items()
+        {"role": agent.role, "base_model": hub_id(agent.base_model), "folder": agent.folder} for agent in team.agents
     ]
     base_models = [agent["base_model"] for agent in agents if agent["base_model"] is not None]
     model_name = model_name or repo_id.split("/")[-1]
@@ -97,109 +136,125 @@ def team_card(
         pipeline_tag="text-generation",
         tags=list(dict.fromkeys([*TAGS, *(tags or []), *(["generated_from_trainer"] if training else [])])),
     )
-    versions = {name: metadata.version(package) for name, package in PACKAGES.items()}
     one = "One language model"
-    several = (
-        f"A team of {len(agents)} language models that answer one task together, each with a completion of its own"
-    )
+    several = f"A team of {len(agents)} language models that solve one task together, each with its own completion"
     return ModelCard.from_template(
         card_data,
         template_path=str(TEMPLATE),
         model_name=model_name,
         repo_id=repo_id,
         dataset_name=dataset_name,
-        summary=one if len(agents) == 1 else several,
+        description=one if len(agents) == 1 else several,
         agents=agents,
         adapters=team.has_adapters,
         training=training,
         results=summarize(training.log_history) if training else None,
         curve_file=CURVE_FILE,
         recipe_file=RECIPE_FILE,
-        versions={"trl_multiagent": trl_multiagent.__version__, **versions},
+        versions={name: metadata.version(package) for name, package in PACKAGES.items()},
     )
 
 
 def hub_id(name: str) -> str | None:
-    """A model's name if it is an id on the Hub; `None` for a folder, and for a model that was never loaded."""
+    """The name of a model if it is a Hub id. `None` for a folder, and for the empty name of a model that was not loaded."""
     return name if HUB_ID.fullmatch(name) and not os.path.exists(name) else None
 
 
-def environment_name(environment: Environment) -> str:
-    """The `repr` of an environment, which may name a version of its reward; its class if it has no `repr` of its own."""
+def environment_name(environment: object) -> str:
+    """The `repr` of an environment, or the name of its class if the class defines no `__repr__`."""
     cls = type(environment)
     return cls.__qualname__ if cls.__repr__ is object.__repr__ else repr(environment)
 
 
-def reward_series(log_history: list[dict]) -> dict[str, tuple[list[int], list[float]]]:
-    """Optimizer steps and mean joint rewards of the training, and of each evaluation set."""
-    series = {}
+def reward_series(log_history: list[dict[str, Any]]) -> dict[str, RewardSeries]:
+    """The mean joint rewards of the training, as `"training"`, and of each evaluation set, as `"evaluation, <set>"`."""
+    series: dict[str, RewardSeries] = {}
     for entry in log_history:
         for key, value in entry.items():
             if match := re.fullmatch(r"(?:(eval)_(?:([^/]+)_)?)?reward", key):
                 kind, dataset = match.groups()
                 name = "training" if kind is None else f"evaluation, {dataset}" if dataset else "evaluation"
-                steps, values = series.setdefault(name, ([], []))
-                steps.append(entry["step"])
-                values.append(value)
+                rewards = series.setdefault(name, RewardSeries())
+                rewards.steps.append(entry["step"])
+                rewards.values.append(value)
     return series
 
 
-def window_of(values: list[float]) -> int:
-    """How many log entries of training are averaged: a fifth of them, [`WINDOW`] at most."""
-    return max(1, min(WINDOW, len(values) // 5))
+def averaging_window(values: list[float]) -> int:
+    """Number of consecutive log entries to average: a fifth of all entries, but at most [`MAX_WINDOW`]."""
+    return max(1, min(MAX_WINDOW, len(values) // 5))
 
 
-def summarize(log_history: list[dict]) -> dict:
-    """The tables of a card: first, best and final rewards, and the last values of the environment's other metrics."""
+def summarize(log_history: list[dict[str, Any]]) -> dict[str, Any]:
+    """
+    Makes the tables of a card.
+
+    Args:
+        log_history (`list[dict]`): The trainer's logs.
+
+    Returns:
+        `dict` with these entries, all numbers formatted:
+
+        - `rewards`: one row with `name`, `first`, `best`, `best_step` and `final` per series of [`reward_series`];
+        - `window`: the number of log entries of training that are averaged;
+        - `columns`: `"training"`, `"evaluation"` or both, the columns of `metrics`;
+        - `metrics`: the last values of the environment's other metrics, by name.
+    """
     series = reward_series(log_history)
-    window = window_of(series["training"][1]) if "training" in series else 1
-    rewards = []
-    for name, (steps, values) in series.items():
+    window = averaging_window(series["training"].values) if "training" in series else 1
+    reward_rows = []
+    for name, rewards in series.items():
         width = window if name == "training" else 1
-        means = [fmean(values[k : k + width]) for k in range(len(values) - width + 1)]
+        means = [fmean(rewards.values[k : k + width]) for k in range(len(rewards.values) - width + 1)]
         best = max(range(len(means)), key=means.__getitem__)
-        row = {"name": name, "first": means[0], "best": means[best], "final": means[-1]}
-        rewards.append(
-            {k: f"{v:.3f}" if k != "name" else v for k, v in row.items()} | {"best_step": steps[best + width - 1]}
+        reward_rows.append(
+            {
+                "name": name,
+                "first": f"{means[0]:.3f}",
+                "best": f"{means[best]:.3f}",
+                "best_step": rewards.steps[best + width - 1],
+                "final": f"{means[-1]:.3f}",
+            }
         )
 
-    metrics = {}
-    for prefix in ("", "eval_"):
-        column = {}
+    columns = {"": "training", "eval_": "evaluation"}  # by the prefix of a metric's name in the logs
+    metrics: dict[str, dict[str, str]] = {}
+    for prefix in columns:
+        values_by_name: dict[str, list[float]] = {}
         for entry in log_history:
             for key, value in entry.items():
                 if re.fullmatch(rf"{prefix}turn_\d+/.+", key):
-                    column.setdefault(key.removeprefix(prefix), []).append(value)
+                    values_by_name.setdefault(key.removeprefix(prefix), []).append(value)
         width = window if prefix == "" else 1
-        for name, values in column.items():
+        for name, values in values_by_name.items():
             metrics.setdefault(name, {})[prefix] = f"{fmean(values[-width:]):.3f}"
-    prefixes = {
-        prefix: title
-        for prefix, title in {"": "training", "eval_": "evaluation"}.items()
-        if any(prefix in x for x in metrics.values())
-    }
+    used = [prefix for prefix in columns if any(prefix in row for row in metrics.values())]
     return {
-        "rewards": rewards,
+        "rewards": reward_rows,
         "window": window,
-        "columns": list(prefixes.values()),
-        "metrics": {name: [x.get(prefix, "") for prefix in prefixes] for name, x in sorted(metrics.items())},
+        "columns": [columns[prefix] for prefix in used],
+        "metrics": {name: [row.get(prefix, "") for prefix in used] for name, row in sorted(metrics.items())},
     }
 
 
-def draw_reward_curve(log_history: list[dict], path: str | Path) -> None:
+def draw_reward_curve(log_history: list[dict[str, Any]], path: str | Path) -> None:
     """
-    Draws the joint reward against the optimizer step: every log entry of training, their moving mean, evaluations.
+    Draws the mean joint reward against the optimizer step: the training, its moving mean, and the evaluations.
 
     Args:
-        log_history (`list[dict]`): The trainer's logs; at least one has a reward.
-        path (`str` or `Path`): The PNG to write.
+        log_history (`list[dict]`): The trainer's logs, at least one of them with a reward.
+        path (`str` or `Path`): The PNG file to write.
     """
+    from matplotlib.figure import Figure  # takes long to import
+    from matplotlib.ticker import MaxNLocator
+
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     colors = iter(["tab:orange", "tab:green", "tab:red", "tab:purple"] * 4)
-    for name, (steps, values) in reward_series(log_history).items():
+    for name, rewards in reward_series(log_history).items():
+        steps, values = rewards.steps, rewards.values
         if name == "training":
-            window = window_of(values)
+            window = averaging_window(values)
             if window > 1:
                 axes.plot(steps, values, color="tab:blue", alpha=0.3, linewidth=1, label="training, every log entry")
             smooth = [fmean(values[max(0, k - window + 1) : k + 1]) for k in range(len(values))]

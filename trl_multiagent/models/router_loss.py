@@ -1,51 +1,78 @@
 """
 The load-balancing loss of mixture-of-experts agents, over a whole batch.
 
-With weights w_t of the tokens of all layers, probabilities p_te and the k experts that each token is sent to, it is
+Every token of every sparse layer has a weight w_t. The router gives it the probabilities p_te, and sends it to the k most
+probable experts. The loss is that of transformers:
 
     num_experts * sum over experts e of load_e * P_e,   load_e = sum of w_t over the tokens sent to e / T,
                                                         P_e = sum over tokens of w_t p_te / T,   T = sum of w_t
 
-as transformers has it. Gradients flow through P alone. Once the load of a batch is known, its loss is a sum over tokens,
-so it does not matter how the batch is split into micro-batches and processes.
+Gradients flow through P alone. With the load of the whole batch, the loss is a sum over tokens, so it does not depend on
+how the batch is split into micro-batches and processes.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import ModelOutput
 
 
 def has_routers(model: PreTrainedModel) -> bool:
-    """Whether a model is a mixture of experts that can return its routers' logits; GRPOTrainer asks the same."""
+    """Whether a model's class is a mixture of experts that can return its router logits. GRPOTrainer checks the same."""
     return hasattr(model.config.get_text_config(), "output_router_logits")
 
 
 def without_router_logits(model: PreTrainedModel) -> dict[str, bool]:
-    """Arguments of a forward that computes no router loss, whatever the model's configuration says."""
+    """Arguments that keep a forward from computing a router loss, whatever the model's configuration says."""
     return {"output_router_logits": False} if has_routers(model) else {}
 
 
 def router_loss_coef(config: PreTrainedConfig, given: float | None) -> float:
-    """The weight of a model's router loss: what is given, else what its configuration declares, as in GRPOTrainer."""
+    """The weight of a model's router loss: the given one, else that of the model's configuration, as in GRPOTrainer."""
     return getattr(config.get_text_config(), "router_aux_loss_coef", 0.0) if given is None else given
 
 
-@contextlib.contextmanager
-def router_logits_of(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """Inside, the logits of the model's routers in its next forward are collected, `(num_tokens, num_experts)` each."""
-    collected = []
+def forward_with_expert_sums(
+    model: PreTrainedModel, token_weights: torch.Tensor, **inputs: torch.Tensor
+) -> ModelOutput:
+    """
+    Runs a forward of a model and records what its routers did.
 
-    def ask(backbone, args, kwargs):
+    Args:
+        model ([`~transformers.PreTrainedModel`]): A mixture of experts.
+        token_weights (`torch.Tensor`): The weight of each token in the loss, of the shape of the `input_ids`.
+        **inputs: Arguments of the forward.
+
+    Returns:
+        The model's output. Its `aux_loss` holds the result of [`expert_sums`] in place of a loss.
+    """
+    with _collected_router_logits(model) as router_logits:
+        outputs = model(**inputs)
+    experts_per_token = model.config.get_text_config().num_experts_per_tok
+    outputs.aux_loss = expert_sums(router_logits, experts_per_token, token_weights)
+    return outputs
+
+
+@contextlib.contextmanager
+def _collected_router_logits(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
+    """Collects the logits of all routers in a model's next forward, one tensor `(num_tokens, num_experts)` per layer."""
+    collected: list[torch.Tensor] = []
+
+    def request(
+        backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return args, {**kwargs, "output_router_logits": True}
 
-    def collect(backbone, args, outputs):
-        collected.extend(outputs.router_logits)
+    def collect(backbone: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
+        collected.extend(outputs.router_logits or ())
 
-    # Of the backbone: the whole model would compute a loss of its own from them
+    # The hooks are on the backbone, because the whole model would compute a loss of its own from the logits
     hooks = [
-        model.base_model.register_forward_pre_hook(ask, with_kwargs=True),
+        model.base_model.register_forward_pre_hook(request, with_kwargs=True),
         model.base_model.register_forward_hook(collect),
     ]
     try:
@@ -55,36 +82,45 @@ def router_logits_of(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
             hook.remove()
 
 
-def expert_sums(router_logits: list[torch.Tensor], experts_per_token: int, weights: torch.Tensor) -> torch.Tensor:
+def expert_sums(
+    router_logits: Sequence[torch.Tensor], experts_per_token: int, token_weights: torch.Tensor
+) -> torch.Tensor:
     """
-    What the routers of all layers did with some tokens.
+    Sums up the choices and the probabilities of all routers.
 
     Args:
-        router_logits (`list[torch.Tensor]`): One tensor per layer, of shape `(num_tokens, num_experts)`.
-        experts_per_token (`int`): How many experts a token is sent to.
-        weights (`torch.Tensor`): Weight of each token; zero for padding. Any shape with `num_tokens` elements.
+        router_logits (`Sequence[torch.Tensor]`): One tensor of shape `(num_tokens, num_experts)` per sparse layer.
+        experts_per_token (`int`): Number of experts that each token is sent to.
+        token_weights (`torch.Tensor`): The weight of each token, 0 for padding. Any shape with `num_tokens` elements.
 
     Returns:
-        `torch.Tensor` of shape `(2, num_experts)`: the weight that was sent to each expert, and the weighted sum of its
-        probabilities, which alone has a gradient.
+        `torch.Tensor` of shape `(2, num_experts)`: for each expert, the total weight of the tokens that were sent to it,
+        and the weighted sum of its probabilities. Only the second row has a gradient. For a model without a sparse layer
+        `num_experts` is 0.
     """
-    weights = weights.reshape(-1, 1).float()
-    sent, probability = 0.0, 0.0
+    if not router_logits:
+        return token_weights.new_zeros(2, 0, dtype=torch.float32)
+    token_weights = token_weights.reshape(-1, 1).float()
+    sent = torch.zeros(router_logits[0].size(1), device=router_logits[0].device)
+    probability = torch.zeros_like(sent)
     for logits in router_logits:
         probabilities = logits.softmax(dim=-1)
         chosen = torch.zeros_like(logits).scatter(1, probabilities.topk(experts_per_token).indices, 1.0)
-        sent = sent + (weights * chosen).sum(dim=0)  # autocast would round the result of a matrix product
-        probability = probability + (weights * probabilities).sum(dim=0)
+        sent = sent + (token_weights * chosen).sum(dim=0)  # a matrix product would be rounded under autocast
+        probability = probability + (token_weights * probabilities).sum(dim=0)
     return torch.stack([sent, probability])
 
 
 def expert_load(sent: torch.Tensor, experts_per_token: int) -> torch.Tensor:
     """
-    The factors of the experts' summed probabilities in the loss of a batch.
+    Computes the factors of the experts' summed probabilities in the loss of a batch.
 
     Args:
-        sent (`torch.Tensor` of shape `(num_experts,)`): The weight that the whole batch sent to each expert.
-        experts_per_token (`int`): How many experts a token is sent to.
+        sent (`torch.Tensor` of shape `(num_experts,)`): Total weight of the tokens that the whole batch sent to each expert.
+        experts_per_token (`int`): Number of experts that each token is sent to.
+
+    Returns:
+        `torch.Tensor` of shape `(num_experts,)`.
     """
     total = sent.sum() / experts_per_token
     return len(sent) * sent / total**2

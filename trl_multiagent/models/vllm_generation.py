@@ -1,8 +1,8 @@
 """
-Generation through vLLM, on TRL's `VLLMGeneration`.
+Samples completions with vLLM, on top of TRL's `VLLMGeneration`.
 
-A model of its own has an engine or a server of its own, to which its weights are sent after every update. Agents that are
-adapters on one base share one engine or server, which holds the base and is sent the adapters only.
+Every distinct model has an engine or a server, and its weights are sent there after every update. Agents that are adapters
+on one base share an engine or a server: it loads the base once, and only the adapters are sent.
 """
 
 import math
@@ -10,7 +10,7 @@ import shutil
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, Protocol, cast, get_args
 
 import torch
 from accelerate import Accelerator
@@ -18,33 +18,69 @@ from accelerate.utils import is_peft_model
 from peft import LoraConfig, PeftModel
 from torch import distributed
 from transformers import PreTrainedModel, set_seed
-from trl import GRPOConfig
+from trl.extras.profiling import ProfilingContext
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 
-from trl_multiagent.team.agent_team import adapter_parameters, find_file
+from trl_multiagent.models.pretrained import MODEL_CONFIG, adapter_parameters, find_file
+
+
+class VLLMSettings(Protocol):
+    """The fields of a trainer's configuration that this module reads. Most are those of [`~trl.GRPOConfig`]."""
+
+    output_dir: str | None
+    seed: int
+    trust_remote_code: bool
+    max_completion_length: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float | None
+    repetition_penalty: float
+    generation_kwargs: dict | str | None
+    vllm_mode: str
+    vllm_model_impl: str
+    vllm_structured_outputs_regex: str | None
+    vllm_server_base_url: str | None
+    vllm_server_base_urls: dict[str, str] | None
+    vllm_server_host: str
+    vllm_server_port: int
+    vllm_server_timeout: float
+    vllm_group_port: int
+    vllm_adapter_dir: str | None
+    vllm_gpu_memory_utilization: float
+    vllm_max_model_length: int | None
+    vllm_tensor_parallel_size: int
+    vllm_enable_sleep_mode: bool
+    vllm_importance_sampling_correction: bool
+    vllm_importance_sampling_mode: str
+    vllm_importance_sampling_clip_min: float | None
+    vllm_importance_sampling_clip_max: float | None
+
+    @property
+    def rows_per_device(self) -> int: ...
 
 
 class AgentGeneration(VLLMGeneration):
     """
     Samples from one model: that of one agent, or of several agents that share all weights.
 
-    The arguments are those of TRL's class, which takes for granted that all processes have the same number of prompts.
-    Here they may differ.
+    The arguments are those of TRL's class. That class requires the same number of prompts on all processes; here the
+    processes may have different numbers.
     """
 
-    adapter: str | None = None  # which of the model's adapters answers; `None` for a model without
+    adapter: str | None = None  # the adapter that the model samples with; `None` for a model without adapters
 
-    def __init__(self, **kwargs):
-        self.loaded_steps = {}  # the optimizer step whose weights the engine holds, by adapter
+    def __init__(self, **kwargs: Any):
+        self.loaded_steps: dict[str | None, int] = {}  # the optimizer step of the weights in the engine, by adapter
         super().__init__(**kwargs)
 
     def sample(
         self, role: str, prompt_ids: list[list[int]], num_generations: int, step: int
     ) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
         """
-        Samples completions for each prompt. Every process must call it, also without prompts.
+        Samples completions for each prompt. Every process must call it, even if it has no prompts.
 
         Args:
             role (`str`):
@@ -54,12 +90,12 @@ class AgentGeneration(VLLMGeneration):
             num_generations (`int`):
                 Number of completions of each prompt.
             step (`int`):
-                Number of optimizer steps so far: the weights are sent before the first completions of a step.
+                Number of optimizer steps so far. The weights are sent before the first completions of a step.
 
         Returns:
             `tuple` of two lists with one entry per prompt: its completions, as token ids up to and including the first
-            end-of-sequence token, and the log-probabilities in nats with which the engine sampled these tokens (NaN
-            where it gave none).
+            end-of-sequence token; and the log-probabilities in nats with which the engine sampled these tokens, NaN if the
+            engine returned none.
         """
         if self.loaded_steps.get(self.adapter) != step:
             self.sync_weights()
@@ -67,14 +103,23 @@ class AgentGeneration(VLLMGeneration):
         prompts = [ids for ids in prompt_ids for _ in range(num_generations)]
         _, completion_ids, logprobs, _ = self.generate(prompts, None, num_generations)
         completion_ids = [list(ids) for ids in completion_ids]
-        # Of each position TRL asks for one log-probability, that of the sampled token
+        # TRL requests one log-probability per position, that of the sampled token
         logps = [[math.nan if entry[0] is None else entry[0] for entry in sequence] for sequence in logprobs]
         starts = range(0, len(prompts), num_generations)
-        return tuple([x[k : k + num_generations] for k in starts] for x in (completion_ids, logps))
+        return (
+            [completion_ids[k : k + num_generations] for k in starts],
+            [logps[k : k + num_generations] for k in starts],
+        )
 
-    def generate(self, prompts, images, num_generations, profiler=None):
+    def generate(
+        self,
+        prompts: list[list[int]],
+        images: list[list | None] | None,
+        num_generations: int,
+        profiler: ProfilingContext | None = None,
+    ) -> tuple:
         group = self._process_group()
-        by_process = [prompts]
+        by_process: list[Any] = [prompts]
         if group is not None:
             by_process = [None] * distributed.get_world_size(group)
             distributed.all_gather_object(by_process, prompts, group=group)
@@ -82,17 +127,17 @@ class AgentGeneration(VLLMGeneration):
             return [], [], [], []
         if group is None:
             return super().generate(prompts, images, num_generations, profiler)
-        # TRL hands out shares of the size of each process's request, at that multiple of the rank: right only for equal
-        # requests. So the first process asks for everything, the others for nothing, and the first passes on the shares
+        # TRL's split of the results is correct only if all processes request equally many. Therefore the first process
+        # requests all completions, the others request none, and the first broadcasts the results
         rank = distributed.get_rank(group)
         everything = [ids for share in by_process for ids in share] if rank == 0 else []
-        outputs = [super().generate(everything, images, num_generations, profiler)]
+        outputs: list[Any] = [super().generate(everything, images, num_generations, profiler)]
         distributed.broadcast_object_list(outputs, src=distributed.get_global_rank(group, 0), group=group)
         start = sum(len(share) for share in by_process[:rank])
         return tuple(x[start : start + len(prompts)] for x in outputs[0])
 
     def _process_group(self) -> distributed.ProcessGroup | None:
-        """The processes that ask together: all for a server, the holders of one engine in colocate mode."""
+        """The processes that make one request together: all of them for a server, those of one engine in colocate mode."""
         if self.mode == "server":
             return distributed.group.WORLD if self.accelerator.num_processes > 1 else None
         return self.tp_group if self.tensor_parallel_size > 1 else None
@@ -100,31 +145,32 @@ class AgentGeneration(VLLMGeneration):
 
 class AdapterGeneration(AgentGeneration):
     """
-    Samples from several agents that are LoRA adapters on one base, each named as its agent.
+    Samples from several agents that are LoRA adapters on one base. Each adapter has the name of its agent's role.
 
-    The engine loads the base once. Of an update it gets the agent's adapter, as files.
+    The engine loads the base once. After an update, it receives the adapters as files.
 
     Args:
-        roles (`list[str]`):
-            The agents, which are the names of the adapters.
+        roles (`Sequence[str]`):
+            The agents.
         folder (`Path`):
-            Where adapters are written for the engine to read. A server must see it under the same path.
+            The adapters are written to this folder, from which the engine reads them. A server must have the folder under
+            the same path.
         **kwargs:
             Arguments of TRL's `VLLMGeneration`.
     """
 
-    def __init__(self, roles: Sequence[str], folder: Path, **kwargs):
+    def __init__(self, roles: Sequence[str], folder: Path, **kwargs: Any):
         self.roles = roles
         self.folder = folder
-        self.versions = dict.fromkeys(roles, 0)  # how often each adapter was written
+        self.versions = dict.fromkeys(roles, 0)  # number of times that each adapter was written
         super().__init__(**kwargs)
 
     @property
     def _configs(self) -> dict[str, LoraConfig]:
-        return {role: self.model.peft_config[role] for role in self.roles}
+        return {role: cast(LoraConfig, self.model.peft_config[role]) for role in self.roles}
 
-    def _init_vllm(self):
-        if self.mode == "server":  # without TRL's communicator, which is for weights
+    def _init_vllm(self) -> None:
+        if self.mode == "server":  # TRL's communicator is not needed, because it transfers weights
             if self.accelerator.is_main_process:
                 self.vllm_client = VLLMClient(base_url=self.server_base_url, connection_timeout=self.server_timeout)
             self.accelerator.wait_for_everyone()
@@ -132,18 +178,20 @@ class AdapterGeneration(AgentGeneration):
 
         lora = {"enable_lora": True, "max_loras": len(self.roles), "max_lora_rank": max_lora_rank(self._configs)}
         engine_class = vllm_generation.LLM
-        # TRL makes the engine, from arguments among which there are none for adapters
+        # TRL creates the engine, and its arguments cannot enable adapters
         vllm_generation.LLM = lambda **arguments: AdapterEngine(engine_class(**arguments, **lora))
         try:
             super()._init_vllm()
         finally:
             vllm_generation.LLM = engine_class
 
-    def sample(self, role, prompt_ids, num_generations, step):
+    def sample(
+        self, role: str, prompt_ids: list[list[int]], num_generations: int, step: int
+    ) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
         self.adapter = role
         if self.mode == "server":
             if self.accelerator.is_main_process:
-                self.vllm_client.model = role  # the name of an adapter stands for the base with it
+                self.vllm_client.model = role  # a request for the name of an adapter is answered by the base with it
         else:
             self.llm.role = role
             if self._llm_weights_sleeping:
@@ -152,25 +200,25 @@ class AdapterGeneration(AgentGeneration):
                 self._llm_weights_sleeping = False
         return super().sample(role, prompt_ids, num_generations, step)
 
-    def sync_weights(self):
-        role = self.adapter
+    def sync_weights(self) -> None:
+        role = cast(str, self.adapter)
         self.versions[role] += 1
-        # For its cache of prefixes the engine knows an adapter by name and path: a path is never used again
+        # The engine's prefix cache identifies an adapter by name and path, so every version needs a path of its own
         folder = self.folder / f"{role}-{self.versions[role]}"
-        mine = self.mode == "colocate" or self.accelerator.is_main_process
-        with self._dist.gather_params(adapter_parameters(self.model, role)):
-            if mine:
-                self.model.save_pretrained(folder, selected_adapters=[role], save_embedding_layers=False)
-        if not mine:
+        writes = self.mode == "colocate" or self.accelerator.is_main_process
+        with self._dist.gather_params(adapter_parameters(cast(PeftModel, self.model), role)):
+            if writes:
+                self.model.save_pretrained(str(folder), selected_adapters=[role], save_embedding_layers=False)
+        if not writes:
             return
         if self.mode == "colocate":
             self.llm.load(role, folder / role)
         else:
-            self._send(role, folder / role)
+            self._load_on_server(role, folder / role)
         if self.versions[role] > 1:
             shutil.rmtree(self.folder / f"{role}-{self.versions[role] - 1}")
 
-    def _send(self, role: str, folder: Path) -> None:
+    def _load_on_server(self, role: str, folder: Path) -> None:
         response = self.vllm_client.session.post(
             f"{self.vllm_client.base_url}/v1/load_lora_adapter",
             json={"lora_name": role, "lora_path": str(folder), "load_inplace": True},
@@ -178,7 +226,7 @@ class AdapterGeneration(AgentGeneration):
         if response.status_code != 200:
             raise RuntimeError(
                 f"The vLLM server at {self.vllm_client.base_url} did not load the adapter of agent {role!r} from "
-                f"{folder}: {response.status_code}, {response.text}. It must see that folder, and be started with "
+                f"{folder}: {response.status_code}, {response.text}. It must have access to that folder, and be started with "
                 f"`VLLM_ALLOW_RUNTIME_LORA_UPDATING=True` in its environment and `--enable-lora --max-loras "
                 f"{len(self.roles)} --max-lora-rank {max_lora_rank(self._configs)}`."
             )
@@ -186,67 +234,72 @@ class AdapterGeneration(AgentGeneration):
 
 class AdapterEngine:
     """
-    A vLLM engine as TRL uses it, that answers with one of its adapters.
+    A vLLM engine that samples with one of its adapters. It has the methods of `vllm.LLM` that TRL calls.
 
     Args:
         llm (`vllm.LLM`):
             The engine.
     """
 
-    def __init__(self, llm):
+    def __init__(self, llm: Any):
         self.llm = llm
-        self.requests = {}  # vLLM's handle of each agent's adapter
-        self.role = None
-        self.number = 0
+        self.requests: dict[str, Any] = {}  # vLLM's handle of each agent's adapter
+        self.role: str | None = None  # the agent that the next call samples for
+        self.num_loaded = 0
 
     def load(self, role: str, folder: Path) -> None:
-        """Answers for an agent with the adapter in a folder. vLLM reads it when it is first used."""
+        """Sets the adapter of an agent to that in a folder. vLLM reads the folder when the adapter is first used."""
         from vllm.lora.request import LoRARequest
 
-        self.number += 1  # vLLM knows an adapter by its number, and keeps what it has read under one
-        self.requests[role] = LoRARequest(role, self.number, str(folder))
+        self.num_loaded += (
+            1  # vLLM identifies an adapter by a number, and does not read the files of a known one again
+        )
+        self.requests[role] = LoRARequest(role, self.num_loaded, str(folder))
 
-    def generate(self, prompts, **kwargs):
-        return self.llm.generate(prompts, lora_request=self.requests[self.role], **kwargs)
+    def generate(self, prompts: list[Any], **kwargs: Any) -> Any:
+        return self.llm.generate(prompts, lora_request=self.requests[cast(str, self.role)], **kwargs)
 
     def wake_up(self, tags: list[str]) -> None:
         self.llm.wake_up(tags=tags)
 
     def sleep(self, level: int) -> None:
-        self.llm.sleep(level=1)  # TRL's level 2 drops the weights, and nobody sends the base's again
+        # TRL asks for level 2, which discards the weights. Those of the base are not sent again
+        self.llm.sleep(level=1)
 
 
 def make_generations(
     policies: dict[str, PreTrainedModel | PeftModel],
     eos_token_ids: dict[str, list[int]],
     accelerator: Accelerator,
-    args: GRPOConfig,
+    args: VLLMSettings,
 ) -> dict[str, AgentGeneration]:
     """
     Connects to the servers, or starts the engines, that sample for the agents.
 
     Args:
         policies (`dict[str, PreTrainedModel]` or `dict[str, PeftModel]`):
-            What computes for each role. Roles with the same object share it: a model whose weights they share, or a
-            `PeftModel` with an adapter named after each of them.
+            The model of each role. Roles may have the same object: a model whose weights they share, or a `PeftModel` with
+            an adapter of each role's name.
         eos_token_ids (`dict[str, list[int]]`):
-            The tokens that end a completion of each role, and no others do.
+            The tokens that end a completion of each role. No other token ends it.
         accelerator (`Accelerator`):
-            The trainer's.
-        args ([`MAGRPOConfig`]):
-            The `vllm_*` and sampling fields.
+            The trainer's accelerator.
+        args ([`VLLMSettings`]):
+            The trainer's configuration.
 
     Returns:
-        `dict[str, AgentGeneration]`: The generation of each role, one object for roles that share a model.
+        `dict[str, AgentGeneration]`: The generation of each role; one object for roles with the same model.
     """
     groups = roles_by_model(policies)
-    urls = server_urls(groups, args) if args.vllm_mode == "server" else [None] * len(groups)
-    generations = {}
+    urls: Sequence[str | None] = [None] * len(groups)
+    if args.vllm_mode == "server":
+        urls = server_urls(groups, args)
+    generations: dict[str, AgentGeneration] = {}
     for k, roles in enumerate(groups):
         kwargs = {
             "model": policies[roles[0]],
             "accelerator": accelerator,
-            "processing_class": None,  # TRL looks for image tokens with it
+            "processing_class": None,  # TRL needs it for image tokens only
             "mode": args.vllm_mode,
             "structured_outputs_regex": args.vllm_structured_outputs_regex,
             "server_base_url": urls[k],
@@ -267,36 +320,46 @@ def make_generations(
             "max_completion_length": args.max_completion_length,
             "logprobs": 0,
             "generation_kwargs": {
-                **(args.generation_kwargs or {}),
+                **cast(dict, args.generation_kwargs or {}),
                 "stop_token_ids": eos_token_ids[roles[0]],
-                "ignore_eos": True,  # those of the model's files, which need not be the agent's
+                "ignore_eos": True,  # those in the model's files may differ from the agent's
             },
         }
+        generation: AgentGeneration
         if is_peft_model(policies[roles[0]]):
-            folder = Path(args.vllm_adapter_dir or Path(args.output_dir) / "vllm_adapters").resolve()
+            folder = Path(args.vllm_adapter_dir or Path(cast(str, args.output_dir)) / "vllm_adapters").resolve()
             generation = AdapterGeneration(roles=roles, folder=folder / uuid.uuid4().hex, **kwargs)
         else:
             generation = AgentGeneration(**kwargs)
         generations |= dict.fromkeys(roles, generation)
         if args.vllm_mode == "server" and accelerator.is_main_process and args.vllm_importance_sampling_correction:
-            _check_logprobs(generation.vllm_client)
+            _check_logprobs_mode(generation.vllm_client)
     if args.vllm_mode == "colocate":
-        # An engine seeds the process's generators when it starts, and then samples with them. The processes of one
-        # engine must sample alike
+        # An engine samples with the generators of its process, and seeds them when it starts. The processes of one engine
+        # need the same seed
         set_seed(args.seed + accelerator.process_index // args.vllm_tensor_parallel_size)
     return generations
 
 
 def roles_by_model(policies: dict[str, PreTrainedModel | PeftModel]) -> list[list[str]]:
     """The roles of each distinct model."""
-    groups = {}
+    groups: dict[int, list[str]] = {}
     for role, model in policies.items():
         groups.setdefault(id(model), []).append(role)
     return list(groups.values())
 
 
-def server_urls(groups: list[list[str]], args: GRPOConfig) -> list[str]:
-    """The server of each distinct model, given the roles that use it."""
+def server_urls(groups: list[list[str]], args: VLLMSettings) -> list[str]:
+    """
+    The URL of each distinct model's server.
+
+    Args:
+        groups (`list[list[str]]`): The roles of each distinct model, see [`roles_by_model`].
+        args ([`VLLMSettings`]): The trainer's configuration.
+
+    Raises:
+        ValueError: a server is missing, or the servers do not fit the models.
+    """
     by_role = args.vllm_server_base_urls
     if by_role is None:
         if len(groups) > 1:
@@ -311,7 +374,7 @@ def server_urls(groups: list[list[str]], args: GRPOConfig) -> list[str]:
     if unknown or missing:
         raise ValueError(
             f"`vllm_server_base_urls` needs one URL per role, {roles}: "
-            + (f"{missing} are missing." if missing else f"{unknown} are no roles.")
+            + (f"{missing} are missing." if missing else f"{unknown} are not roles.")
         )
     for group in groups:
         if len({by_role[role] for role in group}) > 1:
@@ -324,8 +387,13 @@ def server_urls(groups: list[list[str]], args: GRPOConfig) -> list[str]:
     return urls
 
 
-def check_vllm(policies: dict[str, PreTrainedModel | PeftModel], args: GRPOConfig) -> None:
-    """Refuses, before anything is started, a team that vLLM cannot sample for as configured."""
+def check_vllm(policies: dict[str, PreTrainedModel | PeftModel], args: VLLMSettings) -> None:
+    """
+    Checks that vLLM can sample for a team as configured, before anything is started.
+
+    Raises:
+        ValueError: it cannot.
+    """
     groups = roles_by_model(policies)
     if args.vllm_mode == "server":
         server_urls(groups, args)
@@ -335,42 +403,47 @@ def check_vllm(policies: dict[str, PreTrainedModel | PeftModel], args: GRPOConfi
             "each. Turn it off, let the agents share a model, or use `vllm_mode='server'`."
         )
     for role, model in policies.items():
-        if is_peft_model(model):
-            _check_adapter(role, model.peft_config[role])
-            max_lora_rank({role: model.peft_config[role]})
-        # An engine is started by the name of the model
-        if args.vllm_mode == "colocate" and not (model.name_or_path and find_file(model.name_or_path, "config.json")):
+        if isinstance(model, PeftModel):
+            adapter_config = cast(LoraConfig, model.peft_config[role])
+            _check_adapter_options(role, adapter_config)
+            max_lora_rank({role: adapter_config})
+        # An engine loads the model by its name
+        if args.vllm_mode == "colocate" and not (model.name_or_path and find_file(model.name_or_path, MODEL_CONFIG)):
             raise ValueError(
                 f"The model of agent {role!r} was loaded from {model.name_or_path!r}, where vLLM finds no config.json: "
                 "start from a model id or from the agent's own folder."
             )
 
 
-def _check_adapter(role: str, config: LoraConfig) -> None:
-    refused = {
-        "use_dora": (config.use_dora, False),
-        "bias": (config.bias, "none"),
-        "modules_to_save": (config.modules_to_save or None, None),
-    }
-    for name, (value, supported) in refused.items():
-        if value != supported:
+def _check_adapter_options(role: str, config: LoraConfig) -> None:
+    """Raises `ValueError` if vLLM cannot load an adapter with these options."""
+    values = {"use_dora": config.use_dora, "bias": config.bias, "modules_to_save": config.modules_to_save or None}
+    supported = {"use_dora": False, "bias": "none", "modules_to_save": None}
+    for name, value in values.items():
+        if value != supported[name]:
             raise ValueError(
-                f"vLLM cannot sample with the adapter of agent {role!r}: `{name}` is {value!r}, it must be {supported!r}."
+                f"vLLM cannot sample with the adapter of agent {role!r}: `{name}` is {value!r}, but must be {supported[name]!r}."
             )
 
 
 def max_lora_rank(configs: dict[str, LoraConfig]) -> int:
-    """The smallest of vLLM's settings for the rank that is enough for all adapters."""
+    """
+    The smallest value of vLLM's setting `max_lora_rank` that is sufficient for all adapters.
+
+    Raises:
+        ValueError: an adapter's rank exceeds all values that vLLM allows.
+    """
     from vllm.config.lora import MaxLoRARanks
 
     allowed = get_args(MaxLoRARanks)
-    rank = max(max([config.r, *config.rank_pattern.values()]) for config in configs.values())
+    rank = max(max([config.r, *(config.rank_pattern or {}).values()]) for config in configs.values())
     if rank > max(allowed):
         raise ValueError(f"vLLM samples with adapters of rank {max(allowed)} at most; the agents' have {rank}.")
     return min(choice for choice in allowed if choice >= rank)
 
 
-def _check_logprobs(client: VLLMClient) -> None:
+def _check_logprobs_mode(client: VLLMClient) -> None:
+    """Raises `ValueError` if a server returns log-probabilities of another distribution than it samples from."""
     mode = client.get_server_info()["model_config"]["logprobs_mode"]
     if mode != "processed_logprobs":
         raise ValueError(
@@ -380,20 +453,20 @@ def _check_logprobs(client: VLLMClient) -> None:
         )
 
 
-def sampling_correction(logps: torch.Tensor, rows: dict[str, torch.Tensor], args: GRPOConfig) -> torch.Tensor:
+def sampling_correction(logps: torch.Tensor, rows: dict[str, torch.Tensor], args: VLLMSettings) -> torch.Tensor:
     """
-    How much likelier a completion is under the policy than under the engine that sampled it, bounded.
+    The importance sampling ratio of the policy over the engine that sampled a completion, bounded.
 
-    Source: the correction of TRL's GRPO. Every update uses completions of the policy that it starts from, so that the
-    log-probabilities of the update's own forward serve as the old policy's.
+    It is the correction of TRL's GRPO. Every update starts from the policy that sampled its completions, so the
+    log-probabilities of the update's own forward are those of the old policy.
 
     Args:
         logps (`torch.Tensor` of shape `(num_rows, completion_length)`):
             Log-probabilities of the tokens under the policy.
         rows (`dict[str, torch.Tensor]`):
-            `completion_mask` and `sampling_per_token_logps` (NaN: no correction) of that shape.
-        args ([`MAGRPOConfig`]):
-            The `vllm_importance_sampling_*` fields.
+            `completion_mask` and `sampling_per_token_logps` of that shape. A token whose entry is NaN is not corrected.
+        args ([`VLLMSettings`]):
+            The trainer's configuration.
 
     Returns:
         `torch.Tensor`: Factors of the loss, of shape `(num_rows, 1)` in the `"sequence_*"` modes, else of the shape of

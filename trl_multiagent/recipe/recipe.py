@@ -38,7 +38,8 @@ from trl_multiagent.recipe.sections import (
     Wandb,
 )
 from trl_multiagent.recipe.settings import ConfigError, check, make_parser, merge, nearest, read_layers, take
-from trl_multiagent.team.agent_team import AGENTS_FOLDER, SHARED_FOLDER, AgentTeam
+from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.team.files import AGENTS_FOLDER, SHARED_FOLDER
 from trl_multiagent.trainers.base.checkpoint_files import check_files, read_checkpoint
 from trl_multiagent.trainers.base.distribution import OtherProcessError, fail_together
 from trl_multiagent.trainers.base.rescue import SaveError

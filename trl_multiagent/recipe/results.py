@@ -12,7 +12,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from trl_multiagent.hub.model_card import CURVE_FILE, RECIPE_FILE
 from trl_multiagent.recipe.settings import ConfigError
-from trl_multiagent.team.agent_team import TEAM_FILE
+from trl_multiagent.team.files import TEAM_FILE
 from trl_multiagent.trainers.base.checkpoint_files import UNFINISHED_FOLDER
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 

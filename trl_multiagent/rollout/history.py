@@ -14,16 +14,16 @@ def uses_chat_template(tokenizer: PreTrainedTokenizerBase, setting: bool | None)
 
 def whole_prompt(role: str, history: Sequence[Turn], prompt: Prompt, as_chat: bool) -> list[dict[str, str]] | str:
     """
-    An agent's own past prompts and responses, and its new prompt.
+    Puts together an agent's own past prompts and responses, and its new prompt.
 
     Args:
         role (`str`): The agent.
         history (`Sequence[Turn]`): Past turns, oldest first.
-        prompt (`Prompt`): What it is asked next.
-        as_chat (`bool`): Whether as chat messages, or as one text; a single prompt is then left as it is.
+        prompt (`Prompt`): The agent's new prompt.
+        as_chat (`bool`): Whether to return chat messages or one text.
 
     Raises:
-        ValueError: the environment gives chat messages, which cannot be one text.
+        ValueError: one text is wanted, but the environment gives chat messages.
     """
     if as_chat:
         messages = []

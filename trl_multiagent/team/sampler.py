@@ -1,16 +1,26 @@
 """Sampling with a team outside of a trainer."""
 
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.tree import Node, Samples
 
 
-if TYPE_CHECKING:
-    from trl_multiagent.team.agent_team import AgentTeam
+class SamplingTeam(Protocol):
+    """What sampling needs of an [`AgentTeam`]."""
+
+    roles: tuple[str, ...]
+    tokenizers: dict[str, PreTrainedTokenizerBase]
+
+    def activate(self, role: str) -> AbstractContextManager[PreTrainedModel]: ...
+
+    def evaluating(self) -> AbstractContextManager[None]: ...
+
+    def end_tokens(self, role: str) -> list[int]: ...
 
 
 class TeamSampler:
@@ -26,7 +36,7 @@ class TeamSampler:
             Fields of [`~transformers.GenerationConfig`]; by default sampling at temperature 1, 256 tokens.
     """
 
-    def __init__(self, team: "AgentTeam", use_chat_template: bool | None = None, **generation_kwargs: Any):
+    def __init__(self, team: SamplingTeam, use_chat_template: bool | None = None, **generation_kwargs: Any):
         self.team = team
         self.use_chat_template = use_chat_template
         self.generation_kwargs = generation_kwargs

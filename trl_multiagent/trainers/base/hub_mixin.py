@@ -20,8 +20,14 @@ from trl_multiagent.hub.model_card import (
     reward_series,
     team_card,
 )
-from trl_multiagent.hub.push import again_with, check_write_access, explained_failure, explained_refusal
-from trl_multiagent.team.agent_team import AGENTS_FOLDER, TEAM_FILE, AgentTeam
+from trl_multiagent.hub.push import (
+    access_error_with_advice,
+    check_write_access,
+    push_command_advice,
+    upload_error_with_advice,
+)
+from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.team.files import AGENTS_FOLDER, TEAM_FILE
 
 
 if is_wandb_available():
@@ -39,7 +45,7 @@ class TeamHubMixin:
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         # The trainer does this when it is made. A repository that exists and is public shows only at the first upload
         # that it cannot be written to, which may be the end of the training
-        with explained_refusal(self._hub_name):
+        with access_error_with_advice(self._hub_name):
             super().init_hf_repo(token, private)
             if self.is_world_process_zero():
                 check_write_access(self.hub_model_id, token or self.args.hub_token, self.args.hub_revision)
@@ -85,7 +91,9 @@ class TeamHubMixin:
                 "comet": get_comet_experiment_url(),
             },
         )
-        card = team_card(self.team, self._hub_name, model_name, dataset_name, [*self._tag_names, *tags], training)
+        card = team_card(
+            self.team.summary(), self._hub_name, model_name, dataset_name, [*self._tag_names, *tags], training
+        )
         card.save(folder / "README.md")
         if reward_series(self.state.log_history):
             draw_reward_curve(self.state.log_history, folder / CURVE_FILE)
@@ -93,7 +101,7 @@ class TeamHubMixin:
     def push_to_hub(self, *args, **kwargs) -> CommitInfo | Future | None:
         """See [`~transformers.Trainer.push_to_hub`]. Keyword arguments go to [`~TeamHubMixin.create_model_card`]."""
         self._finish_current_push()  # it reads the files that are replaced next
-        with explained_failure(self._hub_name, again_with(self.args.output_dir, self._hub_name)):
+        with upload_error_with_advice(self._hub_name, push_command_advice(self.args.output_dir, self._hub_name)):
             return super().push_to_hub(*args, **kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:

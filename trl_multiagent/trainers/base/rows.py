@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 from trl.trainer.utils import pad
 
-from trl_multiagent.models.generation import token_positions
 from trl_multiagent.models.router_loss import without_router_logits
+from trl_multiagent.models.shared_prompts import can_share_prompts, takes_positions, token_positions
 from trl_multiagent.rollout.tree import Node, Samples
-from trl_multiagent.team.agent_team import can_share_prompts, takes_positions
 
 
 # A padding row has a prompt of two tokens, one that is shared and one that is continued, and no completion

@@ -1,0 +1,96 @@
+"""One model or adapter: where its files are, how it is loaded, and which parameters it has."""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from huggingface_hub import hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+from peft import PeftModel
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from trl.trainer.utils import create_model_from_path
+
+
+MODEL_CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
+    """Loads a model. It stays on the CPU, because the trainer places the whole team on the accelerator."""
+    return create_model_from_path(name, cast(Any, AutoModelForCausalLM), **{"device_map": None, **kwargs})
+
+
+@contextlib.contextmanager
+def seeded(seed: int, name: str) -> Iterator[None]:
+    """
+    Inside, torch's random numbers depend on the seed and the name alone. Afterwards, torch's generators are in the state
+    that they had before.
+    """
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(int.from_bytes(digest[:7], "big"))
+        yield
+
+
+def hub_arguments(model_init_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments for loading a model that any other file of its repository is read with."""
+    return {"revision": model_init_kwargs.get("revision"), "token": model_init_kwargs.get("token")}
+
+
+def adapter_parameters(model: PeftModel, adapter: str) -> list[nn.Parameter]:
+    """The parameters of one of a model's LoRA adapters."""
+    return [parameter for name, parameter in model.named_parameters() if adapter in name.split(".")]
+
+
+def find_file(name: str, file: str, revision: str | None = None, token: str | bool | None = None) -> str | None:
+    """
+    Looks for a file in a folder or in a repository on the Hub.
+
+    Args:
+        name (`str`): A folder, or the id of a repository.
+        file (`str`): Name of the file.
+        revision (`str`, *optional*): Branch, tag or commit of the repository.
+        token (`str` or `bool`, *optional*): Token with read access.
+
+    Returns:
+        `str` or `None`: The local path of the file, which is downloaded if necessary; `None` if it does not exist. If the
+        Hub cannot be asked, a model or an adapter whose configuration is in the local cache has no files but the cached
+        ones.
+
+    Raises:
+        OSError: `name` is neither a folder nor a repository that can be read, or the Hub cannot be asked.
+    """
+    if Path(name).is_dir():
+        path = Path(name) / file
+        return str(path) if path.is_file() else None
+    try:
+        return hf_hub_download(name, file, revision=revision, token=token)
+    except LocalEntryNotFoundError as error:
+        cached = [try_to_load_from_cache(name, config, revision=revision) for config in (MODEL_CONFIG, ADAPTER_CONFIG)]
+        if any(isinstance(path, str) for path in cached):
+            return None
+        raise OSError(
+            f"Cannot find out whether {name!r} has a file {file}: the Hugging Face Hub did not answer, and the repository is "
+            f"not in the local cache. Check the connection, HF_ENDPOINT and HF_HUB_OFFLINE. ({error.__cause__ or error!r})"
+        ) from error
+    except EntryNotFoundError:
+        return None
+    except HFValidationError as error:
+        raise OSError(f"{name!r} is neither an existing folder nor the id of a repository on the Hub.") from error
+    except GatedRepoError as error:
+        raise OSError(f"Access to {name!r} is restricted: ask for it on the page of the repository.") from error
+    except RepositoryNotFoundError as error:
+        raise OSError(
+            f"{name!r} is neither an existing folder nor a repository on the Hub that can be read. For a private one, log in "
+            f"with `hf auth login` or pass `token`."
+        ) from error

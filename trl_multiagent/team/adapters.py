@@ -1,0 +1,257 @@
+"""LoRA adapters of agents: loading, checks, reference policies, saving."""
+
+import copy
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from peft import (
+    LoraConfig,
+    PeftConfig,
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+    load_peft_weights,
+    set_peft_model_state_dict,
+)
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.integrations import is_deepspeed_zero3_enabled
+
+from trl_multiagent.models.pretrained import adapter_parameters, hub_arguments, load_model, seeded
+from trl_multiagent.team.files import SHARED_FOLDER, AgentSource
+
+
+# Parts of the names of modules that PEFT adds, which contain the names of adapters
+ADAPTER_PARTS = ("lora_", "modules_to_save.", "trainable_tokens_", "token_adapter.")
+# Initialisations that change the base, which the agents share
+BASE_CHANGING_INITS = ("pissa", "olora", "corda", "eva", "loftq", "lora_ga")
+
+
+class AgentAdapters:
+    """
+    The adapters of a LoRA team and their reference policies. For any other team it is empty, and its methods do nothing.
+
+    The reference policy of an agent is its adapter at the time of [`~AgentAdapters.keep_references`]: the base alone if
+    that adapter was fresh, otherwise a copy of the adapter.
+
+    Args:
+        models (`dict[str, PeftModel]`):
+            The model of each role. It has an adapter with the role's name.
+
+    Raises:
+        ValueError: an agent cannot have this adapter.
+    """
+
+    def __init__(self, models: dict[str, PeftModel]):
+        for role, model in models.items():
+            check_adapter(role, model)
+        self.models = models
+        self._layers = {
+            role: [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
+            for role, model in models.items()
+        }
+        self._copied_roles: set[str] = set()  # roles whose reference policy is a copy of their adapter
+        for role in models:  # PEFT leaves only one adapter of a model trainable
+            self.set_trainable(role, True)
+
+    def parameters(self, role: str) -> list[nn.Parameter]:
+        """The parameters of an agent's adapter."""
+        return adapter_parameters(self.models[role], role)
+
+    def set_trainable(self, role: str, trainable: bool) -> None:
+        """Sets whether an agent's adapter is trained."""
+        for parameter in self.parameters(role):
+            parameter.requires_grad_(trainable)
+
+    def activate(self, role: str, reference: bool) -> None:
+        """Makes an agent's adapter, or its reference policy, the one that its base computes with."""
+        # PEFT's own `set_adapter` would also freeze the adapters of all other agents
+        for layer in self._layers.get(role, ()):
+            layer._active_adapter = [reference_name(role)] if reference else [role]
+            layer._disable_adapters = reference and role not in self._copied_roles
+
+    def keep_references(self) -> None:
+        """
+        Makes the current adapters the reference policies. PEFT changes which parameters are trainable and which adapter
+        is active, so the caller sets both afterwards.
+        """
+        for role in self._copied_roles:  # references that an earlier trainer kept
+            self.models[role].delete_adapter(reference_name(role))
+        self._copied_roles.clear()
+        for role, model in self.models.items():
+            weights = get_peft_model_state_dict(model, adapter_name=role, save_embedding_layers=False)
+            if _is_fresh(model, role, weights):
+                continue
+            model.add_adapter(reference_name(role), cast(PeftConfig, model.peft_config[role]))
+            set_peft_model_state_dict(model, weights, adapter_name=reference_name(role))
+            self._copied_roles.add(role)
+        for role in self._copied_roles:
+            for parameter in adapter_parameters(self.models[role], reference_name(role)):
+                parameter.requires_grad_(False)
+
+
+def reference_name(role: str) -> str:
+    """Name of the adapter that is an agent's reference policy."""
+    return f"{role}_reference"
+
+
+def _is_fresh(model: PeftModel, role: str, weights: dict[str, torch.Tensor]) -> bool:
+    """Whether an adapter with these weights changes nothing: it adds zero, and its copies of modules equal the originals."""
+    copies = [
+        (module.modules_to_save[role], module.original_module)
+        for module in model.modules()
+        if isinstance(module, ModulesToSaveWrapper) and role in module.modules_to_save
+    ]
+    num_copied = sum(len(copied.state_dict()) for copied, _ in copies)
+    lora_weights = {name: x for name, x in weights.items() if "lora_" in name}
+    return (
+        len(lora_weights) + num_copied == len(weights)
+        and not any(
+            x.any() for name, x in lora_weights.items() if "lora_A" not in name and "lora_embedding_A" not in name
+        )
+        and all(
+            torch.equal(*pair)
+            for copied, original in copies
+            for pair in zip(copied.parameters(), original.parameters(), strict=True)
+        )
+    )
+
+
+# Loading and saving
+
+
+def load_adapters(
+    sources: dict[str, AgentSource], peft_config: LoraConfig | None, seed: int, model_init_kwargs: dict[str, Any]
+) -> dict[str, PeftModel]:
+    """
+    Loads the agents of a LoRA team. Agents with the same base share it.
+
+    Args:
+        sources (`dict[str, AgentSource]`):
+            The base of each role if `peft_config` is given, otherwise its adapter.
+        peft_config ([`~peft.LoraConfig`], *optional*):
+            Gives every agent a fresh adapter.
+        seed (`int`):
+            Decides the weights that no file contains.
+        model_init_kwargs (`dict`):
+            Arguments for loading the bases.
+
+    Returns:
+        `dict[str, PeftModel]`: The model of each role; one object for roles with the same base.
+    """
+    hub = hub_arguments(model_init_kwargs)
+    # ZeRO-3 gathers parameters together, so all must have the same data type
+    dtype: dict[str, Any] = {"autocast_adapter_dtype": not is_deepspeed_zero3_enabled()}
+    models: dict[str, PeftModel] = {}
+    adapted: dict[AgentSource, PeftModel] = {}  # the models with adapters so far, by base
+
+    for role, source in sources.items():
+        if peft_config is not None:
+            base_source, base_kwargs = source, model_init_kwargs
+        else:
+            config = PeftConfig.from_pretrained(source.name, **hub, **source.arguments)
+            base_source = AgentSource(cast(str, config.base_model_name_or_path))
+            base_kwargs = {**model_init_kwargs, "revision": None}  # the revision is the adapter's
+        base = None
+        if base_source not in adapted:
+            with seeded(seed, SHARED_FOLDER):
+                base = load_model(base_source.name, **base_source.arguments, **base_kwargs)
+        with seeded(seed, role):  # also for saved adapters: PEFT draws weights before it reads those in the file
+            if peft_config is not None:
+                own_config = copy.deepcopy(peft_config)
+                if base is None:
+                    adapted[base_source].add_adapter(role, own_config, **dtype)
+                else:
+                    adapted[base_source] = get_peft_model(base, own_config, adapter_name=role, **dtype)
+            else:
+                kwargs = {"adapter_name": role, "is_trainable": True, **hub, **source.arguments, **dtype}
+                if base is None:
+                    adapted[base_source].load_adapter(source.name, **kwargs)
+                else:
+                    adapted[base_source] = PeftModel.from_pretrained(base, source.name, **kwargs)
+        models[role] = adapted[base_source]
+    return models
+
+
+def save_adapter(model: PeftModel, role: str, folder: Path, state_dict: dict[str, torch.Tensor] | None) -> None:
+    """Saves an agent's adapter into a folder with the role's name."""
+    model.save_pretrained(
+        str(folder.parent), selected_adapters=[role], state_dict=state_dict, save_embedding_layers=False
+    )
+    (folder.parent / "README.md").unlink()  # PEFT's card describes a repository with a single adapter
+
+
+def load_adapter_weights(model: PeftModel, role: str, folder: Path) -> None:
+    """Replaces the weights of an agent's adapter by those in a folder."""
+    set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"), adapter_name=role)
+
+
+# Checks
+
+
+def check_adapter(role: str, model: PeftModel) -> None:
+    """
+    Checks the adapter of an agent.
+
+    Raises:
+        ValueError: the model has no adapter with the role's name, or an agent cannot have this adapter.
+    """
+    if role not in model.peft_config:
+        raise ValueError(
+            f"The PeftModel of the role {role!r} has the adapters {list(model.peft_config)}; name one as the role."
+        )
+    config = cast(PeftConfig, model.peft_config[role])
+    base = base_of(model)
+    modules = [name for name, _ in base.named_modules() if not any(part in name for part in ADAPTER_PARTS)]
+    if role in "lora_" or any(f".{role}" in f".{name}" for name in modules):
+        raise ValueError(  # PEFT finds the parameters of an adapter by its name
+            f"The role {role!r} is part of the names of the model's parameters; a LoRA agent needs another name."
+        )
+    check_adapter_config(f"agent {role!r}", config)
+    copied = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, ModulesToSaveWrapper) and role in module.modules_to_save
+    ]
+    for name in cast(LoraConfig, config).modules_to_save or ():
+        if not any(module.endswith(name) for module in copied):
+            raise ValueError(f"`modules_to_save` names {name!r}, but no module of the model has a name that ends so.")
+    if isinstance(base.get_output_embeddings(), (BaseTunerLayer, AuxiliaryTrainingWrapper)):
+        raise ValueError(
+            "The LoRA adapter covers the output embeddings, but log-probabilities are computed from their weights "
+            "directly: remove them from `target_modules` and `modules_to_save`."
+        )
+
+
+def check_adapter_config(whose: str, config: PeftConfig) -> None:
+    """
+    Checks the configuration of an adapter, before anything is loaded.
+
+    Args:
+        whose (`str`): The agents that the adapter is for, as in an error message.
+        config ([`~peft.PeftConfig`]): The configuration.
+
+    Raises:
+        ValueError: it is not a LoRA configuration, or it would change the base, which the agents share.
+    """
+    if not isinstance(config, LoraConfig):
+        raise ValueError(f"The adapter of {whose} is a {config.peft_type} adapter; a team takes LoRA adapters.")
+    if isinstance(config.init_lora_weights, str) and config.init_lora_weights.startswith(BASE_CHANGING_INITS):
+        raise ValueError(
+            f"`init_lora_weights: {config.init_lora_weights}` changes the base, which all agents share; use true or "
+            "'gaussian'."
+        )
+    if config.bias != "none" or config.layer_replication:
+        raise ValueError(
+            "`bias` and `layer_replication` of a LoRA adapter change the base, which all agents share; remove them."
+        )
+    if isinstance(config.modules_to_save, str):
+        raise ValueError(f"`modules_to_save` must be a list of names, such as [{config.modules_to_save!r}].")
+
+
+def base_of(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    """A model without its adapters."""
+    return cast(PreTrainedModel, model.get_base_model()) if isinstance(model, PeftModel) else model

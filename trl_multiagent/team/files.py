@@ -1,0 +1,230 @@
+"""The files of a team: the layout of its folder, `team.json`, loading and saving of models, upload to the Hub."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from huggingface_hub import CommitInfo
+from peft import PeftConfig
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from trl_multiagent.environments.base import check_roles
+from trl_multiagent.hub.push import open_repo, push_command_advice, upload_folder
+from trl_multiagent.models.pretrained import ADAPTER_CONFIG, find_file, load_model, seeded
+
+
+TEAM_FILE = "team.json"
+AGENTS_FOLDER = "agents"
+SHARED_FOLDER = "shared"
+FORMAT_VERSION = 1
+
+Form = Literal["full", "shared", "lora"]
+
+
+@dataclass
+class TeamFile:
+    """
+    The contents of `team.json`.
+
+    Args:
+        form (`str`): How the agents' weights relate: `"full"`, `"shared"` or `"lora"`, see [`AgentTeam`].
+        folders (`dict[str, str]`): The folder of each role, relative to the team's folder.
+    """
+
+    form: Form
+    folders: dict[str, str]
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return tuple(self.folders)
+
+    def write(self, folder: Path) -> None:
+        """Writes `team.json` into the team's folder."""
+        agents = [{"role": role, "folder": agent_folder} for role, agent_folder in self.folders.items()]
+        contents = {"format_version": FORMAT_VERSION, "form": self.form, "agents": agents}
+        (folder / TEAM_FILE).write_text(json.dumps(contents, indent=2) + "\n")
+
+
+def read_team_file(path: str | Path) -> TeamFile:
+    """
+    Reads `team.json`.
+
+    Raises:
+        ValueError: the file has another format version, or roles that cannot name agents.
+    """
+    contents = json.loads(Path(path).read_text())
+    if contents.get("format_version") != FORMAT_VERSION:
+        raise ValueError(
+            f"{path} has the format version {contents.get('format_version')!r}; this release reads version {FORMAT_VERSION}."
+        )
+    check_roles([agent["role"] for agent in contents["agents"]])
+    return TeamFile(contents["form"], {agent["role"]: agent["folder"] for agent in contents["agents"]})
+
+
+# Loading
+
+
+@dataclass(frozen=True)
+class AgentSource:
+    """
+    The place that an agent is loaded from.
+
+    Args:
+        name (`str`): A folder, or the id of a repository on the Hub.
+        subfolder (`str`, *optional*): The agent's folder within the repository.
+    """
+
+    name: str
+    subfolder: str | None = None
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """Arguments of `from_pretrained` besides the name."""
+        return {} if self.subfolder is None else {"subfolder": self.subfolder}
+
+
+def saved_sources(name: str, team: TeamFile) -> dict[str, AgentSource]:
+    """The sources of the agents of a saved team, which is a folder or a repository."""
+    if Path(name).is_dir():
+        return {role: AgentSource(str(Path(name) / folder)) for role, folder in team.folders.items()}
+    return {role: AgentSource(name, folder) for role, folder in team.folders.items()}
+
+
+def model_sources(names: str | Sequence[str], roles: Sequence[str]) -> dict[str, AgentSource]:
+    """The sources of agents that start from one model for all, or from a list with one model per role."""
+    names = [names] * len(roles) if isinstance(names, str) else list(names)
+    if len(names) != len(roles):
+        raise ValueError(
+            f"{len(names)} models for the {len(roles)} roles {list(roles)}; give one per role or one for all."
+        )
+    return {role: AgentSource(name) for role, name in zip(roles, names, strict=True)}
+
+
+def form_of_sources(
+    sources: dict[str, AgentSource],
+    saved_form: Form | None,
+    peft_config: PeftConfig | None,
+    share_weights: bool,
+    hub: dict[str, Any],
+) -> Form:
+    """
+    Decides the form of a team from its sources.
+
+    Args:
+        sources (`dict[str, AgentSource]`): The source of each role.
+        saved_form (`str`, *optional*): The form in `team.json`; `None` if the sources are no saved team.
+        peft_config ([`~peft.PeftConfig`], *optional*): The configuration of fresh adapters.
+        share_weights (`bool`): Whether all agents are one model.
+        hub (`dict`): Arguments for reading files of the sources.
+
+    Raises:
+        ValueError: the arguments contradict the sources.
+    """
+    share_weights = share_weights or saved_form == "shared"
+    if share_weights and len(set(sources.values())) > 1:
+        raise ValueError("`share_weights` needs one model for all roles.")
+    first = next(iter(sources.values()))
+    if saved_form is not None:
+        has_adapters = saved_form == "lora"
+    else:
+        has_adapters = find_file(first.name, ADAPTER_CONFIG, **hub) is not None
+    if has_adapters and peft_config is not None:
+        raise ValueError(f"The agents in {first.name} have LoRA adapters, which are loaded: leave `peft_config` out.")
+    if has_adapters or peft_config is not None:
+        return "lora"
+    return "shared" if share_weights else "full"
+
+
+def load_tokenizer(source: AgentSource, hub: dict[str, Any]) -> PreTrainedTokenizerBase:
+    """Loads an agent's tokenizer, which pads and truncates on the left."""
+    return AutoTokenizer.from_pretrained(
+        source.name, padding_side="left", truncation_side="left", **hub, **source.arguments
+    )
+
+
+def load_models(
+    sources: dict[str, AgentSource], share_weights: bool, seed: int, model_init_kwargs: dict[str, Any]
+) -> dict[str, PreTrainedModel]:
+    """
+    Loads agents without adapters.
+
+    Args:
+        sources (`dict[str, AgentSource]`): The source of each role.
+        share_weights (`bool`): Whether one model stands for all roles.
+        seed (`int`): Decides the weights that no file contains.
+        model_init_kwargs (`dict`): Arguments for loading the models.
+    """
+    models: dict[str, PreTrainedModel] = {}
+    for role, source in sources.items():
+        if share_weights and models:
+            models[role] = next(iter(models.values()))
+            continue
+        with seeded(seed, SHARED_FOLDER if share_weights else role):
+            models[role] = load_model(source.name, **source.arguments, **model_init_kwargs)
+    return models
+
+
+def load_model_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Replaces the weights of a model by those in a folder."""
+    model.load_state_dict(load_model(str(folder), dtype=model.dtype).state_dict())
+
+
+# Saving
+
+
+def save_model(model: PreTrainedModel, folder: Path, state_dict: dict[str, torch.Tensor] | None) -> None:
+    """
+    Saves an agent without adapters.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): The model.
+        folder (`Path`): The agent's folder.
+        state_dict (`dict[str, torch.Tensor]`, *optional*): The weights, if the model holds only a shard of them.
+    """
+    if state_dict is not None:
+        # Weights that are tied in the model are separate copies once they are gathered
+        state_dict = {name: x for name, x in state_dict.items() if name not in model.all_tied_weights_keys}
+    model.save_pretrained(folder, state_dict=state_dict)
+    (folder / ADAPTER_CONFIG).unlink(missing_ok=True)  # a LoRA team may have been saved here before
+
+
+def push_folder(
+    folder: str | Path,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    token: str | None = None,
+    revision: str | None = None,
+    commit_message: str = "Upload team",
+    create_pr: bool = False,
+) -> CommitInfo:
+    """
+    Uploads the folder of a saved team or of a training run, without its checkpoints. Files that the repository already
+    has are not sent again.
+
+    Args:
+        folder (`str` or `Path`):
+            A folder that `save_pretrained` of a team or a trainer wrote.
+        repo_id (`str`):
+            Repository, created if it does not exist.
+        private, token, revision, commit_message, create_pr:
+            See [`AgentTeam.push_to_hub`].
+
+    Returns:
+        [`~huggingface_hub.CommitInfo`]
+
+    Raises:
+        `ValueError`: The folder contains no team.
+        `RuntimeError`: The Hub cannot be reached, it refuses the upload, or the upload is interrupted.
+    """
+    if not (Path(folder) / TEAM_FILE).is_file():
+        raise ValueError(
+            f"{folder} holds no {TEAM_FILE}: push the folder of a saved team, or of a run that saved one."
+        )
+    repo_id = open_repo(repo_id, private, token, revision, create_pr)
+    return upload_folder(
+        folder, repo_id, push_command_advice(folder, repo_id), token, revision, commit_message, create_pr
+    )
