@@ -14,7 +14,6 @@ from typing import Any, Protocol, cast, get_args
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import is_peft_model
 from peft import LoraConfig, PeftModel
 from torch import distributed
 from transformers import PreTrainedModel, set_seed
@@ -296,12 +295,13 @@ def make_generations(
         urls = server_urls(groups, args)
     generations: dict[str, AgentGeneration] = {}
     for k, roles in enumerate(groups):
+        model = policies[roles[0]]
         kwargs = {
-            "model": policies[roles[0]],
+            **_sampling_arguments(args, eos_token_ids[roles[0]]),
+            "model": model,
             "accelerator": accelerator,
             "processing_class": None,  # TRL needs it for image tokens only
             "mode": args.vllm_mode,
-            "structured_outputs_regex": args.vllm_structured_outputs_regex,
             "server_base_url": urls[k],
             "server_timeout": args.vllm_server_timeout,
             "group_port": args.vllm_group_port + k,
@@ -312,21 +312,9 @@ def make_generations(
             "enable_sleep_mode": args.vllm_enable_sleep_mode,
             "model_impl": args.vllm_model_impl,
             "trust_remote_code": args.trust_remote_code,
-            "repetition_penalty": args.repetition_penalty,
-            "temperature": args.temperature,
-            "top_p": args.top_p,
-            "top_k": args.top_k,
-            "min_p": args.min_p,
-            "max_completion_length": args.max_completion_length,
-            "logprobs": 0,
-            "generation_kwargs": {
-                **cast(dict, args.generation_kwargs or {}),
-                "stop_token_ids": eos_token_ids[roles[0]],
-                "ignore_eos": True,  # those in the model's files may differ from the agent's
-            },
         }
         generation: AgentGeneration
-        if is_peft_model(policies[roles[0]]):
+        if isinstance(model, PeftModel):
             folder = Path(args.vllm_adapter_dir or Path(cast(str, args.output_dir)) / "vllm_adapters").resolve()
             generation = AdapterGeneration(roles=roles, folder=folder / uuid.uuid4().hex, **kwargs)
         else:
@@ -339,6 +327,25 @@ def make_generations(
         # need the same seed
         set_seed(args.seed + accelerator.process_index // args.vllm_tensor_parallel_size)
     return generations
+
+
+def _sampling_arguments(args: VLLMSettings, eos_token_ids: list[int]) -> dict[str, Any]:
+    """The sampling settings of an agent, as arguments of TRL's `VLLMGeneration`."""
+    return {
+        "structured_outputs_regex": args.vllm_structured_outputs_regex,
+        "repetition_penalty": args.repetition_penalty,
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+        "top_k": args.top_k,
+        "min_p": args.min_p,
+        "max_completion_length": args.max_completion_length,
+        "logprobs": 0,
+        "generation_kwargs": {
+            **cast(dict, args.generation_kwargs or {}),
+            "stop_token_ids": eos_token_ids,
+            "ignore_eos": True,  # the end-of-sequence tokens in the model's files may differ from the agent's
+        },
+    }
 
 
 def roles_by_model(policies: dict[str, PreTrainedModel | PeftModel]) -> list[list[str]]:
