@@ -71,7 +71,7 @@ def check_push(algorithm: str, args: MAGRPOConfig) -> str | None:
     return None
 
 
-def try_folders(run_folder: Path, team_folder: Path | None, agent_folders: Sequence[str], has_report: bool) -> None:
+def try_folders(run_folder: Path, team_folder: Path | None, agent_folders: Sequence[str]) -> None:
     """
     Writes to the folders of a run what its end will write, in small, and removes it again.
 
@@ -79,13 +79,11 @@ def try_folders(run_folder: Path, team_folder: Path | None, agent_folders: Seque
         run_folder (`Path`): The run's.
         team_folder (`Path`, *optional*): Where the team will be saved.
         agent_folders (`Sequence[str]`): The folders of the agents in it.
-        has_report (`bool`): Whether the demo's report is drawn.
 
     Raises:
         ConfigError: something is in the way, or cannot be written.
     """
-    files = [*RUN_FILES, f"{UNFINISHED_FOLDER}/trial"]
-    places = [(run_folder, [*files, "learning_curve.png"] if has_report else files)]
+    places = [(run_folder, [*RUN_FILES, f"{UNFINISHED_FOLDER}/trial"])]
     if team_folder is not None:
         agents = [f"{folder}/{name}" for folder in agent_folders for name in ("config.json", "tokenizer.json")]
         places.append((team_folder, [TEAM_FILE, "training_args.bin", *agents]))

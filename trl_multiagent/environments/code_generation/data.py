@@ -1,5 +1,7 @@
 """Code problems in the HumanEval schema, from the Hub or from a local file, checked row by row."""
 
+from __future__ import annotations
+
 import ast
 import json
 import re
@@ -7,13 +9,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-
-import datasets
-import pyarrow.parquet
+from typing import TYPE_CHECKING
 
 from trl_multiagent.sandbox.asserts import read_asserts
 
 from .checks import PARSE_ERRORS, bound_names, source_problem, unusable_test
+
+
+if TYPE_CHECKING:
+    import datasets
 
 
 DATASET_TYPES = ("humaneval", "coophumaneval", "mbpp")
@@ -94,6 +98,8 @@ def load_code_dataset(
             1) and the field. Also for an unknown `type`, or a `split` that selects nothing.
         `FileNotFoundError`: If a local file does not exist.
     """
+    import datasets  # takes a second, and `--help` does not need it
+
     type = _dataset_type(name, type)
     if name.endswith(LOCAL_SUFFIXES):
         rows, source = _read_file(Path(name)), name
@@ -136,6 +142,8 @@ def _read_file(path: Path) -> list[dict]:
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}: give the path of a .jsonl, .json or .parquet file.")
     if path.suffix == ".parquet":
+        import pyarrow.parquet
+
         return pyarrow.parquet.read_table(path).to_pylist()
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -165,6 +173,8 @@ def _read_file(path: Path) -> list[dict]:
 def _hub_split(name: str, config: str | None, split: str | None) -> str:
     if split and not split.startswith("["):
         return split
+    import datasets
+
     names = datasets.get_dataset_split_names(name, config)
     if len(names) > 1 and "test" not in names:
         raise ValueError(f"{name} has the splits {', '.join(names)}: name one, e.g. {names[0]}{split or ''}.")
@@ -174,6 +184,8 @@ def _hub_split(name: str, config: str | None, split: str | None) -> str:
 def _slice(dataset: datasets.Dataset, split: str | None, source: str) -> datasets.Dataset:
     if not split:
         return dataset
+    import datasets
+
     spec = f"test{split}" if split.startswith("[") else split
     only_split = re.match(r"\w*", spec).group()  # a file's one split takes the name it is asked by
     try:

@@ -68,7 +68,7 @@ class CodeGenerationEnvironment(Environment):
     ):
         if num_agents not in (1, 2):
             raise ValueError(f"Code generation takes 1 or 2 agents, not {num_agents}.")
-        if mode in ("expert_edits", "expert", "edits"):
+        if mode in feedback.LATER_MODES:
             raise ValueError(
                 f"The mode {mode!r} (edits by an expert model) is not available: choose {', '.join(feedback.MODES)}."
             )

@@ -8,6 +8,7 @@ from .reward import CodeResult
 
 
 MODES = ("level_feedback", "level_passed", "passed", "plain")
+LATER_MODES = ("expert_edits", "expert", "edits")  # modes of CoMLRL that this release does not have
 MAX_TEXT = 300  # characters of an assert or of an error message
 MAX_REASONS = 2
 
