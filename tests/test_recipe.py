@@ -648,7 +648,7 @@ def test_the_sandbox_and_what_counts_as_collaboration(parse, tmp_path):
     assert environment.reward.collaboration == "static"
     sandbox = environment.sandbox
     assert (sandbox.workers, sandbox.memory_mb, sandbox.check_timeout) == (3, 256, 2)
-    assert environment.executions.keep_suspicious == recipe.run_folder / "suspicious_programs"
+    assert environment.runner.keep_suspicious == recipe.run_folder / "suspicious_programs"
     assert not recipe.run_folder.exists()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from trl_multiagent.demo.demonstrations import CONVENTIONS, write_aux
 from trl_multiagent.demo.problems import Problem
 from trl_multiagent.environments.base import JointAction
-from trl_multiagent.environments.code_generation.extraction import extract_code
+from trl_multiagent.environments.python_code.extraction import extract_code
 from trl_multiagent.sandbox import Program, Sandbox, Verdict
 
 

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
-from .data import AUX
-from .definitions import Definition
-from .scopes import (
+from trl_multiagent.environments.code_generation.roles import AUX
+from trl_multiagent.environments.python_code.definitions import Definition
+from trl_multiagent.environments.python_code.scopes import (
     COMPREHENSIONS,
     CONTAINERS,
     DEFINITIONS,

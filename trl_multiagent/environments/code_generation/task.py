@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from trl_multiagent.environments.base import Prompt
-from trl_multiagent.environments.code_generation.data import DATASET_TYPES, LOCAL_SUFFIXES, load_code_dataset
+from trl_multiagent.environments.code_generation.data import DATASET_TYPES, load_code_dataset
 from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
 from trl_multiagent.environments.code_generation.feedback import LATER_MODES, MODES
 from trl_multiagent.environments.code_generation.reward import COLLABORATION, KINDS
+from trl_multiagent.environments.dataset_rows import LOCAL_SUFFIXES
 from trl_multiagent.environments.python_code.sandbox_settings import SandboxSettings
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
 
