@@ -14,6 +14,7 @@ from transformers import ProgressCallback, TrainerCallback
 from trl_multiagent.demo.conventions import conventions
 from trl_multiagent.demo.problems import demo_problems
 from trl_multiagent.environments.base import JointAction, Turn
+from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.trainers.base.distribution import fail_together
 
 
@@ -46,7 +47,7 @@ class Evaluation:
 
     def agreed(self, *names: str) -> float:
         """Share of the answers in which both agents follow the same one of the conventions named."""
-        return mean([c["aux"] == c["main"] and c["aux"] in names for c in self.conventions])
+        return mean([c[AUX] == c[MAIN] and c[AUX] in names for c in self.conventions])
 
 
 class DemoReport(TrainerCallback):
@@ -191,7 +192,7 @@ def comparison(start: Evaluation, end: Evaluation, problems: int, num_episodes: 
 
 
 def sample_episodes(items: list[dict], num_episodes: int) -> list[int]:
-    """The first episode of the first problem about lists and of the first about strings: not picked by their result."""
+    """The first episode of the first problem about lists and of the first about strings, whatever their results."""
     starts = ("xs", "s")
     first = {
         start: k for start in starts for k, item in reversed(list(enumerate(items))) if f"({start}):" in item["prompt"]
@@ -209,7 +210,7 @@ def sample(start: Evaluation, end: Evaluation, episode: int) -> str:
         for name, side in (("before", start), ("after", end))
     ]
     lines += [f"  {headings[0]:<{column}}  {headings[1]}", f"  {'-' * column}  {'-' * column}"]
-    for role in ("aux", "main"):
+    for role in (AUX, MAIN):
         sides = [side.joint_actions[episode][role].expandtabs(4).splitlines() for side in (start, end)]
         sides = [[line for code in lines for line in wrap(code, column)] for lines in sides]
         lines += [f"  {left:<{column}}  {right}".rstrip() for left, right in zip_longest(*sides, fillvalue="")]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.code_generation import task as code_generation
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE
 from trl_multiagent.environments.task import Task, TaskSettings, setting
 
 
@@ -36,14 +37,14 @@ two free cores.
 class DemoDataset(code_generation.CodeDataset):
     """The section `dataset`, in which the name or the type `demo` selects the demo's problems."""
 
-    name: str | None = setting(f"Hub id, path of a {code_generation.FILES}, or '{NAME}'.")
+    name: str | None = setting(f"Hub id, path of a {LOCAL_FILE}, or '{NAME}'.")
 
     @property
     def is_demo(self) -> bool:
         return NAME in (self.name, self.type)
 
     @property
-    def is_public(self) -> bool:
+    def may_be_hub_id(self) -> bool:
         return not self.is_demo
 
 
@@ -64,7 +65,9 @@ def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
     source = settings.dataset
     if not source.is_demo:
         return code_generation.load_datasets(settings)
-    return demo_dataset(source.train_split or "train"), demo_dataset(source.eval_split) if source.eval_split else None
+    return demo_dataset(source.train_split or "train"), None if source.eval_split is None else demo_dataset(
+        source.eval_split
+    )
 
 
 def build_model() -> str:
@@ -84,7 +87,7 @@ def callbacks(settings: TaskSettings, trainer: Trainer) -> list[TrainerCallback]
     from trl_multiagent.demo.report import DemoReport
 
     report = DemoReport(demo_dataset("test"))
-    report.before(trainer)
+    report.before(trainer)  # evaluates the team before the trainer draws any random number
     return [report]
 
 

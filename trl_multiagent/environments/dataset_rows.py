@@ -12,12 +12,20 @@ if TYPE_CHECKING:
     import datasets
 
 LOCAL_SUFFIXES = (".jsonl", ".json", ".parquet")
+LOCAL_FILE = f"{', '.join(LOCAL_SUFFIXES[:-1])} or {LOCAL_SUFFIXES[-1]} file"  # for messages
 BYTE_ORDER_MARK = "\ufeff"
 
 
 def read_file(path: Path) -> list[dict]:
+    """
+    The rows of a local file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is not UTF-8, not JSON, or a row is no object; the message names the file and the row.
+    """
     if not path.is_file():
-        raise FileNotFoundError(f"There is no file {path}: give the path of a .jsonl, .json or .parquet file.")
+        raise FileNotFoundError(f"There is no file {path}: give the path of a {LOCAL_FILE}.")
     if path.suffix == ".parquet":
         import pyarrow.parquet
 
@@ -37,7 +45,7 @@ def read_file(path: Path) -> list[dict]:
         rows = []
         for number, line in enumerate(text.split("\n"), 1):
             try:
-                line = line.strip().removeprefix(BYTE_ORDER_MARK)  # of files that were put together
+                line = line.strip().removeprefix(BYTE_ORDER_MARK)  # in a file made by joining several
                 rows += [json.loads(line)] if line else []
             except ValueError as error:
                 raise ValueError(f"{path}, row {number} is not a line of JSON: {error}.") from None
@@ -50,6 +58,7 @@ def read_file(path: Path) -> list[dict]:
 
 
 def hub_split(name: str, config: str | None, split: str | None) -> str:
+    """The split to ask the Hub for; without a name, the split `test` or the only one that the dataset has."""
     if split and not split.startswith("["):
         return split
     import datasets
@@ -61,12 +70,18 @@ def hub_split(name: str, config: str | None, split: str | None) -> str:
 
 
 def select_rows(dataset: datasets.Dataset, split: str | None, source: str) -> datasets.Dataset:
+    """
+    The rows of a local file that a split such as `"train[:8]"` selects, whatever name it gives to the file's only split.
+
+    Raises:
+        ValueError: the split is malformed or selects nothing.
+    """
     if not split:
         return dataset
     import datasets
 
     spec = f"test{split}" if split.startswith("[") else split
-    only_split = re.match(r"\w*", spec).group()  # a file's one split takes the name it is asked by
+    only_split = re.match(r"\w*", spec).group()  # the only split of a file answers to any name
     try:
         instructions = datasets.ReadInstruction.from_spec(spec).to_absolute({only_split: len(dataset)})
     except (ValueError, AssertionError) as error:
@@ -85,6 +100,12 @@ def without_marks(row: dict) -> dict:
 
 
 def check_fields(row: dict, fields: dict[str, type], where: str) -> None:
+    """
+    Refuses a row in which a field is missing, empty, or has another type than in `fields`.
+
+    Raises:
+        ValueError: the message says `where` and names the field.
+    """
     for field, kind in fields.items():
         if row.get(field) is None:
             raise ValueError(f"{where}: field `{field}` is missing.")
@@ -96,6 +117,7 @@ def check_fields(row: dict, fields: dict[str, type], where: str) -> None:
 
 
 def kind_of(value: object) -> str:
+    """The type of a value in words."""
     names = {
         str: "text",
         int: "an integer",

@@ -38,8 +38,8 @@ class DatasetSource:
     eval_split: str | None = setting("Rows to evaluate on; without it there is no evaluation.")
 
     @property
-    def is_public(self) -> bool:
-        """Whether `name` may be an id on the Hub. The model card links to it if it looks like one."""
+    def may_be_hub_id(self) -> bool:
+        """Whether `name` may be an id on the Hub, to which the model card then links."""
         return True
 
 

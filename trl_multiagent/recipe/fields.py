@@ -58,7 +58,7 @@ def class_names(path: str) -> list[str]:
     if found is None:
         return []
     bases = [base.id for base in found[1].bases if isinstance(base, ast.Name)]
-    return [name, *(other for base in bases for other in class_names(f"{found[0]}.{base}"))]
+    return list(dict.fromkeys([name, *(other for base in bases for other in class_names(f"{found[0]}.{base}"))]))
 
 
 def _read_class(module: str, name: str) -> dict[str, ConfigField]:

@@ -23,7 +23,7 @@ from trl_multiagent.hub.model_card import RECIPE_FILE, hub_id
 from trl_multiagent.recipe.arguments import Settings, make_training_args
 from trl_multiagent.recipe.results import check_folder, check_push, check_team_folder, try_folders
 from trl_multiagent.recipe.sections import PEFT_DEFAULTS, AgentModel, Output, Wandb
-from trl_multiagent.recipe.settings import ConfigError, take
+from trl_multiagent.recipe.settings import ConfigError, pop_path
 from trl_multiagent.team.agent_team import AGENTS_FOLDER, SHARED_FOLDER, AgentTeam
 from trl_multiagent.trainers.base.checkpoint_files import check_files, read_checkpoint
 from trl_multiagent.trainers.base.distribution import OtherProcessError, fail_together
@@ -204,8 +204,8 @@ class Recipe:
 
     def check_run(self, environment: Environment, train_dataset: Dataset) -> None:
         """
-        Checks what can be checked before any model is loaded: that a checkpoint to continue is whole and belongs to this
-        run, and that what the end of the run needs can be written. What cannot work ends the program, on all processes.
+        Checks, before any model is loaded, that a checkpoint to continue is complete and belongs to this run, and that the results
+        of the run can be written. If not, the program ends on all processes.
 
         Args:
             environment ([`Environment`]): The run's environment.
@@ -230,7 +230,7 @@ class Recipe:
 
     def check_checkpoint(self, environment: Environment, train_dataset: Dataset) -> None:
         """
-        Compares the run with the checkpoint that it continues, in all but the weights that are not trained.
+        Compares the run with the checkpoint that it continues, except for weights that are not trained.
 
         Raises:
             ValueError: the checkpoint is damaged, belongs to another run, or has taken all steps.
@@ -273,7 +273,7 @@ class Recipe:
             print(f"Saved team       {self.team_folder}", flush=True)
         if self.training_args.push_to_hub:  # at the very end: a push that fails loses nothing
             name = self.dataset.name
-            trainer.push_to_hub(dataset_name=hub_id(name) if name and self.dataset.is_public else None)
+            trainer.push_to_hub(dataset_name=hub_id(name) if name and self.dataset.may_be_hub_id else None)
 
 
 def build_recipe(settings: Settings, dry_run: bool = False) -> Recipe:
@@ -308,9 +308,9 @@ def build_recipe(settings: Settings, dry_run: bool = False) -> Recipe:
         if missing is not None and not dry_run:
             raise ConfigError(missing)
         notes += [missing] if missing else []
-    take(merged, f"{algorithm}.resume_from_checkpoint")  # config.yaml describes the run, not how it was continued
-    take(merged, f"{algorithm}.resume_changes")
-    take(merged, f"{algorithm}.hub_token")  # config.yaml is pushed, so it must not hold secrets
+    pop_path(merged, f"{algorithm}.resume_from_checkpoint")  # config.yaml describes the run, not how it was continued
+    pop_path(merged, f"{algorithm}.resume_changes")
+    pop_path(merged, f"{algorithm}.hub_token")  # config.yaml is pushed, so it must not hold secrets
     return Recipe(
         algorithm=algorithm,
         task=settings.task,

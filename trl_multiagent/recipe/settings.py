@@ -121,7 +121,7 @@ def parse_overrides(overrides: list[str]) -> dict[str, Any]:
         path, equals, text = override.partition("=")
         if not equals or not path:
             raise ConfigError(f"--override {override!r} must have the form section.key=value.")
-        put(layer, path, parse_value(text))
+        set_path(layer, path, parse_value(text))
     return layer
 
 
@@ -130,10 +130,10 @@ def flag_layer(algorithm: str, arguments: argparse.Namespace) -> dict[str, Any]:
     layer = {}
     for name, path in {"model_name": "agent_model.name", "output_base_dir": "output.base_dir"}.items():
         if name in flags:
-            put(layer, path, flags.pop(name))
+            set_path(layer, path, flags.pop(name))
     for name, texts in flags.items():
-        values = [parse_value(text) for text in texts] or [True]  # a flag without a value switches something on
-        put(layer, f"{algorithm}.{name}", values if len(values) > 1 else values[0])
+        values = [parse_value(text) for text in texts] or [True]  # a flag without a value means true
+        set_path(layer, f"{algorithm}.{name}", values if len(values) > 1 else values[0])
     return layer
 
 
@@ -149,7 +149,7 @@ def parse_value(text: str) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def put(layer: dict[str, Any], path: str, value: Any) -> None:
+def set_path(layer: dict[str, Any], path: str, value: Any) -> None:
     """Sets `layer["a"]["b"]` for the path `a.b`."""
     *parents, name = path.split(".")
     for parent in parents:
@@ -159,8 +159,8 @@ def put(layer: dict[str, Any], path: str, value: Any) -> None:
     layer[name] = value
 
 
-def take(layer: dict[str, Any], path: str) -> tuple[bool, Any]:
-    """Removes the path `a.b`; returns whether it was there, and its value."""
+def pop_path(layer: dict[str, Any], path: str) -> tuple[bool, Any]:
+    """Removes `layer["a"]["b"]` for the path `a.b`; returns whether it was there, and its value."""
     *parents, name = path.split(".")
     for parent in parents:
         layer = layer.get(parent)
@@ -173,16 +173,16 @@ def rename(algorithm: str, layer: dict[str, Any]) -> None:
     """Replaces other names of a setting, in place."""
     for old, new in RENAMED.items():
         old, new = old.format(algorithm=algorithm), new.format(algorithm=algorithm)
-        found, value = take(layer, old)
+        found, value = pop_path(layer, old)
         if found:
-            twice, other = take(layer, new)
+            twice, other = pop_path(layer, new)
             if twice and other != value:
                 raise ConfigError(f"`{old}: {value}` and `{new}: {other}` are one setting; give one of them.")
-            put(layer, new, value)
+            set_path(layer, new, value)
 
 
 def merge(layers: list[dict[str, Any]]) -> dict[str, Any]:
-    """One dict of all: dicts are merged, anything else is replaced by a later layer's."""
+    """All layers in one dict: dicts are merged, any other value is replaced by that of a later layer."""
     merged = {}
     for layer in layers:
         for name, value in layer.items():
@@ -211,7 +211,7 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
     """
     sections = sections_of(task)
     known = known_settings(algorithm, task)
-    idle = [path.format(algorithm=algorithm) for path in NO_EFFECT]
+    no_effect = [path.format(algorithm=algorithm) for path in NO_EFFECT]
     values = {section: {} for section in ("", algorithm, "peft", *sections)}
     without_effect, history = [], {}
     for section, body in merged.items():
@@ -225,16 +225,18 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
             raise ConfigError(f"`{section}` is {body!r}, it must be a section with keys.")
         settings = {f"{section}.{name}": x for name, x in (body or {}).items()} if is_section else {section: body}
         for path, value in settings.items():
-            if path in idle:
+            if path in no_effect:
                 if value not in (None, {}, []):
                     without_effect.append(path)
             elif path in HISTORY:
                 history[path] = value
             elif path in known:
                 owner, _, name = path.rpartition(".")
-                values[owner][name] = checked(algorithm, path, value, known[path])
+                values[owner][name] = check_type(algorithm, path, value, known[path])
             else:
-                raise ConfigError(f"`{path}` is not a known setting{suggestion(path, [*known, *idle, *sections])}")
+                raise ConfigError(
+                    f"`{path}` is not a known setting{suggestion(path, [*known, *no_effect, *sections])}"
+                )
 
     for path, value in history.items():
         if value not in HISTORY[path]:
@@ -278,7 +280,7 @@ def suggestion(path: str, known: list[str]) -> str:
     return f"; did you mean `{candidates[0]}`?" if candidates else "; see --help."
 
 
-def checked(algorithm: str, path: str, value: Any, hint: Any) -> Any:
+def check_type(algorithm: str, path: str, value: Any, hint: Any) -> Any:
     try:
         return convert(value, hint)
     except TypeError:
@@ -303,12 +305,12 @@ def describe_type(hint: Any) -> str:
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """The value as the type hint wants it; `TypeError` if it does not fit."""
+    """The value with the type of the hint. Raises `TypeError` if it has another one."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
     if origin in (typing.Union, types.UnionType):
-        # A single value is a list of one only where a single value is not wanted
+        # A single value becomes a list only if no other type of the union accepts it
         for option in sorted(
             arguments, key=lambda option: typing.get_origin(option) is list and not isinstance(value, list)
         ):

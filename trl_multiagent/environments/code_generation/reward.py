@@ -166,7 +166,8 @@ class CodeReward:
             return [ItemFacts(count_asserts(item["test"])) for item in items]
         new = {key: item for key, item in zip(keys, items, strict=True) if key not in self._facts}
         programs = [facts_program(item, tries_trivial) for item in new.values()]
-        for (key, item), verdict in zip(new.items(), self.runner.run_references(programs), strict=True):
+        verdicts = self.runner.run_references(programs) if programs else []
+        for (key, item), verdict in zip(new.items(), verdicts, strict=True):
             facts = self._facts[key] = read_facts(item, verdict)
             if tries_trivial and facts.trivial == facts.total:
                 logger.warning(

@@ -11,8 +11,8 @@ from trl_multiagent.environments.base import Prompt
 from trl_multiagent.environments.code_generation.data import DATASET_TYPES, load_code_dataset
 from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
 from trl_multiagent.environments.code_generation.feedback import LATER_MODES, MODES
-from trl_multiagent.environments.code_generation.reward import COLLABORATION, KINDS
-from trl_multiagent.environments.dataset_rows import LOCAL_SUFFIXES
+from trl_multiagent.environments.code_generation.reward import COLLABORATION, KINDS, CodeReward
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE, LOCAL_SUFFIXES
 from trl_multiagent.environments.python_code.sandbox_settings import SandboxSettings
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
 
@@ -27,17 +27,14 @@ def quoted(choices: tuple[str, ...]) -> str:
     return f"{', '.join(others)} or {last}"
 
 
-FILES = f"{', '.join(LOCAL_SUFFIXES[:-1])} or {LOCAL_SUFFIXES[-1]} file"
-
-
 @dataclass
 class CodeDataset(DatasetSource):
-    name: str | None = setting(f"Hub id, or path of a {FILES}.")
+    name: str | None = setting(f"Hub id, or path of a {LOCAL_FILE}.")
     type: str | None = setting(f"{quoted(DATASET_TYPES)}; by default inferred from the name.")
 
     def __post_init__(self):
         if self.name is None:
-            raise ValueError(f"`dataset.name` is missing: a Hub id or the path of a {FILES}.")
+            raise ValueError(f"`dataset.name` is missing: a Hub id or the path of a {LOCAL_FILE}.")
         if self.name.endswith(LOCAL_SUFFIXES) and not Path(self.name).is_file():
             raise ValueError(f"`dataset.name` is {self.name!r}, but there is no such file in {Path.cwd()}.")
 
@@ -61,13 +58,13 @@ class Reward:
     type: Literal["function"] | None = setting("Where rewards come from; only 'function', the task's own reward.")
     kind: str = setting(
         "'paper' is the published table; 'earned' has the same scale and pays for the task only.",
-        "paper",
+        CodeReward.kind,
         choices=KINDS,
     )
     collaboration: str = setting(
         "For 'paper', how it is decided whether main uses aux and its value: 'static' reads the code, 'executed' also looks at the "
         "tests that pass.",
-        "executed",
+        CodeReward.collaboration,
         choices=COLLABORATION,
     )
 
