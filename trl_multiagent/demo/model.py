@@ -122,9 +122,7 @@ def build_model(folder: Path, steps: int = STEPS, progress: bool = True) -> floa
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        torch.set_num_threads(
-            1
-        )  # more are not faster for a model this small, and with one its weights are reproducible
+        torch.set_num_threads(1)  # makes the weights reproducible, and is as fast for so small a model
         try:
             rng = random.Random(SEED)
             demonstrations = make_demonstrations(steps * BATCH_SIZE, rng)

@@ -83,7 +83,7 @@ class Recipe:
 
     @property
     def task_settings(self) -> TaskSettings:
-        """What the task's functions are given."""
+        """The argument of the task's functions."""
         sections = {name: self.sections[name] for name in ("dataset", *self.task.settings)}
         return TaskSettings(sections, self.num_agents, self.run_folder)
 
@@ -97,14 +97,14 @@ class Recipe:
 
     @property
     def team_folder(self) -> Path:
-        """Where the trained team is saved. A push uploads the run's folder, in which it must stand at the top, once."""
+        """Folder of the trained team. A push uploads the run's folder, so a pushed team is saved at the top of it."""
         if self.output.save_path and self.output.save_final_model:
             return Path(self.output.save_path)
         return self.run_folder if self.training_args.push_to_hub else self.run_folder / "final_model"
 
     @property
     def saves_team(self) -> bool:
-        """Whether the trained team is saved. A push uploads files, so it is saved for that too."""
+        """Whether the trained team is saved. A push uploads files, so it needs a saved team."""
         return self.output.save_final_model or self.training_args.push_to_hub
 
     @property
@@ -361,7 +361,7 @@ def check_complete(checkpoint: str) -> None:
 
 
 def set_up_wandb(wandb: Wandb) -> None:
-    """Hands the section to Weights & Biases, which reads environment variables."""
+    """Sets the environment variables that Weights & Biases reads."""
     variables = {
         "WANDB_PROJECT": wandb.project,
         "WANDB_ENTITY": wandb.entity,

@@ -104,9 +104,8 @@ def try_file(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             file.flush()
-        with (path.parent / f".trial_{os.getpid()}").open(
-            "wb"
-        ) as file:  # on a full disk, an empty file can still be created
+        # On a full disk, an empty file can still be created
+        with (path.parent / f".trial_{os.getpid()}").open("wb") as file:
             file.write(bytes(4096))
             file.flush()
             os.fsync(file.fileno())

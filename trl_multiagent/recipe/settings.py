@@ -60,7 +60,7 @@ def make_parser(algorithm: str, task: Task, prog: str | None = None) -> argparse
     recipe.add_argument("--num_epochs", nargs="*", metavar="N", help="Short for --num_train_epochs N.")
 
     config = ALGORITHMS[algorithm].config
-    flags = {}  # class -> lines of its group; a field stands under the class that defines it or changes its default
+    flags = {}  # by class; a field is listed under the class that defines it or changes its default
     for field in dataclasses.fields(AlgorithmExtras):
         flags.setdefault("AlgorithmExtras", {})[field.name] = (field.metadata["help"], field.default)
     for name, field in read_fields(config).items():

@@ -1,6 +1,6 @@
 """
-What is known of an item before anybody answers it: how many of its tests trivial answers pass, and how long its reference
-solution takes. One program in the sandbox finds out both.
+Facts about an item that do not depend on the agents' answers: how many of its tests trivial answers pass, and how long its
+reference solution takes. One program in the sandbox determines both.
 """
 
 import ast
@@ -168,7 +168,7 @@ def prompt_examples(prompt: str, entry_point: str) -> Iterator[tuple[str, str]]:
 def _doctests(prompt: str) -> list[doctest.Example]:
     try:
         return doctest.DocTestParser().get_examples(prompt)
-    except ValueError:  # not written as doctests are
+    except ValueError:  # malformed doctests
         return []
 
 
@@ -203,6 +203,6 @@ def _test_constants(test: str) -> list[str]:
                 found[repr(ast.literal_eval(node))] += 1
                 continue
             except PARSE_ERRORS:
-                pass  # it may hold plain values
+                pass  # its parts may be plain values
         stack += ast.iter_child_nodes(node)
     return [value for value, _ in found.most_common()]
