@@ -50,8 +50,8 @@ from pathlib import Path
 from team_run import save_model
 from tqdm.auto import tqdm
 
-from trl_multiagent.demo import demo_dataset, demo_model, demo_prompts
-from trl_multiagent.demo.model import cache_folder
+from trl_multiagent.demo.model import cache_folder, demo_model
+from trl_multiagent.demo.problems import demo_dataset, demo_prompts
 
 
 HERE = Path(__file__).resolve().parent

@@ -8,8 +8,8 @@ import pytest
 from datasets import Dataset
 
 import trl_multiagent.environments.base
-from trl_multiagent import MAGRPOConfig
-from trl_multiagent.recipe import parse_recipe
+from trl_multiagent.demo.task import TASK
+from trl_multiagent.recipe.run import parse_recipe
 
 from tiny import tiny_team, tiny_trainer
 
@@ -94,5 +94,19 @@ def test_team_examples(tiny_model, tmp_path):
     (settings,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "teams.md").read_text(), flags=re.DOTALL)
     config = tmp_path / "config.yaml"
     config.write_text(settings + "dataset:\n  name: demo\n")
-    recipe = parse_recipe("magrpo", MAGRPOConfig, ["--config", str(config), "--dry_run"])
+    recipe = parse_recipe("magrpo", TASK, ["--config", str(config), "--dry_run"])
     assert recipe.peft_config.r == 16 and recipe.agent_model.share_weights is False
+
+
+def test_task_example(tmp_path, monkeypatch, capsys):
+    task, script = python_blocks(ROOT / "docs" / "tasks.md")
+    (tmp_path / "task.py").write_text(task)
+    (tmp_path / "topics.json").write_text('[{"topic": "rain"}, {"topic": "snow"}]')
+    monkeypatch.syspath_prepend(tmp_path)
+    names = {}
+    exec(script, names)
+    names["main"](["--model_name", "m", "--override", f"dataset.name={tmp_path}/topics.json", "--dry_run"])
+    out = capsys.readouterr().out
+    assert "poet: m, critic: m" in out and "2 items of" in out
+    with pytest.raises(SystemExit, match=r"`haiku\.max_words` is 0, it must be at least 1\."):
+        names["main"](["--model_name", "m", "--override", "haiku.max_words=0", "--dry_run"])

@@ -1,8 +1,10 @@
 """Settings: reading, merging and checking them, and what they mean for the trainer. No model is loaded here."""
 
+import dataclasses
 import errno
 import json
 import shutil
+import typing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,13 +12,16 @@ import pytest
 import torch
 import yaml
 
-from trl_multiagent import MAGRPOConfig, MAReMaxConfig
+from trl_multiagent.environments.code_generation.task import TASK
 from trl_multiagent.recipe import results
-from trl_multiagent.recipe.code_generation import code_generation_environment
+from trl_multiagent.recipe.algorithms import ALGORITHMS, import_class
+from trl_multiagent.recipe.arguments import check_settings
+from trl_multiagent.recipe.fields import class_names, read_fields
 from trl_multiagent.recipe.plan import count, print_plan, slice_length
-from trl_multiagent.recipe.recipe import build_recipe, parse_recipe, set_up_wandb
-from trl_multiagent.recipe.sections import Wandb
-from trl_multiagent.recipe.settings import ConfigError, make_parser, merge, parse_value
+from trl_multiagent.recipe.recipe import build_recipe, set_up_wandb
+from trl_multiagent.recipe.run import parse_recipe
+from trl_multiagent.recipe.sections import LORA_CONFIG, Wandb
+from trl_multiagent.recipe.settings import ConfigError, describe_type, make_parser, merge, parse_value
 from trl_multiagent.sandbox import SandboxError, sandbox
 from trl_multiagent.trainers.base.checkpoint_files import FORMAT_VERSION, STATE_FILE
 
@@ -31,11 +36,11 @@ def no_run_id(monkeypatch):
 def parse(tmp_path, capsys):
     """Parses sections, as a YAML file, and arguments."""
 
-    def parse(sections: dict | str = "", *argv: str, algorithm: str = "magrpo", config_class=MAGRPOConfig):
+    def parse(sections: dict | str = "", *argv: str, algorithm: str = "magrpo"):
         base = {"agent_model": {"name": "org/model"}, "dataset": {"name": "org/humaneval"}}
         text = yaml.safe_dump(merge([base, sections])) if isinstance(sections, dict) else sections
         (tmp_path / "config.yaml").write_text(text)
-        recipe = parse_recipe(algorithm, config_class, ["--config", str(tmp_path / "config.yaml"), *argv])
+        recipe = parse_recipe(algorithm, TASK, ["--config", str(tmp_path / "config.yaml"), *argv])
         recipe.stderr = capsys.readouterr().err
         return recipe
 
@@ -364,7 +369,7 @@ def test_wrong_settings_are_named(error_of, sections, argv, parts):
 
 def test_a_missing_file_is_named(capsys):
     with pytest.raises(SystemExit) as exit_info:
-        parse_recipe("magrpo", MAGRPOConfig, ["--config", "nowhere.yaml"])
+        parse_recipe("magrpo", TASK, ["--config", "nowhere.yaml"])
     assert "nowhere.yaml" in str(exit_info.value.code)
 
 
@@ -389,9 +394,9 @@ def test_grpo_is_one_agent(parse, error_of):
 
 
 def test_each_algorithm_keeps_its_own_baseline(parse, error_of):
-    recipe = parse({"maremax": {}}, algorithm="maremax", config_class=MAReMaxConfig)
+    recipe = parse({"maremax": {}}, algorithm="maremax")
     assert recipe.training_args.advantage_mode == "max"
-    message = error_of({"maremax": {"advantage_mode": "mean"}}, algorithm="maremax", config_class=MAReMaxConfig)
+    message = error_of({"maremax": {"advantage_mode": "mean"}}, algorithm="maremax")
     assert "'mean'" in message
 
 
@@ -529,7 +534,7 @@ def test_the_merged_settings_are_the_same_recipe(parse, monkeypatch):
         "magrpo": {"rollout_buffer_size": 11, "num_turns": 2},
     }
     recipe = parse(sections, "--override", "magrpo.agent_learning_rate=3e-5", "--num_generations", "4")
-    again = build_recipe("magrpo", MAGRPOConfig, yaml.safe_load(yaml.safe_dump(recipe.merged)))
+    again = build_recipe(check_settings("magrpo", TASK, yaml.safe_load(yaml.safe_dump(recipe.merged))))
     assert again.merged == recipe.merged
     assert again.training_args.to_dict() == recipe.training_args.to_dict()
 
@@ -541,11 +546,23 @@ def test_where_there_is_no_gpu_weights_are_float32(parse):
 
 
 def test_help_lists_every_flag_and_section():
-    text = make_parser("maremax", MAReMaxConfig).format_help()
+    text = make_parser("maremax", TASK).format_help()
     for part in ("--override", "--dry_run", "--num_turns", "--rollout_buffer_size", "--push_to_hub", "external:"):
         assert part in text
     assert text.count("  --num_turns ") == 1
     assert text.index("--num_turns") < text.index("--per_device_train_batch_size")
+
+
+@pytest.mark.parametrize("path", [*{algorithm.config for algorithm in ALGORITHMS.values()}, LORA_CONFIG])
+def test_fields_are_read_from_the_source_as_python_would(path):
+    read, cls = read_fields(path), import_class(path)
+    hints = typing.get_type_hints(cls)
+    assert list(read) == [field.name for field in dataclasses.fields(cls)]
+    for field in dataclasses.fields(cls):
+        default = None if field.default is dataclasses.MISSING else field.default
+        assert (read[field.name].default, read[field.name].help) == (default, field.metadata.get("help", ""))
+        assert describe_type(read[field.name].hint) == describe_type(hints[field.name])
+    assert class_names(path)[:-1] == [base.__name__ for base in cls.__mro__][: len(class_names(path)) - 1]
 
 
 # The plan of --dry_run
@@ -556,7 +573,8 @@ class Items(list):
 
 
 def plan_of(recipe, capsys, num_train=10, num_eval=3) -> dict[str, str]:
-    print_plan(recipe, ["aux", "main"], lambda recipe: (Items(range(num_train)), Items(range(num_eval))))
+    recipe.load_datasets = lambda: (Items(range(num_train)), Items(range(num_eval)))
+    print_plan(recipe, ["aux", "main"])
     lines = capsys.readouterr().out.splitlines()[1:]
     return {line[:17].strip(): line[17:].strip() for line in lines}
 
@@ -583,14 +601,17 @@ def test_plan_of_a_cross_tree_that_may_end_early(parse, capsys):
 
 
 def test_plan_without_the_data(parse, capsys):
-    def unreachable(recipe):
+    def unreachable():
         raise ConnectionError("no network")
 
     recipe = parse({"dataset": {"train_split": "test[33:163]"}, "magrpo": {"num_train_epochs": 1}})
-    print_plan(recipe, ["aux", "main"], unreachable)
+    recipe.load_datasets = unreachable
+    print_plan(recipe, ["aux", "main"])
     out = capsys.readouterr().out
     assert "no network" in out and "130 items of org/humaneval" in out and "130 (1 epochs" in out
-    print_plan(parse({"dataset": {"train_split": "[16:]"}}), ["aux", "main"], unreachable)
+    recipe = parse({"dataset": {"train_split": "[16:]"}})
+    recipe.load_datasets = unreachable
+    print_plan(recipe, ["aux", "main"])
     assert "unknown number of items" in capsys.readouterr().out
 
 
@@ -611,11 +632,11 @@ def test_count():
 
 def test_errors_are_value_errors():
     with pytest.raises(ConfigError, match=r"dataset\.name"):
-        build_recipe("magrpo", MAGRPOConfig, {})
+        check_settings("magrpo", TASK, {})
 
 
 def test_the_sandbox_and_what_counts_as_collaboration(parse, tmp_path):
-    environment = code_generation_environment(parse({}))
+    environment = parse({}).make_environment()
     assert (
         environment.reward.collaboration == "executed"
         and environment.reward.adaptive_timeout
@@ -623,11 +644,11 @@ def test_the_sandbox_and_what_counts_as_collaboration(parse, tmp_path):
     )
     sections = {"reward": {"collaboration": "static"}, "sandbox": {"workers": 3, "memory_mb": 256, "check_timeout": 2}}
     recipe = parse({**sections, "output": {"base_dir": str(tmp_path)}})
-    environment = code_generation_environment(recipe)
+    environment = recipe.make_environment()
     assert environment.reward.collaboration == "static"
     sandbox = environment.sandbox
     assert (sandbox.workers, sandbox.memory_mb, sandbox.check_timeout) == (3, 256, 2)
-    assert environment.executions.keep_suspicious == recipe.run_folder / "suspicious_programs"
+    assert environment.runner.keep_suspicious == recipe.run_folder / "suspicious_programs"
     assert not recipe.run_folder.exists()
 
 
@@ -640,7 +661,7 @@ def test_wrong_sandbox_settings(parse, error_of):
 def test_a_machine_below_the_minimal_tier_is_refused_before_anything_is_loaded(parse, monkeypatch):
     monkeypatch.setattr(sandbox, "TIERS", {**sandbox.TIERS, "namespaces": {"no such layer"}})
     with pytest.raises(SandboxError, match=r"sandbox\.min_tier is 'namespaces'"):
-        code_generation_environment(parse({"sandbox": {"min_tier": "namespaces"}}))
+        parse({"sandbox": {"min_tier": "namespaces"}}).make_environment()
 
 
 def test_vllm_that_is_not_installed(error_of, monkeypatch):

@@ -1,9 +1,20 @@
-import importlib
 from typing import TYPE_CHECKING
 
+from trl_multiagent.recipe.algorithms import ALGORITHMS, import_class
 
-if TYPE_CHECKING:
-    from trl_multiagent.environments import Environment, FunctionEnvironment, JointAction, Outcome, Prompt, Turn
+
+if TYPE_CHECKING:  # what `__getattr__` gives at run time
+    # ruff: noqa: F401
+    from trl_multiagent.environments import (
+        Environment,
+        FunctionEnvironment,
+        JointAction,
+        Outcome,
+        Prompt,
+        Task,
+        TaskSettings,
+        Turn,
+    )
     from trl_multiagent.team.agent_team import AgentTeam
     from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
     from trl_multiagent.trainers.magrpo_trainer import MAGRPOTrainer
@@ -17,45 +28,19 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AgentTeam",
-    "Environment",
-    "FunctionEnvironment",
-    "JointAction",
-    "MAGRPOConfig",
-    "MAGRPOTrainer",
-    "MAREINFORCEConfig",
-    "MAREINFORCETrainer",
-    "MARLOOConfig",
-    "MARLOOTrainer",
-    "MAReMaxConfig",
-    "MAReMaxTrainer",
-    "Outcome",
-    "Prompt",
-    "Turn",
-]
+# Modules are imported when one of their names is used, so that the sandbox and the command line do not wait for torch
+_ENVIRONMENTS = "Environment FunctionEnvironment JointAction Outcome Prompt Task TaskSettings Turn".split()
+_PATHS = {name: f"trl_multiagent.environments.{name}" for name in _ENVIRONMENTS}
+_PATHS["AgentTeam"] = "trl_multiagent.team.agent_team.AgentTeam"
+_PATHS |= {path.rpartition(".")[2]: path for algorithm in ALGORITHMS.values() for path in algorithm}
 
-# Modules are imported when a name of theirs is asked for, so that whoever needs the sandbox or the command line alone does
-# not wait for torch
-_MODULES = {
-    "environments": ("Environment", "FunctionEnvironment", "JointAction", "Outcome", "Prompt", "Turn"),
-    "team": ("AgentTeam",),
-    "trainers.magrpo_config": ("MAGRPOConfig",),
-    "trainers.magrpo_trainer": ("MAGRPOTrainer",),
-    "trainers.mareinforce_config": ("MAREINFORCEConfig",),
-    "trainers.mareinforce_trainer": ("MAREINFORCETrainer",),
-    "trainers.maremax_config": ("MAReMaxConfig",),
-    "trainers.maremax_trainer": ("MAReMaxTrainer",),
-    "trainers.marloo_config": ("MARLOOConfig",),
-    "trainers.marloo_trainer": ("MARLOOTrainer",),
-}
+__all__ = sorted(_PATHS)
 
 
 def __getattr__(name: str):
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _PATHS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_class(_PATHS[name])
 
 
 def __dir__() -> list[str]:

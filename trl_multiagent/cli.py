@@ -1,7 +1,7 @@
 """
 The command `trl-multiagent`: `env` for bug reports, `push` to the Hub, `train` to launch a recipe without a script.
 
-Functions import what takes seconds to import themselves, so that help, versions and errors come at once.
+What takes seconds to import is imported where it is needed, so that help, versions and errors come at once.
 """
 
 import argparse
@@ -10,19 +10,11 @@ import sys
 from collections.abc import Sequence
 
 import trl_multiagent
-
-
-ALGORITHMS = {
-    "grpo": "MAGRPO",
-    "magrpo": "MAGRPO",
-    "marloo": "MARLOO",
-    "maremax": "MAReMax",
-    "mareinforce": "MAREINFORCE",
-}
+from trl_multiagent.recipe.algorithms import ALGORITHMS
 
 
 def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """The parser of the command, and that of `train`, whose `--help` behind an algorithm is the recipe's."""
+    """The parser of the command, and that of `train`. With an algorithm, `train --help` is the recipe's."""
     parser = argparse.ArgumentParser(prog="trl-multiagent", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=trl_multiagent.__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -34,7 +26,7 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "that are there already are not sent again.",
         allow_abbrev=False,
     )
-    push.add_argument("folder", metavar="FOLDER", help="What a team or a trainer saved.")
+    push.add_argument("folder", metavar="FOLDER", help="Folder that a team or a trainer saved.")
     push.add_argument("repo_id", metavar="REPO_ID", help="Repository, created if it does not exist.")
     push.add_argument(
         "--private", action="store_true", default=None, help="Make a repository that is created private."
@@ -75,26 +67,15 @@ def launch(algorithm: str, accelerate_config: str | None, num_processes: str | N
     try:
         launch_command(launch_command_parser().parse_args(options + target))
     except subprocess.CalledProcessError as error:
-        sys.exit(error.returncode)  # the process has said what was wrong
+        sys.exit(error.returncode)  # the process has printed its error
 
 
 def run(algorithm: str, argv: Sequence[str]) -> None:
-    """Trains in this process; the same as the scripts in recipes/code_generation."""
-    from trl_multiagent.recipe import parse_recipe, print_plan
-    from trl_multiagent.recipe.code_generation import code_generation_datasets, code_generation_environment
+    """Trains in this process, as the scripts in recipes/code_generation do."""
+    from trl_multiagent.demo.task import TASK
+    from trl_multiagent.recipe.run import run_recipe
 
-    config_class, trainer_class = (
-        getattr(trl_multiagent, ALGORITHMS[algorithm] + kind) for kind in ("Config", "Trainer")
-    )
-    recipe = parse_recipe(algorithm, config_class, argv, prog=f"trl-multiagent train {algorithm}")
-    environment = code_generation_environment(recipe)
-    if recipe.dry_run:
-        return print_plan(recipe, environment.roles, code_generation_datasets)
-    train_dataset, eval_dataset = code_generation_datasets(recipe)
-    recipe.check_run(environment, train_dataset)
-    team = recipe.load_team(environment.roles)
-    trainer = trainer_class(team, environment, recipe.training_args, train_dataset, eval_dataset)
-    recipe.train_and_save(trainer)
+    run_recipe(algorithm, TASK, argv, prog=f"trl-multiagent train {algorithm}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -9,26 +9,12 @@ Trains one agent to write code, with GRPO: MAGRPO with a team of one.
 
 from collections.abc import Sequence
 
-from trl_multiagent import MAGRPOConfig, MAGRPOTrainer
-from trl_multiagent.recipe import parse_recipe, print_plan
-from trl_multiagent.recipe.code_generation import code_generation_datasets, code_generation_environment
+from trl_multiagent.demo.task import TASK  # code generation, with the demo under the name `demo`
+from trl_multiagent.recipe.run import run_recipe
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    recipe = parse_recipe("grpo", MAGRPOConfig, argv)
-    environment = code_generation_environment(recipe)
-    if recipe.dry_run:
-        return print_plan(recipe, environment.roles, code_generation_datasets)
-    train_dataset, eval_dataset = code_generation_datasets(recipe)
-    recipe.check_run(environment, train_dataset)
-    trainer = MAGRPOTrainer(
-        team=recipe.load_team(environment.roles),
-        environment=environment,
-        args=recipe.training_args,
-        train_dataset=train_dataset,
-        eval_dataset=eval_dataset,
-    )
-    recipe.train_and_save(trainer)
+    run_recipe("grpo", TASK, argv)
 
 
 if __name__ == "__main__":

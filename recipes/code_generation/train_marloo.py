@@ -3,33 +3,19 @@ Trains two agents that write code together: one writes a helper `aux`, the other
 The baseline of a completion is the mean return of its siblings.
 
     accelerate launch recipes/code_generation/train_marloo.py \
-        --config recipes/code_generation/configs/magrpo_he_config.yaml
+        --config recipes/code_generation/configs/marloo_he_config.yaml
 
 `--dry_run` checks the settings and prints the plan, `--help` lists them.
 """
 
 from collections.abc import Sequence
 
-from trl_multiagent import MARLOOConfig, MARLOOTrainer
-from trl_multiagent.recipe import parse_recipe, print_plan
-from trl_multiagent.recipe.code_generation import code_generation_datasets, code_generation_environment
+from trl_multiagent.demo.task import TASK  # code generation, with the demo under the name `demo`
+from trl_multiagent.recipe.run import run_recipe
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    recipe = parse_recipe("marloo", MARLOOConfig, argv)
-    environment = code_generation_environment(recipe)
-    if recipe.dry_run:
-        return print_plan(recipe, environment.roles, code_generation_datasets)
-    train_dataset, eval_dataset = code_generation_datasets(recipe)
-    recipe.check_run(environment, train_dataset)
-    trainer = MARLOOTrainer(
-        team=recipe.load_team(environment.roles),
-        environment=environment,
-        args=recipe.training_args,
-        train_dataset=train_dataset,
-        eval_dataset=eval_dataset,
-    )
-    recipe.train_and_save(trainer)
+    run_recipe("marloo", TASK, argv)
 
 
 if __name__ == "__main__":

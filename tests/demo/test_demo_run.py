@@ -5,7 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_multiagent import AgentTeam
-from trl_multiagent.demo import demo_dataset, demo_model, demo_prompts
+from trl_multiagent.demo.model import demo_model
+from trl_multiagent.demo.problems import demo_dataset, demo_prompts
 from trl_multiagent.environments.code_generation import CodeGenerationEnvironment
 
 

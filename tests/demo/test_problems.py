@@ -3,9 +3,8 @@ import re
 
 import pytest
 
-from trl_multiagent.demo import demo_dataset, demo_prompts
 from trl_multiagent.demo.demonstrations import AUX_FAULTS, MAIN_FAULTS, write_aux, write_main
-from trl_multiagent.demo.problems import demo_problems
+from trl_multiagent.demo.problems import demo_dataset, demo_problems, demo_prompts
 
 
 def passed(source: str, item: dict) -> int:

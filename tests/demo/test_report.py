@@ -4,10 +4,9 @@ from types import SimpleNamespace
 import pytest
 from transformers import ProgressCallback
 
-from trl_multiagent.demo import DemoReport, demo_dataset, demo_prompts
 from trl_multiagent.demo.demonstrations import write_aux, write_main
-from trl_multiagent.demo.problems import demo_problems
-from trl_multiagent.demo.report import RewardProgressCallback, draw_learning_curve
+from trl_multiagent.demo.problems import demo_dataset, demo_problems, demo_prompts
+from trl_multiagent.demo.report import DemoReport, RewardProgressCallback, draw_learning_curve
 from trl_multiagent.environments.base import Outcome, Turn
 from trl_multiagent.sandbox import Sandbox
 

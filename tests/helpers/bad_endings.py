@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "recipes" / "code_generation"
 import train_magrpo
 
 from trl_multiagent import AgentTeam, MAGRPOTrainer
+from trl_multiagent.trainers import magrpo_trainer
 
 
 FAILURE, FOLDER = sys.argv[1], Path(sys.argv[2])
@@ -36,7 +37,7 @@ class BadEnding(MAGRPOTrainer):
 
 
 if __name__ == "__main__":
-    train_magrpo.MAGRPOTrainer = BadEnding
+    magrpo_trainer.MAGRPOTrainer = BadEnding
     try:
         train_magrpo.main(sys.argv[3:])
     except RuntimeError as error:

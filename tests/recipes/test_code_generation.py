@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.environments.code_generation import environment as code_environment
-from trl_multiagent.recipe import Recipe
+from trl_multiagent.recipe.algorithms import ALGORITHMS
+from trl_multiagent.recipe.recipe import Recipe
 
 from tiny import byte_tokenizer, tiny_llama
 
@@ -32,7 +33,7 @@ def no_run_id(monkeypatch):
 
 def algorithm_of(config: Path) -> str:
     sections = yaml.safe_load(config.read_text())
-    return next(name for name in ("grpo", "magrpo", "marloo", "maremax", "mareinforce") if name in sections)
+    return next(name for name in ALGORITHMS if name in sections)
 
 
 def run_script(algorithm: str, *argv: str) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from trl_multiagent.demo.demonstrations import CONVENTIONS, write_aux
 from trl_multiagent.demo.problems import Problem
 from trl_multiagent.environments.base import JointAction
-from trl_multiagent.environments.code_generation.extraction import extract_code
+from trl_multiagent.environments.code_generation.roles import AUX, MAIN
+from trl_multiagent.environments.python_code.extraction import extract_code
 from trl_multiagent.sandbox import Program, Sandbox, Verdict
 
 
@@ -18,9 +19,9 @@ def conventions(
 ) -> list[dict[str, str | None]]:
     """
     The convention of every agent's answer: `"A"` (aux keeps elements, main maps them), `"B"` (aux keeps and maps them), or
-    `None` for an answer that fits neither, for example because it is wrong or does without its partner.
+    `None` for an answer that fits neither, for example because it is wrong or does not use its partner's.
 
-    Each function runs without its partner's: aux on inputs, main with a correct aux of either convention in turn.
+    Each function runs without its partner's: aux alone, main with a correct aux of each convention in turn.
 
     Args:
         problems (`Sequence[Problem]`): The problem that each joint action answers.
@@ -36,17 +37,17 @@ def conventions(
         inputs = [problem.inputs(rng, length=6) for _ in range(INPUTS)]
         kept = [problem.kept(values) for values in inputs]
         outputs = {"A": kept, "B": [problem.mapped(values) for values in kept]}
-        aux = extract_code(answers["aux"], "aux")  # the code that the reward is about, too
-        main = extract_code(answers["main"], problem.name)
+        aux = extract_code(answers[AUX], AUX)  # as the reward does
+        main = extract_code(answers[MAIN], problem.name)
         for convention in CONVENTIONS:
-            programs.append(Program(aux, "aux", check(inputs, outputs[convention])))
+            programs.append(Program(aux, AUX, check(inputs, outputs[convention])))
         solutions = [problem.solve(values) for values in inputs]
         for convention in CONVENTIONS:
             source = write_aux(problem, convention) + main
             programs.append(Program(source, problem.name, check(inputs, solutions)))
     verdicts = sandbox.run(programs)
     return [
-        {"aux": followed(verdicts[k : k + 2]), "main": followed(verdicts[k + 2 : k + 4])}
+        {AUX: followed(verdicts[k : k + 2]), MAIN: followed(verdicts[k + 2 : k + 4])}
         for k in range(0, len(verdicts), 4)
     ]
 

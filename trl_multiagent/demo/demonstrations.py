@@ -1,17 +1,18 @@
 """
-Demonstrations for the demo's model: careless, and of two minds about who does what.
+Demonstrations for the demo's base model. They contain mistakes, and they divide the work in two ways.
 
 In convention A the helper keeps elements and main maps them; in convention B the helper keeps and maps. Each demonstration
-picks its convention by itself, so a model that imitates them solves a problem only when both agents happen to agree.
+draws its convention independently, so a model trained on them solves a problem only when both agents happen to follow the same.
 """
 
 import random
 
 from trl_multiagent.demo.problems import Problem
+from trl_multiagent.environments.code_generation.roles import AUX
 
 
 CONVENTIONS = ("A", "B")
-# Shares of the ways a demonstration goes wrong; the rest is clean
+# How often a demonstration has each fault; the others have none
 AUX_FAULTS = {"no return": 0.10, "condition": 0.12, "syntax": 0.10, "name": 0.04}
 MAIN_FAULTS = {
     "no return": 0.10,
@@ -26,9 +27,9 @@ MAIN_FAULTS = {
 def demonstrate(problem: Problem, role: str, rng: random.Random) -> str:
     """One noisy demonstration of an agent's answer, in a random convention."""
     convention = rng.choice(CONVENTIONS)
-    faults = AUX_FAULTS if role == "aux" else MAIN_FAULTS
+    faults = AUX_FAULTS if role == AUX else MAIN_FAULTS
     fault = rng.choices(["", *faults], [1 - sum(faults.values()), *faults.values()])[0]
-    write = write_aux if role == "aux" else write_main
+    write = write_aux if role == AUX else write_main
     return write(problem, convention, fault, rng)
 
 
@@ -47,7 +48,7 @@ def write_aux(problem: Problem, convention: str, fault: str = "", rng: random.Ra
         condition = rng.choice([other for other in problem.family.conditions if other != condition])
     element = "x" if convention == "A" else problem.map.code
     values = f"[{element} for x in {problem.argument} if {condition.code}]"
-    name = "helper" if fault == "name" else "aux"
+    name = "helper" if fault == "name" else AUX
     statement = f"ys = {values}" if fault == "no return" else f"return {values}"
     if fault == "syntax":
         statement = statement.replace(" in ", " ", 1)

@@ -1,8 +1,8 @@
 """
 Builds the demo's base model once and keeps it: a tokenizer and a small Llama, trained from scratch on noisy demonstrations.
 
-Nothing is downloaded. The folder in the cache is named by a hash of all that determines the model, appears there in one
-step when it is complete, and is checked against the hashes of its files before it is used.
+Nothing is downloaded. The model's folder in the cache is named after a hash of everything that determines the model. It is moved
+there in one step once it is complete, and its files are checked against their hashes before it is used.
 """
 
 import hashlib
@@ -23,6 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from trl_multiagent.demo.demonstrations import demonstrate
 from trl_multiagent.demo.problems import demo_dataset, demo_problems, demo_prompts
+from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 
 
 SEED = 7
@@ -75,7 +76,7 @@ def cache_folder() -> Path:
 
 
 def fingerprint() -> str:
-    """A hash of all that determines the model: the code that makes it and its data, and the libraries' versions."""
+    """A hash of everything that determines the model: the code that makes it and its data, and the libraries' versions."""
     here = Path(__file__)
     digest = hashlib.sha256()
     for name in ("problems.py", "demonstrations.py", "model.py"):
@@ -86,7 +87,7 @@ def fingerprint() -> str:
 
 
 def write_manifest(folder: Path) -> None:
-    """Writes down the hash of every file of the folder."""
+    """Stores the hash of every file of the folder."""
     hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
     (folder / MANIFEST).write_text(json.dumps(hashes, indent=2))
 
@@ -121,7 +122,7 @@ def build_model(folder: Path, steps: int = STEPS, progress: bool = True) -> floa
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        torch.set_num_threads(1)  # the model is too small for more to help, and one makes its weights reproducible
+        torch.set_num_threads(1)  # makes the weights reproducible, and is as fast for so small a model
         try:
             rng = random.Random(SEED)
             demonstrations = make_demonstrations(steps * BATCH_SIZE, rng)
@@ -149,7 +150,7 @@ def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]
     pairs = []
     for _ in range(number):
         item = rng.choice(items)
-        role = rng.choice(("aux", "main"))
+        role = rng.choice((AUX, MAIN))
         pairs.append((demo_prompts(item)[role], demonstrate(problems[item["entry_point"]], role, rng)))
     return pairs
 

@@ -1,5 +1,5 @@
 """
-A procedural family of small HumanEval-shaped problems: keep some elements, map each of them, reduce the rest.
+A procedural family of small HumanEval-shaped problems: keep some elements, map each of them, reduce them to the result.
 
 `sum_square_even` keeps the even numbers of a list, squares each and sums them. A list problem takes one of 8 conditions, 7
 maps and 7 reductions, a string problem one of 6, 3 and 5; a fifth of the 482 combinations is held out. Every solution
@@ -13,6 +13,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from datasets import Dataset
+
+from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 
 
 SEED = 20
@@ -128,7 +130,7 @@ class Problem:
         return self.family.argument
 
     def kept(self, values: list | str) -> list:
-        """What the condition lets through."""
+        """The values that meet the condition."""
         return compiled(f"[x for x in values if {self.condition.code}]")(values)
 
     def mapped(self, values: list) -> list:
@@ -136,7 +138,7 @@ class Problem:
         return compiled(f"[{self.map.code} for x in values]")(values)
 
     def reduced(self, values: list) -> Any:
-        """What is left of the values."""
+        """The values reduced to the result."""
         return compiled(self.reduction.code.replace("ys", "values"))(values)
 
     def inputs(self, rng: random.Random, length: int) -> list | str:
@@ -223,6 +225,6 @@ def demo_dataset(split: str) -> Dataset:
 def demo_prompts(item: dict) -> dict[str, str]:
     """The two short prompts that the demo's model was trained on."""
     return {
-        "aux": f"# Write only a helper function aux for this task.\n{item['prompt']}# aux:\n",
-        "main": f"# Write only this function. It may call a helper aux.\n{item['prompt']}# main:\n",
+        AUX: f"# Write only a helper function aux for this task.\n{item['prompt']}# aux:\n",
+        MAIN: f"# Write only this function. It may call a helper aux.\n{item['prompt']}# main:\n",
     }

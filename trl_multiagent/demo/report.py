@@ -1,4 +1,4 @@
-"""What the demo prints: an introduction, one progress bar per phase, and the team before and after its training."""
+"""What the demo prints: one progress bar per phase, and the team before and after its training."""
 
 import textwrap
 from dataclasses import dataclass
@@ -9,28 +9,16 @@ from time import perf_counter
 from accelerate import PartialState
 from matplotlib.figure import Figure
 from tqdm.auto import tqdm
-from transformers import ProgressCallback
+from transformers import ProgressCallback, TrainerCallback
 
 from trl_multiagent.demo.conventions import conventions
 from trl_multiagent.demo.problems import demo_problems
 from trl_multiagent.environments.base import JointAction, Turn
+from trl_multiagent.environments.code_generation.roles import AUX, MAIN
+from trl_multiagent.trainers.base.distribution import fail_together
 
 
 WIDTH = 98
-INTRODUCTION = """
-Two agents learn to write code together
-=======================================
-Each problem asks for one small Python function. The agent "aux" writes a helper, the agent "main"
-the function itself, which may call the helper; neither sees what the other writes. Both start as
-copies of one tiny language model that imitates careless demonstrations, of two kinds:
-
-  A  aux keeps some elements, main maps and reduces them
-  B  aux keeps and maps them, main only reduces
-
-A mixed pair fails. All they learn from is one joint reward between 0 and 4: how many tests their
-code passes together, and whether both do a part of the work. Training takes one to two minutes on
-two free cores.
-"""
 CHUNK = 16  # held-out problems per advance of the progress bar
 SMOOTHING = 10  # width of the moving average in the learning curve, in steps
 
@@ -59,27 +47,25 @@ class Evaluation:
 
     def agreed(self, *names: str) -> float:
         """Share of the answers in which both agents follow the same one of the conventions named."""
-        return mean([c["aux"] == c["main"] and c["aux"] in names for c in self.conventions])
+        return mean([c[AUX] == c[MAIN] and c[AUX] in names for c in self.conventions])
 
 
-class DemoReport:
+class DemoReport(TrainerCallback):
     """
-    Shows what a demo run does and what came of it.
+    Compares the team before and after its training, on held-out problems of the demo.
 
     Args:
-        items (`list[dict]` or `datasets.Dataset`): Held-out problems of the demo to judge the team by.
+        items (`list[dict]` or `datasets.Dataset`): The held-out problems.
         num_episodes (`int`, *optional*, defaults to `4`): Sampled answers per problem.
 
     Example:
 
     ```python
-    report = DemoReport(demo_dataset("test"))  # prints the introduction
     trainer = MAGRPOTrainer(...)
+    report = DemoReport(demo_dataset("test"))
     report.before(trainer)
-    trainer.train()
-    trainer.save_model(folder)
-    report.after(trainer)
-    report.show(trainer, folder)
+    trainer.add_callback(report)
+    trainer.train()  # prints the comparison when it ends
     ```
     """
 
@@ -87,7 +73,6 @@ class DemoReport:
         self.items = list(items)
         self.num_episodes = num_episodes
         self.is_main_process = PartialState().is_main_process
-        self.print(INTRODUCTION)
 
     def print(self, text: str = "") -> None:
         if self.is_main_process:
@@ -95,10 +80,11 @@ class DemoReport:
 
     def before(self, trainer) -> None:
         """
-        Judges the untrained team, and has the trainer show one progress bar instead of a line per step.
+        Evaluates the untrained team, and has the trainer show one progress bar instead of a line per step.
 
         Every process of a distributed run has to call this.
         """
+        self.trainer = trainer
         self.start = self.evaluate(trainer, "Held-out problems, before")
         if not trainer.args.disable_tqdm:
             trainer.remove_callback(ProgressCallback)
@@ -107,20 +93,25 @@ class DemoReport:
 
     def after(self, trainer) -> None:
         """
-        Judges the trained team.
+        Evaluates the trained team.
 
         Every process of a distributed run has to call this.
         """
         self.seconds = perf_counter() - self.started_at
         self.end = self.evaluate(trainer, "Held-out problems, after")
 
-    def show(self, trainer, team_folder: str | Path | None) -> None:
+    def on_train_end(self, args, state, control, **kwargs):
+        self.after(self.trainer)
+        with fail_together(self.trainer.accelerator):
+            self.show(self.trainer)
+
+    def show(self, trainer, team_folder: str | Path | None = None) -> None:
         """
         Prints the comparison and draws the learning curve, on the main process.
 
         Args:
             trainer (`MAGRPOTrainer`): The trainer that has trained the team.
-            team_folder (`str` or `Path`, *optional*): Where the team was saved.
+            team_folder (`str` or `Path`, *optional*): Where the team is saved, if it is already.
         """
         if not self.is_main_process:
             return
@@ -132,7 +123,7 @@ class DemoReport:
             self.print(f"Saved team       {team_folder}")
         picture = Path(trainer.args.output_dir) / "learning_curve.png"
         draw_learning_curve(trainer.state.log_history, self.start, self.end, picture)
-        self.print(f"Learning curve   {picture}\n")
+        self.print(f"Learning curve   {picture}")
 
     def evaluate(self, trainer, description: str) -> Evaluation:
         """Plays sampled episodes on the held-out problems with the team as it is."""
@@ -201,7 +192,7 @@ def comparison(start: Evaluation, end: Evaluation, problems: int, num_episodes: 
 
 
 def sample_episodes(items: list[dict], num_episodes: int) -> list[int]:
-    """The first episode of the first problem about lists and of the first about strings: not picked by their result."""
+    """The first episode of the first problem about lists and of the first about strings, whatever their results."""
     starts = ("xs", "s")
     first = {
         start: k for start in starts for k, item in reversed(list(enumerate(items))) if f"({start}):" in item["prompt"]
@@ -219,7 +210,7 @@ def sample(start: Evaluation, end: Evaluation, episode: int) -> str:
         for name, side in (("before", start), ("after", end))
     ]
     lines += [f"  {headings[0]:<{column}}  {headings[1]}", f"  {'-' * column}  {'-' * column}"]
-    for role in ("aux", "main"):
+    for role in (AUX, MAIN):
         sides = [side.joint_actions[episode][role].expandtabs(4).splitlines() for side in (start, end)]
         sides = [[line for code in lines for line in wrap(code, column)] for lines in sides]
         lines += [f"  {left:<{column}}  {right}".rstrip() for left, right in zip_longest(*sides, fillvalue="")]

@@ -2,34 +2,29 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
-
-from datasets import Dataset
+from collections.abc import Sequence
 
 from trl_multiagent.recipe.recipe import Recipe
 
 
-def print_plan(
-    recipe: Recipe, roles: Sequence[str], load_datasets: Callable[[Recipe], tuple[Dataset, Dataset | None]]
-) -> None:
+def print_plan(recipe: Recipe, roles: Sequence[str]) -> None:
     """
     Prints what a run would do, without loading a model.
 
     Args:
-        recipe ([`Recipe`]): The recipe.
+        recipe ([`~trl_multiagent.recipe.recipe.Recipe`]): The recipe.
         roles (`list[str]`): The environment's roles.
-        load_datasets (`Callable`): Loads the recipe's training and evaluation set.
     """
     args, dataset = recipe.training_args, recipe.dataset
     remarks = []
     try:
-        train_dataset, eval_dataset = load_datasets(recipe)
+        train_dataset, eval_dataset = recipe.load_datasets()
         num_train, num_eval = len(train_dataset), len(eval_dataset or ())
     except ConnectionError as error:
         num_train, num_eval = slice_length(dataset.train_split), slice_length(dataset.eval_split)
         if num_eval is not None and recipe.eval_num_samples is not None:
             num_eval = min(num_eval, recipe.eval_num_samples)
-        remarks = [f"The dataset was not reached; its size is what the splits say. {error}"]
+        remarks = [f"The dataset was not reached; its size is taken from the splits. {error}"]
     if args.process_index != 0:
         return
 
@@ -58,7 +53,7 @@ def print_plan(
             f"{role}: {name}{', frozen' * (role in frozen)}" for role, name in zip(roles, names, strict=True)
         )
         + f" ({recipe.dtype}{form})",
-        "training": f"{count(num_train, 'item')} of {dataset.name}, split {dataset.train_split or 'whole'}",
+        "training": f"{count(num_train, 'item')} of {dataset.name or 'the task'}, split {dataset.train_split or 'whole'}",
         "evaluation": evaluation[args.eval_strategy.value],
         "rollouts": f"{count(args.num_turns, 'turn')}, joint_mode {args.joint_mode}, handoff {args.handoff}, "
         f"{args.num_generations} completions per agent and node",

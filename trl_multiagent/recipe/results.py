@@ -1,4 +1,4 @@
-"""Where the results of a run go: tried before the run, and saved so that nothing that fails at its end costs the team."""
+"""The places for the results of a run, which are tried before it starts."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ RUN_FILES = (RECIPE_FILE, CURVE_FILE, "README.md")
 
 def check_folder(setting: str, folder: Path) -> None:
     """
-    Refuses a folder that cannot be made or written to, as far as that can be seen without doing it.
+    Refuses a folder that cannot be made or written to, as far as that shows without writing.
 
     Raises:
         ConfigError: it is a file, lies beneath one, or may not be written to.
@@ -36,7 +36,7 @@ def check_folder(setting: str, folder: Path) -> None:
 
 
 def check_team_folder(folder: Path, run_folder: Path) -> None:
-    """Refuses a folder for the team within what the trainer replaces and removes."""
+    """Refuses a folder for the team inside one that the trainer replaces or removes."""
     if not folder.absolute().is_relative_to(run_folder.absolute()):
         return
     inside = folder.absolute().relative_to(run_folder.absolute()).parts
@@ -49,7 +49,7 @@ def check_team_folder(folder: Path, run_folder: Path) -> None:
 
 def check_push(algorithm: str, args: MAGRPOConfig) -> str | None:
     """
-    Looks at what a push needs as far as that can be seen without a network; the trainer tries the rest when it is made.
+    Checks what a push needs, as far as possible without a network. The trainer checks the rest when it is created.
 
     Returns:
         `str`, *optional*: What is missing on this machine.
@@ -71,21 +71,19 @@ def check_push(algorithm: str, args: MAGRPOConfig) -> str | None:
     return None
 
 
-def try_folders(run_folder: Path, team_folder: Path | None, agent_folders: Sequence[str], has_report: bool) -> None:
+def try_folders(run_folder: Path, team_folder: Path | None, agent_folders: Sequence[str]) -> None:
     """
-    Writes to the folders of a run what its end will write, in small, and removes it again.
+    Tries to write small files in the places that the end of the run writes to, and removes them again.
 
     Args:
         run_folder (`Path`): The run's.
         team_folder (`Path`, *optional*): Where the team will be saved.
         agent_folders (`Sequence[str]`): The folders of the agents in it.
-        has_report (`bool`): Whether the demo's report is drawn.
 
     Raises:
         ConfigError: something is in the way, or cannot be written.
     """
-    files = [*RUN_FILES, f"{UNFINISHED_FOLDER}/trial"]
-    places = [(run_folder, [*files, "learning_curve.png"] if has_report else files)]
+    places = [(run_folder, [*RUN_FILES, f"{UNFINISHED_FOLDER}/trial"])]
     if team_folder is not None:
         agents = [f"{folder}/{name}" for folder in agent_folders for name in ("config.json", "tokenizer.json")]
         places.append((team_folder, [TEAM_FILE, "training_args.bin", *agents]))
@@ -106,12 +104,13 @@ def try_file(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             file.flush()
-        with (path.parent / f".trial_{os.getpid()}").open("wb") as file:  # a full disk may still take a name
+        # On a full disk, an empty file can still be created
+        with (path.parent / f".trial_{os.getpid()}").open("wb") as file:
             file.write(bytes(4096))
             file.flush()
             os.fsync(file.fileno())
     finally:
-        with contextlib.suppress(OSError):  # what was not made cannot be removed
+        with contextlib.suppress(OSError):  # there is nothing to remove if nothing could be made
             (path.parent / f".trial_{os.getpid()}").unlink(missing_ok=True)
             if is_new:
                 path.unlink(missing_ok=True)

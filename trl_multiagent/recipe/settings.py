@@ -1,7 +1,8 @@
 """
 The settings of a recipe: read from a YAML file, `--override` and flags, brought to one set of names, merged and checked.
 
-Each of the three is a layer, a dict of sections. Later layers win: file, overrides, flags.
+Each of the three is a layer, a dict of sections. Later layers win: file, overrides, flags. Nothing here imports a library that
+takes long to load, so that `--help` and wrong settings are answered at once.
 """
 
 import argparse
@@ -17,34 +18,26 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from peft import LoraConfig
 
-from trl_multiagent.recipe.sections import (
-    ALGORITHMS,
-    HISTORY,
-    NO_EFFECT,
-    NOT_IN_PEFT,
-    RENAMED,
-    SECTIONS,
-    UNAVAILABLE,
-    VALUES,
-    AlgorithmExtras,
-)
-from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
+from trl_multiagent.environments.task import Task
+from trl_multiagent.recipe.algorithms import ALGORITHMS
+from trl_multiagent.recipe.comlrl import HISTORY, NO_EFFECT, OTHER_ALGORITHMS, RENAMED, UNAVAILABLE
+from trl_multiagent.recipe.fields import class_names, read_fields
+from trl_multiagent.recipe.sections import LORA_CONFIG, NOT_IN_PEFT, VALUES, AlgorithmExtras, sections_of
 
 
 class ConfigError(ValueError):
     """A setting is wrong; the message names it and says what to do."""
 
 
-def make_parser(algorithm: str, config_class: type[MAGRPOConfig], prog: str | None = None) -> argparse.ArgumentParser:
-    """The command line of a recipe; every field of the configuration class is a flag."""
+def make_parser(algorithm: str, task: Task, prog: str | None = None) -> argparse.ArgumentParser:
+    """The command line of a recipe. Every field of the algorithm's configuration class is a flag."""
     parser = argparse.ArgumentParser(
         prog=prog,
         usage="%(prog)s --config FILE [--override KEY=VALUE ...] [--dry_run] [--FIELD VALUE ...]",
         description=f"Trains a team with the settings of the section '{algorithm}'. A flag wins over --override, and "
         "--override over the file.",
-        epilog=describe_sections(algorithm),
+        epilog=describe_sections(algorithm, task),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
@@ -66,30 +59,34 @@ def make_parser(algorithm: str, config_class: type[MAGRPOConfig], prog: str | No
     recipe.add_argument("--output_base_dir", metavar="FOLDER", help="Short for --override output.base_dir=FOLDER.")
     recipe.add_argument("--num_epochs", nargs="*", metavar="N", help="Short for --num_train_epochs N.")
 
-    # Fields are grouped by the class that defines them or changes their default
-    classes = [AlgorithmExtras, *config_class.__mro__[:-1]]
-    fields = {field.name: field for cls in (config_class, AlgorithmExtras) for field in dataclasses.fields(cls)}
-    for cls in classes:
-        names = [name for name in inspect.get_annotations(cls) if name in fields]
-        group = parser.add_argument_group(f"flags from {cls.__name__}, also keys of the section '{algorithm}'")
-        for field in [fields.pop(name) for name in names]:
-            default = None if field.default is dataclasses.MISSING else field.default
-            text = f"{field.metadata['help']} (default: {default})".replace("%%", "%").replace("%", "%%")
-            group.add_argument(f"--{field.name}", nargs="*", metavar="VALUE", help=text)
+    config = ALGORITHMS[algorithm].config
+    flags = {}  # by class; a field is listed under the class that defines it or changes its default
+    for field in dataclasses.fields(AlgorithmExtras):
+        flags.setdefault("AlgorithmExtras", {})[field.name] = (field.metadata["help"], field.default)
+    for name, field in read_fields(config).items():
+        if name not in flags["AlgorithmExtras"]:
+            flags.setdefault(field.owner, {})[name] = (field.help, field.default)
+    for owner in ["AlgorithmExtras", *class_names(config)]:
+        group = parser.add_argument_group(f"flags from {owner}, also keys of the section '{algorithm}'")
+        for name, (help, default) in flags.get(owner, {}).items():
+            text = f"{help} (default: {default})".replace("%%", "%").replace("%", "%%")
+            group.add_argument(f"--{name}", nargs="*", metavar="VALUE", help=text)
     return parser
 
 
-def describe_sections(algorithm: str) -> str:
+def describe_sections(algorithm: str, task: Task) -> str:
     lines = ["sections of the YAML file:", "  agents: list of model ids, one per agent, instead of agent_model.name"]
     lines += ["  seed: random seed", f"  {algorithm}: every flag of the groups above"]
-    for section, cls in SECTIONS.items():
+    for section, cls in sections_of(task).items():
         lines.append(f"  {section}:")
         lines += [f"    {field.name}: {field.metadata['help']}" for field in dataclasses.fields(cls)]
     lines += [
         "  peft:",
         "    Gives every agent a LoRA adapter on a common base. Fields of peft.LoraConfig: r, lora_alpha,",
+        "    lora_dropout, target_modules ('all-linear' by default), ... {} takes the defaults.",
     ]
-    lines += ["    lora_dropout, target_modules ('all-linear' by default), ... {} takes the defaults."]
+    if task.models:
+        lines.append(f"agent_model.name also takes models that this task builds: {', '.join(task.models)}.")
     return "\n".join(lines)
 
 
@@ -124,7 +121,7 @@ def parse_overrides(overrides: list[str]) -> dict[str, Any]:
         path, equals, text = override.partition("=")
         if not equals or not path:
             raise ConfigError(f"--override {override!r} must have the form section.key=value.")
-        put(layer, path, parse_value(text))
+        set_path(layer, path, parse_value(text))
     return layer
 
 
@@ -133,10 +130,10 @@ def flag_layer(algorithm: str, arguments: argparse.Namespace) -> dict[str, Any]:
     layer = {}
     for name, path in {"model_name": "agent_model.name", "output_base_dir": "output.base_dir"}.items():
         if name in flags:
-            put(layer, path, flags.pop(name))
+            set_path(layer, path, flags.pop(name))
     for name, texts in flags.items():
-        values = [parse_value(text) for text in texts] or [True]  # a flag without a value switches something on
-        put(layer, f"{algorithm}.{name}", values if len(values) > 1 else values[0])
+        values = [parse_value(text) for text in texts] or [True]  # a flag without a value means true
+        set_path(layer, f"{algorithm}.{name}", values if len(values) > 1 else values[0])
     return layer
 
 
@@ -152,7 +149,7 @@ def parse_value(text: str) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def put(layer: dict[str, Any], path: str, value: Any) -> None:
+def set_path(layer: dict[str, Any], path: str, value: Any) -> None:
     """Sets `layer["a"]["b"]` for the path `a.b`."""
     *parents, name = path.split(".")
     for parent in parents:
@@ -162,8 +159,8 @@ def put(layer: dict[str, Any], path: str, value: Any) -> None:
     layer[name] = value
 
 
-def take(layer: dict[str, Any], path: str) -> tuple[bool, Any]:
-    """Removes the path `a.b`; returns whether it was there, and its value."""
+def pop_path(layer: dict[str, Any], path: str) -> tuple[bool, Any]:
+    """Removes `layer["a"]["b"]` for the path `a.b`; returns whether it was there, and its value."""
     *parents, name = path.split(".")
     for parent in parents:
         layer = layer.get(parent)
@@ -176,16 +173,16 @@ def rename(algorithm: str, layer: dict[str, Any]) -> None:
     """Replaces other names of a setting, in place."""
     for old, new in RENAMED.items():
         old, new = old.format(algorithm=algorithm), new.format(algorithm=algorithm)
-        found, value = take(layer, old)
+        found, value = pop_path(layer, old)
         if found:
-            twice, other = take(layer, new)
+            twice, other = pop_path(layer, new)
             if twice and other != value:
                 raise ConfigError(f"`{old}: {value}` and `{new}: {other}` are one setting; give one of them.")
-            put(layer, new, value)
+            set_path(layer, new, value)
 
 
 def merge(layers: list[dict[str, Any]]) -> dict[str, Any]:
-    """One dict of all: dicts are merged, anything else is replaced by a later layer's."""
+    """All layers in one dict: dicts are merged, any other value is replaced by that of a later layer."""
     merged = {}
     for layer in layers:
         for name, value in layer.items():
@@ -197,15 +194,13 @@ def merge(layers: list[dict[str, Any]]) -> dict[str, Any]:
 # Checks
 
 
-def check(
-    algorithm: str, config_class: type[MAGRPOConfig], merged: dict[str, Any]
-) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """
     Checks names and types of all settings.
 
     Args:
         algorithm (`str`): Name of the algorithm's section.
-        config_class (`type`): Its configuration class.
+        task ([`~trl_multiagent.environments.task.Task`]): The task, which has sections of its own.
         merged (`dict`): The merged layers.
 
     Returns:
@@ -214,12 +209,13 @@ def check(
     Raises:
         ConfigError: an unknown name, a wrong type, or something that this release does not offer.
     """
-    known = known_settings(algorithm, config_class)
-    idle = [path.format(algorithm=algorithm) for path in NO_EFFECT]
-    values = {section: {} for section in ("", algorithm, "peft", *SECTIONS)}
+    sections = sections_of(task)
+    known = known_settings(algorithm, task)
+    no_effect = [path.format(algorithm=algorithm) for path in NO_EFFECT]
+    values = {section: {} for section in ("", algorithm, "peft", *sections)}
     without_effect, history = [], {}
     for section, body in merged.items():
-        if section in UNAVAILABLE or (section in ALGORITHMS and section != algorithm):
+        if section in UNAVAILABLE or (section in (*ALGORITHMS, *OTHER_ALGORITHMS) and section != algorithm):
             if body:
                 reason = UNAVAILABLE.get(section, f"this script trains with `{algorithm}`")
                 raise ConfigError(f"the section `{section}` cannot be used: {reason}. Remove it.")
@@ -229,16 +225,18 @@ def check(
             raise ConfigError(f"`{section}` is {body!r}, it must be a section with keys.")
         settings = {f"{section}.{name}": x for name, x in (body or {}).items()} if is_section else {section: body}
         for path, value in settings.items():
-            if path in idle:
+            if path in no_effect:
                 if value not in (None, {}, []):
                     without_effect.append(path)
             elif path in HISTORY:
                 history[path] = value
             elif path in known:
                 owner, _, name = path.rpartition(".")
-                values[owner][name] = checked(algorithm, path, value, known[path])
+                values[owner][name] = check_type(algorithm, path, value, known[path])
             else:
-                raise ConfigError(f"`{path}` is not a known setting{nearest(path, [*known, *idle, *SECTIONS])}")
+                raise ConfigError(
+                    f"`{path}` is not a known setting{suggestion(path, [*known, *no_effect, *sections])}"
+                )
 
     for path, value in history.items():
         if value not in HISTORY[path]:
@@ -251,29 +249,38 @@ def check(
     return values, without_effect
 
 
-def known_settings(algorithm: str, config_class: type[MAGRPOConfig]) -> dict[str, Any]:
+def known_settings(algorithm: str, task: Task) -> dict[str, Any]:
     """Paths of all settings, with their types."""
     known = dict(VALUES)
-    for section, cls in SECTIONS.items():
-        known |= {f"{section}.{name}": hint for name, hint in typing.get_type_hints(cls).items()}
-    for cls in (config_class, AlgorithmExtras):
-        known |= {f"{algorithm}.{name}": hint for name, hint in typing.get_type_hints(cls).items()}
+    for section, cls in sections_of(task).items():
+        known |= section_settings(section, cls)
+    known |= {f"{algorithm}.{name}": field.hint for name, field in read_fields(ALGORITHMS[algorithm].config).items()}
+    known |= section_settings(algorithm, AlgorithmExtras)
     known |= {
-        f"peft.{name}": hint for name, hint in typing.get_type_hints(LoraConfig).items() if name not in NOT_IN_PEFT
+        f"peft.{name}": field.hint for name, field in read_fields(LORA_CONFIG).items() if name not in NOT_IN_PEFT
     }
     known[f"{algorithm}.top_k"] = int | None
     return known
 
 
-def nearest(path: str, known: list[str]) -> str:
-    """The end of a message, with a suggestion: the same name in another section, or a similar one."""
+def section_settings(section: str, cls: type) -> dict[str, Any]:
+    """Paths of the settings of one section, with their types; where there are choices, a type that allows these only."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if "choices" in field.metadata:
+            hints[field.name] = typing.Literal[field.metadata["choices"]]
+    return {f"{section}.{name}": hint for name, hint in hints.items()}
+
+
+def suggestion(path: str, known: list[str]) -> str:
+    """The end of a message, which suggests the same name in another section, or a similar one."""
     name = path.rpartition(".")[2]
     candidates = [other for other in known if other.rpartition(".")[2] == name]
     candidates += difflib.get_close_matches(path, known, n=1) + difflib.get_close_matches(name, known, n=1)
     return f"; did you mean `{candidates[0]}`?" if candidates else "; see --help."
 
 
-def checked(algorithm: str, path: str, value: Any, hint: Any) -> Any:
+def check_type(algorithm: str, path: str, value: Any, hint: Any) -> Any:
     try:
         return convert(value, hint)
     except TypeError:
@@ -292,16 +299,18 @@ def describe_type(hint: Any) -> str:
         return ", ".join(map(repr, typing.get_args(hint)))
     if hint is types.NoneType:
         return "null"
-    return hint.__name__ if typing.get_origin(hint) is None else str(hint)
+    if typing.get_origin(hint) is not None:
+        return f"{typing.get_origin(hint).__name__}[{', '.join(map(describe_type, typing.get_args(hint)))}]"
+    return hint.__name__
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """The value as the type hint wants it; `TypeError` if it does not fit."""
+    """The value with the type of the hint. Raises `TypeError` if it has another one."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
     if origin in (typing.Union, types.UnionType):
-        # A single value is a list of one only where a single value is not wanted
+        # A single value becomes a list only if no other type of the union accepts it
         for option in sorted(
             arguments, key=lambda option: typing.get_origin(option) is list and not isinstance(value, list)
         ):

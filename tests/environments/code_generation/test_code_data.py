@@ -5,7 +5,7 @@ import pyarrow.parquet
 import pytest
 
 from trl_multiagent.environments.code_generation import load_code_dataset
-from trl_multiagent.environments.code_generation.data import read_problem
+from trl_multiagent.environments.python_code.problems import read_problem
 
 
 def row(number, **changes):

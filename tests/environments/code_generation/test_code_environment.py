@@ -4,7 +4,7 @@ import pytest
 
 from trl_multiagent.environments.base import Outcome, Turn
 from trl_multiagent.environments.code_generation import CodeGenerationEnvironment
-from trl_multiagent.environments.code_generation.extraction import analyze
+from trl_multiagent.environments.code_generation.analysis import analyze
 from trl_multiagent.environments.code_generation.feedback import slice_checks
 from trl_multiagent.environments.code_generation.reward import CodeResult
 from trl_multiagent.sandbox import Check, Program, Sandbox, Verdict

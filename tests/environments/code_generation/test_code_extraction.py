@@ -6,7 +6,8 @@ import warnings
 
 import pytest
 
-from trl_multiagent.environments.code_generation.extraction import MAX_CHARS, analyze, extract_code
+from trl_multiagent.environments.code_generation.analysis import analyze
+from trl_multiagent.environments.python_code.extraction import MAX_CHARS, extract_code
 
 
 PROMPT = 'def f(xs):\n    """Do something with the list."""\n'

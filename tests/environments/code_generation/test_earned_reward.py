@@ -127,13 +127,13 @@ def test_a_helper_that_returns_its_argument_is_none(sandbox, aux, use):
 def test_experiments_are_made_only_with_pairs_that_pass_more_than_trivial_answers(sandbox):
     environment = CodeGenerationEnvironment(reward_kind="earned", sandbox=sandbox)
     made = []
-    run_experiments = environment.executions.run_experiments
+    run_experiments = environment.runner.run_experiments
 
     def record(programs):
         made.extend(program.source for program in programs)
         return run_experiments(programs)
 
-    environment.executions.run_experiments = record
+    environment.runner.run_experiments = record
     pairs = [(EVEN, "def f(xs):\n    return 0 * len(aux(xs))"), (EVEN, ALL_MAIN), (EVEN, SUM_OF_SQUARES)] * 2
     actions = [{"aux": aux, "main": main} for aux, main in pairs]
     first = environment.score([ITEM] * 6, actions, [[]] * 6)
@@ -254,11 +254,21 @@ def test_junk_earns_nothing_for_tests_on_a_benchmark(sandbox, shared_data):
 # Deadlines
 
 
+def test_the_time_of_reference_solutions_is_counted_once_per_item(sandbox):
+    environment = CodeGenerationEnvironment(num_agents=1, collaboration="static", sandbox=sandbox)
+    item = make_item("def f(x):\n", "assert candidate(1) == 2\nassert candidate(2) == 4", "    return 2 * x\n")
+    seconds = []
+    for _ in range(2):
+        environment.score([item], [{"main": "def f(x):\n    return 2 * x\n"}], [[]])
+        seconds.append(environment.metrics()["sandbox/experiment_seconds"])
+    assert seconds[0] > 0 and seconds[1] == 0
+
+
 def test_the_deadline_of_a_check_follows_from_the_reference_solution(sandbox):
     environment = CodeGenerationEnvironment(num_agents=1, sandbox=sandbox)
     ran = []
-    run = environment.executions.run
-    environment.executions.run = lambda programs: ran.extend(programs) or run(programs)
+    run = environment.runner.run
+    environment.runner.run = lambda programs: ran.extend(programs) or run(programs)
     slow = "    for _ in range(4_000_000):\n        pass\n    return 2 * x\n"
     fast = make_item("def f(x):\n", "assert candidate(1) == 2\nassert candidate(2) == 4", "    return 2 * x\n")
     items = [

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
-from .data import AUX
-from .definitions import Definition
-from .scopes import (
+from trl_multiagent.environments.code_generation.roles import AUX
+from trl_multiagent.environments.python_code.definitions import Definition
+from trl_multiagent.environments.python_code.scopes import (
     COMPREHENSIONS,
     CONTAINERS,
     DEFINITIONS,
@@ -388,7 +388,7 @@ def _is_constant(node: ast.stmt) -> bool:
 
 
 def _ignored_values(scope: Scope, calls: set[ast.Call]) -> Iterator[str]:
-    """How the values of calls in a function get lost: the statement drops them, or puts them where nobody reads."""
+    """How the values of calls in a function get lost: the statement drops them, or stores them where nothing reads them."""
     known = {}
 
     def reads(node: ast.AST) -> set[str]:

@@ -1,69 +1,31 @@
 """Code problems in the HumanEval schema, from the Hub or from a local file, checked row by row."""
 
+from __future__ import annotations
+
 import ast
-import json
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import datasets
-import pyarrow.parquet
+from trl_multiagent.environments.code_generation.roles import AUX
+from trl_multiagent.environments.dataset_rows import (
+    LOCAL_SUFFIXES,
+    check_fields,
+    hub_split,
+    kind_of,
+    read_file,
+    select_rows,
+    without_marks,
+)
+from trl_multiagent.environments.python_code.checks import PARSE_ERRORS, bound_names
+from trl_multiagent.environments.python_code.problems import FIELDS, check_problem
 
-from trl_multiagent.sandbox.asserts import read_asserts
 
-from .checks import PARSE_ERRORS, bound_names, source_problem, unusable_test
+if TYPE_CHECKING:
+    import datasets
 
 
 DATASET_TYPES = ("humaneval", "coophumaneval", "mbpp")
-LOCAL_SUFFIXES = (".jsonl", ".json", ".parquet")
-FIELDS = ("task_id", "prompt", "entry_point", "test")
 MBPP_FIELDS = {"task_id": int, "prompt": str, "code": str, "test_imports": list, "test_list": list}
-AUX = "aux"  # what the helper's agent of a team calls its function
-BYTE_ORDER_MARK = "\ufeff"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """
-    What the prompt of a problem gives, read from its syntax tree.
-
-    Args:
-        prefix (`str`): Source before the entry point: imports, constants and helper functions. May be empty.
-        signature (`str`): Header of the entry point on one line, from `def` to the colon.
-    """
-
-    prefix: str
-    signature: str
-
-
-@lru_cache(maxsize=8192)
-def read_problem(prompt: str, entry_point: str) -> Problem:
-    """
-    Splits a prompt into what stands before the entry point and the entry point's signature.
-
-    Raises:
-        `ValueError`: If the prompt does not parse or does not define the entry point as a function at its top level.
-    """
-    prompt = prompt.removeprefix(BYTE_ORDER_MARK).replace("\r\n", "\n")
-    try:
-        tree = ast.parse(prompt)
-    except PARSE_ERRORS:
-        try:
-            tree = ast.parse(f"{prompt.rstrip()}\n    pass\n")  # a signature without a docstring has no body yet
-        except PARSE_ERRORS as error:
-            raise ValueError(f"it is not Python source: {error}") from None
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == entry_point]
-    if not functions:
-        raise ValueError(f"it does not define the entry point `{entry_point}`")
-    function = functions[-1]
-    first_line = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
-    returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
-    return Problem(
-        prefix="\n".join(prompt.split("\n")[: first_line - 1]).strip("\n"),
-        signature=f"def {entry_point}({ast.unparse(function.args)}){returns}:",
-    )
 
 
 def load_code_dataset(
@@ -94,23 +56,25 @@ def load_code_dataset(
             1) and the field. Also for an unknown `type`, or a `split` that selects nothing.
         `FileNotFoundError`: If a local file does not exist.
     """
+    import datasets  # takes a second, and `--help` does not need it
+
     type = _dataset_type(name, type)
     if name.endswith(LOCAL_SUFFIXES):
-        rows, source = _read_file(Path(name)), name
+        rows, source = read_file(Path(name)), name
     else:
         config = "sanitized" if name == "google-research-datasets/mbpp" else None
-        split = _hub_split(name, config, split)
+        split = hub_split(name, config, split)
         rows, source = datasets.load_dataset(name, config, split=split).to_list(), f"{name}, split {split}"
     if not rows:
         raise ValueError(f"{source} has no rows.")
-    rows = [_without_marks(row) for row in rows]
+    rows = [without_marks(row) for row in rows]
     test_field = "test"
     if type == "mbpp" and "test_list" in rows[0]:
         test_field = "test_list"
         rows = [_mbpp_row(row, f"{source}, row {number}") for number, row in enumerate(rows, 1)]
     dataset = datasets.Dataset.from_list(_checked_rows(rows, source, test_field, num_agents))
     if name.endswith(LOCAL_SUFFIXES):
-        dataset = _slice(dataset, split, source)
+        dataset = select_rows(dataset, split, source)
     return dataset
 
 
@@ -129,125 +93,22 @@ def _dataset_type(name: str, type: str | None) -> str:
     return type
 
 
-# Reading and slicing
-
-
-def _read_file(path: Path) -> list[dict]:
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file {path}: give the path of a .jsonl, .json or .parquet file.")
-    if path.suffix == ".parquet":
-        return pyarrow.parquet.read_table(path).to_pylist()
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}.") from None
-    if path.suffix == ".json":
-        try:
-            rows = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"{path} is not JSON: {error}.") from None
-        if not isinstance(rows, list):
-            raise ValueError(f"{path} must hold a list of rows, not {_kind(rows)}.")
-    else:
-        rows = []
-        for number, line in enumerate(text.split("\n"), 1):
-            try:
-                line = line.strip().removeprefix(BYTE_ORDER_MARK)  # of files that were put together
-                rows += [json.loads(line)] if line else []
-            except ValueError as error:
-                raise ValueError(f"{path}, row {number} is not a line of JSON: {error}.") from None
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}, row {number} must be an object with the fields of a problem, not {_kind(row)}.")
-    return rows
-
-
-def _hub_split(name: str, config: str | None, split: str | None) -> str:
-    if split and not split.startswith("["):
-        return split
-    names = datasets.get_dataset_split_names(name, config)
-    if len(names) > 1 and "test" not in names:
-        raise ValueError(f"{name} has the splits {', '.join(names)}: name one, e.g. {names[0]}{split or ''}.")
-    return ("test" if "test" in names else names[0]) + (split or "")
-
-
-def _slice(dataset: datasets.Dataset, split: str | None, source: str) -> datasets.Dataset:
-    if not split:
-        return dataset
-    spec = f"test{split}" if split.startswith("[") else split
-    only_split = re.match(r"\w*", spec).group()  # a file's one split takes the name it is asked by
-    try:
-        instructions = datasets.ReadInstruction.from_spec(spec).to_absolute({only_split: len(dataset)})
-    except (ValueError, AssertionError) as error:
-        raise ValueError(f"{split!r} does not select rows of {source}: {error}") from None
-    indices = [index for part in instructions for index in range(part.from_, part.to)]
-    if not indices:
-        raise ValueError(f"The split {split!r} selects none of the {len(dataset)} rows of {source}.")
-    return dataset.select(indices)
-
-
-# Checking
-
-
-def _without_marks(row: dict) -> dict:
-    """A row whose texts do not begin with a byte-order mark, which Python would not parse."""
-    return {
-        field: value.removeprefix(BYTE_ORDER_MARK) if isinstance(value, str) else value for field, value in row.items()
-    }
-
-
-def _checked_rows(rows: list[dict], source: str, test_field: str, num_agents: int) -> Iterable[dict]:
+def _checked_rows(rows: list[dict], source: str, test_field: str, num_agents: int) -> list[dict]:
     fields = [*FIELDS, "canonical_solution"] if any("canonical_solution" in row for row in rows) else FIELDS
     seen = {}
     checked = []
     for number, row in enumerate(rows, 1):
         where = f"{source}, row {number}"
-        _check_fields(row, dict.fromkeys(fields, str), where)
+        prefix = check_problem(row, fields, where, test_field)
         first = seen.setdefault(row["task_id"], number)
         if first != number:
             raise ValueError(f"{where}: field `task_id` is {row['task_id']!r}, as in row {first}; ids must be unique.")
-        try:
-            prefix = read_problem(row["prompt"], row["entry_point"]).prefix
-        except ValueError as error:
-            raise ValueError(f"{where}: field `prompt` is malformed: {error}.") from None
         if num_agents == 2 and row["entry_point"] == AUX:
             raise ValueError(f"{where}: field `entry_point` is `{AUX}`, which is the helper's name in a team of two.")
-        if problem := source_problem(prefix, {row["entry_point"]}):
-            raise ValueError(f"{where}: field `prompt` {problem}.")
         if num_agents == 2 and AUX in bound_names(prefix):
             raise ValueError(f"{where}: field `prompt` defines `{AUX}`, which is the helper's name in a team of two.")
-        if problem := unusable_test(row["test"], prefix, row["entry_point"]):
-            raise ValueError(f"{where}: field `{test_field}` {problem}.")
         checked.append({field: row[field] for field in fields})
     return checked
-
-
-def _check_fields(row: dict, fields: dict[str, type], where: str) -> None:
-    for field, kind in fields.items():
-        if row.get(field) is None:
-            raise ValueError(f"{where}: field `{field}` is missing.")
-        value = row[field]
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ValueError(f"{where}: field `{field}` must be {_kind(kind())}, not {_kind(value)}.")
-        if isinstance(value, str) and not value.strip():
-            raise ValueError(f"{where}: field `{field}` is empty.")
-
-
-def count_asserts(test: str) -> int:
-    """Number of asserts in a test; `assert True` is none."""
-    return len(read_asserts(test).sources)
-
-
-def _kind(value: object) -> str:
-    names = {
-        str: "text",
-        int: "an integer",
-        float: "a number",
-        bool: "true or false",
-        list: "a list",
-        dict: "an object",
-    }
-    return names.get(value.__class__, value.__class__.__name__)
 
 
 # MBPP
@@ -271,11 +132,11 @@ def _mbpp_row(row: dict, where: str) -> dict:
     docstring. Helper functions of the reference are part of the solution, not of the problem: they follow the body in
     `canonical_solution`, unless the signature itself needs them.
     """
-    _check_fields(row, MBPP_FIELDS, where)
+    check_fields(row, MBPP_FIELDS, where)
     for field in ("test_imports", "test_list"):
         for text in row[field]:
             if not isinstance(text, str):
-                raise ValueError(f"{where}: field `{field}` must hold text, not {_kind(text)}.")
+                raise ValueError(f"{where}: field `{field}` must hold text, not {kind_of(text)}.")
     try:
         code = ast.parse(row["code"])
     except PARSE_ERRORS as error:

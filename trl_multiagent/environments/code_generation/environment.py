@@ -1,4 +1,4 @@
-"""The code-generation task: a helper's author and a main function's author solve HumanEval-shaped problems together."""
+"""Code generation: two agents solve HumanEval-shaped problems together, one writes a helper and one the main function."""
 
 import hashlib
 import json
@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
-from trl_multiagent.environments.execution_log import ExecutionLog
+from trl_multiagent.environments.code_generation import feedback
+from trl_multiagent.environments.code_generation.prompts import aux_prompt, main_prompt, single_prompt
+from trl_multiagent.environments.code_generation.reward import KINDS, REWARD_VERSION, CodeReward
+from trl_multiagent.environments.code_generation.roles import AUX, MAIN
+from trl_multiagent.environments.python_code.program_runner import ProgramRunner
 from trl_multiagent.sandbox import Sandbox
 
-from . import feedback
-from .prompts import aux_prompt, main_prompt, single_prompt
-from .reward import KINDS, REWARD_VERSION, CodeReward
 
-
-# An item whose prompts show which ones an environment writes
+# The prompts for this item stand for those of an environment when two runs are compared
 EXAMPLE = {
     "task_id": "example",
     "prompt": 'def double(x):\n    """Twice x."""\n',
@@ -41,8 +41,8 @@ class CodeGenerationEnvironment(Environment):
         reward_kind (`str`, *optional*, defaults to `"paper"`):
             `"paper"`, the published table, or `"earned"`, which pays for the task only. See [`CodeReward`].
         collaboration (`str`, *optional*, defaults to `"executed"`):
-            For the kind `paper`: what decides whether `aux` is used and its value ignored, the program's text (`"static"`), or
-            besides what is seen when the tests run (`"executed"`).
+            For the kind `paper`: what decides whether `aux` is used and its value ignored, the code alone (`"static"`), or the code
+            and the run of the tests (`"executed"`).
         adaptive_timeout (`bool`, *optional*, defaults to `True`):
             Whether the deadline of a check is 20 times the processor time of the item's reference solution, at least 1 s and at
             most the sandbox's `check_timeout`, where the item has one.
@@ -51,7 +51,7 @@ class CodeGenerationEnvironment(Environment):
         keep_suspicious (`str` or `Path`, *optional*):
             Folder for the programs whose verdict is suspicious, one JSON file each.
         first_prompts (`Callable[[dict], dict[str, Prompt]]`, *optional*):
-            From the item to each role's prompt of the first turn, in place of the default ones.
+            Makes each role's prompt of the first turn from the item, in place of the default prompts.
     """
 
     def __init__(
@@ -68,18 +68,18 @@ class CodeGenerationEnvironment(Environment):
     ):
         if num_agents not in (1, 2):
             raise ValueError(f"Code generation takes 1 or 2 agents, not {num_agents}.")
-        if mode in ("expert_edits", "expert", "edits"):
+        if mode in feedback.LATER_MODES:
             raise ValueError(
                 f"The mode {mode!r} (edits by an expert model) is not available: choose {', '.join(feedback.MODES)}."
             )
         if mode not in feedback.MODES:
             raise ValueError(f"Unknown mode {mode!r}: choose {', '.join(feedback.MODES)}.")
-        self.roles = ("aux", "main") if num_agents == 2 else ("main",)
+        self.roles = (AUX, MAIN) if num_agents == 2 else (MAIN,)
         self.mode = mode
         self.sandbox_slice = _slice(sandbox_slice)
         self.sandbox = sandbox or Sandbox()
-        self.executions = ExecutionLog(self.sandbox, keep_suspicious)
-        self.reward = CodeReward(self.executions, reward_kind, collaboration, adaptive_timeout)
+        self.runner = ProgramRunner(self.sandbox, keep_suspicious)
+        self.reward = CodeReward(self.runner, reward_kind, collaboration, adaptive_timeout)
         self.first_prompts = first_prompts
 
     def __repr__(self) -> str:
@@ -89,7 +89,7 @@ class CodeGenerationEnvironment(Environment):
         )
 
     def resume_settings(self) -> dict[str, Any]:
-        """What rewards and prompts depend on. How many programs run at once, and how well they are contained, may differ."""
+        """The settings on which rewards and prompts depend. The number of workers and the protection tier may differ."""
         prompts = json.dumps(self.prompts(EXAMPLE, ()), sort_keys=True)
         return {
             "mode": self.mode,
@@ -110,9 +110,9 @@ class CodeGenerationEnvironment(Environment):
         if self.first_prompts is not None:
             prompts = self.first_prompts(item)
             return {role: prompts[role] for role in self.roles}
-        if self.roles == ("main",):
-            return {"main": single_prompt(item)}
-        return {"aux": aux_prompt(item), "main": main_prompt(item)}
+        if self.roles == (MAIN,):
+            return {MAIN: single_prompt(item)}
+        return {AUX: aux_prompt(item), MAIN: main_prompt(item)}
 
     def score(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
@@ -126,7 +126,7 @@ class CodeGenerationEnvironment(Environment):
         return self.reward.score(items, joint_actions, kinds=KINDS)
 
     def metrics(self) -> dict[str, float]:
-        return {f"sandbox/{name}": value for name, value in self.executions.metrics().items()}
+        return {f"sandbox/{name}": value for name, value in self.runner.metrics().items()}
 
 
 def _slice(sandbox_slice: int | str | None) -> int:

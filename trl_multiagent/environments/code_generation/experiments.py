@@ -1,16 +1,16 @@
 """
-Experiments that show what each agent contributes: a program that passed tests runs again with one thing changed, and what
-matters is whether that costs it a test. The sandbox makes the changes (see [`~trl_multiagent.sandbox.Program`]).
+Experiments that show what each agent contributes: a program that passed tests runs again with one change, to see whether a test
+fails. The sandbox makes the changes (see [`~trl_multiagent.sandbox.Program`]).
 """
 
 from dataclasses import dataclass, field, replace
 
-from trl_multiagent.environments.execution_log import ExecutionLog
+from trl_multiagent.environments.python_code.program_runner import ProgramRunner
 from trl_multiagent.sandbox import Program, Verdict
 
 
 OTHER_VALUES = ("another", "constant")  # whether the values of aux matter
-ARGUMENT = ("echo",)  # whether aux tells more than what it is given
+ARGUMENT = ("echo",)  # whether aux returns more than its argument
 WITHOUT_AUX = ("nothing",)  # whether it matters that aux runs
 OWN_PART = ("alone", "first")  # whether main does more than pass values on
 MAX_REMEMBERED = 10_000  # programs
@@ -19,13 +19,13 @@ MAX_REMEMBERED = 10_000  # programs
 @dataclass
 class Experiments:
     """
-    Makes experiments, each once for programs that are the same.
+    Makes experiments and remembers their results, so that equal programs run once.
 
     Args:
-        executions (`ExecutionLog`): What runs the programs.
+        runner ([`~trl_multiagent.environments.python_code.program_runner.ProgramRunner`]): Runs the programs.
     """
 
-    executions: ExecutionLog
+    runner: ProgramRunner
     _known: dict[Program, dict[str, bool]] = field(default_factory=dict)
 
     def run(
@@ -34,22 +34,22 @@ class Experiments:
         """
         Makes the chosen experiments.
 
-        A program tries several in one run: the next begins when one has cost a test. The first one of the run has seen all tests, so
-        it is decided either way; others that have not cost a test are tried in another run.
+        One run of a program tries several experiments: when one makes a test fail, the next begins. The first experiment of a run
+        has gone through all tests, so its result is known in any case. Others that made no test fail are tried again in another run.
 
         Args:
             programs (`dict[int, Program]`): The programs as they ran before, by index.
-            verdicts (`dict[int, Verdict]`): What that showed.
+            verdicts (`dict[int, Verdict]`): The results of these runs.
             chosen (`dict[int, tuple[str, ...]]`): For some of the indices, the experiments to make.
 
         Returns:
-            `dict[int, dict[str, bool]]`: For each index in `chosen`, whether each experiment cost a test.
+            `dict[int, dict[str, bool]]`: For each index in `chosen`, whether each experiment made a test fail.
         """
         if len(self._known) > MAX_REMEMBERED:
             self._known.clear()
         while runs := self._next_runs(programs, verdicts, chosen):
             for (program, run), verdict in zip(
-                runs.items(), self.executions.run_experiments([*runs.values()]), strict=True
+                runs.items(), self.runner.run_experiments([*runs.values()]), strict=True
             ):
                 known = self._known[program]
                 known.update(dict.fromkeys(verdict.effective, True))
@@ -59,7 +59,7 @@ class Experiments:
     def _next_runs(
         self, programs: dict[int, Program], verdicts: dict[int, Verdict], chosen: dict[int, tuple[str, ...]]
     ) -> dict[Program, Program]:
-        """For each program of which something is not known yet, the program to run next."""
+        """The next run of each program that has experiments with unknown results."""
         runs = {}
         for k, names in chosen.items():
             known = self._known.setdefault(programs[k], {})
@@ -75,8 +75,8 @@ class Experiments:
 
 
 def _check_timeout(program: Program, verdict: Verdict) -> float:
-    """Seconds for a check, in which a changed value may make a program loop that passed."""
-    if verdict.timeouts:  # the time of a program that looped says nothing about the checks that it passes
+    """Deadline of a check, in seconds: with a changed value, a program that passed may loop forever."""
+    if verdict.timeouts:  # the time of the loop says nothing about the checks that passed
         return (program.check_timeout or 2.0) / 2
     enough = 0.25 + 10 * verdict.cpu_seconds
     return enough if program.check_timeout is None else min(enough, program.check_timeout)

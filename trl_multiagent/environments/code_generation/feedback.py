@@ -1,13 +1,14 @@
-"""What the agents are told between turns, from the verdict of the run that scored their last answer."""
+"""The prompts of later turns, made from the verdict that scored the last answers."""
 
 from collections.abc import Sequence
 
+from trl_multiagent.environments.code_generation.reward import CodeResult
+from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.sandbox import Check
-
-from .reward import CodeResult
 
 
 MODES = ("level_feedback", "level_passed", "passed", "plain")
+LATER_MODES = ("expert_edits", "expert", "edits")  # modes of CoMLRL that this release does not have
 MAX_TEXT = 300  # characters of an assert or of an error message
 MAX_REASONS = 2
 
@@ -20,17 +21,17 @@ def next_prompts(
 
     Args:
         item (`dict`): The dataset row.
-        result (`CodeResult`): What scoring the last joint action showed.
+        result (`CodeResult`): The result of scoring the last joint action.
         roles (`Sequence[str]`): `("aux", "main")` or `("main",)`.
         mode (`str`):
-            How much is told: `"plain"` nothing, `"passed"` whether all went well, `"level_passed"` how each level went,
-            `"level_feedback"` also why.
+            How much the agents are told: with `"plain"` nothing, with `"passed"` whether everything passed, with `"level_passed"`
+            the result of each level, with `"level_feedback"` also the reasons.
         sandbox_slice (`int`): Asserts whose results count: the first n, the last n if negative, all if 0.
     """
     checks = slice_checks(result.verdict.checks, sandbox_slice) if result.verdict else ()
     prompts = {}
     for role in roles:
-        name = "aux" if role == "aux" else item["entry_point"]
+        name = AUX if role == AUX else item["entry_point"]
         if mode == "plain":
             lines = []
         elif mode == "passed":
@@ -39,7 +40,7 @@ def next_prompts(
             detailed = mode == "level_feedback"
             lines = ["Result of your last answer:", *_definitions(item, result, role, roles, detailed)]
             lines += [*_syntax(result, detailed), *_tests(result, checks, detailed)]
-            if role == "main" and "aux" in roles:
+            if role == MAIN and AUX in roles:
                 lines += _aux_usage(result, detailed)
         need = " if needed" if mode == "passed" else ""
         lines += [f"Revise your function `{name}`{need}. Answer with the Python code of the function alone."]
@@ -58,9 +59,9 @@ def _all_passed(result: CodeResult, checks: Sequence[Check]) -> str:
 
 
 def _definitions(item: dict, result: CodeResult, role: str, roles: Sequence[str], detailed: bool) -> list[str]:
-    """Whether the functions were found: an agent's own first, its partner's only in the detailed form."""
-    problems = {"aux": result.analysis.aux_problem, "main": result.analysis.main_problem}
-    names = {"aux": "aux", "main": item["entry_point"]}
+    """Whether the functions were found: the agent's own first, its partner's only in the detailed form."""
+    problems = {AUX: result.analysis.aux_problem, MAIN: result.analysis.main_problem}
+    names = {AUX: AUX, MAIN: item["entry_point"]}
     if not detailed:
         return [f"- Implementation: {'not found' if problems[role] else 'OK'}"]
     lines = []

@@ -1,6 +1,6 @@
-"""What the agents are asked at the first turn. No agent is shown another agent's code, at this turn or a later one."""
+"""The prompts of the first turn. No agent is ever shown another agent's code."""
 
-from .data import read_problem
+from trl_multiagent.environments.python_code.problems import read_problem
 
 
 def aux_prompt(item: dict) -> str:

@@ -1,52 +1,58 @@
 """
 The joint reward of a team's code, 0 to 4.0, or 2.1 for a single agent.
 
-Two kinds share scale and parts. `paper` is the published table, for comparison with published numbers. It pays for some answers
-that do not solve the task. `earned` pays for the task only; what it asks is found out by running changed programs, not from the
-text.
+There are two kinds with the same scale and parts. `paper` is the published table, for comparison with published numbers; it also pays
+for some answers that do not solve the task. `earned` pays only for solving the task, and decides by running modified programs, not by
+reading the code.
 """
 
 import logging
 from dataclasses import dataclass, field
 
 from trl_multiagent.environments.base import JointAction, Outcome
-from trl_multiagent.environments.execution_log import ExecutionLog
+from trl_multiagent.environments.code_generation.analysis import Analysis, analyze
+from trl_multiagent.environments.code_generation.experiments import (
+    ARGUMENT,
+    OTHER_VALUES,
+    OWN_PART,
+    WITHOUT_AUX,
+    Experiments,
+)
+from trl_multiagent.environments.code_generation.roles import AUX, MAIN
+from trl_multiagent.environments.code_generation.trivial import ItemFacts, facts_program, read_facts
+from trl_multiagent.environments.python_code.problems import count_asserts
+from trl_multiagent.environments.python_code.program_runner import ProgramRunner
 from trl_multiagent.sandbox import Program, Verdict
-
-from .data import AUX, count_asserts
-from .experiments import ARGUMENT, OTHER_VALUES, OWN_PART, WITHOUT_AUX, Experiments
-from .extraction import Analysis, analyze
-from .trivial import ItemFacts, facts_program, read_facts
 
 
 logger = logging.getLogger(__name__)
 
-REWARD_VERSION = 2  # stands in model cards; raised when the same code gets another reward
+REWARD_VERSION = 2  # appears in model cards; raised when the same code would get another reward
 AUX_DEFINED = 0.4
 MAIN_DEFINED = 0.6
 SYNTAX = 0.5
 TESTS = 1.0  # times the share of asserts that passed
 AUX_USED = 0.5
 NOT_A_WRAPPER = 1.0
-VALUE_IGNORED = 0.5  # taken off
+VALUE_IGNORED = 0.5  # subtracted
 
 KINDS = ("paper", "earned")
 COLLABORATION = ("executed", "static")
-REFERENCE_FACTOR = 20  # a check may take this many times the processor time of the reference solution,
-MIN_TIMEOUT = 1.0  # and this many seconds
+REFERENCE_FACTOR = 20  # deadline of a check, in multiples of the reference solution's processor time
+MIN_TIMEOUT = 1.0  # shortest deadline of a check, in seconds
 
 
 @dataclass(frozen=True)
 class CodeResult:
     """
-    What scoring a joint action showed; the next turn's feedback is made of it.
+    The result of scoring a joint action, from which the next turn's feedback is made.
 
     Args:
-        analysis (`Analysis`): What the syntax trees say.
-        verdict (`Verdict`, *optional*): What running the program showed; None if scoring stopped before that.
-        executed (`bool`, *optional*, defaults to `True`): Whether the run decides on collaboration, or the text alone.
-        experiments (`dict[str, bool]`, *optional*): For each experiment that was made with the program, whether it cost a test
-            that the program passes.
+        analysis (`Analysis`): The result of reading the code.
+        verdict (`Verdict`, *optional*): The result of running the program; None if scoring stopped before that.
+        executed (`bool`, *optional*, defaults to `True`): Whether the tests' run decides about collaboration too, or the code alone.
+        experiments (`dict[str, bool]`, *optional*): For each experiment with the program, whether it made a test fail that the
+            program passes.
     """
 
     analysis: Analysis
@@ -56,13 +62,13 @@ class CodeResult:
 
     @property
     def called(self) -> bool:
-        """Whether `aux` was called in a test that passed, or may have been as far as the text tells."""
+        """Whether `aux` was called in a test that passed; if the code alone decides, whether it may have been."""
         in_text = self.analysis.calls_aux and self.verdict.passed > 0
         return in_text and (not self.executed or self.verdict.calls[AUX] > 0)
 
     @property
     def ignored(self) -> bool:
-        """Whether nothing depends on what `aux` does: by the program's text, or in the tests that passed."""
+        """Whether the result does not depend on `aux`, according to the code or to the experiments."""
         return bool(self.analysis.ignored_values) or (bool(self.experiments) and not any(self.experiments.values()))
 
 
@@ -72,17 +78,17 @@ class CodeReward:
     Scores joint actions.
 
     Args:
-        executions (`ExecutionLog`): What runs the programs.
+        runner ([`~trl_multiagent.environments.python_code.program_runner.ProgramRunner`]): Runs the programs.
         kind (`str`, *optional*, defaults to `"paper"`): `"paper"` or `"earned"`: what the agents are trained on.
         collaboration (`str`, *optional*, defaults to `"executed"`):
             For the kind `paper`. `"static"`: the syntax tree decides whether `aux` is used and its value ignored. `"executed"`:
-            besides, it is used only if it is called during a test that passes, and ignored also if no such test needs its value,
-            which is tried with other values in its place.
-        adaptive_timeout (`bool`, *optional*, defaults to `True`): Whether the deadline of a check follows from the time of the
+            in addition, it must be called during a test that passes, and its value counts as ignored if these tests still pass with
+            other values in its place.
+        adaptive_timeout (`bool`, *optional*, defaults to `True`): Whether the deadline of a check depends on the time of the
             item's reference solution, if it has one.
     """
 
-    executions: ExecutionLog
+    runner: ProgramRunner
     kind: str = "paper"
     collaboration: str = "executed"
     adaptive_timeout: bool = True
@@ -96,12 +102,11 @@ class CodeReward:
                 "The reward kind 'earned' is decided by running programs: leave `collaboration` 'executed'."
             )
         self._facts: dict[tuple[str, str, str, bool], ItemFacts] = {}
-        self._experiments = Experiments(self.executions)
+        self._experiments = Experiments(self.runner)
 
     def score(self, items: list[dict], joint_actions: list[JointAction], kinds: tuple[str, ...] = ()) -> list[Outcome]:
         """
-        Scores a batch. All its programs go through the sandbox in one call, and those with which experiments are made in a few
-        more.
+        Scores a batch. All its programs run in one call of the sandbox; experiments take a few more calls.
 
         Args:
             items (`list[dict]`): Rows of a code dataset, one per joint action.
@@ -115,7 +120,7 @@ class CodeReward:
         kinds = dict.fromkeys((self.kind, *kinds))
         facts = self._item_facts(items, "earned" in kinds)
         analyses = [
-            analyze(item["prompt"], item["entry_point"], joint_action.get("aux"), joint_action["main"])
+            analyze(item["prompt"], item["entry_point"], joint_action.get(AUX), joint_action[MAIN])
             for item, joint_action in zip(items, joint_actions, strict=True)
         ]
         programs = {
@@ -130,7 +135,7 @@ class CodeReward:
             for k, analysis in enumerate(analyses)
             if not analysis.main_problem and not analysis.syntax_problem
         }
-        verdicts = dict(zip(programs, self.executions.run([*programs.values()]), strict=True)) if programs else {}
+        verdicts = dict(zip(programs, self.runner.run([*programs.values()]), strict=True)) if programs else {}
         called = {k: program for k, program in programs.items() if verdicts[k].passed and verdicts[k].calls.get(AUX)}
         results, parts = {}, {}
         for kind in kinds:
@@ -155,16 +160,19 @@ class CodeReward:
         return max(MIN_TIMEOUT, REFERENCE_FACTOR * facts.reference_seconds)
 
     def _item_facts(self, items: list[dict], tries_trivial: bool) -> list[ItemFacts]:
-        """What is known of the items; found out at their first batch."""
+        """The facts about the items. Those of an item are determined when it is first scored."""
         keys = [(item["prompt"], item["test"], item.get("canonical_solution") or "", tries_trivial) for item in items]
         if not tries_trivial and not (self.adaptive_timeout and any(reference for _, _, reference, _ in keys)):
             return [ItemFacts(count_asserts(item["test"])) for item in items]
         new = {key: item for key, item in zip(keys, items, strict=True) if key not in self._facts}
         programs = [facts_program(item, tries_trivial) for item in new.values()]
-        for (key, item), verdict in zip(new.items(), self.executions.sandbox.run(programs), strict=True):
+        verdicts = self.runner.run_references(programs) if programs else []
+        for (key, item), verdict in zip(new.items(), verdicts, strict=True):
             facts = self._facts[key] = read_facts(item, verdict)
             if tries_trivial and facts.trivial == facts.total:
-                logger.warning("%s: a trivial answer passes all tests, so that no answer earns any", item["task_id"])
+                logger.warning(
+                    "%s: a trivial answer passes all tests, so no answer can earn anything for them", item["task_id"]
+                )
             if facts.reference is not None and facts.reference < facts.total:
                 logger.warning(
                     "%s: the reference solution passes %d of %d tests", item["task_id"], facts.reference, facts.total
@@ -179,7 +187,7 @@ class CodeReward:
         analyses: list[Analysis],
         facts: list[ItemFacts],
     ) -> dict[int, dict[str, bool]]:
-        """For each program, by index, which of the experiments that the kind needs cost it a test."""
+        """For each program, by index, which of the experiments that the kind needs made a test fail."""
         if kind == "earned":
             chosen = {
                 k: (*OWN_PART, *((*OTHER_VALUES, *ARGUMENT) if analyses[k].aux_returns else ()), *WITHOUT_AUX)
@@ -189,7 +197,7 @@ class CodeReward:
             return self._experiments.run(programs, verdicts, chosen)
         if self.collaboration == "static":
             return {}
-        # one experiment that costs a test is enough to show that the values matter, so the second waits for the first
+        # One failed test shows that the values matter, so a second experiment is made only if the first made no test fail
         made = {k: {} for k in programs if not analyses[k].ignored_values}
         for position in range(len(OTHER_VALUES)):
             undecided = [k for k, lost in made.items() if not any(lost.values())]

@@ -1,6 +1,6 @@
 """
-What is known of an item before anybody answers it: how many of its tests trivial answers pass, and how long its reference
-solution takes. One program in the sandbox finds out both.
+Facts about an item that do not depend on the agents' answers: how many of its tests trivial answers pass, and how long its
+reference solution takes. One program in the sandbox determines both.
 """
 
 import ast
@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from trl_multiagent.environments.python_code.checks import PARSE_ERRORS
+from trl_multiagent.environments.python_code.problems import read_problem
 from trl_multiagent.sandbox import Program, Verdict
 from trl_multiagent.sandbox.asserts import read_asserts
-
-from .data import PARSE_ERRORS, read_problem
 
 
 CONSTANTS = ("True", "False", "None", "0", "1", "-1", "0.0", "''", "[]", "()", "{}")
@@ -65,7 +65,7 @@ def check(candidate):
 @dataclass(frozen=True)
 class ItemFacts:
     """
-    What is known of one item.
+    Facts about one item.
 
     Args:
         total (`int`): Tests, that is asserts that can fail.
@@ -87,7 +87,7 @@ class ItemFacts:
 
 def facts_program(item: dict, tries_trivial: bool) -> Program:
     """
-    The program that finds out [`ItemFacts`]. Its source is the reference solution; its checks hold as many times as trivial answers,
+    The program that determines [`ItemFacts`]. Its source is the reference solution; its checks hold as many times as trivial answers,
     and then the reference solution, pass one of the item's tests.
     """
     entry_point = item["entry_point"]
@@ -125,7 +125,7 @@ def facts_program(item: dict, tries_trivial: bool) -> Program:
 
 
 def read_facts(item: dict, verdict: Verdict) -> ItemFacts:
-    """What the run of [`facts_program`] showed."""
+    """The facts that a run of [`facts_program`] determined."""
     total = verdict.total // 2
     trivial, reference = (
         sum(check.status == "passed" for check in checks)
@@ -168,7 +168,7 @@ def prompt_examples(prompt: str, entry_point: str) -> Iterator[tuple[str, str]]:
 def _doctests(prompt: str) -> list[doctest.Example]:
     try:
         return doctest.DocTestParser().get_examples(prompt)
-    except ValueError:  # not written as doctests are
+    except ValueError:  # malformed doctests
         return []
 
 
@@ -203,6 +203,6 @@ def _test_constants(test: str) -> list[str]:
                 found[repr(ast.literal_eval(node))] += 1
                 continue
             except PARSE_ERRORS:
-                pass  # it may hold plain values
+                pass  # its parts may be plain values
         stack += ast.iter_child_nodes(node)
     return [value for value, _ in found.most_common()]

@@ -1,14 +1,10 @@
 """
-Extracts the code from completions and analyses its syntax tree.
+Extracts the code from completions.
 
 Completions are parsed here, never run. The code of a completion is what it says at module level: functions, classes,
 imports, and the other statements that these need, including calls that fill a table. A script's own part
 (`if __name__ == ...`, prints, example calls, asserts, input) is left out. If a completion does not parse as a whole,
 its fenced blocks are read; if these do not parse either, every run of lines that does.
-
-Rules for clashes: the parts are put together in the order prompt, aux, main, and as everywhere in Python the last
-definition counts. So main's entry point replaces one that aux wrote, and an `aux` that main defines itself is main's
-own function: calling it is not collaboration.
 """
 
 import ast
@@ -20,18 +16,17 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .checks import PARSE_ERRORS
-from .collaboration import Collaboration, read_collaboration
-from .data import AUX, BYTE_ORDER_MARK, read_problem
-from .definitions import Definition, find_definition
-from .needs import kept_and_needed
-from .scopes import DEFINITIONS, Module, Statement, read_module
+from trl_multiagent.environments.dataset_rows import BYTE_ORDER_MARK
+from trl_multiagent.environments.python_code.checks import PARSE_ERRORS
+from trl_multiagent.environments.python_code.definitions import Definition, find_definition
+from trl_multiagent.environments.python_code.needs import kept_and_needed
+from trl_multiagent.environments.python_code.scopes import DEFINITIONS, Module, Statement, read_module
 
 
 MAX_CHARS = 32_000  # a longer completion counts as empty
 MAX_ATTEMPTS = 64  # runs of lines that are tried in one completion
 MAX_PARSED = 4 * MAX_CHARS  # total characters of these
-MAX_REPAIRS = 4  # lines that are mended to read a function that does not parse
+MAX_REPAIRS = 4  # lines that are replaced to read a function that does not parse
 
 FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)
 CODE_START = re.compile(
@@ -41,102 +36,6 @@ INDENTED_START = re.compile(r"([ \t]+)(?:(?:async\s+)?def|class|import|from|@)\b
 DEFINITION_START = re.compile(r"(?:async\s+def|def|class)\b")
 BLOCK_START = re.compile(r"(?:async|if|elif|else|for|while|with|try|except|finally|match|case|def|class)\b")
 CONTINUATION = re.compile(r"(?:elif|else|except|finally)\b")
-
-
-@dataclass(frozen=True)
-class Analysis:
-    """
-    What the syntax trees of a team's answer say.
-
-    Args:
-        source (`str`): The whole program: the prompt's prefix, aux's part, main's part.
-        setup (`str`): The prompt's prefix alone.
-        aux_problem (`str`): Why aux's answer does not define `aux` with a result; empty if it does. See
-            `definitions.py`.
-        main_problem (`str`): Why main's answer does not define the entry point with a result; empty if it does.
-        syntax_problem (`str`): Whose part of the program does not parse, where and why; empty if all of it does.
-        aux_returns (`bool`): False if `aux` returns nothing, but changes its arguments or a variable.
-        calls_aux (`bool`):
-            Main uses the aux agent's `aux` in what running the entry point may reach: calls it, or hands it on to
-            what may call it. See `collaboration.py`.
-        thin_wrapper (`bool`): The entry point does nothing but return what `aux` returns.
-        ignored_values (`tuple[str, ...]`): For each call of `aux` whose value goes nowhere, how it gets lost.
-        aux_function_share (`float`):
-            Of the characters of aux's completion, without white space, the share that belongs to `aux` and to the
-            other statements that it needs: imports, variables, helpers, calls that fill a table. 0 if `aux` is not
-            defined, 1 for a single agent.
-        main_function_share (`float`): The same of main's completion and the entry point.
-    """
-
-    source: str
-    setup: str
-    aux_problem: str
-    main_problem: str
-    syntax_problem: str
-    aux_returns: bool = True
-    calls_aux: bool = False
-    thin_wrapper: bool = False
-    ignored_values: tuple[str, ...] = ()
-    aux_function_share: float = 1.0
-    main_function_share: float = 1.0
-
-
-def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_completion: str) -> Analysis:
-    """
-    Reads a team's answer.
-
-    Args:
-        prompt (`str`): The problem, as in the dataset.
-        entry_point (`str`): Name of the function that main writes.
-        aux_completion (`str` or `None`): The aux agent's raw answer; `None` for a single agent.
-        main_completion (`str`): The main agent's raw answer.
-    """
-    aux = read_completion(aux_completion or "", AUX)
-    main = read_completion(main_completion, entry_point)
-    prefix = read_problem(prompt, entry_point).prefix
-    collaboration = Collaboration()
-    if _is_team(aux, main, entry_point):
-        collaboration = read_collaboration(
-            main.module,
-            main.needed,
-            main.definition,
-            entry_point,
-            aux.definition.returns or not aux.definition.changes,
-        )
-    return Analysis(
-        source=_program(prefix, aux.source, main.source),
-        setup=prefix,
-        aux_problem=aux.problem,
-        main_problem=main.problem,
-        syntax_problem="; ".join(
-            f"code for `{name}`, {code.error}" for name, code in ((AUX, aux), (entry_point, main)) if code.error
-        ),
-        aux_returns=aux.returns,
-        calls_aux=collaboration.calls_aux,
-        thin_wrapper=collaboration.thin_wrapper,
-        ignored_values=collaboration.ignored_values,
-        aux_function_share=1.0 if aux_completion is None else aux.share,
-        main_function_share=main.share,
-    )
-
-
-def _is_team(aux: "Code", main: "Code", entry_point: str) -> bool:
-    """Whether `aux` and the entry point are, in the whole program, the functions that the two agents define."""
-    if aux.error or main.error or aux.definition is None or main.definition is None or AUX in main.module.events:
-        return False
-    scopes = (scope for code in (aux, main) for statement in code.module.statements for scope in statement.scopes)
-    return not any({AUX, entry_point} & scope.globals & scope.bound for scope in scopes)
-
-
-def _program(*parts: str) -> str:
-    """Puts the parts together; what they import from `__future__` must come first in a module."""
-    future, rest = [], []
-    for part in parts:
-        lines = part.split("\n")
-        own = list(itertools.takewhile(lambda line: line.startswith("from __future__ "), lines))
-        future += own
-        rest.append("\n".join(lines[len(own) :]).strip("\n"))
-    return "\n\n\n".join(part for part in ("\n".join(future), *rest) if part) + "\n"
 
 
 def _parse(source: str) -> tuple[ast.Module | None, int, str]:
@@ -155,13 +54,10 @@ def _parse(source: str) -> tuple[ast.Module | None, int, str]:
         return None, 0, f"the parser gave up with {type(error).__name__}"
 
 
-# From a completion to code
-
-
 @dataclass(frozen=True)
 class Code:
     """
-    The code that a completion means.
+    The code in a completion.
 
     Args:
         source (`str`): Its text. It parses, unless the only definition of the function does not.
@@ -189,10 +85,10 @@ class Code:
 
 def extract_code(completion: str, name: str) -> str:
     """
-    The code that a completion means.
+    The code in a completion.
 
     Args:
-        completion (`str`): What the agent said: code, or prose around code, fenced or not.
+        completion (`str`): The agent's answer: code, or prose around code, fenced or not.
         name (`str`): Name of the function that the agent was asked for.
 
     Returns:
@@ -201,12 +97,23 @@ def extract_code(completion: str, name: str) -> str:
     return read_completion(completion, name).source
 
 
+def join_sources(*parts: str) -> str:
+    """Puts the parts together; what they import from `__future__` must come first in a module."""
+    future, rest = [], []
+    for part in parts:
+        lines = part.split("\n")
+        own = list(itertools.takewhile(lambda line: line.startswith("from __future__ "), lines))
+        future += own
+        rest.append("\n".join(lines[len(own) :]).strip("\n"))
+    return "\n\n\n".join(part for part in ("\n".join(future), *rest) if part) + "\n"
+
+
 def read_completion(completion: str, name: str) -> Code:
     """
     Reads a completion.
 
     Args:
-        completion (`str`): What the agent said: code, or prose around code, fenced or not.
+        completion (`str`): The agent's answer: code, or prose around code, fenced or not.
         name (`str`): Name of the function that the agent was asked for.
     """
     if len(completion) > MAX_CHARS:
@@ -261,7 +168,7 @@ def _read_text(text: str, name: str) -> Code:
     if broken and find_definition(code, name) is None:
         source = f"{source}\n\n\n{broken[-1]}".strip("\n")
         lines = _byte_lines(source)
-        code = module = read_module(_mended(source, name) or ast.Module([], []))
+        code = module = read_module(_repaired(source, name) or ast.Module([], []))
         needed = kept_and_needed(module, name)[1]
     error = _parse(source)[2] if broken else ""
     definition = find_definition(code, name)
@@ -398,11 +305,11 @@ def _visible_length(text: str) -> int:
 # Definitions in broken code
 
 
-def _mended(code: str, name: str) -> ast.Module | None:
+def _repaired(code: str, name: str) -> ast.Module | None:
     """
-    The tree of code that does not parse, for its definitions only: a slip inside a function costs the syntax level,
-    not the definition. Lines at which the parser stops are replaced by statements of their kind; the function's own
-    header is not.
+    The tree of code that does not parse, for its definitions only: a syntax error inside a function loses the reward for syntax,
+    not the one for the definition. Lines at which the parser stops are replaced by statements of their kind, except for the
+    function's own header.
     """
     lines = code.split("\n")
     for _ in range(MAX_REPAIRS):
@@ -414,7 +321,7 @@ def _mended(code: str, name: str) -> ast.Module | None:
         if re.match(rf"(?:async\s+)?def\s+{re.escape(name)}\b", line):
             return None
         result = re.match(r"return\b|yield\b", text)
-        mended = f"{result.group()} ..." if result else "if True:" if BLOCK_START.match(text) else "pass"
-        mended = "pass" if text == mended else mended
-        lines[min(number, len(lines)) - 1] = line[: len(line) - len(text)] + mended
+        repaired = f"{result.group()} ..." if result else "if True:" if BLOCK_START.match(text) else "pass"
+        repaired = "pass" if text == repaired else repaired
+        lines[min(number, len(lines)) - 1] = line[: len(line) - len(text)] + repaired
     return _parse("\n".join(lines))[0]

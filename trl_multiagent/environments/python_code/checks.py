@@ -68,8 +68,8 @@ def source_problem(source: str, known: set[str]) -> str:
 def _compile_problem(source: str) -> str:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # `x is 1`, say
-            compile(source, "<source>", "exec", dont_inherit=True)  # finds what the parser does not mind
+            warnings.simplefilter("ignore")  # such as that of `x is 1`
+            compile(source, "<source>", "exec", dont_inherit=True)  # reports errors that the parser does not
     except PARSE_ERRORS as error:
         return f"is not Python source: {error}"
     return ""

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .scopes import (
+from trl_multiagent.environments.python_code.scopes import (
     BUILTINS,
     COMPREHENSIONS,
     CONTAINERS,

@@ -10,8 +10,25 @@ import ast
 import bisect
 from itertools import chain, islice
 
-from .effects import ASSIGNMENTS, assignments, call_arguments, read_effects, sources
-from .scopes import BUILTINS, CONTAINERS, DEFINITIONS, END, IMPORTS, MUTATORS, Module, Statement, names_of, root_name
+from trl_multiagent.environments.python_code.effects import (
+    ASSIGNMENTS,
+    assignments,
+    call_arguments,
+    read_effects,
+    sources,
+)
+from trl_multiagent.environments.python_code.scopes import (
+    BUILTINS,
+    CONTAINERS,
+    DEFINITIONS,
+    END,
+    IMPORTS,
+    MUTATORS,
+    Module,
+    Statement,
+    names_of,
+    root_name,
+)
 
 
 FUTURE = "__future__"

@@ -1,4 +1,4 @@
-"""Keeps account of the programs that an environment runs: figures for the training log, suspicious programs on disk."""
+"""Runs the programs of an environment, and keeps figures for the training log and suspicious programs on disk."""
 
 import json
 import logging
@@ -17,9 +17,9 @@ KEPT_PROGRAMS = 1000  # per process; a policy that has found a trick repeats it
 
 
 @dataclass
-class ExecutionLog:
+class ProgramRunner:
     """
-    Runs programs in a sandbox and remembers what happened.
+    Runs programs in a sandbox, and counts what happened to them.
 
     Args:
         sandbox (`Sandbox`): Where the programs run.
@@ -38,10 +38,9 @@ class ExecutionLog:
         self._seconds = self._experiment_seconds = 0.0
 
     def run(self, programs: Sequence[Program]) -> list[Verdict]:
-        """The sandbox's verdicts, one per program, in their order."""
-        start = time.monotonic()
-        verdicts = self.sandbox.run(programs)
-        self._seconds += time.monotonic() - start
+        """The sandbox's verdicts on the agents' programs, one per program, in their order."""
+        verdicts, seconds = self._run(programs)
+        self._seconds += seconds
         for program, verdict in dict(zip(programs, verdicts, strict=True)).items():  # equal programs ran once
             self._executions += 1
             self._timeouts += verdict.timeouts
@@ -52,20 +51,31 @@ class ExecutionLog:
         return verdicts
 
     def run_experiments(self, programs: Sequence[Program]) -> list[Verdict]:
-        """The sandbox's verdicts on programs that ran before. Only their time is counted."""
+        """The sandbox's verdicts on the agents' programs when they run again with a change. Only their time is counted."""
+        verdicts, seconds = self._run(programs)
+        self._experiment_seconds += seconds
+        return verdicts
+
+    def run_references(self, programs: Sequence[Program]) -> list[Verdict]:
+        """The sandbox's verdicts on programs that are not the agents', such as reference solutions. Only their time is counted."""
+        verdicts, seconds = self._run(programs)
+        self._experiment_seconds += seconds
+        return verdicts
+
+    def _run(self, programs: Sequence[Program]) -> tuple[list[Verdict], float]:
+        """The verdicts, and the seconds that they took."""
         start = time.monotonic()
         verdicts = self.sandbox.run(programs)
-        self._experiment_seconds += time.monotonic() - start
-        return verdicts
+        return verdicts, time.monotonic() - start
 
     def metrics(self) -> dict[str, float]:
         """
         What happened since the last call of this method.
 
         Returns:
-            `dict[str, float]`: `executions_per_second` (programs run, equal ones of a batch counted once, over the time
-            spent running them), `experiment_seconds`, and the numbers of `timeouts` (checks), `memory_kills` and `suspicious`
-            (programs).
+            `dict[str, float]`: `executions_per_second` (the agents' programs, equal ones of a batch counted once, per second
+            spent running them), `experiment_seconds` (time for all other programs), and the numbers of `timeouts` (checks),
+            `memory_kills` and `suspicious` (programs).
         """
         metrics = {
             "executions_per_second": self._executions / self._seconds if self._seconds else 0.0,
@@ -85,6 +95,6 @@ class ExecutionLog:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"program_{time.time_ns()}_{os.getpid()}.json").write_text(json.dumps(record, indent=2))
-        except OSError as error:  # a full disk, say; the verdict stands, and training goes on
+        except OSError as error:  # a full disk, for example, must not end the training
             logger.warning("a suspicious program could not be kept: %s", error)
         self._kept += 1

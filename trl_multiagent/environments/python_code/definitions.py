@@ -17,8 +17,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .effects import changes_something, read_effects
-from .scopes import BUILTINS, FUNCTIONS, Module, Scope, Statement, root_name
+from trl_multiagent.environments.python_code.effects import changes_something, read_effects
+from trl_multiagent.environments.python_code.scopes import BUILTINS, FUNCTIONS, Module, Scope, Statement, root_name
 
 
 MAX_LINKS = 100  # steps from a name to its function

@@ -3,8 +3,8 @@ import logging
 
 import pytest
 
-from trl_multiagent.environments import execution_log
-from trl_multiagent.environments.execution_log import ExecutionLog
+from trl_multiagent.environments.python_code import program_runner
+from trl_multiagent.environments.python_code.program_runner import ProgramRunner
 from trl_multiagent.sandbox import Check, Program, Sandbox, Verdict
 
 
@@ -22,38 +22,38 @@ def sandbox():
 
 
 def test_counts_since_the_last_call(sandbox):
-    log = ExecutionLog(sandbox)
+    runner = ProgramRunner(sandbox)
     names = ("executions_per_second", "experiment_seconds", "timeouts", "memory_kills", "suspicious")
-    assert log.metrics() == dict.fromkeys(names, 0.0)
-    verdicts = log.run([READS_A_FILE, HONEST, HUNGRY, ENDLESS, HONEST])
+    assert runner.metrics() == dict.fromkeys(names, 0.0)
+    verdicts = runner.run([READS_A_FILE, HONEST, HUNGRY, ENDLESS, HONEST])
     assert [verdict.passed for verdict in verdicts] == [0, 2, 0, 0, 2]
-    log.run([HUNGRY])
-    log.run_experiments([HUNGRY])  # only its time is counted
-    metrics = log.metrics()
+    runner.run([HUNGRY])
+    runner.run_experiments([HUNGRY])  # only its time is counted
+    metrics = runner.metrics()
     assert metrics.pop("executions_per_second") > 0 and metrics.pop("experiment_seconds") > 0
     assert metrics == {"timeouts": 1.0, "memory_kills": 2.0, "suspicious": 1.0}
-    assert set(log.metrics().values()) == {0.0}
+    assert set(runner.metrics().values()) == {0.0}
 
 
 def test_the_rate_counts_equal_programs_of_a_batch_once(monkeypatch):
     clock = iter([10.0, 10.5, 20.0, 21.5])
-    monkeypatch.setattr(execution_log.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(program_runner.time, "monotonic", lambda: next(clock))
 
     class Instant:
         def run(self, programs):
             return [Verdict(Check("passed", ""), ())] * len(programs)
 
-    log = ExecutionLog(Instant())
-    log.run([HONEST, ENDLESS, HONEST])
-    log.run([HONEST, HUNGRY])
-    assert log.metrics()["executions_per_second"] == 4 / 2.0
+    runner = ProgramRunner(Instant())
+    runner.run([HONEST, ENDLESS, HONEST])
+    runner.run([HONEST, HUNGRY])
+    assert runner.metrics()["executions_per_second"] == 4 / 2.0
 
 
 def test_suspicious_programs_are_kept(sandbox, tmp_path):
-    log = ExecutionLog(sandbox, tmp_path / "run" / "kept")
-    log.run([HONEST])
+    runner = ProgramRunner(sandbox, tmp_path / "run" / "kept")
+    runner.run([HONEST])
     assert not (tmp_path / "run").exists()
-    (verdict, _) = log.run([READS_A_FILE, HONEST])
+    (verdict, _) = runner.run([READS_A_FILE, HONEST])
     (kept,) = (tmp_path / "run" / "kept").iterdir()
     record = json.loads(kept.read_text())
     assert record.pop("suspicious") == list(verdict.suspicious) == ["open"]
@@ -61,17 +61,17 @@ def test_suspicious_programs_are_kept(sandbox, tmp_path):
 
 
 def test_the_number_of_kept_programs_is_bounded(sandbox, tmp_path, monkeypatch):
-    monkeypatch.setattr(execution_log, "KEPT_PROGRAMS", 2)
-    log = ExecutionLog(sandbox, tmp_path)
+    monkeypatch.setattr(program_runner, "KEPT_PROGRAMS", 2)
+    runner = ProgramRunner(sandbox, tmp_path)
     for _ in range(3):
-        log.run([READS_A_FILE])
+        runner.run([READS_A_FILE])
     assert len(list(tmp_path.iterdir())) == 2
-    assert log.metrics()["suspicious"] == 3.0
+    assert runner.metrics()["suspicious"] == 3.0
 
 
 def test_a_folder_that_cannot_be_written_costs_the_record_and_not_the_run(sandbox, tmp_path, caplog):
     (tmp_path / "file").write_text("")
-    log = ExecutionLog(sandbox, tmp_path / "file" / "kept")
+    runner = ProgramRunner(sandbox, tmp_path / "file" / "kept")
     with caplog.at_level(logging.WARNING):
-        assert log.run([READS_A_FILE])[0].passed == 0
+        assert runner.run([READS_A_FILE])[0].passed == 0
     assert "could not be kept" in caplog.text

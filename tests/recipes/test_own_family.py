@@ -1,0 +1,86 @@
+"""A task family that the package does not know: two files, and no other line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trl_multiagent import AgentTeam
+
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "tests" / "family" / "train_magrpo.py"
+
+
+@pytest.fixture
+def arguments(tiny_model, tmp_path):
+    sections = {
+        "agent_model": {"name": tiny_model},
+        "poem": {"letters": "aeo", "style": "ornate"},
+        "output": {"save_final_model": True},
+        "magrpo": {"output_dir": str(tmp_path / "run"), "max_steps": 1, "max_completion_length": 8},
+    }
+    (tmp_path / "poem.yaml").write_text(yaml.safe_dump(sections))
+    return ["--config", str(tmp_path / "poem.yaml"), "--save_strategy", "no", "--logging_steps", "1"]
+
+
+def run(command, arguments, cwd):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, *command, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=600
+    )
+
+
+def test_it_trains_through_accelerate_launch(arguments, tmp_path):
+    launch = ["-m", "accelerate.commands.launch", "--config_file", str(ROOT / "accelerate_configs" / "single.yaml")]
+    done = run([*launch, str(SCRIPT)], arguments, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "rewards/shared_letters" in done.stdout and f"Saved team       {tmp_path}/run/final_model" in done.stdout
+    assert AgentTeam.from_pretrained(str(tmp_path / "run" / "final_model")).roles == ("poet", "critic")
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["poem"] == {
+        "letters": "aeo",
+        "style": "ornate",
+    }
+
+
+# Runs a script and prints which of the libraries that take long to import it has imported
+LISTING = """
+import atexit, runpy, sys
+
+SLOW = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib", "numpy")
+atexit.register(lambda: print("imported:", [name for name in SLOW if name in sys.modules]))
+sys.argv = sys.argv[1:]
+sys.path.insert(0, sys.argv[0].rpartition("/")[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("argv", "answer"),
+    [
+        (["--help"], "  poem:\n    letters: Letters that earn a reward.\n"),
+        (["--override", "poem.leters=x"], "`poem.leters` is not a known setting; did you mean `poem.letters`?"),
+        (["--override", "poem.style=loud"], "`poem.style` is 'loud' (str), expected 'plain', 'ornate'."),
+        (["--override", "poem.letters=''"], "error: `poem.letters` is empty: give at least one letter."),
+        (["--override", "external.mode=plain"], "`external` is not a known setting"),
+        (["--num_turn", "2"], "unknown argument '--num_turn'; did you mean `--num_turns`?"),
+        (["--num_turns", "two"], "`magrpo.num_turns` is 'two' (str), expected int."),
+        (["--override", "peft.rank=8"], "`peft.rank` is not a known setting"),
+        (["--override", "agent_model.name=null"], "`agent_model.name` is missing"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml cannot be read"),
+    ],
+)
+def test_help_and_wrong_settings_are_answered_without_the_libraries(arguments, tmp_path, argv, answer):
+    done = run(["-c", LISTING, str(SCRIPT)], [*arguments, *argv], tmp_path)
+    assert answer in done.stdout + done.stderr, done.stderr[-2000:]
+    assert "imported: []" in done.stdout
+    assert (done.returncode == 0) == (argv == ["--help"]) and "Traceback" not in done.stderr
+
+
+def test_help_of_the_command_needs_no_libraries_either(tmp_path):
+    done = run(["-c", LISTING, str(ROOT / "trl_multiagent" / "cli.py")], ["train", "maremax", "--help"], tmp_path)
+    assert done.returncode == 0 and "usage: trl-multiagent train maremax" in done.stdout, done.stderr
+    assert "imported: []" in done.stdout

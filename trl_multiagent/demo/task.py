@@ -1,0 +1,102 @@
+"""The demo as a task: code generation with the demo's problems, prompts, base model and report."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.code_generation import task as code_generation
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE
+from trl_multiagent.environments.task import Task, TaskSettings, setting
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import Trainer, TrainerCallback
+
+
+NAME = "demo"
+INTRODUCTION = """
+Two agents learn to write code together
+=======================================
+Each problem asks for one small Python function. The agent "aux" writes a helper, the agent "main"
+the function itself, which may call the helper; neither sees what the other writes. Both start as
+copies of one tiny language model that was trained on careless demonstrations, of two kinds:
+
+  A  aux keeps some elements, main maps and reduces them
+  B  aux keeps and maps them, main only reduces
+
+A mixed pair fails. All they learn from is one joint reward between 0 and 4: how many tests their
+code passes together, and whether both do a part of the work. Training takes one to two minutes on
+two free cores.
+"""
+
+
+@dataclasses.dataclass
+class DemoDataset(code_generation.CodeDataset):
+    """The section `dataset`, in which the name or the type `demo` selects the demo's problems."""
+
+    name: str | None = setting(f"Hub id, path of a {LOCAL_FILE}, or '{NAME}'.")
+
+    @property
+    def is_demo(self) -> bool:
+        return NAME in (self.name, self.type)
+
+    @property
+    def may_be_hub_id(self) -> bool:
+        return not self.is_demo
+
+
+def is_shown(settings: TaskSettings) -> bool:
+    """Whether the run is the demo itself: its problems, answered by two agents."""
+    return settings.dataset.is_demo and settings.num_agents == 2
+
+
+def make_environment(settings: TaskSettings) -> Environment:
+    from trl_multiagent.demo.problems import demo_prompts
+
+    return code_generation.make_environment(settings, demo_prompts if is_shown(settings) else None)
+
+
+def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
+    from trl_multiagent.demo.problems import demo_dataset
+
+    source = settings.dataset
+    if not source.is_demo:
+        return code_generation.load_datasets(settings)
+    return demo_dataset(source.train_split or "train"), None if source.eval_split is None else demo_dataset(
+        source.eval_split
+    )
+
+
+def build_model() -> str:
+    from trl_multiagent.demo.model import demo_model
+
+    return demo_model()
+
+
+def introduction(settings: TaskSettings) -> str | None:
+    return INTRODUCTION if is_shown(settings) else None
+
+
+def callbacks(settings: TaskSettings, trainer: Trainer) -> list[TrainerCallback]:
+    if not is_shown(settings):
+        return []
+    from trl_multiagent.demo.problems import demo_dataset
+    from trl_multiagent.demo.report import DemoReport
+
+    report = DemoReport(demo_dataset("test"))
+    report.before(trainer)  # evaluates the team before the trainer draws any random number
+    return [report]
+
+
+# Code generation in which the name `demo` stands for the demo's problems and base model
+TASK = Task(
+    make_environment,
+    load_datasets,
+    settings={**code_generation.TASK.settings, "dataset": DemoDataset},
+    models={NAME: build_model},
+    introduction=introduction,
+    callbacks=callbacks,
+)

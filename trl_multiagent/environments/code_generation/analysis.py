@@ -1,0 +1,99 @@
+"""
+What the syntax trees of a team's answer say: whether both functions are there, and how main uses the one of aux.
+
+Rules for clashes: the parts are put together in the order prompt, aux, main, and as everywhere in Python the last
+definition counts. So main's entry point replaces one that aux wrote, and an `aux` that main defines itself is main's
+own function: calling it is not collaboration.
+"""
+
+from dataclasses import dataclass
+
+from trl_multiagent.environments.code_generation.collaboration import Collaboration, read_collaboration
+from trl_multiagent.environments.code_generation.roles import AUX
+from trl_multiagent.environments.python_code.extraction import Code, join_sources, read_completion
+from trl_multiagent.environments.python_code.problems import read_problem
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """
+    What the syntax trees of a team's answer say.
+
+    Args:
+        source (`str`): The whole program: the prompt's prefix, aux's part, main's part.
+        setup (`str`): The prompt's prefix alone.
+        aux_problem (`str`): Why aux's answer does not define `aux` with a result; empty if it does. See
+            `definitions.py`.
+        main_problem (`str`): Why main's answer does not define the entry point with a result; empty if it does.
+        syntax_problem (`str`): Whose part of the program does not parse, where and why; empty if all of it does.
+        aux_returns (`bool`): False if `aux` returns nothing, but changes its arguments or a variable.
+        calls_aux (`bool`):
+            Main uses the aux agent's `aux` in what running the entry point may reach: calls it, or hands it on to
+            what may call it. See `collaboration.py`.
+        thin_wrapper (`bool`): The entry point does nothing but return what `aux` returns.
+        ignored_values (`tuple[str, ...]`): For each call of `aux` whose value goes nowhere, how it gets lost.
+        aux_function_share (`float`):
+            Of the characters of aux's completion, without white space, the share that belongs to `aux` and to the
+            other statements that it needs: imports, variables, helpers, calls that fill a table. 0 if `aux` is not
+            defined, 1 for a single agent.
+        main_function_share (`float`): The same of main's completion and the entry point.
+    """
+
+    source: str
+    setup: str
+    aux_problem: str
+    main_problem: str
+    syntax_problem: str
+    aux_returns: bool = True
+    calls_aux: bool = False
+    thin_wrapper: bool = False
+    ignored_values: tuple[str, ...] = ()
+    aux_function_share: float = 1.0
+    main_function_share: float = 1.0
+
+
+def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_completion: str) -> Analysis:
+    """
+    Reads a team's answer.
+
+    Args:
+        prompt (`str`): The problem, as in the dataset.
+        entry_point (`str`): Name of the function that main writes.
+        aux_completion (`str` or `None`): The aux agent's raw answer; `None` for a single agent.
+        main_completion (`str`): The main agent's raw answer.
+    """
+    aux = read_completion(aux_completion or "", AUX)
+    main = read_completion(main_completion, entry_point)
+    prefix = read_problem(prompt, entry_point).prefix
+    collaboration = Collaboration()
+    if _is_team(aux, main, entry_point):
+        collaboration = read_collaboration(
+            main.module,
+            main.needed,
+            main.definition,
+            entry_point,
+            aux.definition.returns or not aux.definition.changes,
+        )
+    return Analysis(
+        source=join_sources(prefix, aux.source, main.source),
+        setup=prefix,
+        aux_problem=aux.problem,
+        main_problem=main.problem,
+        syntax_problem="; ".join(
+            f"code for `{name}`, {code.error}" for name, code in ((AUX, aux), (entry_point, main)) if code.error
+        ),
+        aux_returns=aux.returns,
+        calls_aux=collaboration.calls_aux,
+        thin_wrapper=collaboration.thin_wrapper,
+        ignored_values=collaboration.ignored_values,
+        aux_function_share=1.0 if aux_completion is None else aux.share,
+        main_function_share=main.share,
+    )
+
+
+def _is_team(aux: Code, main: Code, entry_point: str) -> bool:
+    """Whether `aux` and the entry point are, in the whole program, the functions that the two agents define."""
+    if aux.error or main.error or aux.definition is None or main.definition is None or AUX in main.module.events:
+        return False
+    scopes = (scope for code in (aux, main) for statement in code.module.statements for scope in statement.scopes)
+    return not any({AUX, entry_point} & scope.globals & scope.bound for scope in scopes)

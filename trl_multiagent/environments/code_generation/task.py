@@ -1,0 +1,121 @@
+"""Code generation as a task: its sections, its environment and its datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from trl_multiagent.environments.base import Prompt
+from trl_multiagent.environments.code_generation.data import DATASET_TYPES, load_code_dataset
+from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
+from trl_multiagent.environments.code_generation.feedback import LATER_MODES, MODES
+from trl_multiagent.environments.code_generation.reward import COLLABORATION, KINDS, CodeReward
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE, LOCAL_SUFFIXES
+from trl_multiagent.environments.python_code.sandbox_settings import SandboxSettings
+from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+def quoted(choices: tuple[str, ...]) -> str:
+    """`'a', 'b' or 'c'`."""
+    *others, last = map(repr, choices)
+    return f"{', '.join(others)} or {last}"
+
+
+@dataclass
+class CodeDataset(DatasetSource):
+    name: str | None = setting(f"Hub id, or path of a {LOCAL_FILE}.")
+    type: str | None = setting(f"{quoted(DATASET_TYPES)}; by default inferred from the name.")
+
+    def __post_init__(self):
+        if self.name is None:
+            raise ValueError(f"`dataset.name` is missing: a Hub id or the path of a {LOCAL_FILE}.")
+        if self.name.endswith(LOCAL_SUFFIXES) and not Path(self.name).is_file():
+            raise ValueError(f"`dataset.name` is {self.name!r}, but there is no such file in {Path.cwd()}.")
+
+
+@dataclass
+class External:
+    mode: str = setting(
+        f"What agents are told between turns: {quoted(MODES)}.", "level_feedback", choices=(*MODES, *LATER_MODES)
+    )
+    sandbox_slice: int | Literal["all"] | None = setting(
+        "Tests behind that: the first n, the last n if negative, 0 or 'all'.", 1
+    )
+
+    def __post_init__(self):
+        if self.mode in LATER_MODES:
+            raise ValueError(f"`external.mode: {self.mode}` is for a later release; choose {quoted(MODES)}.")
+
+
+@dataclass
+class Reward:
+    type: Literal["function"] | None = setting("Where rewards come from; only 'function', the task's own reward.")
+    kind: str = setting(
+        "'paper' is the published table; 'earned' has the same scale and pays for the task only.",
+        CodeReward.kind,
+        choices=KINDS,
+    )
+    collaboration: str = setting(
+        "For 'paper', how it is decided whether main uses aux and its value: 'static' reads the code, 'executed' also looks at the "
+        "tests that pass.",
+        CodeReward.collaboration,
+        choices=COLLABORATION,
+    )
+
+
+def make_environment(
+    settings: TaskSettings, first_prompts: Callable[[dict], dict[str, Prompt]] | None = None
+) -> CodeGenerationEnvironment:
+    """
+    The environment that the sections `external`, `reward` and `sandbox` describe.
+
+    Args:
+        settings ([`~trl_multiagent.environments.task.TaskSettings`]): The settings of the run.
+        first_prompts (`Callable[[dict], dict[str, Prompt]]`, *optional*): See [`CodeGenerationEnvironment`].
+
+    Raises:
+        SandboxError: the machine does not allow `sandbox.min_tier`.
+    """
+    external, reward, limits = (settings.sections[name] for name in ("external", "reward", "sandbox"))
+    sandbox = limits.make_sandbox()
+    sandbox.run([])  # finds out what the machine allows, before anything is loaded
+    return CodeGenerationEnvironment(
+        num_agents=settings.num_agents,
+        mode=external.mode,
+        sandbox_slice=external.sandbox_slice,
+        reward_kind=reward.kind,
+        collaboration=reward.collaboration,
+        adaptive_timeout=limits.adaptive_timeout,
+        sandbox=sandbox,
+        keep_suspicious=settings.run_folder / "suspicious_programs",
+        first_prompts=first_prompts,
+    )
+
+
+def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
+    """
+    The training set and, if the section `dataset` has an `eval_split`, the evaluation set.
+
+    Raises:
+        ValueError: a row or a split is malformed.
+        ConnectionError: the dataset is on the Hub, which cannot be reached.
+    """
+    source = settings.dataset
+
+    def load(split: str | None) -> Dataset:
+        return load_code_dataset(source.name, split=split, type=source.type, num_agents=settings.num_agents)
+
+    return load(source.train_split), None if source.eval_split is None else load(source.eval_split)
+
+
+TASK = Task(
+    make_environment,
+    load_datasets,
+    settings={"dataset": CodeDataset, "external": External, "reward": Reward, "sandbox": SandboxSettings},
+)

@@ -1,0 +1,129 @@
+"""Rows of a dataset, from a local file or from the Hub: read, cut to a split, and their fields checked."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    import datasets
+
+LOCAL_SUFFIXES = (".jsonl", ".json", ".parquet")
+LOCAL_FILE = f"{', '.join(LOCAL_SUFFIXES[:-1])} or {LOCAL_SUFFIXES[-1]} file"  # for messages
+BYTE_ORDER_MARK = "\ufeff"
+
+
+def read_file(path: Path) -> list[dict]:
+    """
+    The rows of a local file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is not UTF-8, not JSON, or a row is no object; the message names the file and the row.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {path}: give the path of a {LOCAL_FILE}.")
+    if path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        return pyarrow.parquet.read_table(path).to_pylist()
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}.") from None
+    if path.suffix == ".json":
+        try:
+            rows = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{path} is not JSON: {error}.") from None
+        if not isinstance(rows, list):
+            raise ValueError(f"{path} must hold a list of rows, not {kind_of(rows)}.")
+    else:
+        rows = []
+        for number, line in enumerate(text.split("\n"), 1):
+            try:
+                line = line.strip().removeprefix(BYTE_ORDER_MARK)  # in a file made by joining several
+                rows += [json.loads(line)] if line else []
+            except ValueError as error:
+                raise ValueError(f"{path}, row {number} is not a line of JSON: {error}.") from None
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise ValueError(
+                f"{path}, row {number} must be an object with the fields of a problem, not {kind_of(row)}."
+            )
+    return rows
+
+
+def hub_split(name: str, config: str | None, split: str | None) -> str:
+    """The split to ask the Hub for; without a name, the split `test` or the only one that the dataset has."""
+    if split and not split.startswith("["):
+        return split
+    import datasets
+
+    names = datasets.get_dataset_split_names(name, config)
+    if len(names) > 1 and "test" not in names:
+        raise ValueError(f"{name} has the splits {', '.join(names)}: name one, e.g. {names[0]}{split or ''}.")
+    return ("test" if "test" in names else names[0]) + (split or "")
+
+
+def select_rows(dataset: datasets.Dataset, split: str | None, source: str) -> datasets.Dataset:
+    """
+    The rows of a local file that a split such as `"train[:8]"` selects, whatever name it gives to the file's only split.
+
+    Raises:
+        ValueError: the split is malformed or selects nothing.
+    """
+    if not split:
+        return dataset
+    import datasets
+
+    spec = f"test{split}" if split.startswith("[") else split
+    only_split = re.match(r"\w*", spec).group()  # the only split of a file answers to any name
+    try:
+        instructions = datasets.ReadInstruction.from_spec(spec).to_absolute({only_split: len(dataset)})
+    except (ValueError, AssertionError) as error:
+        raise ValueError(f"{split!r} does not select rows of {source}: {error}") from None
+    indices = [index for part in instructions for index in range(part.from_, part.to)]
+    if not indices:
+        raise ValueError(f"The split {split!r} selects none of the {len(dataset)} rows of {source}.")
+    return dataset.select(indices)
+
+
+def without_marks(row: dict) -> dict:
+    """A row whose texts do not begin with a byte-order mark, which Python would not parse."""
+    return {
+        field: value.removeprefix(BYTE_ORDER_MARK) if isinstance(value, str) else value for field, value in row.items()
+    }
+
+
+def check_fields(row: dict, fields: dict[str, type], where: str) -> None:
+    """
+    Refuses a row in which a field is missing, empty, or has another type than in `fields`.
+
+    Raises:
+        ValueError: the message says `where` and names the field.
+    """
+    for field, kind in fields.items():
+        if row.get(field) is None:
+            raise ValueError(f"{where}: field `{field}` is missing.")
+        value = row[field]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(f"{where}: field `{field}` must be {kind_of(kind())}, not {kind_of(value)}.")
+        if isinstance(value, str) and not value.strip():
+            raise ValueError(f"{where}: field `{field}` is empty.")
+
+
+def kind_of(value: object) -> str:
+    """The type of a value in words."""
+    names = {
+        str: "text",
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        list: "a list",
+        dict: "an object",
+    }
+    return names.get(value.__class__, value.__class__.__name__)

@@ -1,0 +1,1 @@
+"""What task families that run Python programs share."""

@@ -1,0 +1,88 @@
+"""Problems in the schema of HumanEval: a prompt with a function to write, and a test that judges it."""
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from trl_multiagent.environments.dataset_rows import BYTE_ORDER_MARK, check_fields
+from trl_multiagent.environments.python_code.checks import PARSE_ERRORS, source_problem, unusable_test
+from trl_multiagent.sandbox.asserts import read_asserts
+
+
+FIELDS = ("task_id", "prompt", "entry_point", "test")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """
+    What the prompt of a problem gives, read from its syntax tree.
+
+    Args:
+        prefix (`str`): Source before the entry point: imports, constants and helper functions. May be empty.
+        signature (`str`): Header of the entry point on one line, from `def` to the colon.
+    """
+
+    prefix: str
+    signature: str
+
+
+@lru_cache(maxsize=8192)
+def read_problem(prompt: str, entry_point: str) -> Problem:
+    """
+    Splits a prompt into what stands before the entry point and the entry point's signature.
+
+    Raises:
+        `ValueError`: If the prompt does not parse or does not define the entry point as a function at its top level.
+    """
+    prompt = prompt.removeprefix(BYTE_ORDER_MARK).replace("\r\n", "\n")
+    try:
+        tree = ast.parse(prompt)
+    except PARSE_ERRORS:
+        try:
+            tree = ast.parse(f"{prompt.rstrip()}\n    pass\n")  # a signature without a docstring has no body yet
+        except PARSE_ERRORS as error:
+            raise ValueError(f"it is not Python source: {error}") from None
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == entry_point]
+    if not functions:
+        raise ValueError(f"it does not define the entry point `{entry_point}`")
+    function = functions[-1]
+    first_line = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
+    returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
+    return Problem(
+        prefix="\n".join(prompt.split("\n")[: first_line - 1]).strip("\n"),
+        signature=f"def {entry_point}({ast.unparse(function.args)}){returns}:",
+    )
+
+
+def check_problem(row: dict, fields: Iterable[str], where: str, test_field: str = "test") -> str:
+    """
+    Refuses a row that is no problem, or whose test can judge no answer.
+
+    Args:
+        row (`dict`): The row.
+        fields (`Iterable[str]`): The fields that it must have.
+        where (`str`): File and number of the row, for the message.
+        test_field (`str`, *optional*, defaults to `"test"`): The field that the test was made from.
+
+    Returns:
+        `str`: What stands before the entry point.
+
+    Raises:
+        ValueError: the row is malformed; the message names it and the field.
+    """
+    check_fields(row, dict.fromkeys(fields, str), where)
+    try:
+        prefix = read_problem(row["prompt"], row["entry_point"]).prefix
+    except ValueError as error:
+        raise ValueError(f"{where}: field `prompt` is malformed: {error}.") from None
+    if problem := source_problem(prefix, {row["entry_point"]}):
+        raise ValueError(f"{where}: field `prompt` {problem}.")
+    if problem := unusable_test(row["test"], prefix, row["entry_point"]):
+        raise ValueError(f"{where}: field `{test_field}` {problem}.")
+    return prefix
+
+
+def count_asserts(test: str) -> int:
+    """Number of asserts in a test; `assert True` is none."""
+    return len(read_asserts(test).sources)

@@ -1,0 +1,40 @@
+"""The algorithms, each under the name of its section. Nothing is imported until a class is asked for."""
+
+import importlib
+from typing import Any, NamedTuple
+
+
+class Algorithm(NamedTuple):
+    """
+    Args:
+        config (`str`): Path of the class of the trainer's arguments.
+        trainer (`str`): Path of the trainer's class.
+    """
+
+    config: str
+    trainer: str
+
+    def config_class(self) -> type:
+        return import_class(self.config)
+
+    def trainer_class(self) -> type:
+        return import_class(self.trainer)
+
+
+TRAINERS = "trl_multiagent.trainers"
+# GRPO is MAGRPO with a team of one
+ALGORITHMS = {
+    "grpo": Algorithm(f"{TRAINERS}.magrpo_config.MAGRPOConfig", f"{TRAINERS}.magrpo_trainer.MAGRPOTrainer"),
+    "magrpo": Algorithm(f"{TRAINERS}.magrpo_config.MAGRPOConfig", f"{TRAINERS}.magrpo_trainer.MAGRPOTrainer"),
+    "marloo": Algorithm(f"{TRAINERS}.marloo_config.MARLOOConfig", f"{TRAINERS}.marloo_trainer.MARLOOTrainer"),
+    "maremax": Algorithm(f"{TRAINERS}.maremax_config.MAReMaxConfig", f"{TRAINERS}.maremax_trainer.MAReMaxTrainer"),
+    "mareinforce": Algorithm(
+        f"{TRAINERS}.mareinforce_config.MAREINFORCEConfig", f"{TRAINERS}.mareinforce_trainer.MAREINFORCETrainer"
+    ),
+}
+
+
+def import_class(path: str) -> Any:
+    """The class, or anything else in a module, with a path such as `package.module.Class`."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)

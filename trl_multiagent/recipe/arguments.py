@@ -1,0 +1,184 @@
+"""Checked settings, and the arguments of the trainer that they amount to."""
+
+import dataclasses
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trl_multiagent.environments.task import Task
+from trl_multiagent.recipe.algorithms import ALGORITHMS
+from trl_multiagent.recipe.sections import AgentModel, AlgorithmExtras, RewardProcessor, sections_of
+from trl_multiagent.recipe.settings import ConfigError, check
+
+
+if TYPE_CHECKING:
+    from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
+
+
+DEFAULT_KL_COEF = 0.1
+EXTRAS = [field.name for field in dataclasses.fields(AlgorithmExtras)]
+
+
+@dataclass
+class Settings:
+    """
+    The settings of a run, checked as far as is possible without importing a trainer.
+
+    Args:
+        algorithm (`str`): Name of the algorithm's section.
+        task ([`~trl_multiagent.environments.task.Task`]): What the run trains on.
+        merged (`dict`): All settings as they were given, under the names of this release.
+        values (`dict[str, dict[str, Any]]`): The same by section; those of no section under `""`.
+        sections (`dict[str, Any]`): The dataclass of each section with these values and the defaults.
+        extras ([`AlgorithmExtras`]): What the algorithm's section has besides arguments of the trainer.
+        arguments (`dict[str, Any]`): Arguments of the trainer.
+        notes (`list[str]`): What the user should know about the settings.
+    """
+
+    algorithm: str
+    task: Task
+    merged: dict[str, Any]
+    values: dict[str, dict[str, Any]]
+    sections: dict[str, Any]
+    extras: AlgorithmExtras
+    arguments: dict[str, Any]
+    notes: list[str]
+
+    @property
+    def agents(self) -> list[str] | None:
+        return self.values[""].get("agents")
+
+    @property
+    def has_peft(self) -> bool:
+        return self.merged.get("peft") is not None
+
+
+def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settings:
+    """
+    Checks the merged settings.
+
+    Raises:
+        ConfigError: a setting is unknown, has the wrong type, or does not go with another one.
+    """
+    values, without_effect = check(algorithm, task, merged)
+    try:
+        sections = {name: cls(**values[name]) for name, cls in sections_of(task).items()}
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    settings = Settings(
+        algorithm=algorithm,
+        task=task,
+        merged=merged,
+        values=values,
+        sections=sections,
+        extras=AlgorithmExtras(**{k: v for k, v in values[algorithm].items() if k in EXTRAS}),
+        arguments={k: v for k, v in values[algorithm].items() if k not in EXTRAS},
+        notes=[f"these settings have no effect here: {', '.join(without_effect)}."] if without_effect else [],
+    )
+    check_team_form(sections["agent_model"], settings.agents, settings.has_peft)
+    complete_arguments(settings)
+    num_agents = settings.arguments["num_agents"]
+    if settings.agents is not None and len(settings.agents) != num_agents:
+        raise ConfigError(f"`agents` has {len(settings.agents)} entries for {num_agents} agents (`num_agents`).")
+    return settings
+
+
+def check_team_form(model: AgentModel, agents: list[str] | None, has_peft: bool) -> None:
+    """Refuses settings that describe no form of team."""
+    if agents is None and model.name is None:
+        raise ConfigError("`agent_model.name` is missing: a model id or folder that every agent starts from.")
+    if model.share_weights and has_peft:
+        raise ConfigError(
+            "`agent_model.share_weights` is one model for all; `peft` gives every agent an adapter. Choose."
+        )
+    if model.share_weights and agents is not None and len(set(agents)) > 1:
+        raise ConfigError("`agent_model.share_weights` is one model for all; `agents` lists several.")
+    if not (model.load_in_4bit or model.load_in_8bit):
+        return
+    if model.load_in_4bit and model.load_in_8bit:
+        raise ConfigError("`agent_model.load_in_4bit` and `load_in_8bit` are both true; choose one.")
+    if not has_peft:
+        raise ConfigError("Quantized weights cannot be trained: with `load_in_4bit` or `load_in_8bit`, set `peft`.")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            "`load_in_4bit` and `load_in_8bit` need bitsandbytes: pip install trl-multiagent[quantization]."
+        )
+
+
+def complete_arguments(settings: Settings) -> None:
+    """Adds to the trainer's arguments, and to the notes, what the other settings amount to."""
+    algorithm, values, extras = settings.algorithm, settings.values, settings.extras
+    arguments, notes = settings.arguments, settings.notes
+
+    def set_once(name: str, value: Any, source: str) -> None:
+        if name in arguments and arguments[name] != value:
+            raise ConfigError(
+                f"`{source}` sets `{algorithm}.{name}` to {value}, which is {arguments[name]}; give one."
+            )
+        arguments[name] = value
+
+    if values[""].get("seed") is not None:
+        arguments["seed"] = values[""]["seed"]
+    arguments.setdefault("num_agents", 1 if algorithm == "grpo" else 2)
+    if algorithm == "grpo" and arguments["num_agents"] != 1:
+        raise ConfigError(
+            f"`grpo.num_agents` is {arguments['num_agents']}: GRPO trains one agent; MAGRPO trains several."
+        )
+    for name, null in {"top_k": 0, "report_to": "none"}.items():  # TRL's way to say null
+        if arguments.get(name, null) is None:
+            arguments[name] = null
+    if "handoff" not in arguments and set(arguments.get("turn_gradient_weights") or [1.0]) != {1.0}:
+        arguments["handoff"] = "random"
+        notes.append(f"`{algorithm}.turn_gradient_weights` weigh a chain of turns: `{algorithm}.handoff` is 'random'.")
+    if extras.reference_kl_enabled:
+        coefficient = DEFAULT_KL_COEF if extras.reference_kl_coef is None else extras.reference_kl_coef
+        set_once("beta", coefficient, f"{algorithm}.reference_kl_coef")
+
+    processor: RewardProcessor = settings.sections["reward_processor"]
+    if processor.enabled and processor.scale_factor is not None:
+        set_once("reward_scale", processor.scale_factor, "reward_processor.scale_factor")
+    if processor.enabled and processor.shift is not None:
+        set_once("reward_shift", processor.shift, "reward_processor.shift")
+    if settings.sections["output"].verbose:
+        arguments.setdefault("log_completions", True)
+    if settings.sections["wandb"].project is not None:
+        arguments.setdefault("report_to", ["wandb"])
+        arguments.setdefault("run_name", settings.sections["wandb"].name)
+
+    if extras.rollout_buffer_size is not None and "items_per_device" in arguments:
+        raise ConfigError(f"`{algorithm}.rollout_buffer_size` sets `{algorithm}.items_per_device`; give one of them.")
+    if extras.rollout_buffer_size is not None and extras.rollout_buffer_size < 1:
+        raise ConfigError(f"`{algorithm}.rollout_buffer_size` is {extras.rollout_buffer_size}, it must be at least 1.")
+    if extras.train_batch_size not in (None, extras.rollout_buffer_size):
+        notes.append(
+            f"`{algorithm}.train_batch_size` has no effect: a batch is used for one optimizer step, as a whole."
+        )
+    if extras.eval_interval is not None and ("eval_strategy" in arguments or "eval_steps" in arguments):
+        raise ConfigError(f"`{algorithm}.eval_interval` sets `eval_strategy` and `eval_steps`; give one or the other.")
+    if "gradient_accumulation_steps" not in arguments and arguments.get("per_device_train_batch_size", 1) == 1:
+        arguments.setdefault("items_per_device", 1)
+
+
+def make_training_args(settings: Settings) -> "MAGRPOConfig":
+    """
+    The trainer's arguments.
+
+    Raises:
+        ConfigError: the configuration class refuses them.
+    """
+    algorithm, extras, arguments = settings.algorithm, settings.extras, dict(settings.arguments)
+    config_class = ALGORITHMS[algorithm].config_class()
+    try:
+        args = config_class(**arguments)  # knows the size of a tree and the number of processes
+        if extras.rollout_buffer_size is not None:
+            arguments["items_per_device"] = max(1, extras.rollout_buffer_size // sum(args.nodes_per_turn))
+        if extras.eval_interval is not None:
+            items_per_step = arguments.get("items_per_device", args.items_per_device) * args.world_size
+            arguments["eval_strategy"] = "steps" if extras.eval_interval > 0 else "no"
+            arguments["eval_steps"] = max(1, extras.eval_interval // items_per_step)
+        args = config_class(**arguments)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"section `{algorithm}`: {error}") from error
+    if args.eval_strategy != "no" and settings.sections["dataset"].eval_split is None:
+        raise ConfigError(f"section `{algorithm}` asks for evaluation, but there is no `dataset.eval_split`.")
+    return args

@@ -1,0 +1,167 @@
+"""
+Reads the fields of a configuration class from its source.
+
+Importing TRL, transformers or PEFT takes several seconds. `--help` and a misspelt setting need the fields of their classes
+and nothing else, so these are read from the syntax trees of the installed files. The result is that of
+`dataclasses.fields` and `typing.get_type_hints`.
+"""
+
+import ast
+import builtins
+import importlib.util
+import typing
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+# These packages hand their classes out without importing the modules that define them
+DEFINED_IN = {
+    ("transformers", "TrainingArguments"): "transformers.training_args",
+    ("trl", "GRPOConfig"): "trl.trainer.grpo_config",
+}
+
+
+class ConfigField(NamedTuple):
+    """
+    One field of a configuration class.
+
+    Args:
+        hint (`Any`): Its type. A class that would have to be imported is an empty class of that name.
+        default (`Any`): Its default; text for an expression, `None` if a function makes it.
+        help (`str`): The `help` of its metadata.
+        owner (`str`): Name of the class that defines it last.
+    """
+
+    hint: Any
+    default: Any
+    help: str
+    owner: str
+
+
+def read_fields(path: str) -> dict[str, ConfigField]:
+    """
+    The fields of a dataclass, those of its base classes first.
+
+    Args:
+        path (`str`): Path of the class, such as `trl.trainer.grpo_config.GRPOConfig`.
+    """
+    module, _, name = path.rpartition(".")
+    return _read_class(module, name)
+
+
+def class_names(path: str) -> list[str]:
+    """The names of a class and of its base classes, the most derived first."""
+    module, _, name = path.rpartition(".")
+    found = _find_class(module, name)
+    if found is None:
+        return []
+    bases = [base.id for base in found[1].bases if isinstance(base, ast.Name)]
+    return list(dict.fromkeys([name, *(other for base in bases for other in class_names(f"{found[0]}.{base}"))]))
+
+
+def _read_class(module: str, name: str) -> dict[str, ConfigField]:
+    found = _find_class(module, name)
+    if found is None:
+        return {}  # `object`, `Generic`, ...
+    module, definition = found
+    fields = {}
+    for base in reversed(definition.bases):
+        if isinstance(base, ast.Name):
+            fields |= _read_class(module, base.id)
+    for statement in definition.body:
+        if not isinstance(statement, ast.AnnAssign) or "ClassVar" in ast.unparse(statement.annotation):
+            continue
+        default, help = _read_value(module, statement.value)
+        fields[statement.target.id] = ConfigField(_read_hint(module, statement.annotation), default, help, name)
+    return fields
+
+
+def _read_value(module: str, value: ast.expr | None) -> tuple[Any, str]:
+    """Default and help of `x: T = value`, where the value may be `field(default=..., metadata={"help": ...})`."""
+    if value is None:
+        return None, ""
+    if not (isinstance(value, ast.Call) and ast.unparse(value.func) in ("field", "dataclasses.field")):
+        return _evaluate(module, value), ""
+    arguments = {keyword.arg: keyword.value for keyword in value.keywords}
+    default = _evaluate(module, arguments["default"]) if "default" in arguments else None
+    metadata = arguments.get("metadata")
+    texts = (
+        {}
+        if metadata is None
+        else {ast.literal_eval(k): v for k, v in zip(metadata.keys, metadata.values, strict=True)}
+    )
+    return default, str(_evaluate(module, texts["help"])) if "help" in texts else ""
+
+
+def _evaluate(module: str, node: ast.expr) -> Any:
+    """The value of an expression of literals and constants of its module, or else its source."""
+    names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+    if not names <= _constants(module).keys():
+        return ast.unparse(node)
+    return eval(compile(ast.Expression(node), module, "eval"), dict(_constants(module)))
+
+
+@cache
+def _constants(module: str) -> dict[str, Any]:
+    """The names that a module or one of its classes gives to literals."""
+    constants = {}
+    for node in ast.walk(_parse(module)):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            try:
+                constants[node.targets[0].id] = ast.literal_eval(node.value)
+            except ValueError:  # not a literal
+                continue
+    return constants
+
+
+def _read_hint(module: str, annotation: ast.expr) -> Any:
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        annotation = ast.parse(annotation.value, mode="eval").body
+    code = compile(ast.fix_missing_locations(ast.Expression(annotation)), module, "eval")
+    names = {node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)}
+    return eval(code, {name: _read_name(module, name) for name in names})
+
+
+def _read_name(module: str, name: str) -> Any:
+    """What a name in an annotation stands for."""
+    if name in vars(builtins):
+        return vars(builtins)[name]
+    if name in vars(typing):
+        return vars(typing)[name]
+    found = _find_class(module, name)
+    bases = [ast.unparse(base) for base in found[1].bases] if found is not None else []
+    return Enum(name, []) if any(base.endswith("Enum") for base in bases) else type(name, (), {})
+
+
+def _find_class(module: str, name: str) -> tuple[str, ast.ClassDef] | None:
+    """The module that defines a class which another module defines or imports, and its definition."""
+    for statement in ast.walk(_parse(module)):
+        if isinstance(statement, ast.ClassDef) and statement.name == name:
+            return module, statement
+        if isinstance(statement, ast.ImportFrom) and name in [alias.asname or alias.name for alias in statement.names]:
+            source = statement.module or ""
+            if statement.level:
+                package = module if _find_file(module).name == "__init__.py" else module.rpartition(".")[0]
+                source = importlib.util.resolve_name("." * statement.level + source, package)
+            source = DEFINED_IN.get((source, name), source)
+            if _find_file(source) is not None:
+                return _find_class(source, name)
+    return None
+
+
+@cache
+def _parse(module: str) -> ast.Module:
+    return ast.parse(_find_file(module).read_text(encoding="utf-8"))
+
+
+def _find_file(module: str) -> Path | None:
+    """The source file of a module. Nothing is imported, as it would be if the module itself were looked up."""
+    package, *parts = module.split(".")
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    path = Path(spec.submodule_search_locations[0], *parts)
+    files = (path.with_suffix(".py"), path / "__init__.py") if parts else (path / "__init__.py",)
+    return next((file for file in files if file.is_file()), None)

@@ -1,0 +1,81 @@
+"""What every recipe script and `trl-multiagent train` do: read and check the settings, then plan or train."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trl_multiagent.environments.task import Task
+from trl_multiagent.recipe.algorithms import ALGORITHMS
+from trl_multiagent.recipe.arguments import check_settings
+from trl_multiagent.recipe.settings import ConfigError, make_parser, merge, read_layers, suggestion
+
+
+if TYPE_CHECKING:
+    from trl_multiagent.recipe.recipe import Recipe
+
+
+def run_recipe(algorithm: str, task: Task, argv: Sequence[str] | None = None, prog: str | None = None) -> None:
+    """
+    Trains a team on a task, or prints the plan of the run if `--dry_run` is given. Wrong settings end the program.
+
+    Args:
+        algorithm (`str`): Name of the algorithm's section, a key of [`~trl_multiagent.recipe.algorithms.ALGORITHMS`].
+        task ([`~trl_multiagent.environments.task.Task`]): What to train on.
+        argv (`list[str]`, *optional*): Arguments; by default those of the command line.
+        prog (`str`, *optional*): Name of the program in messages; by default that of the script.
+    """
+    recipe = parse_recipe(algorithm, task, argv, prog)
+    if not recipe.dry_run:
+        recipe.introduce()
+    environment = recipe.make_environment()
+    if recipe.dry_run:
+        from trl_multiagent.recipe.plan import print_plan
+
+        return print_plan(recipe, environment.roles)
+    train_dataset, eval_dataset = recipe.load_datasets()
+    recipe.check_run(environment, train_dataset)
+    trainer = ALGORITHMS[algorithm].trainer_class()(
+        team=recipe.load_team(environment.roles),
+        environment=environment,
+        args=recipe.training_args,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+    )
+    recipe.train_and_save(trainer)
+
+
+def parse_recipe(algorithm: str, task: Task, argv: Sequence[str] | None = None, prog: str | None = None) -> Recipe:
+    """
+    Reads and checks the settings of a run, without loading a model or data. Wrong settings end the program.
+
+    Args:
+        algorithm (`str`): Name of the algorithm's section.
+        task ([`~trl_multiagent.environments.task.Task`]): What to train on.
+        argv (`list[str]`, *optional*): Arguments; by default those of the command line.
+        prog (`str`, *optional*): Name of the program in messages; by default that of the script.
+
+    Returns:
+        [`~trl_multiagent.recipe.recipe.Recipe`]
+    """
+    parser = make_parser(algorithm, task, prog)
+    arguments, unknown = parser.parse_known_args(argv)
+    try:
+        if unknown:
+            flags = [flag for action in parser._actions for flag in action.option_strings]
+            raise ConfigError(f"unknown argument {unknown[0]!r}{suggestion(unknown[0], flags)}")
+        settings = check_settings(algorithm, task, merge(read_layers(algorithm, arguments)))
+        from trl_multiagent.recipe.recipe import build_recipe  # takes seconds: TRL, transformers, PEFT
+
+        recipe = build_recipe(settings, arguments.dry_run)
+    except ConfigError as error:
+        sys.exit(f"{parser.prog}: error: {error}")
+    logging.basicConfig(format="%(message)s")
+    recipe.prog = parser.prog
+    if recipe.training_args.process_index == 0:
+        logging.getLogger("trl_multiagent").setLevel(logging.INFO)
+        for note in recipe.notes:
+            print(f"{parser.prog}: note: {note}", file=sys.stderr)
+    return recipe
