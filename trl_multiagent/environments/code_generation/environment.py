@@ -106,7 +106,7 @@ class CodeGenerationEnvironment(Environment):
 
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
         if history:
-            return feedback.next_prompts(item, history[-1].outcome.info, self.roles, self.mode, self.sandbox_slice)
+            return feedback.next_prompts(item, history[-1], self.roles, self.mode, self.sandbox_slice)
         if self.first_prompts is not None:
             prompts = self.first_prompts(item)
             return {role: prompts[role] for role in self.roles}

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.code_generation.reward import CodeResult
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.sandbox import Check
@@ -13,21 +14,20 @@ MAX_TEXT = 300  # characters of an assert or of an error message
 MAX_REASONS = 2
 
 
-def next_prompts(
-    item: dict, result: CodeResult, roles: Sequence[str], mode: str, sandbox_slice: int
-) -> dict[str, str]:
+def next_prompts(item: dict, last_turn: Turn, roles: Sequence[str], mode: str, sandbox_slice: int) -> dict[str, str]:
     """
     Each agent's prompt for its next answer.
 
     Args:
         item (`dict`): The dataset row.
-        result (`CodeResult`): The result of scoring the last joint action.
+        last_turn ([`Turn`]): The last prompts and answers; the `info` of its outcome is the [`CodeResult`].
         roles (`Sequence[str]`): `("aux", "main")` or `("main",)`.
         mode (`str`):
             How much the agents are told: with `"plain"` nothing, with `"passed"` whether everything passed, with `"level_passed"`
             the result of each level, with `"level_feedback"` also the reasons.
         sandbox_slice (`int`): Asserts whose results count: the first n, the last n if negative, all if 0.
     """
+    result: CodeResult = last_turn.outcome.info
     checks = slice_checks(result.verdict.checks, sandbox_slice) if result.verdict else ()
     prompts = {}
     for role in roles:
