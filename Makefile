@@ -1,8 +1,10 @@
 # `make demo` trains a team of two agents, `make test` runs the tests. Both need Python 3.10+, git and make, nothing else.
 # PYTHON: the interpreter to make .venv with.   ARGS: more arguments for the recipe or for pytest.
+# WORKERS: test processes. Each needs about 1 GB of memory.
 
 PYTHON ?= python3
 ARGS ?=
+WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 VENV := .venv
 CONFIG := recipes/code_generation/configs/magrpo_demo.yaml
 
@@ -41,8 +43,11 @@ $(VENV)/.extras: $(VENV)/.installed
 	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev,deepspeed,quantization]"
 	@touch $@
 
+# A file's tests stay in one worker, because they share fixtures. tests/conftest.py puts the longest files first
+PARALLEL = --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+
 test: $(VENV)/.extras  ## Run the tests and show what they cover
-	$(VENV)/bin/python -m pytest --cov $(ARGS)
+	$(VENV)/bin/python -m pytest --cov $(PARALLEL) $(ARGS)
 
 lint: setup  ## Check style and formatting
 	$(VENV)/bin/ruff check .

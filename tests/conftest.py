@@ -19,6 +19,19 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 torch.set_num_threads(1)  # the models here are too small to share
 
 
+# The files that take longest, in this order. When workers share the tests, these start first, and all workers end together
+LONGEST = """
+test_distributed_forms test_benchmarks test_demo_run test_checkpoints test_hostile test_together test_team_forms
+test_code_generation test_limits test_hub test_router_loss test_two_hosts test_vllm_generation test_magrpo_update
+""".split()
+
+
+def pytest_collection_modifyitems(items):
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        rank = {name: k for k, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
 def pytest_collection_finish():
     """What is imported stays: trainers, which collect garbage at every turn, need not look through it each time."""
     gc.freeze()
@@ -47,12 +60,3 @@ def forked():
     forked = Forked()
     yield forked
     forked.close()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_locks_of_others(tmp_path_factory):
-    """
-    DeepSpeed's operators are built in a folder of this run. In the user's own, a lock that a killed process left behind
-    would be waited for without end.
-    """
-    os.environ["TORCH_EXTENSIONS_DIR"] = str(tmp_path_factory.mktemp("torch_extensions"))
