@@ -6,6 +6,8 @@ PYTHON ?= python3
 ARGS ?=
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 VENV := .venv
+# A file's tests stay in one worker, because they share fixtures. tests/conftest.py puts the longest files first
+PARALLEL = --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 CONFIG := recipes/code_generation/configs/magrpo_demo.yaml
 
 # Demo and tests use no network: what a library would look up, it has to do without
@@ -19,7 +21,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test check lint types format clean
 
 help:  ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -43,19 +45,22 @@ $(VENV)/.extras: $(VENV)/.installed
 	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev,deepspeed,quantization]"
 	@touch $@
 
-# A file's tests stay in one worker, because they share fixtures. tests/conftest.py puts the longest files first
-PARALLEL = --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
-
 test: $(VENV)/.extras  ## Run the tests and show what they cover
 	$(VENV)/bin/python -m pytest --cov $(PARALLEL) $(ARGS)
 
-lint: setup  ## Check style and formatting
+check: lint $(VENV)/.extras  ## Lint, and the tests that matter while editing (under 90 seconds)
+	$(VENV)/bin/python -m pytest -m "not slow" $(PARALLEL) $(ARGS)
+
+lint: types  ## Check style, formatting and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+
+types: setup  ## Check types
+	$(VENV)/bin/mypy
 
 format: setup  ## Repair style and formatting
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
 clean:  ## Remove .venv and the results of runs
-	rm -rf $(VENV) outputs .pytest_cache .ruff_cache .coverage*
+	rm -rf $(VENV) outputs .pytest_cache .mypy_cache .ruff_cache .coverage*
