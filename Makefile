@@ -1,9 +1,13 @@
 # `make demo` trains a team of two agents, `make test` runs the tests. Both need Python 3.10+, git and make, nothing else.
 # PYTHON: the interpreter to make .venv with.   ARGS: more arguments for the recipe or for pytest.
+# WORKERS: test processes. Each needs about 1 GB of memory.
 
 PYTHON ?= python3
 ARGS ?=
+WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 VENV := .venv
+# A file's tests stay in one worker, because they share fixtures. tests/conftest.py puts the longest files first
+PARALLEL = --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 CONFIG := recipes/code_generation/configs/magrpo_demo.yaml
 
 # Demo and tests use no network: what a library would look up, it has to do without
@@ -17,10 +21,10 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test check test-latest lint types format clean
 
 help:  ## Show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 setup: $(VENV)/.installed  ## Make .venv with the pinned versions of constraints.txt
 
@@ -42,15 +46,29 @@ $(VENV)/.extras: $(VENV)/.installed
 	@touch $@
 
 test: $(VENV)/.extras  ## Run the tests and show what they cover
-	$(VENV)/bin/python -m pytest --cov $(ARGS)
+	$(VENV)/bin/python -m pytest --cov $(PARALLEL) $(ARGS)
 
-lint: setup  ## Check style and formatting
+check: lint $(VENV)/.extras  ## Lint, and the tests that matter while editing (under 90 seconds)
+	$(VENV)/bin/python -m pytest -m "not slow" $(PARALLEL) $(ARGS)
+
+# The requirements in pyproject.toml end at the releases that are known to work; the second line of pip goes past them
+test-latest:  ## Test the contract with TRL and its relatives with their newest releases
+	$(PYTHON) -m venv $(VENV)-latest
+	$(VENV)-latest/bin/python -m pip install --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(VENV)-latest/bin/python -m pip install --disable-pip-version-check -e ".[dev]"
+	$(VENV)-latest/bin/python -m pip install --disable-pip-version-check --upgrade trl transformers accelerate peft
+	$(VENV)-latest/bin/python -m pytest tests/test_trl_interface.py tests/trainers/test_magrpo_trainer.py $(ARGS)
+
+lint: types  ## Check style, formatting and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+
+types: setup  ## Check types
+	$(VENV)/bin/mypy
 
 format: setup  ## Repair style and formatting
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
 clean:  ## Remove .venv and the results of runs
-	rm -rf $(VENV) outputs .pytest_cache .ruff_cache .coverage*
+	rm -rf $(VENV) $(VENV)-latest outputs .pytest_cache .mypy_cache .ruff_cache .coverage*

@@ -1,8 +1,10 @@
 import gc
+import json
 import os
 
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
@@ -10,13 +12,36 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import concatenate_datasets, load_dataset
 
 from forked import Forked
 from tiny import byte_tokenizer, tiny_llama
 
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+CACHED = {
+    "humaneval.jsonl": ("openai/openai_humaneval",),
+    "mbpp_sanitized.jsonl": ("google-research-datasets/mbpp", "sanitized"),
+}
 torch.set_num_threads(1)  # the models here are too small to share
+
+
+# The files that take longest, in this order. When workers share the tests, these start first, so that all workers end together
+SLOW = """
+test_distributed_forms test_benchmarks test_demo_run test_checkpoints test_hostile test_together test_team_forms
+test_code_generation test_limits test_hub test_router_loss test_two_hosts test_vllm_generation test_magrpo_update
+test_dropout test_two_processes test_failures test_experiments
+""".split()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    rank = {name: k for k, name in enumerate(SLOW)}
+    for item in items:
+        if item.path.stem in rank:
+            item.add_marker(pytest.mark.slow)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
 def pytest_collection_finish():
@@ -24,12 +49,45 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+class BenchmarkData:
+    """
+    Files of real benchmarks: `shared_data / name` is the path of one, in `../shared/data` or made from the cache of `datasets`. A
+    test that asks for a file that is in neither place is skipped.
+
+    Args:
+        folder (`Path`): Where files from the cache are written.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __truediv__(self, name: str) -> Path:
+        if (SHARED_DATA / name).is_file():
+            return SHARED_DATA / name
+        if name not in CACHED:
+            pytest.skip(f"{name} is not in {SHARED_DATA}, and no dataset on the Hub has it in this form")
+        path = self.folder / name
+        if not path.exists():
+            try:
+                parts = load_dataset(*CACHED[name])
+            except (ConnectionError, FileNotFoundError) as error:
+                arguments = ", ".join(map(repr, CACHED[name]))
+                pytest.skip(
+                    f"{name} is neither in {SHARED_DATA} nor in the cache of `datasets`, which one call with a network fills: "
+                    f"datasets.load_dataset({arguments}) ({error})"
+                )
+            rows = sorted(concatenate_datasets([*parts.values()]).to_list(), key=benchmark_order)
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+
+def benchmark_order(row) -> int:
+    return int(str(row["task_id"]).rpartition("/")[2])
+
+
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """Real benchmark files beside the checkout."""
-    if not (SHARED / "data").is_dir():
-        pytest.skip(f"no benchmark data in {SHARED / 'data'}")
-    return SHARED / "data"
+def shared_data(tmp_path_factory) -> BenchmarkData:
+    return BenchmarkData(tmp_path_factory.mktemp("benchmarks"))
 
 
 @pytest.fixture(scope="session")
@@ -47,12 +105,3 @@ def forked():
     forked = Forked()
     yield forked
     forked.close()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_locks_of_others(tmp_path_factory):
-    """
-    DeepSpeed's operators are built in a folder of this run. In the user's own, a lock that a killed process left behind
-    would be waited for without end.
-    """
-    os.environ["TORCH_EXTENSIONS_DIR"] = str(tmp_path_factory.mktemp("torch_extensions"))

@@ -1,18 +1,28 @@
 """
-What this package relies on inside TRL and transformers.
+What this package relies on inside TRL, transformers, accelerate, PEFT and the standard library.
 
-Its trainers extend private methods, which may change in any release. This list fails first, and says what changed.
+Its trainers extend private methods, which may change in any release. These tests fail first, and say what changed.
+`make test-latest` runs them with the newest releases.
 """
 
+import argparse
+import ast
 import inspect
+import re
+import textwrap
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 import trl
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
-from transformers import Trainer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import GenerationMixin, Trainer
+from transformers.integrations import TensorBoardCallback
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils.hub import cached_files
 from trl import GRPOTrainer
 from trl.distributed import DistributedBackend
 from trl.generation.vllm_client import VLLMClient
@@ -124,6 +134,39 @@ ATTRIBUTES = [
     "vllm_importance_sampling_correction",
     "aux_loss_enabled",
 ]
+# Private attributes and arguments besides these methods, and the source that has them
+PRIVATE = {
+    "_actions": argparse.ArgumentParser,
+    "_active_adapter": BaseTunerLayer,
+    "_buffered_inputs": GRPOTrainer,
+    "_disable_adapters": BaseTunerLayer,
+    "_dist": VLLMGeneration,
+    "_globalstep_last_logged": Trainer,
+    "_gradient_checkpointing_func": GradientCheckpointingLayer,
+    "_initial_global_step": Trainer,
+    "_last_lr": LRScheduler,
+    "_llm_weights_sleeping": VLLMGeneration,
+    "_name": GRPOTrainer,
+    "_paper": GRPOTrainer,
+    "_raise_exceptions_for_connection_errors": cached_files,
+    "_raise_exceptions_for_missing_entries": cached_files,
+    "_step": GRPOTrainer,
+    "_supports_default_dynamic_cache": GenerationMixin,
+    "_SummaryWriter": TensorBoardCallback,
+    "_tag_names": GRPOTrainer,
+    "_total_loss_scalar": Trainer,
+    "_tr_loss": Trainer,
+}
+# What `GRPOTrainer._compute_loss` reads from its inputs: keys that a batch of a team has, and keys that it never has
+READ = """
+advantages completion_ids completion_mask importance_sampling_ratio num_items_in_batch old_per_token_logps prompt_ids
+prompt_mask ref_per_token_logps sampling_per_token_logps tool_mask
+""".split()
+READ_OF_IMAGES = """
+image_grid_thw image_position_ids image_sizes mm_token_type_ids num_images num_tiles pixel_attention_mask pixel_values
+spatial_shapes token_type_ids
+""".split()
+PACKAGE = Path(__file__).resolve().parents[1] / "trl_multiagent"
 ADVICE = (
     f"trl {trl.__version__} / transformers {transformers.__version__} changed what trl_multiagent extends. Read the change, "
     "adapt trl_multiagent/trainers, then this list and the version range in pyproject.toml."
@@ -183,11 +226,60 @@ def test_the_training_loop_counts_in_attributes_that_a_checkpoint_restores():
     assert all(f"self.{name}(" in saving for name in ("_get_output_dir", "_save_rng_state", "_push_from_checkpoint"))
 
 
-def test_the_loss_reads_what_a_batch_holds():
-    source = inspect.getsource(GRPOTrainer._compute_loss)
-    names = ["prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages"]
-    names += ["num_items_in_batch", "ref_per_token_logps", "importance_sampling_ratio"]
-    assert [name for name in names if f'"{name}"' not in source] == [], ADVICE
+def test_the_loss_reads_the_keys_that_are_known():
+    """A new key of TRL's would be missing from the batch of a team."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer._compute_loss)))
+    read = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "inputs":
+            read.add(ast.literal_eval(node.slice))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "inputs.get":
+            read.add(ast.literal_eval(node.args[0]))
+        elif isinstance(node, ast.Call):  # no other function reads the inputs
+            assert "inputs" not in map(ast.unparse, node.args), (ast.unparse(node), ADVICE)
+    assert read == {*READ, *READ_OF_IMAGES}, ADVICE
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_private_names(name):
+    assert re.search(rf"\b{name}\b", inspect.getsource(PRIVATE[name])), ADVICE
+
+
+def private_names_of_others() -> set[str]:
+    """
+    Private names in the package that belong to a library: those that the package never defines, and those that also occur in
+    the classes that it extends. The sandbox is left out, because it uses no library.
+    """
+    used, own = set(), set()
+    for path in PACKAGE.rglob("*.py"):
+        if "sandbox" in path.relative_to(PACKAGE).parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                used.add(node.attr)
+                if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) in ("self", "cls"):
+                    own.add(node.attr)
+            elif isinstance(node, ast.keyword):
+                used.add(node.arg or "")
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                used.add(node.name)
+                own.add(node.name)
+            elif isinstance(node, ast.arg):
+                own.add(node.arg)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                own.add(node.id)
+    extended = "".join(map(inspect.getsource, (Trainer, GRPOTrainer, VLLMGeneration, VLLMClient)))
+    private = {name for name in used if re.fullmatch(r"_[a-zA-Z]\w*", name)}
+    return {name for name in private if name not in own or re.search(rf"\b{name}\b", extended)}
+
+
+def test_every_private_name_in_use_is_listed():
+    listed = {*PRIVATE, *ATTRIBUTES, "_fields"}  # `_fields` of a syntax tree's nodes is documented
+    for methods in METHODS.values():
+        listed.update(methods, *methods.values())
+    used = private_names_of_others()
+    assert used - listed == set(), "list these names, with the source that has them"
+    assert {*PRIVATE} - used == set(), "these names are no longer used"
 
 
 def test_the_router_loss_has_a_place():

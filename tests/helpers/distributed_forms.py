@@ -1,5 +1,5 @@
 """
-Three updates of every form of team, on completions that depend on nothing but the prompt. Run by
+Two updates of every form of team, on completions that depend on nothing but the prompt. Run by
 `test_distributed_forms.py`, under several launchers: `distributed_forms.py TEAMS OUTPUT ITEMS_PER_DEVICE`.
 """
 
@@ -14,6 +14,7 @@ from peft import LoraConfig
 from trl_multiagent import AgentTeam, MAGRPOTrainer
 from trl_multiagent.rollout.tree import Samples
 
+from process_group import end_process_group
 from tiny import tiny_config, tiny_environment, tiny_items
 
 
@@ -56,7 +57,7 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
         per_device_train_batch_size=20,
         num_turns=2,
         early_termination_threshold=0.12,
-        max_steps=3,
+        max_steps=2,
         optim="sgd",
         learning_rate=0.3,
         max_grad_norm=1.0,
@@ -87,6 +88,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     teams, output, items_per_device = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     report = {case: update(teams, output, items_per_device, case) for case in (sys.argv[4:] or CASES)}
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
+    end_process_group()
     (output / "report.json").write_text(json.dumps(report))

@@ -3,10 +3,8 @@ Runs scripts in one process or several, as a launcher does, but forked from one 
 that a start takes no time. Run as a script, this is that process: it reads a run per line and answers with how it ended.
 """
 
-import contextlib
 import faulthandler
 import gc
-import importlib.util
 import json
 import os
 import runpy
@@ -116,10 +114,9 @@ def main() -> None:
     import torch
 
     import tiny  # noqa: F401
+    from process_group import import_deepspeed
 
-    if importlib.util.find_spec("deepspeed") is not None:
-        with contextlib.redirect_stdout(sys.stderr):
-            import deepspeed  # noqa: F401
+    import_deepspeed()
     torch.set_num_threads(1)
     gc.freeze()  # the trainers collect garbage at every turn, for which they need not look through the libraries
     for line in sys.stdin:

@@ -13,6 +13,7 @@ import torch
 from trl_multiagent import FunctionEnvironment
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
 
+from process_group import end_process_group
 from tiny import count_reward, feedback, team_of, tiny_items, tiny_trainer
 
 
@@ -206,3 +207,4 @@ def kill_at_write(trainer, number: int) -> None:
 
 if __name__ == "__main__":
     train(**json.loads(sys.argv[1]))
+    end_process_group()

@@ -17,6 +17,7 @@ from accelerate.utils import DistributedType
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOTrainer
 
+from process_group import import_deepspeed
 from tiny import count_reward, feedback, tiny_environment, tiny_items, tiny_trainer
 
 
@@ -173,6 +174,8 @@ def failures():
 if __name__ == "__main__":
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(600, exit=True)  # processes that wait for each other say where
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        import_deepspeed()
     seen = {
         "ends": differing(one_ends_at_once),
         # The first trainer has told transformers of ZeRO-3, so this team is loaded in parts

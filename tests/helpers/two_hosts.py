@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from process_group import end_process_group
 from tiny import count_reward, tiny_environment, tiny_trainer
 
 
@@ -45,3 +46,4 @@ if __name__ == "__main__":
         "error": error_of(tiny_trainer(FOLDER, environment=tiny_environment(reward=broken_reward))),
     }
     (FOLDER / f"process{trainer.accelerator.process_index}.json").write_text(json.dumps(seen))
+    end_process_group()

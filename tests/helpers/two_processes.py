@@ -8,6 +8,7 @@ import torch
 from trl_multiagent import MAGRPOTrainer
 from trl_multiagent.rollout.tree import Samples
 
+from process_group import end_process_group
 from tiny import tiny_items, tiny_trainer
 
 
@@ -53,3 +54,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     for beta in (0.0, 0.1):
         update(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), beta)
+    end_process_group()

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 from trl_multiagent import AgentTeam
 
 import vllm_double
+from process_group import end_process_group
 from tiny import byte_tokenizer, count_reward, tiny_environment, tiny_items, tiny_trainer
 
 
@@ -73,3 +74,4 @@ def main(output: str, folder: str, url: str, port: str):
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    end_process_group()

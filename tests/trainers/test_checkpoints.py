@@ -157,18 +157,17 @@ def test_killed_during_the_save(run, whole, tmp_path, operation, path, last):
     resume_and_compare(run, uninterrupted, folder, "plain")
 
 
-def no_deepspeed() -> str:
-    if importlib.util.find_spec("deepspeed") is None:
-        return "deepspeed is not installed"
-    return "" if shutil.which("g++") else "ZeRO on CPU needs a C++ compiler, and there is no g++"
+NEEDS_DEEPSPEED = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed"
+)
 
 
 @pytest.mark.parametrize(
     ("stage", "distribution"),
     [
         (None, "MULTI_CPU"),
-        pytest.param(2, "DEEPSPEED", marks=pytest.mark.skipif(bool(no_deepspeed()), reason=no_deepspeed())),
-        pytest.param(3, "DEEPSPEED", marks=pytest.mark.skipif(bool(no_deepspeed()), reason=no_deepspeed())),
+        pytest.param(2, "DEEPSPEED", marks=NEEDS_DEEPSPEED),
+        pytest.param(3, "DEEPSPEED", marks=NEEDS_DEEPSPEED),
     ],
 )
 def test_two_processes(run, whole, tmp_path, stage, distribution):

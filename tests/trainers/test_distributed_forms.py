@@ -1,8 +1,7 @@
-"""Three updates change every form of team in the same way, however the work and the weights are distributed."""
+"""Two updates change every form of team in the same way, however the work and the weights are distributed."""
 
 import importlib.util
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -37,6 +36,9 @@ LAUNCHES = {
     "ZeRO-3 with offload": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
 }
 
+# Offloading moves the shards of ZeRO-3 and nothing else. One case for each kind of weights
+OFFLOADED = ["full", "lora and whole modules", "fresh adapters", "experts"]
+
 
 @pytest.fixture(scope="module")
 def teams(tmp_path_factory):
@@ -61,7 +63,7 @@ def single(forked, teams, tmp_path_factory):
     return output
 
 
-@pytest.fixture(scope="module", params=LAUNCHES)
+@pytest.fixture(scope="module")
 def distributed(request, forked, teams, tmp_path_factory):
     """The output folder of a run of two processes, its name, and what it says of itself."""
     name, zero = request.param, LAUNCHES[request.param]
@@ -70,8 +72,6 @@ def distributed(request, forked, teams, tmp_path_factory):
     if zero is not None:
         if importlib.util.find_spec("deepspeed") is None:
             pytest.skip("deepspeed is not installed")
-        if shutil.which("g++") is None:
-            pytest.skip("DeepSpeed builds an operator on first use, and there is no C++ compiler (g++)")
         settings = {
             "zero_optimization": zero | {"stage3_gather_16bit_weights_on_model_save": True},
             "train_micro_batch_size_per_gpu": "auto",
@@ -82,7 +82,8 @@ def distributed(request, forked, teams, tmp_path_factory):
         }
         config = output / "deepspeed.json"
         config.write_text(json.dumps(settings))
-    finished = forked.run(SCRIPT, teams, output, 2, processes=2, zero=config)
+    cases = OFFLOADED if name == "ZeRO-3 with offload" else CASES
+    finished = forked.run(SCRIPT, teams, output, 2, *cases, processes=2, zero=config)
     assert finished.codes == [0, 0], finished.stderr[-6000:]
     return name, output, json.loads((output / "report.json").read_text())
 
@@ -93,13 +94,18 @@ def weights(folder):
     return {f"{file.parent.name}/{name}": x for file in files for name, x in load_file(file).items()}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("distributed", "case"),
+    [(name, case) for name in LAUNCHES for case in (OFFLOADED if name == "ZeRO-3 with offload" else CASES)],
+    indirect=["distributed"],
+    scope="module",  # a launch for each name, not for each test
+)
 def test_the_update_is_that_of_one_process(case, single, distributed, teams):
     name, output, report = distributed
     expected, found = weights(single / case), weights(output / case)
     assert expected.keys() == found.keys()
     for key, x in expected.items():
-        assert (found[key] - x).norm() <= 3e-4 * x.norm(), key  # three steps of SGD amplify rounding
+        assert (found[key] - x).norm() <= 3e-4 * x.norm(), key  # two steps of SGD amplify rounding
 
     zero = LAUNCHES[name]
     assert report[case]["processes"] == 2
