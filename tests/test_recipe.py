@@ -553,7 +553,7 @@ def test_help_lists_every_flag_and_section():
     assert text.index("--num_turns") < text.index("--per_device_train_batch_size")
 
 
-@pytest.mark.parametrize("path", [*{algorithm.config for algorithm in ALGORITHMS.values()}, LORA_CONFIG])
+@pytest.mark.parametrize("path", [*dict.fromkeys(algorithm.config for algorithm in ALGORITHMS.values()), LORA_CONFIG])
 def test_fields_are_read_from_the_source_as_python_would(path):
     read, cls = read_fields(path), import_class(path)
     hints = typing.get_type_hints(cls)
@@ -665,7 +665,7 @@ def test_a_machine_below_the_minimal_tier_is_refused_before_anything_is_loaded(p
 
 
 def test_vllm_that_is_not_installed(error_of, monkeypatch):
-    monkeypatch.setattr("trl_multiagent.trainers.magrpo_config.is_vllm_available", lambda: False)
+    monkeypatch.setattr("trl_multiagent.trainers.base.rollout_config.is_vllm_available", lambda: False)
     assert "section `magrpo`: `use_vllm=True` needs vLLM" in error_of({"magrpo": {"use_vllm": True}})
 
 

@@ -22,7 +22,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import GenerationMixin, Trainer
 from transformers.integrations import TensorBoardCallback
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils.hub import cached_files
 from trl import GRPOTrainer
 from trl.distributed import DistributedBackend
 from trl.generation.vllm_client import VLLMClient
@@ -148,8 +147,6 @@ PRIVATE = {
     "_llm_weights_sleeping": VLLMGeneration,
     "_name": GRPOTrainer,
     "_paper": GRPOTrainer,
-    "_raise_exceptions_for_connection_errors": cached_files,
-    "_raise_exceptions_for_missing_entries": cached_files,
     "_step": GRPOTrainer,
     "_supports_default_dynamic_cache": GenerationMixin,
     "_SummaryWriter": TensorBoardCallback,
