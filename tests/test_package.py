@@ -1,3 +1,5 @@
+import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -6,6 +8,9 @@ from pathlib import Path
 import pytest
 
 import trl_multiagent
+
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_every_name_can_be_had():
@@ -29,3 +34,28 @@ def test_recipes_know_no_task_family():
         imported = re.findall(r"^ *(?:from|import) (trl_multiagent\.\S+)", path.read_text(), flags=re.MULTILINE)
         families = [name for name in imported if re.search(r"\.(demo|sandbox|code_generation|python_code)\b", name)]
         assert families == [], path.name
+
+
+def test_the_architecture_page_has_all_imports_between_rooms_and_no_circle():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    drawn = set(re.findall(r"^ +([\w/]+) --> ([\w/]+)$", text, re.MULTILINE))
+    found = set()
+    for path in (ROOT / "trl_multiagent").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trl_multiagent."):
+                found.add((room(".".join(path.relative_to(ROOT).with_suffix("").parts)), room(node.module)))
+    # The package's own `__init__` names the public classes of all rooms
+    assert {(one, other) for one, other in found if one not in (other, "__init__")} == drawn
+    below = {one: {other for first, other in drawn if first == one} for one, _ in drawn}
+    list(graphlib.TopologicalSorter(below).static_order())  # a circle is an error
+    assert all(f"| `{name}" in text or f"/{name}" in text for pair in drawn for name in pair)
+
+
+def room(module: str) -> str:
+    """The room of a module, as docs/architecture.md names it."""
+    parts = module.split(".")[1:]
+    if parts[:2] == ["trainers", "base"]:
+        return "trainers/base"
+    if parts[0] == "environments" and parts[1:2] in (["python_code"], ["code_generation"]):
+        return parts[1]
+    return parts[0]
