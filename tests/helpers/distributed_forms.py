@@ -35,9 +35,11 @@ CASES = {
 
 
 class Deterministic(MAGRPOTrainer):
-    def _sample(self, role, nodes):
+    def _sample_agent(self, role, nodes, num_generations, synchronized):
         if self.args.gradient_checkpointing:
-            super()._sample(role, nodes)  # the collective work of generating, for its side effects
+            super()._sample_agent(
+                role, nodes, num_generations, synchronized
+            )  # the collective work of generating, for its side effects
         with self.agent_scope(role):
             prompt_ids = self._tokenize_nodes(role, nodes)
         samples = []
