@@ -28,12 +28,13 @@ CASES = [
     "fresh adapters",
     "experts",
 ]
+OFFLOAD = "ZeRO-3 with offload"
 LAUNCHES = {
     "DDP": None,
     "ZeRO-1": {"stage": 1},
     "ZeRO-2": {"stage": 2},
     "ZeRO-3": {"stage": 3},
-    "ZeRO-3 with offload": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
+    OFFLOAD: {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
 }
 
 # Offloading moves the shards of ZeRO-3 and nothing else. One case for each kind of weights
@@ -63,11 +64,19 @@ def single(forked, teams, tmp_path_factory):
     return output
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[name for name in LAUNCHES if name != OFFLOAD])
 def distributed(request, forked, teams, tmp_path_factory):
-    """The output folder of a run of two processes, its name, and what it says of itself."""
-    name, zero = request.param, LAUNCHES[request.param]
-    output = tmp_path_factory.mktemp("distributed")
+    return launch(request.param, CASES, forked, teams, tmp_path_factory.mktemp("distributed"))
+
+
+@pytest.fixture(scope="module")
+def offloaded(forked, teams, tmp_path_factory):
+    return launch(OFFLOAD, OFFLOADED, forked, teams, tmp_path_factory.mktemp("offloaded"))
+
+
+def launch(name, cases, forked, teams, output):
+    """The name of a run of two processes, its output folder, and what it says of itself."""
+    zero = LAUNCHES[name]
     config = None
     if zero is not None:
         if importlib.util.find_spec("deepspeed") is None:
@@ -82,7 +91,6 @@ def distributed(request, forked, teams, tmp_path_factory):
         }
         config = output / "deepspeed.json"
         config.write_text(json.dumps(settings))
-    cases = OFFLOADED if name == "ZeRO-3 with offload" else CASES
     finished = forked.run(SCRIPT, teams, output, 2, *cases, processes=2, zero=config)
     assert finished.codes == [0, 0], finished.stderr[-6000:]
     return name, output, json.loads((output / "report.json").read_text())
@@ -94,14 +102,17 @@ def weights(folder):
     return {f"{file.parent.name}/{name}": x for file in files for name, x in load_file(file).items()}
 
 
-@pytest.mark.parametrize(
-    ("distributed", "case"),
-    [(name, case) for name in LAUNCHES for case in (OFFLOADED if name == "ZeRO-3 with offload" else CASES)],
-    indirect=["distributed"],
-    scope="module",  # a launch for each name, not for each test
-)
-def test_the_update_is_that_of_one_process(case, single, distributed, teams):
-    name, output, report = distributed
+@pytest.mark.parametrize("case", CASES)
+def test_the_update_is_that_of_one_process(case, single, distributed):
+    check_update(case, single, *distributed)
+
+
+@pytest.mark.parametrize("case", OFFLOADED)
+def test_the_offloaded_update_is_that_of_one_process(case, single, offloaded):
+    check_update(case, single, *offloaded)
+
+
+def check_update(case, single, name, output, report):
     expected, found = weights(single / case), weights(output / case)
     assert expected.keys() == found.keys()
     for key, x in expected.items():

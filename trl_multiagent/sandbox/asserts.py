@@ -3,22 +3,24 @@
 import ast
 import functools
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 
 @dataclass(frozen=True)
 class Asserts:
     """
-    A test, taken apart. An assert that is constantly true cannot fail and is left out.
+    A test and its asserts. An assert that is constantly true cannot fail and is left out.
 
     Args:
         code (`str`): The test with every assert replaced by reports to three functions that its namespace must have:
-            `__begin__(index)` before the assert is evaluated; `__end__(index, value, error=None)` after it, with what it raised of
-            the classes in `__caught__`; and `__settle__(indices)` after each statement of the module and of `check`, when the
-            asserts in it, loops included, have run for the last time.
+            `__begin__(index)` before the assert is evaluated; `__end__(index, value, error=None)` after it, with the exception
+            that it raised if that is one of the classes in `__caught__`; and `__settle__(indices)` after each statement of the
+            module and of `check`, because the asserts in the statement will not run again.
         sources (`tuple[str, ...]`): Text of each assert, in the order of the source.
         guards (`tuple[int, ...]`): Asserts that are constantly false: reaching one fails it.
-        has_check (`bool`): Whether the test is a function `check(candidate)`, which is yet to be called.
+        has_check (`bool`): Whether the test defines a function `check(candidate)`. Whoever runs the test has to call it.
     """
 
     code: str
@@ -28,12 +30,14 @@ class Asserts:
 
 
 class _Instrument(ast.NodeTransformer):
-    def __init__(self):
-        self.sources = []
-        self.guards = []
-        self.inside = []  # asserts of the statement that is visited, but for those in functions, which may run again
+    def __init__(self) -> None:
+        self.sources: list[str] = []
+        self.guards: list[int] = []
+        self.inside: list[
+            int
+        ] = []  # asserts of the current statement, without those in functions, which may run again
 
-    def body(self, statements):
+    def body(self, statements: list[ast.stmt]) -> Iterator[ast.stmt]:
         for node in statements:
             self.inside.clear()
             if _is_check(node):
@@ -44,7 +48,7 @@ class _Instrument(ast.NodeTransformer):
                 if self.inside:
                     yield ast.parse(f"__settle__({self.inside})").body[0]
 
-    def visit_FunctionDef(self, node):
+    def visit_FunctionDef(self, node: Any) -> ast.AST:
         before = [*self.inside]
         self.generic_visit(node)
         self.inside[:] = before
@@ -52,9 +56,9 @@ class _Instrument(ast.NodeTransformer):
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
-    def visit_Assert(self, node):
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
         constant = isinstance(node.test, ast.Constant)
-        if constant and node.test.value:
+        if isinstance(node.test, ast.Constant) and node.test.value:
             return ast.Pass()
         index = len(self.sources)
         self.sources.append(ast.unparse(node))
@@ -66,20 +70,22 @@ class _Instrument(ast.NodeTransformer):
             f"except __caught__ as __error__:\n    __end__({index}, False, __error__)"
         ).body[0]
 
-    def visit_ExceptHandler(self, node):
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
         if node.type is None or ast.unparse(node.type) == "BaseException":
-            node.type = ast.Name("Exception", ast.Load())  # what ends a check or a test is not the test's to catch
+            node.type = ast.Name(
+                "Exception", ast.Load()
+            )  # the test must not catch what ends a check or the test itself
         return self.generic_visit(node)
 
 
-def _is_check(node):
+def _is_check(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
     return isinstance(node, ast.FunctionDef) and node.name == "check"
 
 
 @functools.lru_cache(maxsize=4096)
 def read_asserts(test: str) -> Asserts:
     """
-    Takes a test apart; the same one once.
+    Finds the asserts of a test. The result is cached.
 
     Raises:
         `SyntaxError` or `ValueError`: the test is not Python.
@@ -90,6 +96,6 @@ def read_asserts(test: str) -> Asserts:
     tree.body = [*instrument.body(tree.body)]
     code = ast.unparse(ast.fix_missing_locations(tree))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `x is 1`, say
-        compile(code, "<test>", "exec", dont_inherit=True)  # finds what the parser does not mind
+        warnings.simplefilter("ignore")  # such as the one about `x is 1`
+        compile(code, "<test>", "exec", dont_inherit=True)  # finds errors that the parser accepts
     return Asserts(code, tuple(instrument.sources), tuple(instrument.guards), has_check)

@@ -20,17 +20,17 @@ class Program:
             `candidate`, and the entry point's own name, stand for the program's function.
         setup (`str`, *optional*): Trusted source that runs before `checks` in the same namespace.
         watch (`tuple[str, ...]`, *optional*): Top-level functions of `source` whose calls are counted.
-        needed (`tuple[int, ...]`, *optional*): Checks, by index. The first of them that does not pass ends the run, or the
+        needed (`tuple[int, ...]`, *optional*): Indices of checks. The first of them that does not pass ends the run, or the
             experiment under way.
-        experiments (`tuple[str, ...]`, *optional*): Changes to try on the program, one after the other, each in a fresh process: each
-            lasts until it costs a check in `needed`, and the next one begins with the check after that. Those that do are in
-            `Verdict.effective`. The first that costs none ends with the checks, and those after it are not tried.
-            `"constant"`, `"another"`, `"echo"` and `"nothing"` replace what the watched functions return: by the first value that
-            they returned, by another one of their values, by their first argument, by None (without running them). `"first"`
-            and `"alone"` replace what the entry point returns: by the first value that a watched function returned, by what it
-            returns for the entry point's arguments.
+        experiments (`tuple[str, ...]`, *optional*): Changes to try on the program, one after the other, each in a fresh process. An
+            experiment ends when a check in `needed` does not pass: it is then in `Verdict.effective`, and the next one begins with
+            the next check. If all needed checks pass, the experiment lasts to the end of the checks, and the later ones are not
+            tried. These experiments replace what the watched functions return: `"constant"` by the first value that they returned,
+            `"another"` by another one of their values, `"echo"` by their first argument, `"nothing"` by None; the last two do not
+            run the functions. These replace what the entry point returns: `"first"` by the first value that a watched function
+            returned, `"alone"` by what a watched function returns for the entry point's arguments.
         check_timeout (`float`, *optional*): Seconds for each check, if fewer than the sandbox's. Each check that times out halves
-            them for those after it.
+            the limit for the checks after it.
     """
 
     source: str
@@ -49,8 +49,8 @@ class Check:
     Outcome of one assert of the checks.
 
     Args:
-        status (`str`): `"passed"`, `"failed"` (false), `"error"` (the call raised), `"timeout"`, or `"not_run"` (what came
-            before it kept it from running).
+        status (`str`): `"passed"`, `"failed"` (false), `"error"` (the call raised), `"timeout"`, or `"not_run"` (something
+            before it ended the run).
         source (`str`): Source text of the assert.
         error (`str`): Type and message of the exception, empty when there was none.
     """
@@ -70,10 +70,10 @@ class Verdict:
         checks (`tuple[Check, ...]`): One entry per assert, in the order of the source.
         calls (`dict[str, int]`): How often each watched function was called in checks that passed, and before them outside of
             checks.
-        effective (`tuple[str, ...]`): Experiments that cost the program a needed check.
+        effective (`tuple[str, ...]`): Experiments during which a needed check did not pass.
         seconds (`float`), cpu_seconds (`float`): Wall time and processor time of the whole program.
         memory_mb (`float`): Largest resident size of its processes, in MiB.
-        suspicious (`tuple[str, ...]`): Acts that no honest program needs: audit events such as `"socket.connect"`, a broken
+        suspicious (`tuple[str, ...]`): Actions that no honest program needs: audit events such as `"socket.connect"`, a broken
             protocol, an ended process, values that pretend to be equal to others. No status depends on it.
         tier (`str`): Protection that was in force.
     """

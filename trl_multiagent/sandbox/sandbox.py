@@ -13,14 +13,15 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any, TypeVar
 
 from trl_multiagent.sandbox.asserts import read_asserts
 
-from .helpers.wire import MAX_JOB, MAX_SOURCE, Inbox, pack
+from .helpers.wire import MAX_JOB, MAX_SOURCE, Inbox, LostStep, pack
 from .program import Check, Program, SandboxError, Verdict
 
 
@@ -33,17 +34,18 @@ TIERS = {
     "landlock": {"seccomp", "landlock"},
     "namespaces": {"seccomp", "namespaces"},
 }
-SEND_SECONDS = 60.0  # for a verifier to read a job
-# A verifier that has made no progress for this long, plus 10 times a check's limit, is given up
+SEND_SECONDS = 60.0  # a verifier has to read its job within this time
+# A verifier is given up when it has made no progress for this long plus 10 times a check's limit
 SILENT_SECONDS = 180.0
-PAUSE_SECONDS = 10.0  # the longest wait before silent verifiers are looked for
-STUCK_SECONDS = 0.1  # a program that runs for longer gives its worker's place to another one;
-FIRST_SECONDS = 1.0  # the same for the first programs, whose helpers are still starting
-SPARE_SLOTS = 12  # pairs of helpers kept beyond the workers, for batches with stuck programs
-# Signals that reach a verifier only from outside: nothing that it computes raises them
+PAUSE_SECONDS = 10.0  # the longest wait between two searches for silent verifiers
+# A program that has run for longer no longer counts as one of the workers' programs, so that another one can start
+SLOW_SECONDS = 0.1
+FIRST_SLOW_SECONDS = 1.0  # the same limit for the first programs, whose helper processes are still starting
+SPARE_SLOTS = 12  # slots kept beyond the workers, for batches with slow programs
+# Signals that only another process can send to a verifier: no computation raises them
 OUTSIDE_SIGNALS = {getattr(signal, f"SIG{name}") for name in ("KILL", "TERM", "INT", "HUP", "QUIT")}
-# Modules register hooks that repair locks and reseed generators after a fork. They cost more than the fork itself, and helpers,
-# which have one thread, do not need them.
+# Modules register hooks that repair locks and reseed generators after a fork. The hooks cost more than the fork itself, and
+# helper processes do not need them, because they have one thread
 _BOOT = """
 import sys
 sys.path.remove("")
@@ -52,94 +54,132 @@ os.register_at_fork = lambda **hooks: None
 sys.path.insert(0, sys.argv[1])
 importlib.import_module("helpers." + sys.argv[2]).main(*map(json.loads, sys.argv[3:]))
 """
+T = TypeVar("T")
 
 
-def _start_helper(name, fds, config, stdout=subprocess.DEVNULL):
+def _start_helper(name: str, fds: Sequence[int], config: dict, stdout: int = subprocess.DEVNULL) -> subprocess.Popen:
     """Starts a fresh interpreter, which shares no memory, environment or open files with this process."""
     command = [sys.executable, "-s", "-S", "-B", "-c", _BOOT, str(Path(__file__).parent), name]
-    options = {"cwd": "/", "start_new_session": True, "stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    # symbols are bound once, here, and not in every candidate; threads do not reserve memory of their own
-    # the order of a set of texts is the same in every run: -I, which would isolate the interpreter, ignores that variable
-    options["env"] = {"LD_BIND_NOW": "1", "MALLOC_ARENA_MAX": "1", "PYTHONHASHSEED": "0"}
-    return subprocess.Popen([*command, *map(json.dumps, (*fds, config))], pass_fds=fds, stdout=stdout, **options)
+    environment = {
+        "LD_BIND_NOW": "1",  # symbols are bound once, here, and not again in each candidate
+        "MALLOC_ARENA_MAX": "1",  # threads do not reserve memory of their own
+        # A set of strings has the same order in every run. The option -I would isolate the interpreter better, but it
+        # ignores this variable
+        "PYTHONHASHSEED": "0",
+    }
+    return subprocess.Popen(
+        [*command, *map(json.dumps, (*fds, config))],
+        pass_fds=fds,
+        cwd="/",
+        env=environment,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 @dataclass(eq=False)
 class _Task:
-    """A program of the batch and its state."""
+    """
+    A program of the batch and its state.
+
+    Args:
+        program (`Program`): The program.
+        verdict (`Verdict`, *optional*): Its verdict, once there is one.
+        failures (`int`): How often the sandbox failed while it ran this program.
+        lost_steps (`list[LostStep]`): Steps at which the program's answers ended a verifier. The next run leaves them out.
+    """
 
     program: Program
     verdict: Verdict | None = None
-    failures: int = 0  # how often the sandbox failed while it ran this program
-    lost: list = field(default_factory=list)  # steps at which a verifier ended: number of the step, status, text
+    failures: int = 0
+    lost_steps: list[LostStep] = field(default_factory=list)
 
-    def job(self):
-        """What the verifier is sent."""
-        source = self.program.source[: MAX_SOURCE + 1]  # the verifier refuses a source of that length
-        return vars(self.program) | vars(read_asserts(self.program.checks)) | {"source": source, "lost": self.lost}
+    def job(self) -> dict[str, Any]:
+        """The message that starts this program in a verifier."""
+        source = self.program.source[: MAX_SOURCE + 1]  # the verifier refuses a source of this length
+        lost_steps = [vars(step) for step in self.lost_steps]
+        asserts = vars(read_asserts(self.program.checks))
+        return vars(self.program) | asserts | {"source": source, "lost_steps": lost_steps}
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """The sandbox failed while it ran a program, for this reason."""
+
+    reason: str
 
 
 class _Slot:
     """A verifier and its zygote, and the task that they are working on, if any."""
 
-    def __init__(self, number, cores, config):
+    def __init__(self, number: int, cores: set[int], config: dict):
         self.number = number
-        self.task = None
+        self.task: _Task | None = None
         self.inbox = Inbox(MAX_JOB)
         self.socket, verifier_end = socket.socketpair()
         self.socket.settimeout(SEND_SECONDS)
         control, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.fileno = self.socket.fileno
-        # the verifier writes the number of the step that it has reached, -1 before a job, and a count that grows while it waits
-        self.progress = open(os.memfd_create("progress"), "r+b", buffering=0)
-        self.progress.write(struct.pack("qq", -1, 0))
-        self.processes = []
+        # Memory shared with the verifier, which writes the number of its current step, -1 before a job, and a count that grows
+        # while it waits
+        self.progress_file = open(os.memfd_create("progress"), "r+b", buffering=0)
+        self.progress_file.write(struct.pack("qq", -1, 0))
+        self.processes: list[subprocess.Popen] = []
         with verifier_end, control, zygote_end:
-            for role, *ends in (("zygote", zygote_end), ("verifier", verifier_end, control, self.progress)):
-                self.processes.append(_start_helper(role, [end.fileno() for end in ends], config))
-                os.sched_setaffinity(self.processes[-1].pid, cores)
+            self._start_process("zygote", [zygote_end.fileno()], config, cores)
+            verifier_fds = [verifier_end.fileno(), control.fileno(), self.progress_file.fileno()]
+            self._start_process("verifier", verifier_fds, config, cores)
 
-    def start(self, task):
+    def _start_process(self, name: str, fds: list[int], config: dict, cores: set[int]) -> None:
+        self.processes.append(_start_helper(name, fds, config))
+        os.sched_setaffinity(self.processes[-1].pid, cores)
+
+    def start(self, task: _Task) -> None:
         self.task = task
-        self.started = self.heard = time.monotonic()
-        self.seen = (-1, 0)
-        os.pwrite(self.progress.fileno(), struct.pack("qq", *self.seen), 0)
-        with contextlib.suppress(OSError):  # a verifier that is gone or does not read is noticed later, by its silence
+        self.started = self.last_progress_time = time.monotonic()
+        self.last_progress = (-1, 0)
+        os.pwrite(self.progress_file.fileno(), struct.pack("qq", *self.last_progress), 0)
+        with contextlib.suppress(
+            OSError
+        ):  # a verifier that has ended or does not read makes no progress, which is noticed later
             self.socket.sendall(pack(task.job()))
 
-    def receive(self):
-        """The verifier's message about the task, or None while it is incomplete."""
+    def receive(self) -> dict[str, Any] | None:
+        """The verifier's message, or one that takes its place when it has ended. None while the message is incomplete."""
         with contextlib.suppress(OSError):
             if chunk := self.socket.recv(1 << 16):
                 self.inbox.data += chunk
                 return self.inbox.next()
         step, _ = self._progress()
         self.close()
-        signaled = -self.processes[-1].returncode
-        if step < 0 or signaled in OUTSIDE_SIGNALS:
-            return {"fault": "the verifier is gone"}
-        if signaled == signal.SIGPROF:
-            return {"lost": [step, "timeout", "the checks did not finish on the program's answers"]}
-        return {"lost": [step, "error", "the checks crashed on the program's answers"]}
+        signal_number = -self.processes[-1].returncode
+        if step < 0 or signal_number in OUTSIDE_SIGNALS:
+            return {"fault": "the verifier ended"}
+        if signal_number == signal.SIGPROF:
+            return _lost_message(step, "timeout", "the checks did not finish with the program's answers")
+        return _lost_message(step, "error", "the checks crashed on the program's answers")
 
-    def is_silent(self, limit):
+    def is_silent(self, limit: float) -> bool:
         """Whether the verifier has made no progress for `limit` seconds."""
-        if self.seen != (now := self._progress()):
-            self.seen, self.heard = now, time.monotonic()
-        return time.monotonic() - self.heard > limit
+        progress = self._progress()
+        if progress != self.last_progress:
+            self.last_progress, self.last_progress_time = progress, time.monotonic()
+        return time.monotonic() - self.last_progress_time > limit
 
-    def silence(self):
+    def silent_message(self) -> dict[str, Any]:
         """The message that takes the place of a silent verifier's."""
         step, _ = self._progress()
         stopped = os.waitid(os.P_PID, self.processes[-1].pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
         if step < 0 or stopped:
             return {"fault": "the verifier does not answer"}
-        return {"lost": [step, "timeout", "the checks did not stop waiting on the program's answers"]}
+        return _lost_message(step, "timeout", "the checks kept waiting with the program's answers")
 
-    def _progress(self):
-        return struct.unpack("qq", os.pread(self.progress.fileno(), 16, 0))
+    def _progress(self) -> tuple[int, int]:
+        return struct.unpack("qq", os.pread(self.progress_file.fileno(), 16, 0))
 
-    def close(self):
+    def close(self) -> None:
         self.socket.close()  # the verifier ends, then its zygote, then the candidate
         for process in reversed(self.processes):
             try:
@@ -147,7 +187,20 @@ class _Slot:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self.progress.close()
+        self.progress_file.close()
+
+
+def _lost_message(step: int, status: str, error: str) -> dict[str, Any]:
+    return {"lost_step": vars(LostStep(step, status, error))}
+
+
+def _result(message: dict[str, Any]) -> dict[str, Any] | LostStep | _Failed:
+    """What a message says: the fields of a verdict, the step at which the verifier was lost, or a failure of the sandbox."""
+    if "fault" in message:
+        return _Failed(message["fault"])
+    if "lost_step" in message:
+        return LostStep(**message["lost_step"])
+    return message
 
 
 @dataclass(eq=False)
@@ -177,27 +230,27 @@ class Sandbox(contextlib.AbstractContextManager):
     min_tier: str = "seccomp"
     max_tier: str = "namespaces"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.workers is None:
             cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
             self.workers = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        least = {"workers": 1, "check_timeout": 1e-3, "max_timeouts": 1, "memory_mb": 64, "retries": 0}
-        for name, value in least.items():
+        minimum = {"workers": 1, "check_timeout": 1e-3, "max_timeouts": 1, "memory_mb": 64, "retries": 0}
+        for name, value in minimum.items():
             if getattr(self, name) < value:
                 raise ValueError(f"sandbox.{name} must be at least {value}, got {getattr(self, name)}")
         for name in ("min_tier", "max_tier"):
             if getattr(self, name) not in TIERS:
                 raise ValueError(f"sandbox.{name} must be one of {', '.join(TIERS)}, got {getattr(self, name)!r}")
-        self.tier = None
+        self.tier: str | None = None
         self._lock = threading.Lock()
         self._slots: list[_Slot] = []
         self._owner = os.getpid()
         weakref.finalize(self, _close_all, self._slots, self._owner)
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def close(self):
+    def close(self) -> None:
         """Ends all helper processes. The next `run` starts fresh ones."""
         _close_all(self._slots, self._owner)
 
@@ -212,7 +265,7 @@ class Sandbox(contextlib.AbstractContextManager):
             SandboxError: if the sandbox itself keeps failing, or the machine does not allow `min_tier`.
             ValueError: if a program's trusted checks cannot be compiled.
         """
-        if self._owner != os.getpid():  # a forked copy starts its own helpers
+        if self._owner != os.getpid():  # a forked copy of this process starts helpers of its own
             self.__post_init__()
         with self._lock:
             if self.tier is None:
@@ -221,11 +274,11 @@ class Sandbox(contextlib.AbstractContextManager):
             try:
                 verdicts = dict(zip(unique, self._run(unique), strict=True))
             except BaseException:
-                self.close()  # programs that still run must not go on, and their verdicts must not be read later
+                self.close()  # programs that still run have to end, and their verdicts must not be read later
                 raise
             return [verdicts[program] for program in programs]
 
-    def _choose_tier(self):
+    def _choose_tier(self) -> None:
         if sys.platform != "linux":
             raise SandboxError(f"the sandbox needs Linux, this is {sys.platform}")
         with self._start(self.retries + 1, _start_helper, "kernel", [], {}, subprocess.PIPE) as probe:
@@ -247,53 +300,56 @@ class Sandbox(contextlib.AbstractContextManager):
         self.tier = tier
         logger.info("sandbox tier %s (layers: %s), %d workers", tier, ", ".join(self._config["layers"]), self.workers)
 
-    def _run(self, programs):
+    def _run(self, programs: list[Program]) -> list[Verdict]:
+        """
+        Runs programs that all differ.
+
+        A task waits, then runs in a slot, then has a verdict. If its answers end the verifier, it waits again. If the sandbox
+        fails, it is retried when nothing else runs, because the machine may have been overloaded.
+        """
         for program in programs:
-            try:
-                read_asserts(program.checks), read_asserts(program.setup)
-            except (SyntaxError, ValueError) as error:
-                raise ValueError(f"a program's checks cannot be compiled: {type(error).__name__}: {error}") from error
+            _check_readable(program)
         tasks = [_Task(program) for program in programs]
-        waiting, failed = deque(tasks), deque()
-        patience = STUCK_SECONDS if self._slots else FIRST_SECONDS
-        while waiting or failed or self._running():
+        waiting, to_retry = deque(tasks), deque[_Task]()
+        slow_after = SLOW_SECONDS if self._slots else FIRST_SLOW_SECONDS
+        while waiting or to_retry or self._running():
             if not waiting and not self._running():
-                waiting.append(failed.popleft())  # programs that the sandbox failed to run are retried one at a time
-            self._start_tasks(waiting, patience)
-            for slot, message in self._messages(patience if waiting else PAUSE_SECONDS):
+                waiting.append(to_retry.popleft())
+            self._start_tasks(waiting, slow_after)
+            for slot, result in self._results(slow_after if waiting else PAUSE_SECONDS):
                 task, slot.task = slot.task, None
-                if "fault" in message:
+                if isinstance(result, _Failed):
                     self._discard(slot)
-                    self._count_failure(task, message["fault"])
-                    failed.append(task)
-                elif "lost" in message:
+                    self._count_failure(task, result.reason)
+                    to_retry.append(task)
+                elif isinstance(result, LostStep):
                     self._discard(slot)
-                    task.lost.append(message["lost"])
-                    if len(task.lost) <= self.max_timeouts:
+                    task.lost_steps.append(result)
+                    if len(task.lost_steps) <= self.max_timeouts:
                         waiting.append(task)
                     else:
-                        task.verdict = self._all_lost(task)
+                        task.verdict = self._verdict_on_lost(task)
                 else:
-                    task.verdict = self._verdict(message)
-                    patience = STUCK_SECONDS
+                    task.verdict = self._verdict(result)
+                    slow_after = SLOW_SECONDS
         while len(self._slots) > self.workers + SPARE_SLOTS:
             self._discard(self._slots[-1])
         return [task.verdict for task in tasks]
 
-    def _running(self):
+    def _running(self) -> list[_Slot]:
         return [slot for slot in self._slots if slot.task is not None]
 
-    def _start_tasks(self, waiting, patience):
-        """Starts as many tasks as there are free workers. A task that seems stuck does not occupy one."""
+    def _start_tasks(self, waiting: deque[_Task], slow_after: float) -> None:
+        """Starts as many tasks as workers are free. A slow program does not count as a worker's."""
         running = self._running()
-        stuck = sum(time.monotonic() - slot.started >= patience for slot in running)
-        free = min(self.workers - len(running) + stuck, 2 * self.workers + SPARE_SLOTS - len(running))
+        slow = sum(time.monotonic() - slot.started >= slow_after for slot in running)
+        free = min(self.workers - len(running) + slow, 2 * self.workers + SPARE_SLOTS - len(running))
         while waiting and free > 0 and (slot := self._idle_slot()):
             slot.start(waiting.popleft())
             free -= 1
 
-    def _idle_slot(self):
-        """A slot without a task, or None if the machine has no room for another one while others run."""
+    def _idle_slot(self) -> _Slot | None:
+        """A slot without a task. None if the machine refuses another slot while programs run, which may be the reason."""
         idle = [slot for slot in self._slots if slot.task is None]
         if not idle:
             number = min({*range(len(self._slots) + 1)} - {slot.number for slot in self._slots})
@@ -302,68 +358,77 @@ class Sandbox(contextlib.AbstractContextManager):
                 idle.append(self._start(attempts, _Slot, number, self._cores(number), self._config))
             except SandboxError:
                 if self._running():
-                    return None  # the running programs may be the reason
+                    return None
                 raise
             self._slots.append(idle[0])
         return min(idle, key=lambda slot: slot.number)
 
-    def _messages(self, seconds):
-        """Waits up to `seconds` for verifiers to finish; yields their slots and messages."""
+    def _results(self, seconds: float) -> Iterator[tuple[_Slot, dict[str, Any] | LostStep | _Failed]]:
+        """Waits up to `seconds` for verifiers to finish or to end; yields their slots and results."""
         running = self._running()
         ready = wait(running, seconds)
         for slot in running:
+            message = None
             if slot in ready:
                 message = slot.receive()
             elif slot.is_silent(SILENT_SECONDS + 10 * self.check_timeout):
-                message = slot.silence()
-            else:
-                continue
+                message = slot.silent_message()
             if message is not None:
-                yield slot, message
+                yield slot, _result(message)
 
-    def _discard(self, slot):
+    def _discard(self, slot: _Slot) -> None:
         self._slots.remove(slot)
         slot.close()
 
-    def _count_failure(self, task, reason):
+    def _count_failure(self, task: _Task, reason: str) -> None:
         task.failures += 1
         if task.failures > self.retries:
             raise SandboxError(f"the sandbox failed {task.failures} times in a row: {reason}")
 
-    def _cores(self, number):
+    def _cores(self, number: int) -> set[int]:
         """
-        Cores of a slot. A verifier and its program take turns, which is fastest on one core. Slots beyond the workers are used when
-        programs are stuck; those may use all cores.
+        Cores that a slot may use. A verifier and its program take turns, which is fastest on one core. Slots beyond the workers
+        run while other programs are slow, and may use all cores.
         """
         cores, rank = sorted(os.sched_getaffinity(0)), int(os.environ.get("LOCAL_RANK", "0"))
-        return {cores[(rank * self.workers + number) % len(cores)]} if number < self.workers else cores
+        return {cores[(rank * self.workers + number) % len(cores)]} if number < self.workers else set(cores)
 
-    def _start(self, attempts, start, *args):
-        """Starts helpers; tries again after a pause if the machine refuses."""
-        for attempt in range(attempts):
+    def _start(self, attempts: int, start: Callable[..., T], *args: Any) -> T:
+        """Starts helper processes. If the machine refuses, tries again after a pause."""
+        for attempt in range(1, attempts):
             try:
                 return start(*args)
-            except OSError as error:
-                if attempt == attempts - 1:
-                    raise SandboxError(f"the sandbox's helper processes cannot be started: {error}") from error
-                time.sleep(0.5 * (attempt + 1))
+            except OSError:
+                time.sleep(0.5 * attempt)
+        try:
+            return start(*args)
+        except OSError as error:
+            raise SandboxError(f"the sandbox's helper processes cannot be started: {error}") from error
 
-    def _verdict(self, message):
-        message["definitions"] = Check(*message["definitions"])
-        message["checks"] = tuple(Check(*fields) for fields in message["checks"])
-        message["suspicious"] = tuple(message["suspicious"])
-        message["effective"] = tuple(message["effective"])
-        return Verdict(**message, tier=self.tier)
+    def _verdict(self, fields: dict[str, Any]) -> Verdict:
+        fields["definitions"] = Check(**fields["definitions"])
+        fields["checks"] = tuple(Check(**check) for check in fields["checks"])
+        fields["suspicious"] = tuple(fields["suspicious"])
+        fields["effective"] = tuple(fields["effective"])
+        return Verdict(**fields, tier=self.tier)
 
-    def _all_lost(self, task):
+    def _verdict_on_lost(self, task: _Task) -> Verdict:
         """The verdict on a program whose answers have ended too many verifiers."""
-        _, status, text = task.lost[-1]
-        checks = tuple(Check(status, source, text) for source in read_asserts(task.program.checks).sources)
+        last = task.lost_steps[-1]
+        checks = tuple(Check(last.status, source, last.error) for source in read_asserts(task.program.checks).sources)
         calls = dict.fromkeys(task.program.watch, 0)
         return Verdict(Check("passed", ""), checks, calls, suspicious=("overloaded the checks",), tier=self.tier)
 
 
-def _close_all(slots, owner):
-    if os.getpid() == owner:  # a forked copy of this process does not own the helpers
+def _check_readable(program: Program) -> None:
+    try:
+        read_asserts(program.checks)
+        read_asserts(program.setup)
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"a program's checks cannot be compiled: {type(error).__name__}: {error}") from error
+
+
+def _close_all(slots: list[_Slot], owner: int) -> None:
+    if os.getpid() == owner:  # a forked copy of this process does not own the helper processes
         while slots:
             slots.pop().close()

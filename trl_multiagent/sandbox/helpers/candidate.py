@@ -1,8 +1,9 @@
 """
-The process of one program. Everything below may be subverted by it: all it can do is answer calls with plain data.
+The process of one program. The program can change everything below, and the verifier does not trust it: whatever is sent is read
+as plain data.
 
 Messages on the socket, in order: the program (read), the outcome of its definitions, then one answer per call. Notes about
-suspicious acts come in between; they are for the records only.
+suspicious acts come in between, for the records only.
 """
 
 import copy
@@ -12,55 +13,57 @@ import random
 import sys
 import threading
 import types
+from collections.abc import Callable
+from typing import Any
 
 from . import wire
 from .watch import Watch, compile_watched, watched_entry_point
 from .wire import decode_call, encode_call, pack
 
 
-OWN_FRAMES = 15  # of this module and the zygote's, which the program's recursion does not pay for
-# Audit events that no answer to a coding task needs; a final dot stands for the whole family
+OWN_FRAMES = 15  # stack frames of this module and the zygote, which are added to the program's recursion limit
+# Audit events that no answer to a coding task needs. A name that ends in a dot stands for all events that begin with it
 _SUSPICIOUS = tuple(
     """
 open os. subprocess. socket.connect socket.bind socket.sendto ctypes. shutil. code.__new__ resource. gc.get_ fcntl. mmap. pty.
 signal.pthread_kill sys._current_frames sys.settrace sys.setprofile
 """.split()
 )
-_fd = 0  # of the socket, the only open file besides /dev/null on 0, 1 and 2
+_fd = 0  # the socket, which is the only open file besides /dev/null on 0, 1 and 2
 _inbox = wire.Inbox(wire.MAX_JOB)
-_functions = []  # of the program, by the number under which the checks call them; the entry point is the first
-_watches = {}  # what is known of each watched function, by its name
-_asking = threading.RLock()  # one thread of the program at a time
-_noted = None  # names of the suspicious acts reported so far; None before a program runs
+_functions: list[Callable] = []  # of the program, by the number under which the checks call them; 0 is the entry point
+_watches: dict[str, Watch] = {}  # by the name of the watched function
+_calling_checks = threading.RLock()  # one thread of the program at a time
+_noted: Any = None  # set of the suspicious acts reported so far; None before a program runs
 
 
-def watch_acts():
-    """Installs the hook that notes suspicious acts. It protects nothing."""
+def report_suspicious_acts() -> None:
+    """Installs an audit hook that notes suspicious acts. It prevents none of them."""
 
-    def hook(event, args):
+    def hook(event: str, args: tuple) -> None:
         if _noted is None:
             return
         own_frame = event == "sys._getframe" and args and args[0].f_code.co_filename == __file__
-        traceback = event == "open" and str(args[0]).endswith(".py")  # looks for its source
+        traceback = event == "open" and str(args[0]).endswith(".py")  # a traceback looks for its source
         if own_frame or (event.startswith(_SUSPICIOUS) and not traceback):
             _note(event)
 
     sys.addaudithook(hook)
 
 
-def _note(act):
+def _note(act: str) -> None:
     if act not in _noted and len(_noted) < 8:
         _noted.add(act)
         _write(pack({"suspicious": act}))
 
 
-def serve(fd: int):
+def serve(fd: int) -> None:
     """Runs the program's module code and answers calls until the socket closes."""
     global _fd, _noted
     _fd = fd
     program = _inbox.read(_fd)
     module = sys.modules["solution"] = types.ModuleType("solution")
-    pristine = _trusted()
+    original = _sensitive_functions()
     try:
         if program["watch"]:
             code, watches = compile_watched(program["source"], program["watch"], "<program>")
@@ -82,30 +85,30 @@ def serve(fd: int):
     _write(pack({"defined": _calls()}))
     while True:
         answer = _answer(_inbox.read(_fd))
-        if _trusted() != pristine:
+        if _sensitive_functions() != original:
             _note("replaced a function")
         _write(answer)
 
 
-def _trusted():
-    # a few functions that a forger would replace; comparing all of them would copy their memory in every candidate
+def _sensitive_functions() -> tuple[Callable, ...]:
+    # A few functions that a program would replace to forge its result. Comparing more would cost memory, because each candidate would copy their pages
     return abs, all, any, isinstance, len, sorted, sum, eval, exec, copy.deepcopy, random.Random, random.randint
 
 
-def _calls():
+def _calls() -> list[int]:
     return [watch.calls for watch in _watches.values()]
 
 
-def _calls_since(before):
+def _calls_since(before: list[int]) -> list[int]:
     return [after - calls for after, calls in zip(_calls(), before, strict=True)]
 
 
-def _answer(question):
+def _answer(question: dict) -> bytes:
     """The packed answer to one call: its value and what it changed in its arguments, or what it raised."""
     before = _calls()
     Watch.experiment = question["experiment"]
     try:
-        args, kwargs = decode_call(question, _stand_in)
+        args, kwargs = decode_call(question, _proxy)
         result = _functions[question["call"]](*args, **kwargs)
         answer = {"id": question["id"], "value": wire.encode(result, _functions, _note), "changed": []}
         sent = (*question["args"], *question["kwargs"].values())
@@ -121,21 +124,21 @@ def _answer(question):
         return pack({"id": question["id"], "raised": wire.describe(error), "calls": _calls_since(before)})
 
 
-def _stand_in(number):
-    """A function of the checks: calling it asks the verifier, which may call the program before it answers."""
+def _proxy(number: int) -> Callable:
+    """A function of the checks. A call of it asks the verifier, which may call the program before it answers."""
 
-    def call(*args, **kwargs):
-        with _asking:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _calling_checks:
             _write(pack(encode_call(number, args, kwargs, _functions)))
             while "call" in (message := _inbox.read(_fd)):
                 _write(_answer(message))
         if "raised" in message:
             raise wire.rebuild(message["raised"], {})
-        return wire.decode(message["value"], _stand_in)
+        return wire.decode(message["value"], _proxy)
 
     return call
 
 
-def _write(packed):
+def _write(packed: bytes) -> None:
     while packed:
         packed = packed[os.write(_fd, packed) :]

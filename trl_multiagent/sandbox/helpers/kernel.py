@@ -1,6 +1,6 @@
 """
-The kernel's own protections, called through ctypes: seccomp filters, Landlock, namespaces, privileges. Each function either
-takes effect or raises `OSError`. What a machine allows is found out by `main`, in throw-away children.
+The kernel's protections, called through ctypes: seccomp filters, Landlock, namespaces, privileges. Each function either takes
+effect or raises `OSError`. `main` finds out what a machine allows, in child processes that end at once.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import os
 import platform
 import resource
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -26,19 +27,19 @@ _MACHINES = {"x86_64": (1, 0xC000003E, 155), "aarch64": (2, 0xC00000B7, 41)}
 _FIELD, _ARCHITECTURE, _PIVOT_ROOT = _MACHINES.get(platform.machine(), (0, 0, 0))
 
 
-def _check(result, what):
+def _check(result: int, what: str) -> int:
     if result < 0:
         raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
     return result
 
 
-def prctl(option: int, value: int, pointer: int = 0):
+def prctl(option: int, value: int, pointer: int = 0) -> None:
     """Sets a property of this process."""
     _check(_libc.prctl(option, value, pointer, 0, 0), f"prctl {option}")
 
 
-def lock_down(role: str, layers: list, limits: dict, readable: list):
-    """Puts the verifier or the zygote behind the layers, for good; only folders in `readable` may be read."""
+def lock_down(role: str, layers: list[str], limits: dict[int, int], readable: list[str]) -> None:
+    """Applies the layers to the verifier or the zygote, irrevocably. Only folders in `readable` may be read."""
     user = spare_user()
     for limit, value in (limits | {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0}).items():
         resource.setrlimit(limit, (value, value))
@@ -49,13 +50,13 @@ def lock_down(role: str, layers: list, limits: dict, readable: list):
         os.setresgid(*[NOBODY] * 3)
         os.setresuid(*[user] * 3)
     elif role == "zygote" and "userns" in layers and "namespaces" not in layers:
-        _check(_libc.unshare(_NEWUSER), "unshare")  # the kernel counts its threads separately
+        _check(_libc.unshare(_NEWUSER), "unshare")  # the kernel then counts the threads of this process separately
     for capability in range(64):
         if _libc.prctl(_DROP_CAPABILITY, capability, 0, 0, 0) < 0:
-            break  # past the last one, or not privileged enough to have any
+            break  # this is past the last capability, or the process has none
     _check(_libc.capset(struct.pack("Ii", 0x20080522, 0), bytes(24)), "capset")
     prctl(DUMPABLE, 0)  # no other process of this user may trace this one or read its memory
-    if role == "zygote":  # a change of user takes the first one back
+    if role == "zygote":  # after the change of user, which resets `DIE_WITH_PARENT`
         prctl(*((DIE_WITH_PARENT, 9) if "namespaces" in layers else (ADOPT_ORPHANS, 1)))
     if "landlock" in layers:
         restrict_files(readable)
@@ -74,9 +75,11 @@ def spare_user() -> int:
     return low + hash((os.stat("/proc/self/ns/pid").st_ino, os.getpid())) % (high - low)
 
 
-# Seccomp. name:number on x86_64:number on aarch64, where `-` means that the machine has no such call:who may make it. `a`: every
-# process; these calls compute, run threads and asyncio, and name no file, process or address. `z`, `v`: the zygote, the
-# verifier besides; a candidate gives these up. A capital letter: for this process without the call's condition.
+# Seccomp. Each entry is name:number on x86_64:number on aarch64:roles that may make the call. The number `-` means that the
+# machine has no such call. The roles are
+#   a     every process: these calls compute, run threads and asyncio, and name no file, process or address
+#   z, v  the zygote, the verifier; a candidate gives these calls up
+#   a capital letter: the conditions of the call, below, do not apply to this role
 _CALLS = """
 read:0:63:a write:1:64:a open:2:-:zv close:3:57:a stat:4:-:v fstat:5:80:a lstat:6:-:v poll:7:-:a lseek:8:62:a
 mmap:9:222:aV mprotect:10:226:aV munmap:11:215:a brk:12:214:a rt_sigaction:13:134:a rt_sigprocmask:14:135:a
@@ -101,9 +104,9 @@ _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BP
 _KILL, _REFUSE, _ABSENT, _ALLOW = 0x80000000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS, 0x7FFF0000
 _PROT_EXEC, _CLONE_THREAD, _AF_UNIX, _FIONBIO, _MSG_OOB = 4, 0x10000, 1, 0x5421, 1
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-# call: conditions, all of which must hold: (index of the argument, test, value). BPF compares 32 bits at a time. `equals`, `any
-# of` and `none of` look at the lower half: the kernel reads no more of these arguments, or knows no flag above it. `is zero`
-# looks at both halves, which a pointer needs.
+# Conditions of a call, all of which must hold: (index of the argument, test, value). BPF compares 32 bits at a time. `equals`,
+# `any of` and `none of` compare the lower half, because the kernel reads no more of these arguments or defines no flag above
+# it. `is zero` compares both halves, as a pointer requires
 _ONLY_IF = {
     "mmap": [(2, "none of", _PROT_EXEC)],
     "mprotect": [(2, "none of", _PROT_EXEC)],
@@ -117,35 +120,40 @@ _ONLY_IF = {
 }
 
 
-def _rules(letter):
-    """What a role may do: call -> action, or the conditions under which it is allowed."""
-    rules = {"clone3": _ABSENT}  # its flags are in memory, where a filter cannot look: libc uses clone
+Condition = tuple[int, str, int]
+Rules = dict[str, int | list[Condition]]
+Instruction = tuple[int, int, int, int]
+
+
+def _rules(letter: str) -> Rules:
+    """What a role may do: for each call an action, or the conditions under which it is allowed."""
+    rules: Rules = {"clone3": _ABSENT}  # its flags are in memory, which a filter cannot read; libc then uses clone
     for name, who in _WHO.items():
         if {"a", letter, letter.upper()} & set(who):
             rules[name] = _ALLOW if letter.upper() in who else _ONLY_IF.get(name, _ALLOW)
     return rules
 
 
-def _guarded(conditions):
+def _guarded(conditions: list[Condition]) -> list[Instruction]:
     """Instructions that allow a call under these conditions and refuse it otherwise."""
     body = [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
     for argument, test, value in reversed(conditions):
         for half in (4, 0) if test == "is zero" else (0,):
-            refuse = len(body) - 1  # as a distance from the comparison
+            refuse = len(body) - 1  # how far to jump from the comparison
             compare = _EQUAL if test in ("equals", "is zero") else _ANY_BIT
             if_true, if_false = (refuse, 0) if test == "none of" else (0, refuse)
             body[:0] = [(_LOAD, 0, 0, 16 + 8 * argument + half), (compare, if_true, if_false, value)]
     return body
 
 
-def _assemble(rules, default):
-    """The kernel's form of a filter: for each call an action, or the conditions under which it is allowed."""
+def _assemble(rules: Rules, default: int) -> tuple[ctypes.Array, ctypes.Array]:
+    """The rules in the kernel's form. Other calls get the action `default`."""
     program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _ARCHITECTURE), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
     program += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _KILL)]  # other numbers of the same calls on x86_64
     for name, action in rules.items():
         if name not in _NUMBERS:
             continue
-        body = [(_RETURN, 0, 0, action)] if type(action) is int else _guarded(action)
+        body = [(_RETURN, 0, 0, action)] if isinstance(action, int) else _guarded(action)
         program += [(_EQUAL, 0, len(body), _NUMBERS[name]), *body]
     program.append((_RETURN, 0, 0, default))
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in program))
@@ -154,13 +162,13 @@ def _assemble(rules, default):
 
 
 _FILTERS = {"zygote": _assemble(_rules("z"), _REFUSE), "verifier": _assemble(_rules("v"), _REFUSE)}
-# on top of the zygote's, and short, because it is set up for every program
-_GIVEN_UP = {name: _REFUSE for name, who in _WHO.items() if "z" in who} | {"clone": _ONLY_IF["clone"]}
+# This filter is added to the zygote's. It is short, because it is installed for every program
+_GIVEN_UP: Rules = {name: _REFUSE for name, who in _WHO.items() if "z" in who} | {"clone": _ONLY_IF["clone"]}
 _FILTERS["candidate"] = _assemble(_GIVEN_UP, _ALLOW)
 
 
-def filter_calls(role: str):
-    """Seccomp: from here on this process makes only the system calls of its role, `zygote`, `candidate` or `verifier`."""
+def filter_calls(role: str) -> None:
+    """Seccomp: from now on this process can make only the system calls of its role, `zygote`, `candidate` or `verifier`."""
     prctl(_NO_NEW_PRIVILEGES, 1)
     prctl(_SECCOMP, 2, ctypes.addressof(_FILTERS[role][0]))
 
@@ -168,8 +176,11 @@ def filter_calls(role: str):
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF, _READ_FILE, _READ_DIRECTORY = 444, 445, 446, 4, 8
 
 
-def restrict_files(readable: list):
-    """Landlock: only files beneath `readable` may be read, none written. No TCP, abstract sockets, signals where it knows them."""
+def restrict_files(readable: list[str]) -> None:
+    """
+    Landlock: only files beneath `readable` may be read, and none written. Where the kernel's version supports it, TCP, abstract
+    sockets and signals are denied too.
+    """
     version = _check(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1), "landlock")
     rights = (1 << 13) - 1
     for since, right in ((2, 13), (3, 14), (5, 15)):
@@ -190,8 +201,8 @@ _NEWUSER, _NEWNS_UTS_IPC_PID_NET = 0x10000000, 0x20000 | 0x4000000 | 0x8000000 |
 _RDONLY, _NOSUID_NODEV_NOEXEC, _REMOUNT, _REC_PRIVATE, _DETACH = 1, 2 | 4 | 8, 32, 16384 | 1 << 18, 2
 
 
-def enter_namespaces():
-    """Moves behind an empty read-only root, to namespaces of its own, and returns in a child that is their first process."""
+def enter_namespaces() -> None:
+    """Creates namespaces with an empty read-only root. Returns in a child, which is their first process."""
     uid, gid = os.getuid(), os.getgid()
     _check(_libc.unshare(_NEWNS_UTS_IPC_PID_NET | (_NEWUSER if uid else 0)), "unshare")
     if uid:
@@ -217,18 +228,18 @@ def enter_namespaces():
     _mount(b"none", b"/", None, _REMOUNT | _RDONLY | _NOSUID_NODEV_NOEXEC)
 
 
-def _mount(source, target, kind, flags, options=None):
+def _mount(source: bytes, target: bytes, kind: bytes | None, flags: int, options: bytes | None = None) -> None:
     _check(_libc.mount(source, target, kind, ctypes.c_ulong(flags), options), f"mount {target.decode()}")
 
 
-def _refused(action, *args):
+def _refused(action: Callable, *args: object) -> bool:
     with contextlib.suppress(PermissionError):
         action(*args)
         return False
     return True
 
 
-def _works(layer):
+def _works(layer: str) -> bool:
     if layer == "seccomp":
         filter_calls("zygote")
         filter_calls("candidate")
@@ -246,7 +257,7 @@ def _works(layer):
     return os.getuid() != 0
 
 
-def main(config: dict):
+def main(config: dict) -> None:
     """Prints the names of the layers that this machine allows, each tried in a child of its own."""
     layers = []
     for layer in ("seccomp", "landlock", "namespaces", "user", "userns"):

@@ -18,21 +18,23 @@ import sys
 import time
 import types
 from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from . import kernel, wire
-from .wire import Inbox, WireError
+from .wire import CheckResult, Inbox, LostStep, WireError
 
 
 POLLRDHUP = 0x2000
 MEMORY = 1 << 30  # bytes of the verifier's address space
-ZYGOTE_SECONDS = 60.0  # for its answers
-POLL_SECONDS = 0.0005  # processor time of this process between two looks that counts as the cost of waiting
-MAX_STRETCH = (
-    100  # a check that takes a minute and this many times its limit on the clock was not given enough of a core
-)
+ZYGOTE_SECONDS = 60.0  # for the zygote's answers
+POLL_SECONDS = 0.0005  # processor time that this process needs for waiting between two looks
+# The sandbox fails if a check takes longer on the wall clock than a minute plus this many times its limit: the machine then
+# gave the program too little of a core
+MAX_SLOWDOWN = 100
 MAX_ERROR = 300  # characters of a check's error
 MAX_NOTES = 16  # suspicious acts of one program
-MAX_DEATHS = 10  # candidates of one program that may die before the rest of its checks is given up
+MAX_ENDED_CANDIDATES = 10  # after so many, the rest of a program's checks does not run
 
 
 class Timeout(BaseException):
@@ -44,29 +46,38 @@ class Died(BaseException):
 
 
 class GiveUp(BaseException):
-    """The rest of this program's checks is not run."""
+    """The rest of this program's checks does not run."""
 
 
 class SandboxFault(BaseException):
     """The sandbox failed, not the program."""
 
 
-class BrokenOff(BaseException):
-    """Here, between two asserts, the checks ended the verifier in an earlier run. Arguments: status and text."""
+class StepLost(BaseException):
+    """
+    This step ended the verifier in an earlier run. It is part of the code between two asserts, which cannot go on without it.
+
+    Args:
+        step (`LostStep`): The step, and what happened.
+    """
+
+    def __init__(self, step: LostStep):
+        super().__init__(step.status, step.error)
+        self.step = step
 
 
-class Lost(BrokenOff):
-    """Here, in a call or an assert, the checks ended the verifier in an earlier run."""
+class CheckLost(StepLost):
+    """This step ended the verifier in an earlier run. It is part of an assert, which fails."""
 
 
-def main(job_fd: int, control_fd: int, progress_fd: int, config: dict):
+def main(job_fd: int, control_fd: int, progress_fd: int, config: dict) -> None:
     """Body of the verifier's process: one job after the other, until the trainer closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     jobs, control = (socket.socket(fileno=fd) for fd in (job_fd, control_fd))
     control.settimeout(ZYGOTE_SECONDS)
     config |= {"jobs": jobs, "control": control, "progress": memoryview(mmap.mmap(progress_fd, 16)).cast("q")}
     config["own_times"] = os.open("/proc/self/schedstat", os.O_RDONLY)
-    importable = [path for path in sys.path if os.path.isdir(path)]  # by checks
+    importable = [path for path in sys.path if os.path.isdir(path)]  # the checks may import from these folders
     kernel.lock_down("verifier", config["layers"], {resource.RLIMIT_AS: MEMORY}, importable)
     gc.freeze()
     inbox = Inbox(wire.MAX_JOB)
@@ -78,171 +89,194 @@ def main(job_fd: int, control_fd: int, progress_fd: int, config: dict):
         config["progress"][0] = 0
         _end_process_after(config["cpu_seconds"])
         try:
-            result = Run(job, config).run()
+            result = Evaluation(job, config).verdict()
         except SandboxFault as fault:
             result = {"fault": str(fault)}
         except Exception as error:  # out of memory, for example. The trainer ends this process
-            result = {"lost": [config["progress"][0], *_outcome(error)]}
+            result = {"lost_step": vars(LostStep(config["progress"][0], *_outcome(error)))}
         _end_process_after(0)
         jobs.sendall(wire.pack(result))
 
 
-def _end_process_after(seconds):
+def _end_process_after(seconds: float) -> None:
     """
-    Has the kernel end this process by SIGPROF after so many seconds of processor time, because a program's answers may make the
-    checks loop inside C code. The trainer then runs the program again and leaves out this step.
+    The kernel will end this process by SIGPROF after this much processor time; 0 cancels that. A program's answers may make the
+    checks loop inside C code, where no Python code can stop them. The trainer then runs the program again without this step.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-class Run:
-    """One program against its checks."""
+class Evaluation:
+    """
+    One program against its checks.
 
-    def __init__(self, job, config):
+    Args:
+        job (`dict`): The fields of `Program` and of `Asserts`, and `lost_steps`.
+        config (`dict`): Settings of the sandbox, and the open files of this process.
+    """
+
+    def __init__(self, job: dict, config: dict):
         self.job = job
         self.config = config
         self.timeout = min(config["check_timeout"], job["check_timeout"] or config["check_timeout"])
-        self.definitions, *self.results = [["not_run", source, ""] for source in ("", *job["sources"])]
+        self.definitions = CheckResult("not_run", "")
+        self.results = [CheckResult("not_run", source) for source in job["sources"]]
         self.calls = Counter(dict.fromkeys(job["watch"], 0))
-        self.check_calls = None  # of the check that is running; None between checks
-        self.outside_calls = Counter()  # between checks, and by the program's definitions
-        self.calls_of = [Counter() for _ in job["sources"]]
-        self.outside_calls_before = [Counter() for _ in job["sources"]]
-        self.experiments = [*job["experiments"]]  # under way is the first
-        self.effective = []  # experiments that lost a needed check
-        self.to_reach = set(job["needed"])  # needed checks that have not ended yet
-        self.settled = set()  # asserts that will not run again
-        self.suspicious = set()
-        self.verdict = {
-            "definitions": self.definitions,
-            "checks": self.results,
-            "calls": self.calls,
-            "effective": self.effective,
-            "cpu_seconds": 0.0,
-            "memory_mb": 0.0,
-        }
-        self.functions = []  # of the checks, by the number under which the candidate calls them
-        self.socket = None
+        self.check_calls: Counter | None = None  # of the check that is running; None between checks
+        self.outside_calls: Counter = Counter()  # between checks, and by the program's definitions
+        self.calls_of_checks: list[Counter] = [Counter() for _ in job["sources"]]
+        self.outside_calls_before: list[Counter] = [Counter() for _ in job["sources"]]
+        self.experiments = [*job["experiments"]]  # the first one is under way
+        self.effective: list[str] = []  # experiments that cost a needed check
+        self.needed_ahead = set(job["needed"])  # needed checks that have not ended yet
+        self.settled: set[int] = set()  # asserts that will not run again
+        self.suspicious: set[str] = set()
+        self.cpu_seconds = 0.0
+        self.memory_mb = 0.0
+        self.functions: list[Callable] = []  # of the checks, by the number under which the candidate calls them
+        self.socket: Any = None  # connected to the candidate; None while there is none
         self.begun = time.monotonic()
         self.clock = Clock(self.timeout, lambda: self._ask_zygote(b"S"), config["own_times"])
-        self.lost = {step: outcome for step, *outcome in job["lost"]}
+        self.lost_steps = {step["number"]: LostStep(**step) for step in job["lost_steps"]}
         self.step = 0  # number of asserts and calls that began and of asserts that ended
-        self.timeouts = self.deaths = 0
+        self.timeouts = 0
+        self.ended_candidates = 0  # by themselves, or because they broke the protocol
         self.pending = 0  # calls that wait for their answer, each from a function that the one before it called
 
-    def run(self):
+    def verdict(self) -> dict:
+        """Runs the checks and returns the fields of `Verdict`."""
         random.seed(self.job["code"])  # the same program gets the same verdict
         try:
-            self._start()
+            self._start_candidate()
             self._run_checks()
-            reached = {result[0] for index, result in enumerate(self.results) if index not in self.job["guards"]}
-            for index, result in enumerate(self.results):
-                # nothing came by: right for a guard, and as good as passed where all others have
-                if result[0] == "not_run" and (index in self.job["guards"] or reached == {"passed", "not_run"}):
-                    result[0] = "passed"
+            self._pass_unreached_checks()
         except GiveUp:
-            self._stopped("not_run", "")
+            self._fail_unfinished_checks("not_run", "")
         except SandboxFault:
             raise
-        except BaseException as error:  # in the code between the asserts
-            self._stopped(*_outcome(error))
+        except BaseException as error:  # from the code between the asserts
+            self._fail_unfinished_checks(*_outcome(error))
         finally:
-            self._end()
-        outside = Counter()
-        for calls, before, result in zip(self.calls_of, self.outside_calls_before, self.results, strict=True):
-            if result[0] == "passed":  # to the end: in a loop it may have passed at first, and failed later
+            self._end_candidate()
+        self._add_calls_of_passed_checks()
+        return {
+            "definitions": vars(self.definitions),
+            "checks": [vars(result) for result in self.results],
+            "calls": self.calls,
+            "effective": self.effective,
+            "seconds": time.monotonic() - self.begun,
+            "cpu_seconds": self.cpu_seconds,
+            "memory_mb": self.memory_mb,
+            "suspicious": sorted(self.suspicious),
+        }
+
+    def _pass_unreached_checks(self) -> None:
+        """
+        The checks ran to their end. A guard that was not reached passes, because reaching it is the failure. Other checks that were not
+        reached pass if all that were reached did.
+        """
+        guards = self.job["guards"]
+        reached = {result.status for index, result in enumerate(self.results) if index not in guards}
+        for index, result in enumerate(self.results):
+            if result.status == "not_run" and (index in guards or reached == {"passed", "not_run"}):
+                result.status = "passed"
+
+    def _fail_unfinished_checks(self, status: str, error: str) -> None:
+        """The checks did not run to their end. Those after it did not run, and those in a loop did not run in every iteration."""
+        if self.needed_ahead:
+            self.effective += self.experiments[:1]
+        for index, result in enumerate(self.results):
+            if result.status == "passed" and index not in self.settled:
+                result.status, result.error = status, error
+            elif result.status == "not_run":
+                result.error = error
+
+    def _add_calls_of_passed_checks(self) -> None:
+        outside: Counter = Counter()
+        for calls, before, result in zip(self.calls_of_checks, self.outside_calls_before, self.results, strict=True):
+            if result.status == "passed":  # known only now: a check in a loop may pass at first and fail later
                 self.calls.update(calls)
                 outside |= before
         self.calls.update(outside)
-        return self.verdict | {"seconds": time.monotonic() - self.begun, "suspicious": sorted(self.suspicious)}
 
-    def _stopped(self, status, text):
-        """The checks did not come to their end: those after it did not run, and those in a loop not in every round."""
-        if self.to_reach:
-            self.effective += self.experiments[:1]
-        for index, result in enumerate(self.results):
-            if result[0] == "passed" and index not in self.settled:
-                result[0], result[2] = status, text
-            elif result[0] == "not_run":
-                result[2] = text
-
-    def _run_checks(self):
-        candidate, entry_point = self._stand_in(0), self.job["entry_point"]
+    def _run_checks(self) -> None:
+        candidate, entry_point = self._proxy(0), self.job["entry_point"]
         candidate.__name__ = entry_point
-        sys.modules["checks"] = types.ModuleType("checks")  # dataclasses look their module up
+        sys.modules["checks"] = types.ModuleType("checks")  # dataclasses look up the module that defines them
         self.namespace = namespace = vars(sys.modules["checks"])
-        namespace["__caught__"] = (Exception, Timeout, Died, Lost)
+        namespace["__caught__"] = (Exception, Timeout, Died, CheckLost)
         namespace |= {"__begin__": self._begin_check, "__end__": self._end_check, "__settle__": self.settled.update}
         exec(_compile(self.job["setup"]), namespace)
         namespace["candidate"] = namespace[entry_point] = candidate
         exec(_compile(self.job["code"]), namespace)
         if self.job["has_check"]:
             check = namespace["check"]
-            namespace[entry_point] = candidate  # also where the program's function is called `check`
+            namespace[entry_point] = candidate  # the entry point may be called `check` too
             check(candidate)
 
-    def _begin_check(self, index):
-        if not self.pending:  # no check of its own is one in a function that the candidate calls
+    def _begin_check(self, index: int) -> None:
+        if not self.pending:  # an assert in a function that the candidate calls belongs to the check that runs already
             self.check_calls = Counter()
             self._begin_limit(self.timeout)
-        self._next_step(Lost)
+        self._next_step(CheckLost)
 
-    def _end_check(self, index, value, error=None):
+    def _end_check(self, index: int, value: object, error: BaseException | None = None) -> None:
         result, passed = self.results[index], bool(value)
-        if result[0] in ("not_run", "passed"):  # in a loop, the first failure stays
-            result[0] = "passed" if passed else "failed"
+        if result.status in ("not_run", "passed"):  # in a loop, the first failure is kept
+            result.status = "passed" if passed else "failed"
             if error is not None:
-                result[0], result[2] = _outcome(error)
+                result.status, result.error = _outcome(error)
         self.outside_calls_before[index] = Counter(self.outside_calls)
         if not self.pending:
-            self.calls_of[index].update(self.check_calls)
+            self.calls_of_checks[index].update(self.check_calls)
             self.check_calls = None
         if index in self.job["needed"]:
-            self.to_reach.discard(index)
+            self.needed_ahead.discard(index)
             if not passed:
-                self._lost_needed_check()
+                self._fail_needed_check()
         if not self.pending:
             self._begin_limit(self.config["check_timeout"])
-        self._next_step(BrokenOff)
+        self._next_step(StepLost)
 
-    def _begin_limit(self, own):
-        """Starts the limit of another check, or of the code between two; `own` is the seconds that this process may compute."""
+    def _begin_limit(self, own_seconds: float) -> None:
+        """Starts the time limit of a check, or of the code between two; `own_seconds` limits this process's processor time."""
         self.clock.begin()
-        _end_process_after(0.25 + 1.25 * own)  # later than the clock's limit, which costs no process
+        _end_process_after(0.25 + 1.25 * own_seconds)  # later than the clock's limit, at which this process survives
 
-    def _next_step(self, kind):
-        """Counts a step, so that the trainer knows how far a verifier got. Raises where an earlier one ended."""
+    def _next_step(self, lost: type[StepLost]) -> None:
+        """Counts a step, so that the trainer knows how far this process got. Raises `lost` if this step was lost earlier."""
         self.step += 1
         self.config["progress"][0] = self.step
-        if self.step in self.lost:
+        if self.step in self.lost_steps:
             self.timeouts += 1
             self.suspicious.add("overloaded the checks")
-            raise kind(*self.lost[self.step])
+            raise lost(self.lost_steps[self.step])
 
-    def _experiment(self):
-        """The experiment under way, or an empty text."""
+    def _experiment(self) -> str:
+        """The experiment under way, or an empty string."""
         return self.experiments[0] if self.experiments else ""
 
-    def _lost_needed_check(self):
-        """Ends the experiment under way, which is decided; without another one, the rest of the checks is not needed."""
+    def _fail_needed_check(self) -> None:
+        """The experiment under way had an effect, so it ends. Without another one, the other checks need not run."""
         self.effective += self.experiments[:1]
         del self.experiments[:1]
         if not self.experiments or self.pending:
-            self.to_reach.clear()
+            self.needed_ahead.clear()
             raise GiveUp
-        self._end()  # what one experiment left in the program's variables must not cost the next one a check
+        self._end_candidate()  # the next experiment must not see variables of the program that this one changed
 
-    def _start(self):
-        """Forks a candidate and has it run the program's definitions."""
+    def _start_candidate(self) -> None:
+        """Forks a candidate, which runs the program's definitions."""
         if len(self.job["source"]) > wire.MAX_SOURCE:
-            self.definitions[:] = "error", "", f"the source has more than {wire.MAX_SOURCE} characters"
+            self.definitions.status = "error"
+            self.definitions.error = f"the source has more than {wire.MAX_SOURCE} characters"
             raise GiveUp
         try:
             self.socket, theirs = socket.socketpair()
             with theirs:
                 socket.send_fds(self.config["control"], [b"F"], [theirs.fileno()])
         except OSError as error:
-            raise SandboxFault("the zygote is gone") from error
+            raise SandboxFault("the zygote ended") from error
         self.inbox = Inbox(wire.MAX_ANSWER)
         self.poll = select.poll()
         self.poll.register(self.config["jobs"], POLLRDHUP)
@@ -260,12 +294,12 @@ class Run:
             self._count_calls(outcome["defined"], self.outside_calls)
         except (Exception, Timeout, Died) as error:
             self._record(error)
-            self.definitions[0], self.definitions[2] = _outcome(error)
+            self.definitions.status, self.definitions.error = _outcome(error)
             raise GiveUp from error
-        self.definitions[0] = "passed"
+        self.definitions.status = "passed"
         self.clock.begin(*interrupted)
 
-    def _end(self, command=b"K"):
+    def _end_candidate(self, command: bytes = b"K") -> int:
         """Ends the candidate's process and records what it used. Returns the signal that had already ended it, or 0."""
         if self.socket is None:
             return 0
@@ -273,52 +307,55 @@ class Run:
         self.socket = None
         ending = self._ask_zygote(command)
         if ending["signal"] == signal.SIGKILL and "seccomp" in self.config["layers"]:
-            raise SandboxFault("a candidate's process was killed from outside")  # it cannot send itself a signal
-        self.verdict["memory_mb"] = max(self.verdict["memory_mb"], ending["memory_mb"])
-        self.verdict["cpu_seconds"] += ending["cpu_seconds"]
+            # A candidate cannot send signals, not even to itself
+            raise SandboxFault("a candidate's process was killed from outside")
+        self.memory_mb = max(self.memory_mb, ending["memory_mb"])
+        self.cpu_seconds += ending["cpu_seconds"]
         return ending["signal"]
 
-    def _record(self, error):
+    def _record(self, error: BaseException) -> None:
         """Records what ended a call or the definitions, and ends a process that can no longer be used."""
         if isinstance(error, Timeout):
             self.timeouts += 1
-            if self.job["check_timeout"]:  # a program that loops needs less time to show that it does so again
+            if self.job["check_timeout"]:  # a program that loops once probably loops again
                 self.timeout /= 2
                 self.clock.limit = self.timeout
-            self._end()
-        elif isinstance(error, BrokenOff):
-            self._end()
+            self._end_candidate()
+        elif isinstance(error, StepLost):
+            self._end_candidate()
         elif isinstance(error, (Died, WireError)):
-            self.deaths += 1
+            self.ended_candidates += 1
             self.suspicious.add("ended its process" if isinstance(error, Died) else "broke the protocol")
-            if number := self._end(b"D" if isinstance(error, Died) else b"K"):
+            if number := self._end_candidate(b"D" if isinstance(error, Died) else b"K"):
                 error.args = (f"{error} ({signal.Signals(number).name})",)
         elif type(error).__name__ in ("SystemExit", "KeyboardInterrupt", "GeneratorExit"):
             self.suspicious.add("tried to exit")
 
-    def _ask_zygote(self, command):
+    def _ask_zygote(self, command: bytes) -> dict:
         control = self.config["control"]
         try:
-            with contextlib.suppress(BrokenPipeError):  # what it said before it ended can still be read
+            with contextlib.suppress(BrokenPipeError):  # a message that it sent before it ended can still be read
                 control.send(command)
-            answer = json.loads(control.recv(1 << 16) or '{"fault": "the zygote is gone"}')
+            answer = json.loads(control.recv(1 << 16) or '{"fault": "the zygote ended"}')
         except OSError as error:
             answer = {"fault": f"the zygote does not answer: {error}"}
         if "fault" in answer:
             raise SandboxFault(answer["fault"])
         return answer
 
-    def _call(self, function, args, kwargs):
+    def _call(self, function: int, args: Sequence, kwargs: dict) -> Any:
         """Asks the candidate for the value of one call."""
         too_long = self.clock.total > 2 * self.config["cpu_seconds"]
-        if self.timeouts >= self.config["max_timeouts"] or self.deaths >= MAX_DEATHS or too_long:
+        if self.timeouts >= self.config["max_timeouts"] or self.ended_candidates >= MAX_ENDED_CANDIDATES or too_long:
             raise GiveUp
-        self._next_step(Lost)
+        self._next_step(CheckLost)
         question = wire.encode_call(function, args, kwargs, self.functions)
-        question["id"] = int.from_bytes(os.urandom(6), "little")  # so that no answer can be written before it is read
+        question["id"] = int.from_bytes(
+            os.urandom(6), "little"
+        )  # random, so that an answer cannot be written in advance
         question["experiment"] = self._experiment()
         if self.socket is None:
-            self._start()
+            self._start_candidate()
         self.pending += 1
         try:
             self._send(question)
@@ -338,24 +375,24 @@ class Run:
             if not _well_formed(answer, len(args) + len(kwargs)):
                 raise WireError("a message that breaks the protocol")
             return self._accept(answer, (*args, *kwargs.values()))
-        except (Exception, Timeout, Died, BrokenOff) as error:
+        except (Exception, Timeout, Died, StepLost) as error:
             self._record(error)
             raise
         finally:
             self.pending -= 1
 
-    def _accept(self, answer, arguments):
-        """The value, after what the call changed in its arguments was changed here as well."""
-        value = wire.decode(answer["value"], self._stand_in)
+    def _accept(self, answer: dict, arguments: Sequence) -> Any:
+        """Makes the call's changes of its arguments here too, and returns its value."""
+        value = wire.decode(answer["value"], self._proxy)
         for number, new in answer["changed"]:
-            target, after = arguments[number], wire.decode(new, self._stand_in)
+            target, after = arguments[number], wire.decode(new, self._proxy)
             if type(after) not in wire.MUTABLE or not isinstance(target, type(after)):
                 raise WireError("an argument changed its type")
             target.clear()
             (target.update if isinstance(target, (dict, set)) else target.extend)(after)
         return value
 
-    def _count_calls(self, counts, counter):
+    def _count_calls(self, counts: Any, counter: Counter) -> None:
         """Adds calls of the watched functions, as the candidate reports them."""
         if (
             type(counts) is not list
@@ -366,25 +403,26 @@ class Run:
         for name, count in zip(self.calls, counts, strict=True):
             counter[name] += count if count in range(1 << 31) else 0
 
-    def _raised(self, answer):
+    def _raised(self, answer: dict) -> Exception:
         error = wire.rebuild(answer["raised"], self.namespace)
         if isinstance(error, StopIteration) and "StopIteration" not in self.job["code"]:
-            return RuntimeError(f"StopIteration: {error}")  # it would end loops of the checks that know nothing of it
+            return RuntimeError(f"StopIteration: {error}")  # it would silently end a loop of the checks
         return error
 
-    def _stand_in(self, number):
+    def _proxy(self, number: int) -> Callable:
+        """The program's function of this number, for the checks."""
         return lambda *args, **kwargs: self._call(number, args, kwargs)
 
-    def _call_back(self, request):
+    def _call_back(self, request: dict) -> dict:
         """Calls a function that the checks passed to the candidate."""
         try:
-            args, kwargs = wire.decode_call(request, self._stand_in)
+            args, kwargs = wire.decode_call(request, self._proxy)
             value = self.functions[request["call"]](*args, **kwargs)
             return {"value": wire.encode(value, self.functions)}
         except Exception as error:
             return {"raised": wire.describe(error)}
 
-    def _send(self, message):
+    def _send(self, message: dict) -> None:
         left = memoryview(wire.pack(message))
         while left:
             try:
@@ -394,10 +432,10 @@ class Run:
             except OSError as error:
                 raise Died("the program ended its process") from error
 
-    def _receive(self):
+    def _receive(self) -> dict:
         """The candidate's next message, without its notes."""
         while True:
-            self._look_when_due()  # many messages may have arrived at once
+            self._look_when_due()  # a program that sends many messages must not avoid its time limit
             while (message := self.inbox.next()) is None:
                 self._wait(select.POLLIN)
                 try:
@@ -418,19 +456,21 @@ class Run:
             if len(self.suspicious) < MAX_NOTES:
                 self.suspicious.add(ascii(message["suspicious"][:80])[1:81].rstrip("'"))
 
-    def _wait(self, event):
-        """Waits until the candidate's socket can be read or written, as long as the check may take."""
+    def _wait(self, event: int) -> None:
+        """Waits until the candidate's socket can be read or written, or the check's time limit has passed."""
         self.poll.register(self.socket, event)
         while True:
             ready = self.poll.poll(max(0.0, self.clock.until_next_look()) * 1000)
             if any(fd == self.config["jobs"].fileno() for fd, _ in ready):
-                os._exit(0)  # the trainer is gone; the zygote sees this and ends the candidate
+                os._exit(
+                    0
+                )  # the trainer ended; the zygote notices that this process has ended, and ends the candidate
             self._look_when_due()
             if ready:
                 return
 
-    def _look_when_due(self):
-        """Finds out what the candidate has done, and ends a check that took too long."""
+    def _look_when_due(self) -> None:
+        """If a look is due, updates the clock and raises if the candidate has exceeded a limit."""
         if self.clock.until_next_look() > 0:
             return
         self.config["progress"][1] += 1  # shows the trainer that this process is alive
@@ -439,77 +479,79 @@ class Run:
             raise Timeout(f"no answer within {self.timeout:g} s")
         if threads > 2 + kernel.MAX_THREADS:
             raise WireError(f"more than {kernel.MAX_THREADS} threads")
-        if time.monotonic() - self.clock.begun > 60 + MAX_STRETCH * self.timeout:
+        if time.monotonic() - self.clock.begun > 60 + MAX_SLOWDOWN * self.timeout:
             raise SandboxFault("a program was not given enough of a core")
 
 
 class Clock:
     """
-    The time that a check takes: processor time of the candidate and of this process, and the time in which both wait for
-    something else than a core. Waiting for a core does not count, so the time does not depend on the machine's load. The clock
-    advances when it is looked at.
+    The time that a check takes: the processor time of the candidate and of this process, and the time in which both wait for
+    something other than a core. Waiting for a core does not count, so the time does not depend on the machine's load. `look`
+    advances the clock.
 
     Args:
         limit (`float`): Seconds that a check may take. The time between looks is a small part of it.
-        ask_candidate (`Callable[[], dict]`): What the candidate did since the last time (see `zygote.Usage`).
+        ask_candidate (`Callable[[], dict]`): Gives what the candidate did since the last call (see `zygote.Usage`).
         own_times (`int`): Open `schedstat` file of this process.
     """
 
-    def __init__(self, limit, ask_candidate, own_times):
+    def __init__(self, limit: float, ask_candidate: Callable[[], dict], own_times: int):
         self.limit = limit
         self.interval = min(0.05, limit / 20)
         self.ask_candidate = ask_candidate
         self.own_times = own_times
-        self.total = 0.0  # of all checks, and of what is between them
+        self.total = 0.0  # of all checks and of the code between them
         self.begin()
         self.start_candidate()
 
-    def begin(self, computed=0.0, idle=0.0):
-        """Starts to time a check, or one that has already taken this long."""
+    def begin(self, computed: float = 0.0, idle: float = 0.0) -> None:
+        """Starts to time a check, which may have taken some time before."""
         self.begun = time.monotonic()
         self.computed, self.idle = computed, idle
 
-    def start_candidate(self):
-        """Starts to observe a new candidate."""
+    def start_candidate(self) -> None:
+        """Starts to time a new candidate."""
         self.looked, self.own = time.monotonic(), self._own()
 
     @property
-    def spent(self):
+    def spent(self) -> float:
         return self.computed + self.idle
 
-    def until_next_look(self):
+    def until_next_look(self) -> float:
         return self.looked + min(self.interval, max(0.002, self.limit - self.spent)) - time.monotonic()
 
-    def look(self):
+    def look(self) -> int:
         """Advances the clock and returns the number of the candidate's threads."""
         own = self._own()
         candidate, now = self.ask_candidate(), time.monotonic()
         since = now - self.looked
         computed = candidate["computed"] + max(0.0, own[0] - self.own[0] - POLL_SECONDS)
         waited = candidate["waited"] + own[1] - self.own[1]
-        # Looking takes some of the time. Where looks are further apart than planned, this process was stopped or had no core, and
-        # the candidate may have been stopped as well.
+        # Looking itself takes about 2 % of the time. If looks are further apart than planned, this process was stopped or had no core,
+        # and the candidate may have been stopped too
         idle = min(max(0.0, 0.98 * since - computed) - waited, 2 * self.interval)
         self.total += max(0.0, computed + idle)
-        part = min(1.0, (now - self.begun) / since)  # the rest belongs to the check before
+        part = min(1.0, (now - self.begun) / since)  # the rest belongs to the previous check
         self.computed += part * computed
-        self.idle = max(0.0, self.idle + part * idle)  # some waiting is known only at a later look
+        self.idle = max(
+            0.0, self.idle + part * idle
+        )  # some time that looked idle turns out at a later look to be waiting for a core
         self.looked, self.own = now, self._own()
         return candidate["threads"]
 
-    def _own(self):
-        """Processor time of this process, and the time that it has spent waiting for a core."""
+    def _own(self) -> tuple[float, float]:
+        """Seconds of processor time of this process, and seconds that it waited for a core."""
         os.lseek(self.own_times, 0, os.SEEK_SET)
         return time.process_time(), int(os.read(self.own_times, 100).split()[1]) / 1e9
 
 
 @functools.lru_cache(maxsize=4096)
-def _compile(source):
+def _compile(source: str) -> types.CodeType:
     return compile(source, "<checks>", "exec", dont_inherit=True)
 
 
-def _well_formed(answer, arguments):
-    """Whether an answer has the right parts; the values in them are checked when they are decoded."""
+def _well_formed(answer: dict, arguments: int) -> bool:
+    """Whether an answer has the right parts. The values in them are checked when they are decoded."""
     changed = answer.get("changed")
     return (
         "value" in answer
@@ -519,12 +561,12 @@ def _well_formed(answer, arguments):
     )
 
 
-def _outcome(error):
-    """Status and text of a check that raised."""
-    if isinstance(error, BrokenOff):
-        return error.args
+def _outcome(error: BaseException) -> tuple[str, str]:
+    """Status and error text of a check that raised."""
+    if isinstance(error, StepLost):
+        return error.step.status, error.step.error
     try:
         text = f"{type(error).__name__}: {str(error)[:MAX_ERROR]}".rstrip(": ")
-    except Exception:  # a number of too many digits, or a method of the checks' own class
+    except Exception:  # `str` failed: an integer with too many digits, or a method of a class of the checks
         text = type(error).__name__
     return "timeout" if isinstance(error, Timeout) else "error", text.encode("utf-8", "replace").decode()

@@ -1,9 +1,9 @@
 """
-Counts the calls of a program's functions, and changes what they return where an experiment asks for it.
+Counts the calls of a program's functions, and changes what they return during an experiment.
 
-A watched function is not wrapped: a few expressions are added to its own body, so that decorators, attributes, stack traces and
-the depth of recursion stay as they are. The added expressions refer to constants of the code object, so that no name of the
-program tells whether an experiment is under way: the code is the same with and without one.
+A watched function is not wrapped. A few expressions are added to its own body instead, so that decorators, attributes, stack
+traces and the depth of recursion stay as they are. The added expressions refer to constants of the code object and not to
+names, and they are the same with and without an experiment, so that the program cannot tell whether one is under way.
 """
 
 import ast
@@ -14,24 +14,30 @@ import os
 import threading
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 
-# What an experiment does while it lasts. "constant", "another", "echo" and "nothing" change what callers of a watched function get:
-# the first value that it returned to anyone; at about every other call another one of its values, or an altered value while it
-# has no other; its first argument, and None, both without the function being run. "first" and "alone" change what the entry
-# point returns: the first value that a watched function returned during the call, in the form of the entry point's own result;
-# what the watched function returns for the entry point's arguments
+# What the caller gets during an experiment.
+# In place of what a watched function returns:
+#   constant  the first value that it ever returned
+#   another   at about every other call: another one of its values, or an altered value while it has no other
+#   echo      its first argument; the function does not run
+#   nothing   None; the function does not run
+# In place of what the entry point returns:
+#   first     the first value that a watched function returned during the call, in the form of the entry point's own result
+#   alone     what the watched function returns for the entry point's arguments
 EXPERIMENTS = ("constant", "another", "echo", "nothing", "first", "alone")
 NOT_RUN = ("echo", "nothing")
-MAX_VALUES = 8  # different values of one function that are remembered
+MAX_VALUES = 8  # how many different values of one function are kept
 _NO_VALUE = object()
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-MAX_ITEMS = 10_000  # of an iterator that is remembered
-MAX_WRAPPINGS = 4
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+MAX_ITEMS = 10_000  # of an iterator whose items are kept
+MAX_WRAPPINGS = 4  # containers around a value that are taken off
 _CONVERTED = (list, tuple, dict, str, int, float)  # what `list(...)` and the like make of a value
 _CONTAINERS = (list, tuple, set, frozenset, dict)
-_EMPTY = {str: "?", bytes: b"?", list: [0], tuple: (0,), set: {0}, frozenset: {0}, dict: {0: 0}}
+_EMPTY: dict[type, Any] = {str: "?", bytes: b"?", list: [0], tuple: (0,), set: {0}, frozenset: {0}, dict: {0: 0}}
 
 
 class _Depth(threading.local):
@@ -39,102 +45,103 @@ class _Depth(threading.local):
 
 
 class Watch:
-    """What is known of one watched function, and what happens to it."""
+    """Counts the calls of one watched function, keeps some of its values, and decides what its callers get."""
 
-    experiment = ""  # the one under way, for all functions
+    experiment = ""  # the one under way, shared by all watched functions
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.calls = 0
-        self.depth = _Depth()  # calls of the function that are running; only the outermost one's value is changed
-        self.told = -1  # number of values told in experiments, less one
-        self.values = []
-        self.first = _NO_VALUE  # told since the entry point was called
+        self.depth = _Depth()  # number of nested calls; only the value of the outermost call is changed
+        self.last_index = -1  # index of the last value that was given out in experiments
+        self.values: list[Any] = []
+        self.first: Any = _NO_VALUE  # the first value given out since the entry point was called
 
-    # The added expressions
+    # The added expressions call these methods
 
-    def enter(self):
-        """Whether the function's body should run."""
+    def enter(self) -> bool:
+        """Counts a call. Returns whether the function's body should run."""
         self.calls += 1
         self.depth.value += 1
         return self.depth.value > 1 or Watch.experiment not in NOT_RUN
 
-    def leave(self):
+    def leave(self) -> None:
         self.depth.value -= 1
 
-    def instead(self, *args):
+    def instead(self, *args: Any) -> Any:
         """What a function that is not run returns."""
         return args[0] if args and Watch.experiment == "echo" else None
 
-    def start(self):
-        """The same as `enter` for a generator, between whose values other code runs."""
+    def start(self) -> bool:
+        """The same as `enter`, for a generator. Other code runs between its values, so it has no depth."""
         self.calls += 1
         if self.first is _NO_VALUE:
             self.first = []
         return Watch.experiment not in NOT_RUN
 
-    def instead_of_values(self, *args):
+    def instead_of_values(self, *args: Any) -> Iterator:
         """What a generator that is not run yields."""
-        with contextlib.suppress(TypeError):  # the argument is nothing to go through
+        with contextlib.suppress(TypeError):  # the argument is not iterable
             yield from self.instead(*args) or ()
 
-    def produce(self, value):
+    def produce(self, value: Any) -> Any:
         """What a generator's caller gets in place of one of its values."""
-        values, told = self.first, self.tell(value)
+        values, result = self.first, self.give(value)
         if Watch.experiment and type(values) is list:
-            values.append(told)
-        return told
+            values.append(result)
+        return result
 
-    def tell(self, value):
+    def give(self, value: Any) -> Any:
         """What the caller gets in place of a value."""
         if not Watch.experiment or self.depth.value > 1:
             return value
         if isinstance(value, Iterator):
-            return iter(self.tell(list(itertools.islice(value, MAX_ITEMS))))
-        told = value
-        self.told += 1
+            return iter(self.give(list(itertools.islice(value, MAX_ITEMS))))
+        result = value
+        self.last_index += 1
         if Watch.experiment == "constant" and self.values:
-            told = _copied(self.values[0])
-        elif Watch.experiment == "another" and self.told.bit_count() % 2 == 0:
-            # not at every call, nor at every second one: exchanged throughout, values would be equal where they were before
+            result = _copied(self.values[0])
+        elif Watch.experiment == "another" and self.last_index.bit_count() % 2 == 0:
+            # Neither at every call nor at every second one, because values that are exchanged regularly would stay equal wherever
+            # they were equal before
             others = (other for other in reversed(self.values) if _differ(other, value))
             other = next(others, _NO_VALUE)
-            told = altered(value) if other is _NO_VALUE else _copied(other)
+            result = _altered(value) if other is _NO_VALUE else _copied(other)
         if len(self.values) < MAX_VALUES and all(_differ(known, value) for known in self.values):
             self.values.append(_copied(value))
         if self.first is _NO_VALUE:
-            self.first = _copied(told)  # the caller may change it
-        return told
+            self.first = _copied(result)  # a copy, because the caller may change the value
+        return result
 
-    def each(self, values):
+    def each(self, values: Iterable) -> Iterable:
         """What a generator yields in place of the values of another one."""
         return map(self.produce, values) if Watch.experiment else values
 
 
 class _Watched:
-    """Stands for a function that has no body of its own to add to: an alias, a partial, an object with `__call__`."""
+    """Replaces a function that has no body to add to: an alias, a partial, an object with `__call__`."""
 
-    def __init__(self, function, watch):
+    def __init__(self, function: Callable, watch: Watch):
         self._function = function
         self._watch = watch
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         run = self._watch.enter()
         try:
-            return self._watch.tell(self._function(*args, **kwargs)) if run else self._watch.instead(*args)
+            return self._watch.give(self._function(*args, **kwargs)) if run else self._watch.instead(*args)
         finally:
             self._watch.leave()
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)
 
 
-def watched_entry_point(entry, watches, namespace):
-    """The entry point as the checks call it: an experiment may replace its result by what a watched function returns."""
+def watched_entry_point(entry: Callable, watches: dict[str, Watch], namespace: dict) -> Callable:
+    """The entry point as the checks call it. An experiment may replace its result by a watched function's."""
 
-    def call(*args, **kwargs):
+    def call(*args: Any, **kwargs: Any) -> Any:
         if Watch.experiment == "alone":
             value = namespace[next(iter(watches))](*args, **kwargs)
-            if value is None and args:  # it may have worked in place
+            if value is None and args:  # the function may have changed its argument in place
                 value = args[0]
             return _listed(value)
         for watch in watches.values():
@@ -142,16 +149,19 @@ def watched_entry_point(entry, watches, namespace):
         value = entry(*args, **kwargs)
         if Watch.experiment != "first":
             return value
-        value = _listed(value)  # a generator calls the watched functions only now
-        told = [watch.first for watch in watches.values() if watch.first is not _NO_VALUE]
-        return _passed_on(told[0], value) if told else value
+        value = _listed(value)  # a generator calls the watched functions only when it is read
+        first = [watch.first for watch in watches.values() if watch.first is not _NO_VALUE]
+        return _in_form_of(value, first[0]) if first else value
 
     return call
 
 
-def _passed_on(told, value):
-    """What was told, in the form in which another value is the same: `list(...)` around it or `[0]` after it is no work."""
-    forms = [_listed(told)]
+def _in_form_of(value: Any, first: Any) -> Any:
+    """
+    The watched function's first value, in the form that equals the entry point's `value` if there is one: converted, or taken out of a
+    container. An entry point that only does this has not done any work.
+    """
+    forms = [_listed(first)]
     for _ in range(MAX_WRAPPINGS):
         if (inside := _unwrapped(forms[-1])) is _NO_VALUE:
             break
@@ -163,8 +173,8 @@ def _passed_on(told, value):
     return next((form for form in forms if not _differ(form, value)), forms[0])
 
 
-def _unwrapped(value):
-    """The only value that a container, an object or a function without arguments holds."""
+def _unwrapped(value: Any) -> Any:
+    """The value in a container or an object that has a single one, or what a function returns without arguments."""
     inside = _NO_VALUE
     if type(value) in _CONTAINERS and len(value) == 1:
         (inside,) = value.values() if type(value) is dict else value
@@ -176,39 +186,39 @@ def _unwrapped(value):
     return inside
 
 
-def _listed(value):
+def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, Iterator) else value
 
 
-def altered(value):
-    """Another value of the same type, if it is a plain one; else a bare object."""
+def _altered(value: Any) -> Any:
+    """A different value of the same type. For types that are not built in, a new object."""
     kind = type(value)
     if kind is bool:
         return not value
     if kind in (int, float):
-        return -3 * value - 1  # another sign and parity, and not the old value again when altered twice
+        return -3 * value - 1  # changes sign and parity; applied twice, it does not give the old value
     if kind in _EMPTY:
         return kind() if value else kind(_EMPTY[kind])
     return object()
 
 
-def _copied(value):
-    if type(value) not in (*_CONTAINERS, bytearray):  # objects are told apart by what they are
+def _copied(value: Any) -> Any:
+    if type(value) not in (*_CONTAINERS, bytearray):  # other objects may be compared by identity
         return value
     try:
         return copy.deepcopy(value)
-    except Exception:  # an iterator, say, or an object of the program's that does not allow it
+    except Exception:  # it holds something that cannot be copied, such as an iterator
         return value
 
 
-def _differ(one, other):
+def _differ(one: Any, other: Any) -> bool:
     try:
         return bool(one != other)
-    except Exception:  # a comparison of the program's
+    except Exception:  # raised by a comparison that the program defines
         return one is not other
 
 
-def compile_watched(source: str, names, filename: str):
+def compile_watched(source: str, names: Sequence[str], filename: str) -> tuple[types.CodeType, dict[str, Watch]]:
     """
     Compiles a program with the added expressions.
 
@@ -219,15 +229,14 @@ def compile_watched(source: str, names, filename: str):
     adding = _AddWatches(watches)
     tree = ast.fix_missing_locations(adding.visit(ast.parse(source, filename)))
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # that a text is called, which a constant that is a function will have replaced
+        # The compiler would warn that strings are called: `_with_constants` replaces them by functions
+        warnings.simplefilter("ignore")
         code = compile(tree, filename, "exec", dont_inherit=True)
     return _with_constants(code, adding.constants), watches
 
 
-def _with_constants(code, constants):
-    """The code with other constants in place of some of its texts, that of its functions too."""
+def _with_constants(code: types.CodeType, constants: dict[str, Any]) -> types.CodeType:
+    """The code, and that of its functions, with other constants in place of some of its strings."""
     values = (
         _with_constants(value, constants)
         if isinstance(value, types.CodeType)
@@ -240,35 +249,35 @@ def _with_constants(code, constants):
 
 
 class _AddWatches(ast.NodeTransformer):
-    """Adds the expressions to the watched functions of a module; of other functions nothing is looked at."""
+    """Adds the expressions to the watched functions of a module. It does not look into other functions."""
 
-    def __init__(self, watches):
+    def __init__(self, watches: dict[str, Watch]):
         self.watches = watches
-        self.constants = {}  # by the text that stands for each until the code is compiled
-        self.key = os.urandom(8).hex()  # so that no text of the program is one of these
+        self.constants: dict[str, Any] = {}  # by the string that takes the place of each until the code is compiled
+        self.key = os.urandom(8).hex()  # part of these strings, so that the program contains none of them
         self.numbers = itertools.count()
 
-    def constant(self, value):
+    def constant(self, value: Any) -> ast.Constant:
         text = f"{self.key} {next(self.numbers)}"
         self.constants[text] = value
         return ast.Constant(text)
 
-    def call(self, function, *args):
+    def call(self, function: Callable, *args: ast.expr) -> ast.Call:
         return ast.Call(self.constant(function), list(args), [])
 
-    def visit_ClassDef(self, node):
+    def visit_ClassDef(self, node: Any) -> ast.AST:
         return node
 
     visit_Lambda = visit_ClassDef
 
-    def visit_FunctionDef(self, node):
+    def visit_FunctionDef(self, node: Any) -> ast.AST:
         if node.name in self.watches:
             _watch_body(node, self.watches[node.name], self.call)
         return node
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
-    def visit_Assign(self, node):
+    def visit_Assign(self, node: Any) -> ast.AST | list[ast.AST]:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         names = [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
         names = [name for name in names if name in self.watches]
@@ -276,9 +285,9 @@ class _AddWatches(ast.NodeTransformer):
             return node
         if isinstance(node.value, ast.Lambda) and len(targets) == 1 and isinstance(targets[0], ast.Name):
             returned = ast.copy_location(ast.Return(node.value.body), node)
-            # a lambda's arguments are taken over as they are; the new function is made in the same place
+            # a function with the lambda's arguments, defined in the same place
             function = ast.copy_location(ast.FunctionDef(names[0], node.value.args, [returned], [], None, None), node)
-            function.type_params = []
+            vars(function)["type_params"] = []  # since Python 3.12
             return self.visit_FunctionDef(function)
         replacements = [
             ast.Assign(
@@ -292,8 +301,8 @@ class _AddWatches(ast.NodeTransformer):
     visit_AnnAssign = visit_Assign
 
 
-def _watch_body(function, watch, call):
-    """Adds the expressions to a function's body; functions within it are left alone."""
+def _watch_body(function: _Function, watch: Watch, call: Callable[..., ast.Call]) -> None:
+    """Adds the expressions to a function's body, but not to functions within it."""
     is_generator = any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _own_nodes(function))
     changed = _ReplaceValues(watch, call, is_generator)
     body = [changed.visit(statement) for statement in function.body]
@@ -302,12 +311,13 @@ def _watch_body(function, watch, call):
         docstring, body = body[:1], body[1:]
     enter = call(watch.start if is_generator else watch.enter)
     names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)][:1]
-    first = [ast.Name(name, ast.Load()) for name in names]
+    first: list[ast.expr] = [ast.Name(name, ast.Load()) for name in names]
     if not names and function.args.vararg:
         first = [ast.Starred(ast.Name(function.args.vararg.arg, ast.Load()), ast.Load())]
+    instead: list[ast.stmt]
     if is_generator:
         values = call(watch.instead_of_values, *first)
-        if isinstance(function, ast.AsyncFunctionDef):  # it cannot go through another one
+        if isinstance(function, ast.AsyncFunctionDef):  # an asynchronous generator cannot contain `yield from`
             instead = [ast.Return(None)]
         else:
             instead = [ast.Expr(ast.YieldFrom(values)), ast.Return(None)]
@@ -315,16 +325,16 @@ def _watch_body(function, watch, call):
         instead = [ast.Return(call(watch.instead, *first))]
     body = [ast.If(ast.UnaryOp(ast.Not(), enter), instead, []), *body]
     if not is_generator:
-        body.append(ast.Return(call(watch.tell, ast.Constant(None))))
+        body.append(ast.Return(call(watch.give, ast.Constant(None))))
         body = [ast.Try(body, [], [], [ast.Expr(call(watch.leave))])]
     for node in body:
         ast.copy_location(node, function)
     function.body = docstring + body
 
 
-def _own_nodes(function):
+def _own_nodes(function: _Function) -> Iterator[ast.AST]:
     """The nodes of a function's body, without those of functions and classes within it."""
-    stack = [*function.body]
+    stack: list[ast.AST] = [*function.body]
     while stack:
         node = stack.pop()
         yield node
@@ -333,30 +343,30 @@ def _own_nodes(function):
 
 
 class _ReplaceValues(ast.NodeTransformer):
-    """Sends what a function returns or yields through its watch."""
+    """Passes what a function returns or yields to its watch, and returns or yields what that gives."""
 
-    def __init__(self, watch, call, is_generator):
+    def __init__(self, watch: Watch, call: Callable[..., ast.Call], is_generator: bool):
         self.watch = watch
         self.call = call
         self.is_generator = is_generator
 
-    def _other_scope(self, node):
+    def _other_scope(self, node: ast.AST) -> ast.AST:
         return node
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _other_scope
 
-    def visit_Return(self, node):
+    def visit_Return(self, node: ast.Return) -> ast.AST:
         self.generic_visit(node)
         if not self.is_generator:
-            node.value = self.call(self.watch.tell, node.value or ast.Constant(None))
+            node.value = self.call(self.watch.give, node.value or ast.Constant(None))
         return node
 
-    def visit_Yield(self, node):
+    def visit_Yield(self, node: ast.Yield) -> ast.AST:
         self.generic_visit(node)
         node.value = self.call(self.watch.produce, node.value or ast.Constant(None))
         return node
 
-    def visit_YieldFrom(self, node):
+    def visit_YieldFrom(self, node: ast.YieldFrom) -> ast.AST:
         self.generic_visit(node)
         node.value = self.call(self.watch.each, node.value)
         return node

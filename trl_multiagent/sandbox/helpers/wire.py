@@ -14,34 +14,40 @@ import os
 import re
 import struct
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 
 MAX_DEPTH = 200
 MAX_NODES = 2_000_000  # elements of one value, all levels together
 MAX_ANSWER = 4 << 20  # bytes of a message written by a candidate
 MAX_SOURCE = 1 << 20  # characters of a program
-MAX_JOB = 64 << 20  # bytes of one written by trusted code
+MAX_JOB = 64 << 20  # bytes of a message written by trusted code
 MAX_TEXT = 4000  # characters of an exception's message
 MAX_ARGS = 9  # arguments of an exception
 MAX_INTEGER = 1 << 22  # bits of an integer
 MAX_RATIO = 1 << 15  # bits of a fraction's numerator and denominator, whose greatest common divisor is computed
 MAX_BOUND = 1 << 10  # bits of a range's start, stop and step
 MAX_DIGITS = 1 << 16  # digits of a decimal number
-MAX_SAME_HASH = (
-    100  # elements of a set, or keys of a dictionary, with the same hash, because each is compared with all others
-)
+# Elements of a set, or keys of a dictionary, with the same hash. Each of them is compared with all others
+MAX_SAME_HASH = 100
 _DECIMAL = re.compile(
     rf"-?(\d{{1,{MAX_DIGITS}}}(\.\d{{1,{MAX_DIGITS}}})?(E[+-]?\d{{1,5}})?|Infinity|s?NaN\d{{0,9}})", re.A | re.I
 )
-_SAFE_INTEGER = 1 << 256  # larger ones travel in hexadecimal, which is read in one pass
+_SAFE_INTEGER = 1 << 256  # larger ones are sent in hexadecimal, which is read in linear time
 _MAPPINGS = (dict, collections.Counter, collections.OrderedDict)
 _ATOMS = (str, int, float, bool, type(None))
 
 
-def _number(text):
+# How values of a type are sent: a function that gives a value's parts, and one that makes the value of them
+Codec = tuple[Callable[[Any], Any], Callable[[list], Any]]
+
+
+def _number(text: str) -> int:
     if len(text) > 80:
         raise ValueError("a number of too many digits")
     return int(text)
@@ -52,89 +58,91 @@ _dumps = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 class TooLarge(ValueError):
-    """A value that may not cross."""
+    """A value that exceeds a limit and is not sent or read."""
 
 
-def _typed(parts, *types):
+def _typed(parts: list, *types: type) -> list:
     """The parts, which must have these types exactly."""
     if [type(part) for part in parts] != [*types]:
         raise ValueError("parts of other types")
     return parts
 
 
-def _one(kind, read, make):
+def _one(kind: type, read: Callable, make: Callable) -> Codec:
     """A value made of a single part."""
     return lambda value: [read(value)], lambda parts: make(*_typed(parts, kind))
 
 
-def _fields(kind, names, types):
+def _fields(kind: Any, names: str, types: tuple[type, ...]) -> Codec:
     """A value made of its fields, as the type itself defines them."""
     fields = [getattr(kind, name) for name in names.split()]
     return lambda value: [field.__get__(value) for field in fields], lambda parts: kind(*_typed(parts, *types))
 
 
-def _items(kind):
+def _items(kind: Any) -> Codec:
     return lambda value: [*kind.__iter__(value)], kind
 
 
-def _hashed(parts):
-    """Parts that become keys, or elements of a set."""
+def _hashed(parts: list) -> list:
+    """The parts, which will be keys or elements of a set. Raises if too many have the same hash."""
     if len(parts) > MAX_SAME_HASH and max(collections.Counter(map(hash, parts)).values()) > MAX_SAME_HASH:
         raise TooLarge("too many keys have the same hash")
     return parts
 
 
-def _mapping(kind):
-    def build(parts):
+def _mapping(kind: Any) -> Codec:
+    def build(parts: list) -> Any:
         return kind(dict(zip(_hashed(parts[::2]), parts[1::2], strict=True)))
 
     return lambda value: [part for item in kind.items(value) for part in item], build
 
 
-def _at_most(number, bits):
+def _at_most(number: int, bits: int) -> int:
     if int.bit_length(number) > bits:
         raise TooLarge(f"an integer of more than {bits} bits")
     return number
 
 
-def _hexadecimal(value):
+def _hexadecimal(value: int) -> str:
     return hex(_at_most(value, MAX_INTEGER))
 
 
-def _integer(text):
+def _integer(text: str) -> int:
     if len(text) > MAX_INTEGER // 4 + 4:
         raise TooLarge("an integer of too many digits")
     return int(text, 16)
 
 
-def _ratio(numerator, denominator):
+def _ratio(numerator: int, denominator: int) -> Fraction:
     return Fraction(_at_most(numerator, MAX_RATIO), _at_most(denominator, MAX_RATIO))
 
 
-def _decimal(text):
+def _decimal(text: str) -> Decimal:
     if not _DECIMAL.fullmatch(text):
         raise TooLarge(f"not a decimal number of at most {MAX_DIGITS} digits")
     return Decimal(text)
 
 
-def _decimal_text(value):
+def _decimal_text(value: Decimal) -> str:
     text = Decimal.__str__(value)
     _decimal(text)
     return text
 
 
-def _moment(kind, names):
+def _moment(kind: Any, names: str) -> Codec:
     """A date and time, or a time, with its zone and fold."""
     fields = [getattr(kind, name) for name in names.split()]
 
-    def read(value):
+    def read(value: Any) -> list:
         zone, fold = kind.tzinfo.__get__(value), kind.fold.__get__(value)
-        if zone is not None and type(zone) is not timezone:  # the program's own, or zoneinfo's, which has no data here
+        if (
+            zone is not None and type(zone) is not timezone
+        ):  # a class of the program, or of zoneinfo, which has no data here
             offset = kind.utcoffset(value)
             zone = None if offset is None else timezone(offset)
         return [zone, fold, *(field.__get__(value) for field in fields)]
 
-    def build(parts):
+    def build(parts: list) -> Any:
         zone, fold, *numbers = parts
         _typed([zone, fold, *numbers], type(zone), *[int] * (1 + len(fields)))
         if zone is not None and type(zone) is not timezone:
@@ -144,27 +152,27 @@ def _moment(kind, names):
     return read, build
 
 
-def _zone(parts):
+def _zone(parts: list) -> timezone:
     return timezone(*_typed(parts, timedelta, *[str] * (len(parts) - 1)))
 
 
-def _defaults(parts):
+def _defaults(parts: list) -> collections.defaultdict:
     factory, *items = parts
     if factory is not None and not callable(factory):
         raise ValueError("not a factory")
     return collections.defaultdict(factory, _BUILD["dict"](items))
 
 
-def _ratio_parts(value):
+def _ratio_parts(value: Any) -> list[int]:
     return [_at_most(part, MAX_RATIO) for part in (Fraction.numerator.fget(value), Fraction.denominator.fget(value))]
 
 
-def _range_parts(value):
+def _range_parts(value: range) -> list[int]:
     return [_at_most(part, MAX_BOUND) for part in (value.start, value.stop, value.step)]
 
 
 _CLOCK = "hour minute second microsecond"
-_PLAIN = {  # type: (its parts, the value that they make)
+_PLAIN: dict[type, Codec] = {  # type: (its parts, the value that they make)
     str: _one(str, str.__str__, str),
     float: _one(float, float.__float__, float),
     int: _one(str, _hexadecimal, _integer),
@@ -193,12 +201,12 @@ _PLAIN = {  # type: (its parts, the value that they make)
     timedelta: _fields(timedelta, "days seconds microseconds", (int, int, int)),
     timezone: (timezone.__getinitargs__, _zone),
 }
-_BUILD = {kind.__name__: build for kind, (_, build) in _PLAIN.items()} | {
+_BUILD: dict[str, Callable[[list], Any]] = {kind.__name__: build for kind, (_, build) in _PLAIN.items()} | {
     "iterator": iter,
     "type": lambda parts: _TYPES[_typed(parts, str)[0]],
     "object": lambda parts: Opaque(),
 }
-# an argument's changes travel back
+# If a call changes an argument of these types, the new value is sent back
 MUTABLE = (list, set, bytearray, collections.deque, collections.defaultdict, *_MAPPINGS)
 _BUILTIN = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
 _RAISABLE = {name: kind for name, kind in _BUILTIN.items() if issubclass(kind, Exception) and "Group" not in name}
@@ -207,14 +215,39 @@ _TYPES |= {kind.__name__: kind for kind in (*_PLAIN, type(None))}
 
 
 class WireError(Exception):
-    """A message or a value that breaks the format."""
+    """A message or a value that does not follow the format."""
 
 
 class Opaque:
-    """Stands for an object that is not plain data: true, equal to nothing but itself."""
+    """Stands for an object that is not plain data. It is true, and equal to itself alone."""
 
 
-def pack(message) -> bytes:
+@dataclass(frozen=True)
+class LostStep:
+    """
+    A step of the checks that ended the verifier in an earlier run, or that it could not complete.
+
+    Args:
+        number (`int`): The step; see `Evaluation.step` in `verifier.py`.
+        status (`str`): `"timeout"` or `"error"`.
+        error (`str`): What happened, for the check's record.
+    """
+
+    number: int
+    status: str
+    error: str
+
+
+@dataclass
+class CheckResult:
+    """Status, source and error of a check, as in the package's `Check`."""
+
+    status: str
+    source: str
+    error: str = ""
+
+
+def pack(message: Any) -> bytes:
     """The bytes that carry `message`, made of JSON's own types."""
     body = _dumps(message).encode("ascii")
     return struct.pack("<I", len(body)) + body
@@ -227,7 +260,7 @@ class Inbox:
         self.limit = limit
         self.data = bytearray()
 
-    def next(self):
+    def next(self) -> Any:
         """The next message, or None while it is incomplete."""
         if len(self.data) < 4:
             return None
@@ -243,8 +276,8 @@ class Inbox:
         except (ValueError, RecursionError) as error:
             raise WireError("a message that is not JSON") from error
 
-    def read(self, fd: int):
-        """Waits for the next message; this process ends when the other side is gone."""
+    def read(self, fd: int) -> Any:
+        """Waits for the next message. Ends this process when the other side has closed the connection."""
         while (message := self.next()) is None:
             chunk = os.read(fd, 1 << 16)
             if not chunk:
@@ -253,11 +286,14 @@ class Inbox:
         return message
 
 
-def encode(value, functions: list, note=None):
-    """The value for JSON; functions are appended to `functions`, `note` is told of values that pretend to be equal to others."""
+def encode(value: Any, functions: list[Callable], note: Callable[[str], None] | None = None) -> Any:
+    """
+    The value as JSON's types. Functions in it are appended to `functions`. `note` is called for a value whose class defines its
+    own equality, because it could claim to be equal to any value.
+    """
     left = MAX_NODES
 
-    def plain(value, depth=0):
+    def plain(value: Any, depth: int = 0) -> Any:
         nonlocal left
         kind = type(value)
         left -= len(value) >> 4 if kind is str else 1
@@ -269,10 +305,10 @@ def encode(value, functions: list, note=None):
             return [plain(item, depth + 1) for item in value]
         if kind is type and _TYPES.get(value.__name__) is value:
             return {"type": [value.__name__]}
-        written_here = [base for base in kind.__mro__ if base.__module__ in ("solution", "unittest.mock")]
-        if note and any(name in vars(base) for base in written_here for name in ("__eq__", "__lt__", "__sub__")):
+        defined_by_program = [base for base in kind.__mro__ if base.__module__ in ("solution", "unittest.mock")]
+        if note and any(name in vars(base) for base in defined_by_program for name in ("__eq__", "__lt__", "__sub__")):
             note("own equality")
-        for base in kind.__mro__:  # a subclass travels as the plain type that it extends
+        for base in kind.__mro__:  # a subclass is sent as the plain type that it extends
             if base in _PLAIN:
                 return {base.__name__: [plain(part, depth + 1) for part in _PLAIN[base][0](value)]}
         if callable(value):
@@ -288,20 +324,23 @@ def encode(value, functions: list, note=None):
         raise RuntimeError(f"the value is too large or nested too deeply to leave the sandbox: {error}") from None
 
 
-def encode_call(function: int, args, kwargs, functions: list):
+def encode_call(function: int, args: Sequence, kwargs: dict[str, Any], functions: list[Callable]) -> dict[str, Any]:
     """The message that asks the other side to call its function of that number."""
     named = {name: encode(value, functions) for name, value in kwargs.items()}
     return {"call": function, "args": [encode(value, functions) for value in args], "kwargs": named}
 
 
-def decode_call(message, function):
+def decode_call(message: Any, function: Callable[[int], Callable]) -> tuple[list, dict[str, Any]]:
     """Positional and keyword arguments of a call."""
     args = [decode(value, function) for value in message["args"]]
     return args, {name: decode(value, function) for name, value in message["kwargs"].items()}
 
 
-def describe(error):
-    """What travels of an exception: its name and module, its nearest built-in base, its arguments, whatever its methods do."""
+def describe(error: BaseException) -> list:
+    """
+    What is sent of an exception: its name and module, the name of its nearest built-in base, and its arguments. It never
+    raises, whatever the exception's own methods do.
+    """
     kind = type(error)
     base = next((base.__name__ for base in kind.__mro__ if base in _RAISABLE.values()), "Exception")
     try:
@@ -314,8 +353,11 @@ def describe(error):
         return [kind.__name__ if isinstance(failure, Exception) else type(failure).__name__, base]
 
 
-def rebuild(raised, names):
-    """An exception of that name, base and arguments; `names` has the classes that the checks define, besides the library's."""
+def rebuild(raised: Any, names: dict[str, Any]) -> Exception:
+    """
+    The exception that `describe` described. Its class is one of `names`, which the checks define, or of the standard library,
+    or a new one with that name and base.
+    """
     if type(raised) is not list or [type(part) for part in raised[:2]] != [str, str]:
         raise WireError("an exception that breaks the format")
     name, base, *args = raised
@@ -330,15 +372,15 @@ def rebuild(raised, names):
     return kind.__new__(kind, *args)
 
 
-def decode(data, function):
-    """The value that `encode` wrote; `function(n)` makes the stand-in for function number n of the other side."""
+def decode(data: Any, function: Callable[[int], Callable]) -> Any:
+    """The value that `encode` wrote. `function(n)` makes the proxy for function number n of the other side."""
     try:
         return _decode(data, function, 0)
     except (TypeError, ValueError, KeyError, IndexError, ArithmeticError, RecursionError) as error:
         raise WireError("a value that breaks the format") from error
 
 
-def _decode(data, function, depth):
+def _decode(data: Any, function: Callable[[int], Callable], depth: int) -> Any:
     kind = type(data)
     if kind is not list and kind is not dict:
         return data

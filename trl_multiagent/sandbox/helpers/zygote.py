@@ -1,9 +1,14 @@
 """
 Forks one candidate per program. It never sees a check, a program or an answer.
 
-Commands on its socket, one packet each: `F` with a descriptor forks a candidate that talks on it; `K` ends the candidate
-and everything it left behind, and reports what it used; `D` does so for one that seems to have ended, and gives it time to
-do so; `S` reports what the candidate has done since the last `S`. All but `F` are answered by one packet of JSON.
+Commands on its socket, one packet each:
+
+- `F`, with a descriptor: forks a candidate that communicates on it.
+- `K`: ends the candidate and all processes that it started, and reports what it used.
+- `D`: the same for a candidate that seems to be ending by itself, which gets a moment to do so.
+- `S`: reports what the candidate has done since the last `S`.
+
+All but `F` are answered by one packet of JSON.
 """
 
 import gc
@@ -19,12 +24,13 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from . import kernel
-from .candidate import serve, watch_acts
+from .candidate import report_suspicious_acts, serve
 
 
-# What a program may import: nothing can be opened after the lock-down, so all of it is loaded before.
+# What a program may import. No file can be opened after the lock-down, so all of it is loaded before
 MODULES = """
 abc argparse array ast asyncio base64 binascii bisect bz2 calendar cmath cmd codecs collections.abc colorsys
 concurrent.futures.thread configparser contextlib contextvars copy copyreg csv dataclasses datetime decimal difflib
@@ -37,20 +43,21 @@ encodings.base64_codec encodings.cp1252 encodings.hex_codec encodings.idna encod
 encodings.raw_unicode_escape encodings.rot_13 encodings.unicode_escape encodings.utf_16 encodings.utf_16_be
 encodings.utf_16_le encodings.utf_32 encodings.utf_8_sig
 """.split()
-NICENESS = 5  # of a program that does not answer at once; more threads make it higher
-ABSENT = ("_hashlib", "_ssl", "ssl")  # OpenSSL is large, and asyncio and hashlib do without it
+NICENESS = 5  # of a program that does not answer at once; with more threads it is higher
+ABSENT = ("_hashlib", "_ssl", "ssl")  # OpenSSL is large, and asyncio and hashlib work without it
 
 
-def main(control_fd: int, config: dict):
+def main(control_fd: int, config: dict) -> None:
     """Body of the zygote's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=control_fd)
-    sys.modules.update(dict.fromkeys(ABSENT))
+    for name in ABSENT:
+        sys.modules[name] = None  # type: ignore[assignment]  # an import of it raises
     for name in MODULES:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError:
-            continue  # an interpreter that was built without it
+            continue  # the interpreter was built without it
     sys.meta_path[:] = sys.meta_path[:2]  # built-in and frozen modules: no other import touches a file
     sys.path.clear()
     sys.argv[:] = [""]
@@ -64,9 +71,9 @@ def main(control_fd: int, config: dict):
         raise
     max_tasks = _max_tasks()
     os.environ.clear()
-    watch_acts()
+    report_suspicious_acts()
     for name in [name for name in sys.modules if name.partition(".")[0] == "helpers"]:
-        del sys.modules[name]  # no program can import them
+        del sys.modules[name]  # no program may import them
     random.seed(0)  # every candidate starts from the same state
     gc.collect()
     gc.freeze()
@@ -75,11 +82,11 @@ def main(control_fd: int, config: dict):
     _serve(control, config["layers"], max_tasks)
 
 
-def _max_tasks():
+def _max_tasks() -> int:
     """
     RLIMIT_NPROC of candidates. The kernel counts the processes and threads of a user. If the zygote shares its user with other
-    processes, the limit cannot bound a single program: it then only keeps a quarter for others, and the verifier ends a program
-    that has too many threads when it looks at it.
+    processes, the limit cannot bound a single program: it then only reserves a quarter for others, and the verifier ends a program
+    in which it finds too many threads.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     own = 3  # this process, the one that waits for it outside its namespace, and a candidate
@@ -95,12 +102,13 @@ def _max_tasks():
     return limit if hard < 0 or 0 <= limit < hard else hard
 
 
-def _send(control, **message):
+def _send(control: socket.socket, **message: Any) -> None:
     control.send(json.dumps(message).encode())
 
 
-def _serve(control, layers, max_tasks):
-    child, usage = 0, None
+def _serve(control: socket.socket, layers: list[str], max_tasks: int) -> None:
+    child = 0
+    usage: Any = None  # of the candidate
     while True:
         packet, fds, _, _ = socket.recv_fds(control, 64, 1)
         if packet == b"F":
@@ -109,7 +117,7 @@ def _serve(control, layers, max_tasks):
         elif packet == b"S":
             _send(control, **usage.since_last_time())
         elif child:
-            used, child = _end(child, 0.2 if packet == b"D" else 0.0, layers), 0
+            used, child = _end_candidate(child, 0.2 if packet == b"D" else 0.0, layers), 0
             if packet:
                 _send(control, **used)
         if not packet:
@@ -121,33 +129,32 @@ class Thread:
     """What is known about a thread of a candidate, in seconds."""
 
     ran: float = 0.0
-    waited: float = 0.0  # for a core, up to its last turn
-    turns: int = 0  # on a core
-    held: float = 0.0  # stopped from outside, or waiting for memory
-    pending: float = 0.0  # waiting for its next turn; the kernel counts that when it comes
+    waited: float = 0.0  # for a core, until it was last scheduled
+    turns: int = 0  # how often it was scheduled
+    held: float = 0.0  # stopped by another process, or waiting for memory
+    pending: float = 0.0  # waiting to be scheduled now; the kernel counts this time only afterwards
 
 
 class Usage:
     """What a candidate has used: processor time, and time spent waiting for a core."""
 
-    def __init__(self, pid):
+    def __init__(self, pid: int):
         self.pid = pid
-        self.clock = (
-            ~pid << 3 | 2
-        )  # the kernel's name for a process' processor time, which includes threads that ended
+        # The kernel's number for the clock of a process's processor time, which includes threads that ended
+        self.clock = ~pid << 3 | 2
         self.ran = 0.0
         self.looked = time.monotonic()
         self.threads: dict[str, Thread] = {}
         self.pending = 0.0
         self.niceness = 0
 
-    def since_last_time(self):
+    def since_last_time(self) -> dict[str, float]:
         """Seconds of processor time, seconds spent waiting for a core, and the number of threads."""
         now, total = time.monotonic(), time.clock_gettime(self.clock)
         elapsed, ran, self.looked, self.ran = now - self.looked, total - self.ran, now, total
         threads, waited, active = {}, 0.0, 0
         names = self._names()
-        for name in names[: kernel.MAX_THREADS + 2]:  # a program with more is ended anyway
+        for name in names[: kernel.MAX_THREADS + 2]:  # the verifier ends a program with more
             before = self.threads.get(name, Thread())
             try:
                 threads[name] = thread = self._thread(name, before, elapsed)
@@ -156,19 +163,19 @@ class Usage:
             waited += thread.waited - before.waited + thread.held - before.held
             active += thread.turns != before.turns
         pending = max((thread.pending for thread in threads.values()), default=0.0)
-        # time in which threads wait for one another does not count
+        # waiting for another thread of the same program does not count as waiting for a core
         waited = max(0.0, waited - ran * max(0, active - 1)) + pending - self.pending
         self.threads, self.pending = threads, pending
         self._lower_priority(len(names))
         return {"computed": ran, "waited": waited, "threads": len(names)}
 
-    def _names(self):
+    def _names(self) -> list[str]:
         try:
             return os.listdir(f"/proc/{self.pid}/task")
         except FileNotFoundError:  # /proc is mounted with hidepid: all time counts
             return []
 
-    def _thread(self, name, before, elapsed):
+    def _thread(self, name: str, before: Thread, elapsed: float) -> Thread:
         folder = f"/proc/{self.pid}/task/{name}"
         ran, waited, turns = map(int, _read(f"{folder}/schedstat").split())
         state = _read(f"{folder}/stat").rpartition(b")")[2].split()[0]
@@ -181,16 +188,16 @@ class Usage:
             thread.held += elapsed
         return thread
 
-    def _lower_priority(self, threads):
-        """Lowers the priority of a program that does not answer at once, so that its threads together get the share of one."""
-        # each step of niceness takes about a fifth of the weight
+    def _lower_priority(self, threads: int) -> None:
+        """Lowers the priority of a slow program. All its threads together then get as much of a core as one thread."""
+        # one step of niceness lowers a thread's weight by about a fifth
         niceness = min(19, NICENESS + round(math.log(max(1, threads), 1.25)))
         if niceness > self.niceness:
             os.setpriority(os.PRIO_PGRP, self.pid, niceness)
             self.niceness = niceness
 
 
-def _read(path):
+def _read(path: str) -> bytes:
     fd = os.open(path, os.O_RDONLY)
     try:
         return os.read(fd, 4096)
@@ -198,7 +205,7 @@ def _read(path):
         os.close(fd)
 
 
-def _fork(fd, control, layers, max_tasks):
+def _fork(fd: int, control: socket.socket, layers: list[str], max_tasks: int) -> int:
     try:
         if child := os.fork():
             os.close(fd)
@@ -208,7 +215,7 @@ def _fork(fd, control, layers, max_tasks):
         resource.setrlimit(resource.RLIMIT_NPROC, (max_tasks, max_tasks))
         if "seccomp" in layers:
             kernel.filter_calls("candidate")
-    except OSError as error:  # in either process: the next answer that the verifier reads tells it
+    except OSError as error:  # in either process. The verifier reads this as its next answer
         _send(control, fault=f"a candidate's process could not be started: {error}")
         os._exit(1)
     try:
@@ -218,16 +225,19 @@ def _fork(fd, control, layers, max_tasks):
         os._exit(0)
 
 
-def _end(child, patience, layers):
-    """Kills the candidate and whatever it forked, reaps it, and says how it had ended by then."""
-    end = time.monotonic() + patience
+def _end_candidate(child: int, seconds: float, layers: list[str]) -> dict[str, float]:
+    """
+    Waits up to `seconds` for the candidate to end by itself, then kills it and whatever it forked. Returns what it used, and
+    the signal that had ended it before.
+    """
+    end = time.monotonic() + seconds
     while not (ended := os.wait4(child, os.WNOHANG))[0] and time.monotonic() < end:
         time.sleep(0.001)
     pid, status, usage = ended
     if not pid:
         os.kill(child, signal.SIGKILL)
         _, _, usage = os.wait4(child, 0)
-    if "seccomp" not in layers:  # nothing kept it from forking: its orphans are this process's children
+    if "seccomp" not in layers:  # it was able to fork, and its orphans are now this process's children
         children = Path(f"/proc/self/task/{os.getpid()}/children")
         while orphans := [int(pid) for pid in children.read_text().split()]:
             for orphan in orphans:
