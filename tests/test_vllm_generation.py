@@ -74,8 +74,8 @@ class Weights(TrainerCallback):
 class Recorded(MAGRPOTrainer):
     """Records the samples."""
 
-    def _sample(self, role, nodes):
-        samples = super()._sample(role, nodes)
+    def _sample_agent(self, role, nodes, num_generations, synchronized):
+        samples = super()._sample_agent(role, nodes, num_generations, synchronized)
         self.__dict__.setdefault("samples", []).append(samples)
         return samples
 
@@ -83,7 +83,7 @@ class Recorded(MAGRPOTrainer):
 class Replayed(MAGRPOTrainer):
     """Returns the samples that another trainer recorded."""
 
-    def _sample(self, role, nodes):
+    def _sample_agent(self, role, nodes, num_generations, synchronized):
         samples = self.samples.pop(0)
         return [Samples(s.prompt_ids, s.completion_ids, s.texts) for s in samples]
 

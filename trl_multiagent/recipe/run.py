@@ -45,6 +45,8 @@ def run_recipe(algorithm: str, task: Task, argv: Sequence[str] | None = None, pr
         eval_dataset=eval_dataset,
     )
     recipe.train_and_save(trainer)
+    trainer.accelerator.wait_for_everyone()  # a process that exits while another one still communicates would abort it
+    trainer.accelerator.end_training()
 
 
 def parse_recipe(algorithm: str, task: Task, argv: Sequence[str] | None = None, prog: str | None = None) -> Recipe:
