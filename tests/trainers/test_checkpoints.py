@@ -18,7 +18,12 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOTrainer, MARLOOConfig, MARLOOTrainer
 from trl_multiagent.environments import TaskError
-from trl_multiagent.trainers.base.checkpoint_files import STATE_FILE, UNFINISHED_FOLDER, check_files, read_checkpoint
+from trl_multiagent.trainers.base.checkpoint_files import (
+    STATE_FILE,
+    UNFINISHED_FOLDER,
+    read_checkpoint,
+    verify_checkpoint,
+)
 from trl_multiagent.trainers.base.run_settings import check_steps, digest_of_rows
 
 from tiny import (
@@ -499,7 +504,7 @@ def damaged(checkpoint, tmp_path, damage):
             lambda folder: (folder / STATE_FILE).write_text(
                 (folder / STATE_FILE).read_text().replace("0.001", "0.002")
             ),
-            ["is damaged: it is not what was saved", STATE_FILE],
+            ["is damaged: it has changed since it was saved", STATE_FILE],
         ),
     ],
 )
@@ -517,18 +522,18 @@ def test_a_flipped_bit_in_any_file_is_found(checkpoint, tmp_path):
         for position in (0.0, 0.5):
             flip(copy / name, position)
             with pytest.raises(ValueError) as error:
-                check_files(copy)
-            assert f"{copy} is damaged: not as it was saved: {name}. Copy it again" in str(error.value)
+                verify_checkpoint(copy)
+            assert f"{copy} is damaged: changed since it was saved: {name}. Copy it again" in str(error.value)
             flip(copy / name, position)
-    check_files(copy)
+    verify_checkpoint(copy)
     flip(copy / "optimizer.pt")
-    assert "not as it was saved: optimizer.pt" in refusal(copy, tmp_path / "run")
+    assert "changed since it was saved: optimizer.pt" in refusal(copy, tmp_path / "run")
 
 
 def test_notes_beside_the_files_do_no_harm(checkpoint, tmp_path):
     copy = Path(shutil.copytree(checkpoint, tmp_path / checkpoint.name))
     (copy / "notes.txt").write_text("The good one.")
-    check_files(copy)
+    verify_checkpoint(copy)
 
 
 def test_the_newest_checkpoint_is_damaged(tmp_path):
@@ -538,11 +543,11 @@ def test_the_newest_checkpoint_is_damaged(tmp_path):
     flip(tmp_path / "checkpoint-3" / "agents" / "main" / "model.safetensors")
     with pytest.raises(ValueError) as error:
         tiny_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=True)
-    assert "checkpoint-3 is damaged: not as it was saved: agents/main/model.safetensors" in str(error.value)
-    assert str(error.value).endswith(f"from the checkpoint before it that is complete: {tmp_path / 'checkpoint-1'}.")
+    assert "checkpoint-3 is damaged: changed since it was saved: agents/main/model.safetensors" in str(error.value)
+    assert str(error.value).endswith(f"from the last complete checkpoint before it: {tmp_path / 'checkpoint-1'}.")
     shutil.rmtree(tmp_path / "checkpoint-3")
     (tmp_path / "checkpoint-3").mkdir()
-    with pytest.raises(ValueError, match=r"checkpoint-3 is no complete checkpoint .*complete: .*checkpoint-1\."):
+    with pytest.raises(ValueError, match=r"checkpoint-3 is no complete checkpoint .*last complete checkpoint before it: .*checkpoint-1\."):
         tiny_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=True)
 
 

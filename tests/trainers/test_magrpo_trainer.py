@@ -508,7 +508,7 @@ def test_config_sizes():
         ({"num_iterations": 2}, "`num_iterations=2` is not supported"),
         ({"use_liger_kernel": True}, "`use_liger_kernel=True` is not supported"),
         ({"steps_per_generation": 4}, "set `items_per_device`"),
-        ({"entropy_coef": 0.01}, "depends on how a batch is cut"),
+        ({"entropy_coef": 0.01}, "depends on how a batch is split"),
     ],
 )
 def test_config_refusals(settings, message):

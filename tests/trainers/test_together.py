@@ -137,7 +137,7 @@ def test_fsdp_is_refused(tmp_path, monkeypatch):
 def test_deepspeed_that_was_not_started_is_refused(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     accelerator = SimpleNamespace(distributed_type=DistributedType.MULTI_CPU, num_processes=2)
-    with pytest.raises(ValueError, match="DeepSpeed was asked for, but accelerate runs MULTI_CPU"):
+    with pytest.raises(ValueError, match="DeepSpeed was requested, but accelerate runs MULTI_CPU"):
         check_distribution(accelerator)
 
 
