@@ -1,4 +1,4 @@
-"""Rollout metrics of trees that are written down here, as if of two processes."""
+"""Rollout metrics of two processes, computed from trees that are defined here by hand."""
 
 import statistics
 
@@ -53,7 +53,7 @@ def test_the_deviation_of_a_single_reward_is_zero():
     assert sum_totals([totals([[node([2.0], [2.0], [9])]])]).totals["reward"].std == 0.0
 
 
-def test_a_line_per_joint_action():
+def test_the_table_has_a_line_per_joint_action():
     lines = completion_lines(HERE)
     assert [(line.turn, line.reward, line.expected_return, line.advantage) for line in lines[:2]] == [
         (1, 1.0, 1.5, -1.5),
