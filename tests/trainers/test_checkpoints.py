@@ -1,4 +1,4 @@
-"""A run that is killed and resumed is the run that was not killed; a checkpoint of another run is refused."""
+"""A run that is killed and resumed gives the same results as an uninterrupted one. A checkpoint of another run is refused."""
 
 import importlib.util
 import json
@@ -18,7 +18,12 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOTrainer, MARLOOConfig, MARLOOTrainer
 from trl_multiagent.environments import TaskError
-from trl_multiagent.trainers.base.checkpoint_files import STATE_FILE, UNFINISHED_FOLDER, check_files, read_checkpoint
+from trl_multiagent.trainers.base.checkpoint_files import (
+    STATE_FILE,
+    UNFINISHED_FOLDER,
+    read_checkpoint,
+    verify_checkpoint,
+)
 from trl_multiagent.trainers.base.run_settings import check_steps, digest_of_rows
 
 from tiny import (
@@ -55,7 +60,7 @@ def run(forked):
 
 @pytest.fixture(scope="module")
 def whole(run, tmp_path_factory):
-    """Runs that nothing interrupts, by their settings."""
+    """Uninterrupted runs, by their settings."""
     finished = {}
 
     def whole(settings, **plan):
@@ -115,7 +120,7 @@ def names(paths):
         ("lora", ("score", 4)),
     ],
 )
-def test_a_killed_run_resumes_as_if_nothing_had_happened(run, whole, tmp_path, settings, kill):
+def test_a_killed_run_resumes_exactly(run, whole, tmp_path, settings, kill):
     uninterrupted = whole(settings)
     folder = tmp_path / "killed"
     assert run(folder, settings, kill=kill) == [KILLED], output_of(folder)
@@ -128,7 +133,7 @@ def test_a_killed_run_resumes_as_if_nothing_had_happened(run, whole, tmp_path, s
         pandas.testing.assert_frame_equal(pandas.read_parquet(left), pandas.read_parquet(right))
 
 
-def test_at_no_instant_an_incomplete_folder_counts_as_a_checkpoint(whole):
+def test_incomplete_folders_never_count_as_checkpoints(whole):
     operations, incomplete = json.loads((whole("plain") / "operations.json").read_text())
     assert incomplete == []
     assert any(line.startswith("os.rename") for line in operations) and len(operations) > 100
@@ -145,7 +150,7 @@ def test_at_no_instant_an_incomplete_folder_counts_as_a_checkpoint(whole):
         ("os.remove", "optimizer.pt", "checkpoint-4"),
     ],
 )
-def test_killed_during_the_save(run, whole, tmp_path, operation, path, last):
+def test_resume_after_a_kill_during_a_save(run, whole, tmp_path, operation, path, last):
     uninterrupted = whole("plain")
     operations, _ = json.loads((uninterrupted / "operations.json").read_text())
     number = 1 + next(k for k, line in enumerate(operations) if line.startswith(operation) and line.endswith(path))
@@ -284,7 +289,7 @@ class OwnEnvironment(FunctionEnvironment):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_a_checkpoint_of_another_run(checkpoint, tmp_path, changes, differences):
+def test_a_checkpoint_of_another_run_is_refused(checkpoint, tmp_path, changes, differences):
     message = refusal(checkpoint, tmp_path, **changes)
     assert (
         str(checkpoint) in message and "AgentTeam.from_pretrained" in message and "`resume_changes: allow`" in message
@@ -296,13 +301,13 @@ def test_a_checkpoint_of_another_run(checkpoint, tmp_path, changes, differences)
 
 
 @pytest.mark.parametrize(("saved", "here"), [(1, 2), (1, 0), (0, 1)])
-def test_settings_of_an_environment_of_a_user_s_own(tmp_path, saved, here):
+def test_settings_of_a_custom_environment_are_compared(tmp_path, saved, here):
     tiny_trainer(tmp_path / "saved", environment=OwnEnvironment(saved), save_strategy="steps").train()
     message = refusal(tmp_path / "saved" / "checkpoint-1", tmp_path, environment=OwnEnvironment(here), beta=0.0)
     assert f"environment level: {saved or None} in the checkpoint, {here or None} in this run" in message
 
 
-def test_settings_that_are_no_plain_values(tmp_path):
+def test_settings_of_an_environment_must_be_plain_values(tmp_path):
     with pytest.raises(
         TaskError, match=r"`OwnEnvironment\.resume_settings` returned .* must be a dict of plain values"
     ):
@@ -313,7 +318,7 @@ def test_settings_that_are_no_plain_values(tmp_path):
 
 
 def test_allowed_changes_take_effect_and_are_recorded(tmp_path):
-    """Twice: a later checkpoint and the card know what was changed before."""
+    """The run is resumed twice. The later checkpoint and the card list the changes of both times."""
     settings = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "linear", "max_steps": 4}
     tiny_trainer(tmp_path, **settings | {"max_steps": 2}).train()
     changed = settings | {"learning_rate": 0.01, "weight_decay": 0.5, "num_generations": 2, "resume_changes": "allow"}
@@ -352,7 +357,7 @@ def test_allowed_changes_take_effect_and_are_recorded(tmp_path):
     ],
     ids=["size", "lora", "optimizer", "rates"],
 )
-def test_changes_that_cannot_be_allowed(checkpoint, tmp_path, changes, name):
+def test_unchangeable_settings_are_refused(checkpoint, tmp_path, changes, name):
     message = refusal(checkpoint, tmp_path, resume_changes="allow", **changes)
     assert "cannot be continued with this change, although" in message and f"{name}: " in message
     assert "\n" not in message
@@ -368,12 +373,12 @@ def test_changes_that_cannot_be_allowed(checkpoint, tmp_path, changes, name):
         ),
     ],
 )
-def test_nothing_left_to_train(checkpoint, tmp_path, length, words):
+def test_a_checkpoint_that_has_taken_all_steps_is_refused(checkpoint, tmp_path, length, words):
     assert words in refusal(checkpoint, tmp_path, **length)
 
 
 @pytest.mark.parametrize("epochs", [0.5, 1.0, 1.4])
-def test_the_number_of_steps_is_that_of_the_trainer(tmp_path, epochs):
+def test_steps_are_counted_like_the_trainer_counts_them(tmp_path, epochs):
     trainer = tiny_trainer(
         tmp_path, train_dataset=tiny_items(7), max_steps=-1, num_train_epochs=epochs, learning_rate=0.0
     )
@@ -386,7 +391,7 @@ def test_the_number_of_steps_is_that_of_the_trainer(tmp_path, epochs):
 # What the rows of a dataset hold
 
 
-def test_the_digest_is_of_values_and_their_order_alone(tmp_path):
+def test_the_digest_depends_only_on_values_and_their_order(tmp_path):
     columns = {
         "text": ["a", "", None, "\u00e9\U0001f600", "bc"] * 3,
         "number": [1, None, 3, -(2**40), 5] * 3,
@@ -428,8 +433,8 @@ print(digest_of_rows(load_from_disk({str(tmp_path / "saved")!r})))
     assert done.stdout.split()[-1:] == [digest], done.stderr
 
 
-def test_every_row_counts(checkpoint, tmp_path):
-    """Also one that lies between those of the description."""
+def test_the_digest_covers_every_row(checkpoint, tmp_path):
+    """Even a row that is not among the evenly spaced rows of `describe_dataset`."""
     rows = [str(k) for k in range(1000)]
     tiny_trainer(tmp_path / "run", train_dataset=Dataset.from_dict({"x": rows}), save_strategy="steps").train()
     rows[501] = "other"
@@ -439,8 +444,8 @@ def test_every_row_counts(checkpoint, tmp_path):
     assert message.count(" in the checkpoint, ") == 1 and "rows of train_dataset: '" in message
 
 
-def test_what_may_differ(checkpoint, tmp_path):
-    """Length of the run, memory, logging, saving and evaluation; the run's own arguments count for all of them."""
+def test_other_settings_may_change(checkpoint, tmp_path):
+    """Length of the run, memory, logging, saving and evaluation. The resumed run uses its own values."""
     trainer = tiny_trainer(
         tmp_path,
         beta=0.01,
@@ -499,11 +504,11 @@ def damaged(checkpoint, tmp_path, damage):
             lambda folder: (folder / STATE_FILE).write_text(
                 (folder / STATE_FILE).read_text().replace("0.001", "0.002")
             ),
-            ["is damaged: it is not what was saved", STATE_FILE],
+            ["is damaged: it has changed since it was saved", STATE_FILE],
         ),
     ],
 )
-def test_a_damaged_checkpoint(checkpoint, tmp_path, damage, words):
+def test_a_damaged_checkpoint_is_refused(checkpoint, tmp_path, damage, words):
     message = damaged(checkpoint, tmp_path, damage)
     assert all(word in message for word in words), message
 
@@ -517,37 +522,40 @@ def test_a_flipped_bit_in_any_file_is_found(checkpoint, tmp_path):
         for position in (0.0, 0.5):
             flip(copy / name, position)
             with pytest.raises(ValueError) as error:
-                check_files(copy)
-            assert f"{copy} is damaged: not as it was saved: {name}. Copy it again" in str(error.value)
+                verify_checkpoint(copy)
+            assert f"{copy} is damaged: changed since it was saved: {name}. Copy it again" in str(error.value)
             flip(copy / name, position)
-    check_files(copy)
+    verify_checkpoint(copy)
     flip(copy / "optimizer.pt")
-    assert "not as it was saved: optimizer.pt" in refusal(copy, tmp_path / "run")
+    assert "changed since it was saved: optimizer.pt" in refusal(copy, tmp_path / "run")
 
 
-def test_notes_beside_the_files_do_no_harm(checkpoint, tmp_path):
+def test_files_added_by_the_user_are_ignored(checkpoint, tmp_path):
     copy = Path(shutil.copytree(checkpoint, tmp_path / checkpoint.name))
     (copy / "notes.txt").write_text("The good one.")
-    check_files(copy)
+    verify_checkpoint(copy)
 
 
-def test_the_newest_checkpoint_is_damaged(tmp_path):
-    """It is not passed over; the message names the one before it that is whole."""
+def test_a_damaged_newest_checkpoint_is_not_skipped(tmp_path):
+    """The message names the last complete checkpoint before it."""
     tiny_trainer(tmp_path, max_steps=3, save_strategy="steps", save_steps=1).train()
     (tmp_path / "checkpoint-2" / "scheduler.pt").unlink()
     flip(tmp_path / "checkpoint-3" / "agents" / "main" / "model.safetensors")
     with pytest.raises(ValueError) as error:
         tiny_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=True)
-    assert "checkpoint-3 is damaged: not as it was saved: agents/main/model.safetensors" in str(error.value)
-    assert str(error.value).endswith(f"from the checkpoint before it that is complete: {tmp_path / 'checkpoint-1'}.")
+    assert "checkpoint-3 is damaged: changed since it was saved: agents/main/model.safetensors" in str(error.value)
+    assert str(error.value).endswith(f"from the last complete checkpoint before it: {tmp_path / 'checkpoint-1'}.")
     shutil.rmtree(tmp_path / "checkpoint-3")
     (tmp_path / "checkpoint-3").mkdir()
-    with pytest.raises(ValueError, match=r"checkpoint-3 is no complete checkpoint .*complete: .*checkpoint-1\."):
+    with pytest.raises(
+        ValueError,
+        match=r"checkpoint-3 is no complete checkpoint .*last complete checkpoint before it: .*checkpoint-1\.",
+    ):
         tiny_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=True)
 
 
-def test_a_checkpoint_of_the_first_release(checkpoint, tmp_path, monkeypatch):
-    """It has no checksums, and knows less of its run; both are said, or left out."""
+def test_a_checkpoint_of_the_first_release_is_resumed_with_a_warning(checkpoint, tmp_path, monkeypatch):
+    """It has no checksums and fewer settings. Only the settings that it has are compared."""
     copy = Path(shutil.copytree(checkpoint, tmp_path / checkpoint.name))
     state = json.loads((copy / STATE_FILE).read_text())
     for name in ("checksum", "checksums", "changes"):
@@ -564,12 +572,12 @@ def test_a_checkpoint_of_the_first_release(checkpoint, tmp_path, monkeypatch):
     assert "num_generations: 4 in the checkpoint" in refusal(copy, tmp_path / "other", num_generations=2)
 
 
-def test_a_checkpoint_of_weights_only(tmp_path):
+def test_a_checkpoint_of_weights_only_is_refused(tmp_path):
     tiny_trainer(tmp_path, save_strategy="steps", save_only_model=True).train()
     assert "save_only_model" in refusal(tmp_path / "checkpoint-1", tmp_path / "run", beta=0.0)
 
 
-def test_no_checkpoint(tmp_path):
+def test_resuming_without_a_checkpoint_is_an_error(tmp_path):
     (tmp_path / UNFINISHED_FOLDER / "checkpoint-7").mkdir(parents=True)
     with pytest.raises(ValueError, match="There is no checkpoint in"):
         tiny_trainer(tmp_path).train(resume_from_checkpoint=True)

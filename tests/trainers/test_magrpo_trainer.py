@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import RichProgressCallback
 
-from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOConfig, MARLOOConfig
+from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOConfig, MARLOOConfig, MARLOOTrainer
 
 from tiny import byte_tokenizer, count_reward, tiny_environment, tiny_items, tiny_team, tiny_trainer
 
@@ -407,7 +407,7 @@ def test_resume_is_exact(tmp_path, settings):
     assert resumed.env_step == whole.env_step > 0
 
 
-def test_a_reward_that_is_not_finite_ends_the_run(tmp_path):
+def test_a_non_finite_reward_ends_the_run(tmp_path):
     environment = tiny_environment(
         reward=lambda completions, **columns: [1.0] * 5 + [float("nan")] * (len(completions) - 5)
     )
@@ -420,7 +420,7 @@ def test_a_reward_that_is_not_finite_ends_the_run(tmp_path):
     assert set(report["joint_actions"][0]["completions"]) == {"aux", "main"}
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
+def test_a_non_finite_loss_ends_the_run(tmp_path):
     team = tiny_team()
     trainer = tiny_trainer(tmp_path, team)
     play = trainer._play_trees
@@ -444,7 +444,7 @@ def test_an_empty_prompt(tmp_path):
         tiny_trainer(tmp_path, environment=environment).train()
 
 
-def test_outcomes_must_be_as_many_as_joint_actions(tmp_path):
+def test_the_number_of_outcomes_must_match_the_joint_actions(tmp_path):
     environment = tiny_environment()
     score = environment.score
     environment.score = lambda *args: score(*args)[:-1]
@@ -508,7 +508,7 @@ def test_config_sizes():
         ({"num_iterations": 2}, "`num_iterations=2` is not supported"),
         ({"use_liger_kernel": True}, "`use_liger_kernel=True` is not supported"),
         ({"steps_per_generation": 4}, "set `items_per_device`"),
-        ({"entropy_coef": 0.01}, "depends on how a batch is cut"),
+        ({"entropy_coef": 0.01}, "depends on how a batch is split"),
     ],
 )
 def test_config_refusals(settings, message):
@@ -521,7 +521,15 @@ def test_variant_configs_keep_their_mode():
         MARLOOConfig(output_dir="unused", advantage_mode="max")
 
 
-def test_nothing_of_the_team_is_shared_with_the_reference(tmp_path):
+def test_the_default_configuration_is_that_of_the_algorithm(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    team = tiny_team()
+    trainer = MARLOOTrainer(team, tiny_environment(team.roles), train_dataset=tiny_items())
+    assert isinstance(trainer.args, MARLOOConfig) and trainer.args.advantage_mode == "rloo"
+    assert trainer.args.output_dir == "main-MARLOO"
+
+
+def test_the_reference_shares_no_weights_with_the_team(tmp_path):
     trainer = tiny_trainer(tmp_path, beta=0.1)
     ours = {x.data_ptr() for x in trainer.team.parameters()}
     assert not ours & {x.data_ptr() for x in trainer.ref_model.parameters()}

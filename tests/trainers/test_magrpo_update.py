@@ -91,8 +91,8 @@ def test_temperature(tmp_path):
     assert distance(gradients, reference_gradients(trainer._levels, before, temperature=0.7)) < 1e-5
 
 
-def test_early_termination_keeps_the_leaf_and_the_weights(tmp_path):
-    """The mean is over the rows there are, not over those there would have been."""
+def test_gradient_with_early_termination(tmp_path):
+    """The loss is a mean over the existing rows, not over the rows of a full tree."""
     gradients, trainer, before = one_update(
         tmp_path, num_turns=2, items_per_device=6, early_termination_threshold=0.12, num_generations=3
     )
@@ -102,7 +102,7 @@ def test_early_termination_keeps_the_leaf_and_the_weights(tmp_path):
 
 
 @pytest.mark.parametrize("handoff", ["best", "random"])
-def test_chain_weighs_its_turns(tmp_path, handoff):
+def test_turn_weights_scale_the_gradients_of_a_chain(tmp_path, handoff):
     weights = [1.5, 0.25]
     gradients, trainer, before = one_update(
         tmp_path, num_turns=2, handoff=handoff, turn_gradient_weights=weights, discount=0.7
@@ -111,8 +111,8 @@ def test_chain_weighs_its_turns(tmp_path, handoff):
     assert distance(gradients, reference_gradients(trainer._levels, before, weights=[1.0, 1.0])) > 0.1
 
 
-def test_the_weights_of_turns_do_not_change_what_is_logged_of_their_tokens(tmp_path):
-    """Entropy and KL are means over all tokens; only the loss is weighed."""
+def test_turn_weights_do_not_change_entropy_and_kl(tmp_path):
+    """Entropy and KL are means over all tokens. Only the loss is weighted."""
     logs = []
     for k, weights in enumerate([[1.0, 1.0], [4.0, 0.25]]):
         team = tiny_team()
@@ -130,7 +130,7 @@ def test_the_weights_of_turns_do_not_change_what_is_logged_of_their_tokens(tmp_p
 
 
 def test_reference_penalty(tmp_path):
-    """At the first step the policy is the reference, so the penalty is looked at after a few steps."""
+    """At the first step the penalty is zero, because the policy equals the reference. It is tested after a few steps."""
     team = tiny_team()
     initial = copy.deepcopy(team)
     history = []
@@ -153,7 +153,7 @@ def test_reference_penalty(tmp_path):
     assert trainer.state.log_history[1]["agents/aux/kl"] > 0
 
 
-def test_reference_penalty_is_weighed_with_its_turn(tmp_path):
+def test_turn_weights_scale_the_reference_penalty(tmp_path):
     team = tiny_team()
     initial = copy.deepcopy(team)
     for agent in team.agents.values():
@@ -172,7 +172,7 @@ def test_reference_penalty_is_weighed_with_its_turn(tmp_path):
     assert distance(gradients.of, expected) < 1e-5
 
 
-def test_modes_are_four_algorithms(tmp_path):
+def test_advantage_modes_give_different_gradients(tmp_path):
     """On the same trees."""
     gradients, trainer, before = one_update(tmp_path, num_generations=3)
     by_mode = {}
@@ -198,10 +198,12 @@ def test_update_does_not_depend_on_micro_batches(tmp_path, settings, loss_type):
         reference = gradients
 
 
+@pytest.mark.parametrize("weights", [None, [2.0, 0.5]], ids=["one turn", "weighted turns"])
 @pytest.mark.parametrize("loss_type", ["dr_grpo", "grpo", "dapo"])
-def test_other_losses_by_hand(tmp_path, loss_type):
-    gradients, trainer, before = one_update(tmp_path, loss_type=loss_type)
-    rows = [(node, g) for node in trainer._levels[0] for g in range(len(node.rewards))]
+def test_other_losses_by_hand(tmp_path, loss_type, weights):
+    chain = {"num_turns": 2, "handoff": "best", "turn_gradient_weights": weights, "per_device_train_batch_size": 3}
+    gradients, trainer, before = one_update(tmp_path, loss_type=loss_type, **(chain if weights else {}))
+    rows = [(node, g) for nodes in trainer._levels for node in nodes for g in range(len(node.rewards))]
     for role, agent in before.agents.items():
         lengths = [len(node.samples[role].completion_ids[g]) for node, g in rows]
         loss = 0.0
@@ -209,7 +211,8 @@ def test_other_losses_by_hand(tmp_path, loss_type):
             advantage = node.rewards[g] - sum(node.rewards) / len(node.rewards)
             log_p = log_probability(agent, node.samples[role].prompt_ids, node.samples[role].completion_ids[g])
             scale = {"dr_grpo": len(rows) * 8, "grpo": len(rows) * length, "dapo": sum(lengths)}[loss_type]
-            loss = loss - advantage * log_p.sum() / scale
+            weight = weights[len(node.history)] if weights else 1.0
+            loss = loss - weight * advantage * log_p.sum() / scale
         loss.backward()
     expected = {name: parameter.grad for name, parameter in before.named_parameters()}
     assert distance(gradients, expected) < 1e-5
@@ -256,7 +259,7 @@ def test_an_agent_sees_the_others_only_through_the_reward(tmp_path):
     ("ours", "theirs"),
     [("luspo", "luspo"), ("dr_grpo", "dr_grpo"), ("grpo", "grpo"), ("dapo", "dapo"), ("luspo", "rloo")],
 )
-def test_one_agent_and_one_turn_is_trl_s_trainer(tmp_path, ours, theirs):
+def test_one_agent_and_one_turn_equals_trl(tmp_path, ours, theirs):
     """The same gradients as GRPOTrainer's, and MARLOO's as RLOOTrainer's, on the same completions."""
     environment = FunctionEnvironment({"solo": "{prompt}"}, count_reward)
     dataset = tiny_items(2).add_column("prompt", ["First task:", "The second task:"])

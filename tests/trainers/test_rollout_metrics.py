@@ -1,4 +1,4 @@
-"""Rollout metrics of trees that are written down here, as if of two processes."""
+"""Rollout metrics of two processes, computed from trees that are defined here by hand."""
 
 import statistics
 
@@ -6,7 +6,7 @@ import pytest
 
 from trl_multiagent.environments import Outcome
 from trl_multiagent.rollout.tree import Node, Samples
-from trl_multiagent.trainers.base.rollout_metrics import StepTotals, add_up, completion_lines, rollout_totals
+from trl_multiagent.trainers.base.rollout_metrics import StepTotals, completion_lines, rollout_totals, sum_totals
 
 
 def node(rewards, returns, *completions, metrics=()):
@@ -29,7 +29,7 @@ def totals(levels, **settings):
 
 
 def test_totals_of_processes_with_different_trees_add_up():
-    whole = add_up([totals(HERE), totals(THERE)])
+    whole = sum_totals([totals(HERE), totals(THERE)])
     rewards = [1.0, 3.0, 0.5, 0.5, 2.0, 2.0]
     means = {name: total.mean for name, total in whole.totals.items()}
     assert means["reward"] == pytest.approx(statistics.fmean(rewards))
@@ -50,12 +50,12 @@ def test_an_evaluation_has_no_metrics_of_sibling_sets():
 
 
 def test_the_deviation_of_a_single_reward_is_zero():
-    assert add_up([totals([[node([2.0], [2.0], [9])]])]).totals["reward"].std == 0.0
+    assert sum_totals([totals([[node([2.0], [2.0], [9])]])]).totals["reward"].std == 0.0
 
 
-def test_a_line_per_joint_action():
+def test_the_table_has_a_line_per_joint_action():
     lines = completion_lines(HERE)
-    assert [(line.turn, line.reward, line.value, line.advantage) for line in lines[:2]] == [
+    assert [(line.turn, line.reward, line.expected_return, line.advantage) for line in lines[:2]] == [
         (1, 1.0, 1.5, -1.5),
         (1, 3.0, 4.5, 1.5),
     ]

@@ -125,11 +125,11 @@ def test_one_agent_equals_trl(tmp_path, architecture):
 @pytest.mark.parametrize(
     ("models", "settings", "message"),
     [
-        ({"a": tiny_llama}, {"router_aux_loss_coef": 0.1}, "no agent that is trained is a mixture of experts"),
+        ({"a": tiny_llama}, {"router_aux_loss_coef": 0.1}, "no trained agent is a mixture of experts"),
         (
             {"a": tiny_llama, "b": lambda: tiny_experts("mixtral")},
             {"router_aux_loss_coef": 0.1, "frozen_agents": ["b"]},
-            "no agent that is trained is a mixture of experts",
+            "no trained agent is a mixture of experts",
         ),
         (
             {"a": tiny_llama, "b": lambda: tiny_experts("mixtral")},

@@ -1,4 +1,4 @@
-"""Rows and their tensors, from trees that are written down here."""
+"""Rows and their tensors, computed from trees that are defined here by hand."""
 
 import torch
 
@@ -48,7 +48,7 @@ def test_truncated_completions_can_be_masked():
     assert batch["completion_mask"].tolist() == [[0, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0]]
 
 
-def test_log_probabilities_of_another_engine_go_along():
+def test_sampling_log_probabilities_are_padded_with_zeros():
     levels = [[node([1], [7], [8, 9], logps=[[-1.0], [-2.0, -3.0]])]]
     advantages = [[{"solo": torch.tensor([1.0, 2.0])}]]
     batch = tensors(collect_rows(levels, advantages), num_rows=3, sampling_logps=True)
@@ -73,7 +73,7 @@ def test_trimming_covers_columns_that_an_algorithm_adds():
     assert trimmed["prompt_values"].tolist() == [[2.0], [5.0]]
 
 
-def test_the_agents_of_a_batch():
+def test_agents_are_joined_in_one_batch_and_separated_again():
     batch = join_agents({"aux": {"x": torch.tensor(1)}, "main": {"x": torch.tensor(2)}})
     assert batch == {"aux/x": torch.tensor(1), "main/x": torch.tensor(2)}
     assert tensors_of_agent(batch, "main") == {"x": torch.tensor(2)}

@@ -85,9 +85,9 @@ def test_per_agent_learning_rates_of_adapters(tmp_path):
 @pytest.mark.parametrize(
     ("form", "settings", "message"),
     [
-        ("shared", {"agent_learning_rates": {"aux": 0.1}}, "weights of their own; this team shares them"),
+        ("shared", {"agent_learning_rates": {"aux": 0.1}}, "the agents of this team share theirs"),
         ("shared", {"frozen_agents": ["aux"]}, "none of them can be frozen"),
-        ("lora", {"sync_ref_model": True, "beta": 0.1}, "the reference of a LoRA team is its base"),
+        ("lora", {"sync_ref_model": True, "beta": 0.1}, "the reference of a LoRA team is its own base"),
         ("full", {"frozen_agents": ["tester"]}, r"freeze are \['tester'\], the team has the roles \['aux', 'main'\]"),
     ],
 )

@@ -116,7 +116,7 @@ def test_a_team_dpo_trainer_learns_and_logs_per_agent(tmp_path, form):
         assert torch.equal(parameter, before[name]) != parameter.requires_grad, name
 
 
-def test_one_agent_is_trl_s_own_dpo(tmp_path):
+def test_one_agent_equals_trl_s_dpo(tmp_path):
     rows = preferences(["solo"])
     team = tiny_team(["solo"])
     TeamDPOTrainer(team, config(tmp_path / "team"), rows).train()
@@ -134,7 +134,7 @@ def test_one_agent_is_trl_s_own_dpo(tmp_path):
         assert torch.allclose(team.agents["solo"].state_dict()[name], x, atol=1e-6), name
 
 
-def test_checkpoints_resume_exactly_and_know_their_run(tmp_path):
+def test_checkpoints_resume_exactly_and_refuse_another_run(tmp_path):
     whole = train(tiny_team(), tmp_path / "whole", save_strategy="steps", save_steps=2)
     checkpoint = tmp_path / "whole" / "checkpoint-2"
     resumed = train(tiny_team(), tmp_path / "resumed", resume=str(checkpoint))
@@ -147,7 +147,7 @@ def test_checkpoints_resume_exactly_and_know_their_run(tmp_path):
         train(tiny_team(), tmp_path / "other", resume=str(checkpoint), beta=0.5)
 
 
-def test_a_card_without_an_environment(tmp_path):
+def test_the_model_card_needs_no_environment(tmp_path):
     trainer = train(tiny_team(), tmp_path, max_steps=1)
     trainer.create_model_card(model_name="pair")
     card = (tmp_path / "README.md").read_text()

@@ -1,4 +1,4 @@
-"""Processes whose trees differ do not wait for each other for ever, and when one fails, all end with its error."""
+"""Processes with different trees do not block each other, and when one fails, all end with its error."""
 
 import importlib.util
 import os
@@ -97,14 +97,14 @@ FAILURES = {
     ("engine", "failure"),
     [*(("ddp", failure) for failure in FAILURES), *(("zero3", failure) for failure in list(FAILURES)[:3])],
 )
-def test_all_end_with_the_error_of_one(engine, failure, request):
+def test_all_processes_end_with_the_error_of_one(engine, failure, request):
     first, second = request.getfixturevalue(engine)[1]
     assert second[failure].startswith(FAILURES[failure])
     assert first[failure].startswith("OtherProcessError: Process 1 on ")
     assert f" failed: {FAILURES[failure]}" in first[failure]
 
 
-def test_an_error_of_all_is_everyones_own(ddp):
+def test_each_process_raises_its_own_error_if_all_fail(ddp):
     first, second = ddp[1]
     for rank, seen in enumerate((first, second)):
         error = "TaskError: The reward function `broken_everywhere` raised KeyError"
@@ -120,7 +120,7 @@ def test_a_process_that_is_killed_ends_the_run(ddp):
     assert "exitcode  : -9" in ddp[0] and "Signal 9 (SIGKILL)" in ddp[0]
 
 
-def test_what_cannot_work_in_two_processes_is_refused(ddp, zero3):
+def test_settings_that_would_block_two_processes_are_refused(ddp, zero3):
     for seen in ddp[1]:
         assert "`even_batches: false`" in seen["even batches"]
         assert "`split_batches: true`" in seen["split batches"]
@@ -134,15 +134,15 @@ def test_fsdp_is_refused(tmp_path, monkeypatch):
         tiny_trainer(tmp_path)
 
 
-def test_deepspeed_that_was_not_started_is_refused(monkeypatch):
+def test_a_silent_replacement_of_deepspeed_is_refused(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     accelerator = SimpleNamespace(distributed_type=DistributedType.MULTI_CPU, num_processes=2)
-    with pytest.raises(ValueError, match="DeepSpeed was asked for, but accelerate runs MULTI_CPU"):
+    with pytest.raises(ValueError, match="DeepSpeed was requested, but accelerate runs MULTI_CPU"):
         check_distribution(accelerator)
 
 
 @pytest.mark.parametrize("saves", [False, True])
-def test_zero3_that_would_save_no_weights_is_refused(saves):
+def test_zero3_must_gather_the_weights_to_save_them(saves):
     zero = {"stage": 3, "stage3_gather_16bit_weights_on_model_save": saves}
     plugin = SimpleNamespace(zero_stage=3, deepspeed_config={"zero_optimization": zero})
     state = SimpleNamespace(deepspeed_plugin=plugin)

@@ -26,7 +26,7 @@ from trl_multiagent.recipe.sections import PEFT_DEFAULTS, AgentModel, Output, Wa
 from trl_multiagent.recipe.settings import ConfigError, pop_path
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import AGENTS_FOLDER, SHARED_FOLDER
-from trl_multiagent.trainers.base.checkpoint_files import check_files, read_checkpoint
+from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint, verify_checkpoint
 from trl_multiagent.trainers.base.distribution import OtherProcessError, fail_together
 from trl_multiagent.trainers.base.rescue import SaveError
 from trl_multiagent.trainers.base.run_settings import (
@@ -243,7 +243,7 @@ class Recipe:
             ValueError: the checkpoint is damaged, belongs to another run, or has taken all steps.
         """
         args, folder = self.training_args, self.resume_from_checkpoint
-        saved = check_files(folder)
+        saved = verify_checkpoint(folder)
         check_steps(folder, saved["global_step"], len(train_dataset), args)
         trainer_name = type(args).__name__.removesuffix("Config")
         roles = environment.roles

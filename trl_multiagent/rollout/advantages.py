@@ -1,4 +1,4 @@
-"""Baselines over the sibling set of a node."""
+"""Advantages over the sibling set of a node."""
 
 import torch
 

@@ -1,7 +1,7 @@
 """
-Episodes: one sampled answer of the team after another, without branches and without a trainer.
+Plays episodes: sequences of turns without branches, each with one joint action.
 
-Whatever plays a team without training it uses [`play_episodes`]: `AgentTeam.collaborate`, a trainer's evaluation, the demo.
+[`play_episodes`] needs no trainer. `AgentTeam.collaborate` and the evaluation of a trainer use it.
 """
 
 from collections.abc import Callable
@@ -22,25 +22,26 @@ def play_episodes(
     process_reward: Callable[[float], float] = float,
 ) -> list[list[Node]]:
     """
-    Plays episodes, all of them together, one turn after the other.
+    Plays a batch of episodes, turn by turn.
 
     Args:
         items (`list[dict]`):
             Dataset rows.
         environment ([`Environment`]):
-            Gives the roles and the prompts, and judges the joint actions.
+            Provides the roles and the prompts, and scores the joint actions.
         sample (`Callable`):
-            `(nodes, 1) -> samples` of each role at each node, called once per turn.
+            `(nodes, 1) -> {role: samples}`, with one entry of samples per node. Called once per turn.
         score (`Callable`, *optional*):
-            `nodes -> outcomes`, called once per turn. By default the environment's `evaluate`.
+            `nodes -> outcomes` of each node's joint action. Called once per turn. Defaults to the environment's
+            `evaluate`.
         num_turns (`int`, *optional*, defaults to `1`):
-            Turns of an episode.
+            Number of turns of an episode.
         num_episodes (`int`, *optional*, defaults to `1`):
-            Episodes of each item.
+            Number of episodes per item.
         discount (`float`, *optional*, defaults to `1.0`):
-            Weight of the next turn's return in a return.
+            Factor of the next turn's return in the return of a joint action.
         process_reward (`Callable[[float], float]`, *optional*):
-            Applied to every reward.
+            Applied to each reward. By default, rewards are left as they are.
 
     Returns:
         `list[list[Node]]`: The nodes of each turn, each with one joint action. Episode e of item i is entry
@@ -59,5 +60,5 @@ def play_episodes(
 
 
 def turns_of_episodes(levels: list[list[Node]]) -> list[list[Turn]]:
-    """The turns of each episode that [`play_episodes`] played."""
+    """Returns the turns of each episode that [`play_episodes`] played."""
     return [[*node.history, node.turn(0)] for node in levels[-1]]

@@ -1,8 +1,8 @@
 """
-The rollout tree: nodes, joint actions, returns. Plain data, no model and no trainer.
+Rollout trees: nodes, joint actions and returns, as plain data that needs no model and no trainer.
 
-All trees of a batch grow together, one turn at a time, so that the prompts, completions and outcomes of a whole level
-are asked for in one call each.
+All trees of a batch grow together, turn by turn. Each level needs one call for its prompts, one for its completions
+and one for its outcomes.
 """
 
 import itertools
@@ -16,14 +16,15 @@ from trl_multiagent.environments.base import Environment, JointAction, Outcome, 
 @dataclass
 class Samples:
     """
-    What one agent sampled at one node.
+    The completions that one agent sampled at one node.
 
     Args:
-        prompt_ids (`list[int]`): Token ids of the whole prompt, history included.
-        completion_ids (`list[list[int]]`): Token ids of the G completions, each up to its end-of-sequence token.
+        prompt_ids (`list[int]`): Token ids of the whole prompt, including the history.
+        completion_ids (`list[list[int]]`): Token ids of the G completions, each up to and including its
+            end-of-sequence token.
         texts (`list[str]`): The completions as text.
-        logps (`list[list[float]]`, *optional*): The log-probabilities with which another engine than the policy itself
-            sampled the tokens.
+        logps (`list[list[float]]`, *optional*): The log-probability of each token, if an inference engine sampled them
+            and not the policy itself.
     """
 
     prompt_ids: list[int]
@@ -39,13 +40,14 @@ class Node:
 
     Args:
         item (`dict`): The dataset row.
-        history (`tuple[Turn, ...]`): The branch's past turns.
-        prompts (`dict[str, Prompt]`): What each agent is asked at this node.
-        samples (`dict[str, Samples]`): What each agent sampled.
+        history (`tuple[Turn, ...]`): The past turns of the branch, oldest first.
+        prompts (`dict[str, Prompt]`): The new prompt of each agent.
+        samples (`dict[str, Samples]`): The completions of each agent.
         indices (`list[tuple[int, ...]]`): One entry per joint action: the index of each agent's completion.
         outcomes (`list[Outcome]`): The environment's outcome of each joint action.
         rewards (`list[float]`): The processed reward of each joint action.
-        children (`dict[int, Node]`): The node that each joint action opened; empty at a leaf.
+        children (`dict[int, Node]`): The child node of each joint action that is continued, by its index; empty at a
+            leaf.
         returns (`list[float]`): The return of each joint action.
         ended_early (`bool`): Whether early termination made this node a leaf.
     """
@@ -63,18 +65,19 @@ class Node:
 
     @property
     def joint_actions(self) -> list[JointAction]:
+        """The joint actions: the text of each agent, by role."""
         return [
             {role: samples.texts[g] for (role, samples), g in zip(self.samples.items(), index, strict=True)}
             for index in self.indices
         ]
 
     def turn(self, joint_action: int) -> Turn:
-        """This node as a past turn of the branch that one of its joint actions opens."""
+        """Returns this node and one of its joint actions as a past turn, for the history of the child node."""
         return Turn(self.prompts, self.joint_actions[joint_action], self.outcomes[joint_action])
 
     def agent_returns(self, agent: int) -> list[float]:
         """
-        The return of each of an agent's completions: the mean over the joint actions that contain it.
+        Computes the return of each completion of an agent: the mean over the joint actions that contain it.
 
         Args:
             agent (`int`): Position of the agent in the team.
@@ -82,7 +85,7 @@ class Node:
         Returns:
             `list[float]` of length G.
         """
-        by_completion = [[] for _ in range(1 + max(index[agent] for index in self.indices))]
+        by_completion: list[list[float]] = [[] for _ in range(1 + max(index[agent] for index in self.indices))]
         for index, value in zip(self.indices, self.returns, strict=True):
             by_completion[index[agent]].append(value)
         return [sum(values) / len(values) for values in by_completion]
@@ -90,10 +93,10 @@ class Node:
 
 def joint_action_indices(joint_mode: str, num_agents: int, num_generations: int) -> list[tuple[int, ...]]:
     """
-    The joint actions of a node, as one completion index per agent.
+    Returns the joint actions of a node, each as a tuple with the index of each agent's completion.
 
-    `"align"` pairs the g-th completions of all agents, G joint actions; `"cross"` takes the Cartesian product with the
-    last agent fastest, G^N joint actions.
+    `"align"` pairs the g-th completions of all agents (G joint actions). `"cross"` takes the Cartesian product, in
+    which the index of the last agent varies fastest (G^N joint actions).
     """
     if joint_mode == "align":
         return [(g,) * num_agents for g in range(num_generations)]
@@ -115,22 +118,22 @@ def grow_trees(
     process_reward: Callable[[float], float] = float,
 ) -> list[list[Node]]:
     """
-    Plays one batch: a rollout tree, or a chain with `handoff`, for every item.
+    Grows a rollout tree for each item; with `handoff`, a chain.
 
     Args:
         items (`list[dict]`):
-            Dataset rows, one tree each.
+            Dataset rows, one per tree.
         environment ([`Environment`]):
-            Gives the roles, and the prompts of a whole turn at once.
+            Provides the roles and the prompts.
         sample (`Callable`):
-            `(nodes, num_generations) -> samples` of each role at each node. It is called once per turn with all nodes of the
-            turn, even when early termination left none.
+            `(nodes, num_generations) -> {role: samples}`, with one entry of samples per node. Called once per turn
+            with all nodes of the turn, even if early termination left none.
         score (`Callable`):
-            `nodes -> outcomes` of each node's joint actions, called once per turn.
+            `nodes -> outcomes` of each node's joint actions. Called once per turn.
         num_turns, num_generations, joint_mode, handoff, early_termination_threshold, discount:
-            See [`MAGRPOConfig`].
+            See [`RolloutConfig`].
         process_reward (`Callable[[float], float]`, *optional*):
-            Applied to every reward before anything looks at it.
+            Applied to each reward before it is used. By default, rewards are left as they are.
 
     Returns:
         `list[list[Node]]`: The nodes of each turn, with their returns.
@@ -149,59 +152,70 @@ def grow_trees(
             node.outcomes = outcomes
             node.rewards = [process_reward(outcome.reward) for outcome in outcomes]
         if turn + 1 < num_turns:
-            nodes = _next_level(nodes, environment, handoff, early_termination_threshold)
+            nodes = _grow_children(nodes, environment, handoff, early_termination_threshold)
     for nodes in reversed(levels):
         for node in nodes:
-            node.returns = _returns(node, 0.0 if handoff else discount)
+            node.returns = _returns(node, 0.0 if handoff else discount)  # in a chain, only the immediate reward
     return levels
 
 
 def judge_nodes(environment: Environment, nodes: list[Node], evaluation: bool = False) -> list[list[Outcome]]:
     """
-    The environment's outcomes of all joint actions of some nodes, in one call, for training or for an evaluation.
+    Scores all joint actions of some nodes in one call of the environment.
+
+    Args:
+        environment ([`Environment`]): Scores the joint actions.
+        nodes (`list[Node]`): Nodes with samples.
+        evaluation (`bool`): Whether to call the environment's `evaluate` instead of its `score`.
+
+    Returns:
+        `list[list[Outcome]]`: For each node, the outcome of each joint action.
 
     Raises:
-        TaskError: see [`~environments.base.judge`]. Its `position` counts the joint actions of all nodes.
+        TaskError: See [`~environments.base.judge`]. Its `position` counts the joint actions of all nodes.
     """
     if not nodes:
         return []
     owners = [node for node in nodes for _ in node.indices]
     joint_actions = [joint_action for node in nodes for joint_action in node.joint_actions]
-    items, histories = [node.item for node in owners], [node.history for node in owners]
+    items = [node.item for node in owners]
+    histories: list[Sequence[Turn]] = [node.history for node in owners]
     outcomes = iter(judge(environment, items, joint_actions, histories, evaluation))
     return [[next(outcomes) for _ in node.indices] for node in nodes]
 
 
-def _next_level(
+def _grow_children(
     nodes: list[Node], environment: Environment, handoff: str | None, threshold: float | None
 ) -> list[Node]:
-    """The nodes that the nodes of a turn open, with the prompts of all of them asked for in one call."""
-    opened = [(node, joint_action) for node in nodes for joint_action in _handed_on(node, handoff, threshold)]
-    if not opened:
+    """
+    Adds the child nodes to the nodes of a turn and returns them. One call of the environment provides all prompts.
+    """
+    continued = [(node, action) for node in nodes for action in _continued_actions(node, handoff, threshold)]
+    if not continued:
         return []
-    histories = [(*node.history, node.turn(joint_action)) for node, joint_action in opened]
-    prompts = ask(environment, [node.item for node, _ in opened], histories)
+    histories = [(*node.history, node.turn(action)) for node, action in continued]
+    prompts = ask(environment, [node.item for node, _ in continued], [*histories])
     children = []
-    for (node, joint_action), history, asked in zip(opened, histories, prompts, strict=True):
-        node.children[joint_action] = Node(node.item, history, asked)
-        children.append(node.children[joint_action])
+    for (node, action), history, child_prompts in zip(continued, histories, prompts, strict=True):
+        node.children[action] = Node(node.item, history, child_prompts)
+        children.append(node.children[action])
     return children
 
 
-def _handed_on(node: Node, handoff: str | None, threshold: float | None) -> Sequence[int]:
-    """The joint actions of a node that open a node of the next turn."""
+def _continued_actions(node: Node, handoff: str | None, threshold: float | None) -> Sequence[int]:
+    """Returns the indices of the joint actions that are continued in the next turn."""
     if threshold is not None and sum(node.rewards) / len(node.rewards) > threshold:
         node.ended_early = True
         return []
     if handoff is None:
         return range(len(node.indices))
     if handoff == "best":
-        return [max(range(len(node.rewards)), key=node.rewards.__getitem__)]  # the first of equals
+        return [max(range(len(node.rewards)), key=node.rewards.__getitem__)]  # the first one if several are equal
     return [random.randrange(len(node.indices))]
 
 
 def _returns(node: Node, discount: float) -> list[float]:
-    """R_j = r_j + discount * the mean of the returns of the child that joint action j opened."""
+    """Computes R_j = r_j + discount * (mean of the returns of joint action j's child node); r_j without a child."""
     returns = list(node.rewards)
     for joint_action, child in node.children.items():
         returns[joint_action] += discount * sum(child.returns) / len(child.returns)

@@ -1,4 +1,4 @@
-"""Sampling with a team outside of a trainer."""
+"""Samples completions with a team without a trainer."""
 
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from trl_multiagent.rollout.tree import Node, Samples
 
 
 class SamplingTeam(Protocol):
-    """What sampling needs of an [`AgentTeam`]."""
+    """The part of an [`AgentTeam`] that sampling needs."""
 
     roles: tuple[str, ...]
     tokenizers: dict[str, PreTrainedTokenizerBase]
@@ -25,15 +25,17 @@ class SamplingTeam(Protocol):
 
 class TeamSampler:
     """
-    Samples the completions of all agents at the nodes of a turn. It is what [`~rollout.episodes.play_episodes`] calls.
+    Samples the completions of all agents at the nodes of a turn. It can be passed to
+    [`~rollout.episodes.play_episodes`].
 
     Args:
         team ([`AgentTeam`]):
             The team.
         use_chat_template (`bool`, *optional*):
-            Whether prompts are chat messages; by default where an agent's tokenizer has a chat template.
+            Whether prompts are rendered as chat messages. By default, they are for each agent whose tokenizer has a
+            chat template.
         **generation_kwargs:
-            Fields of [`~transformers.GenerationConfig`]; by default sampling at temperature 1, 256 tokens.
+            Fields of [`~transformers.GenerationConfig`]. By default, at most 256 tokens are sampled at temperature 1.
     """
 
     def __init__(self, team: SamplingTeam, use_chat_template: bool | None = None, **generation_kwargs: Any):

@@ -16,12 +16,12 @@ class MAGRPOConfig(RolloutConfig):
 
     Parameters:
         turn_gradient_weights (`list[float]`, *optional*):
-            One factor per turn for the loss of that turn's rows; needs `handoff`. All 1.0 by default.
+            One factor per turn, which multiplies the loss of that turn's rows. Needs `handoff`. All 1.0 by default.
         advantage_mode (`str`, *optional*, defaults to `"mean"`):
             Baseline over the sibling set: `"mean"` (MAGRPO), `"rloo"` (MARLOO), `"max"` (MAReMax) or `"raw"`
             (MAREINFORCE, no baseline).
         advantage_normalization (`bool`, *optional*, defaults to `False`):
-            Whether to standardise the advantages of a sibling set. With it the four modes are the same algorithm.
+            Whether to standardize the advantages within a sibling set. If so, all four modes give the same advantages.
     """
 
     turn_gradient_weights: list[float] | None = field(
@@ -31,33 +31,34 @@ class MAGRPOConfig(RolloutConfig):
         default="mean", metadata={"help": "Baseline over the sibling set: 'mean', 'rloo', 'max' or 'raw'."}
     )
     advantage_normalization: bool = field(
-        default=False, metadata={"help": "Whether to standardise the advantages of a sibling set."}
+        default=False, metadata={"help": "Whether to standardize the advantages within a sibling set."}
     )
 
-    def __post_init__(self):
-        if self.turn_gradient_weights is None:
-            self.turn_gradient_weights = [1.0] * self.num_turns
+    def __post_init__(self) -> None:
+        self.turn_gradient_weights = self.turn_weights
         super().__post_init__()
 
-    def _check_values(self):
+    def _check_values(self) -> None:
         check_choices(self, {"advantage_mode": ("mean", "rloo", "max", "raw")})
         super()._check_values()
         check_minima(self, {"num_generations": 1 if self.advantage_mode == "raw" else 2})
-        if len(self.turn_gradient_weights) != self.num_turns:
+        if len(self.turn_weights) != self.num_turns:
             raise ValueError(
-                f"`turn_gradient_weights` has {len(self.turn_gradient_weights)} entries for {self.num_turns} turns; "
-                "it needs one per turn."
+                f"`turn_gradient_weights` has {len(self.turn_weights)} entries for {self.num_turns} turns; it needs "
+                "one per turn."
             )
-        if self.weighs_turns:
-            if self.handoff is None:
-                raise ValueError(
-                    "`turn_gradient_weights` weigh the turns of a chain: set `handoff` to 'random' or 'best'. In a tree "
-                    "the returns already tie the turns together; see `discount`."
-                )
-            if self.loss_type == "grpo":
-                raise ValueError("`turn_gradient_weights` have no effect under `loss_type='grpo'`; use 'luspo'.")
+        if self.weighs_turns and self.handoff is None:
+            raise ValueError(
+                "`turn_gradient_weights` apply to the turns of a chain: set `handoff` to 'random' or 'best'. In a "
+                "tree, `discount` already weights the later turns."
+            )
+
+    @property
+    def turn_weights(self) -> list[float]:
+        """The factor of each turn's loss: `turn_gradient_weights`, or 1.0 for every turn."""
+        return [1.0] * self.num_turns if self.turn_gradient_weights is None else self.turn_gradient_weights
 
     @property
     def weighs_turns(self) -> bool:
-        """Whether the turns' losses have factors other than 1."""
-        return set(self.turn_gradient_weights) != {1.0}
+        """Whether any turn's loss has a factor other than 1."""
+        return set(self.turn_weights) != {1.0}

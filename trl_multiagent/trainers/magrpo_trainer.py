@@ -17,25 +17,25 @@ class MAGRPOTrainer(RolloutTrainer):
     Trainer for Multi-Agent Group Relative Policy Optimization (MAGRPO), introduced in [LLM Collaboration With
     Multi-Agent Reinforcement Learning](https://huggingface.co/papers/2508.04652).
 
-    Every optimizer step plays one batch of rollout trees with the current team and uses all of it. For agent i the loss
-    is the mean over the batch's rows (items, nodes and siblings) of -A_g * sum over the completion's tokens of log pi_i,
-    with the advantage A_g of [`~rollout.advantages.sibling_advantages`].
+    Each optimizer step samples one batch of rollout trees with the current team and uses it once. The returns of the
+    trees become advantages in [`~MAGRPOTrainer.advantages`], and the advantages enter the loss in
+    [`~MAGRPOTrainer.agent_loss`].
 
     Args:
         team ([`AgentTeam`]):
             The agents, one per role of the environment and in its order.
         environment ([`Environment`]):
-            Prompts and joint reward of the task.
+            The task: its prompts and its joint reward.
         args ([`MAGRPOConfig`], *optional*):
-            Configuration. If `None`, a default configuration is used.
+            Configuration. If `None`, the algorithm's default configuration is used.
         train_dataset ([`~datasets.Dataset`]):
-            The items. Every column reaches the environment.
+            The items. The environment receives all columns.
         eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
-            Items to evaluate on: `num_generations_eval` sampled episodes each, without early termination.
+            Items for evaluation. For each, `num_generations_eval` episodes are sampled, without early termination.
         callbacks (`list[TrainerCallback]`, *optional*):
             Callbacks, as in any `Trainer`.
         optimizers (`tuple`, *optional*, defaults to `(None, None)`):
-            Optimizer and scheduler for the parameters of the whole team.
+            Optimizer and learning rate scheduler for the parameters of the whole team.
 
     Example:
 
@@ -89,6 +89,7 @@ class MAGRPOTrainer(RolloutTrainer):
     }
 
     args: MAGRPOConfig
+    _config_class = MAGRPOConfig  # of the default configuration
 
     def __init__(
         self,
@@ -101,17 +102,22 @@ class MAGRPOTrainer(RolloutTrainer):
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
     ):
         if args is None:
-            args = MAGRPOConfig(f"{environment.roles[-1]}-{self._name}")
+            args = self._config_class(f"{environment.roles[-1]}-{self._name}")
         super().__init__(team, environment, args, train_dataset, eval_dataset, callbacks, optimizers)
 
     def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
         """
-        A_g = R_g - baseline, over the sibling set of each node. R_g is the mean return of the joint actions that contain the
-        agent's completion g.
-        """
-        return [[self._sibling_advantages(node) for node in nodes] for nodes in levels]
+        Computes the advantage of each completion over its siblings, which are the agent's other completions at the
+        node:
 
-    def _sibling_advantages(self, node: Node) -> dict[str, torch.Tensor]:
+            A_g = R_g - baseline(R)
+
+        R_g is the mean return of the joint actions that contain the agent's completion g. The baseline depends on
+        `advantage_mode`, see [`~rollout.advantages.sibling_advantages`].
+        """
+        return [[self._node_advantages(node) for node in nodes] for nodes in levels]
+
+    def _node_advantages(self, node: Node) -> dict[str, torch.Tensor]:
         roles = self.team.trained_roles
         returns = torch.tensor([node.agent_returns(self.team.roles.index(role)) for role in roles])
         advantages = sibling_advantages(returns, self.args.advantage_mode, self.args.advantage_normalization)
@@ -119,8 +125,8 @@ class MAGRPOTrainer(RolloutTrainer):
 
     def rows_to_train(self, rows: list[Row]) -> list[Row]:
         """
-        Leaves out rows whose advantage is zero for all agents, because they add nothing to the policy gradient. A reference
-        penalty or a router loss needs all rows.
+        Drops the rows whose advantage is zero for all agents, because they add nothing to the policy gradient. All
+        rows are kept if there is a reference penalty or a router loss.
         """
         if self.beta != 0.0 or self._router_loss_coefs:
             return rows
@@ -128,17 +134,17 @@ class MAGRPOTrainer(RolloutTrainer):
 
     def agent_loss(self, role: str, outputs: FusedCausalLMOutput, rows: dict[str, torch.Tensor]) -> torch.Tensor:
         """
-        The loss of agent i, which only its own completions enter:
+        Computes the loss of agent i on its own completions:
 
             L_i = mean over rows (items, nodes, siblings g) of  -w_turn * A_g * sum over tokens t of log pi_i(t)
 
-        Its gradient is that of TRL's GRPO loss, see [`~RolloutTrainer.policy_loss`], which also adds the reference penalty.
-        w_turn is 1, or in a chain one of `turn_gradient_weights`.
+        w_turn is 1, or in a chain the turn's entry of `turn_gradient_weights`. The loss is computed by TRL, see
+        [`~RolloutTrainer.policy_loss`]. It also contains the reference penalty, to which w_turn applies too.
         """
         if not self.args.weighs_turns:
             return self.policy_loss(role, outputs, rows)
-        loss = 0.0
-        for turn, weight in enumerate(self.args.turn_gradient_weights):
+        losses = []
+        for turn, weight in enumerate(self.args.turn_weights):
             mask = rows["completion_mask"] * (rows["turns"] == turn).unsqueeze(1)
-            loss = loss + weight * self.policy_loss(role, outputs, {**rows, "completion_mask": mask})
-        return loss
+            losses.append(weight * self.policy_loss(role, outputs, {**rows, "completion_mask": mask}))
+        return sum(losses)

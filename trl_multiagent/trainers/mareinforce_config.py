@@ -13,7 +13,7 @@ class MAREINFORCEConfig(MAGRPOConfig):
 
     advantage_mode: str = field(default="raw", metadata={"help": "Baseline over the sibling set, 'raw' here."})
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.advantage_mode != "raw":
             raise ValueError(
                 f"MAREINFORCE is `advantage_mode='raw'`; for {self.advantage_mode!r} use another trainer."

@@ -13,7 +13,7 @@ class MAReMaxConfig(MAGRPOConfig):
 
     advantage_mode: str = field(default="max", metadata={"help": "Baseline over the sibling set, 'max' here."})
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.advantage_mode != "max":
             raise ValueError(f"MAReMax is `advantage_mode='max'`; for {self.advantage_mode!r} use another trainer.")
         super().__post_init__()

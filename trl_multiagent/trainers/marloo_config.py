@@ -13,7 +13,7 @@ class MARLOOConfig(MAGRPOConfig):
 
     advantage_mode: str = field(default="rloo", metadata={"help": "Baseline over the sibling set, 'rloo' here."})
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.advantage_mode != "rloo":
             raise ValueError(f"MARLOO is `advantage_mode='rloo'`; for {self.advantage_mode!r} use another trainer.")
         super().__post_init__()

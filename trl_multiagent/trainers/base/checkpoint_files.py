@@ -1,4 +1,7 @@
-"""Checkpoints on disk: written so that a crash at any instant leaves the previous one whole, and checked when they are read."""
+"""
+The files of a checkpoint: writes them so that a crash at any time leaves the previous checkpoint intact, and verifies
+them.
+"""
 
 import hashlib
 import json
@@ -15,11 +18,12 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 
 
 FORMAT_VERSION = 1
-STATE_FILE = "team_trainer_state.json"  # what the checkpoint belongs to, and the list of its files
-PROCESS_FILE = "team_process_{}.json"  # what every process has for itself, next to its random number generators
-ENVIRONMENT_FILE = "environment_{}.pt"
+STATE_FILE = "team_trainer_state.json"  # the settings of the run, and the list of the checkpoint's files
+PROCESS_FILE = "team_process_{}.json"  # the state of one process
+ENVIRONMENT_FILE = "environment_{}.pt"  # the state of the environment, of one process
 REFERENCE_FILE = "reference.pt"
-# Checkpoints that are being written or removed. The name keeps it out of uploads, and out of what counts as a checkpoint
+# Checkpoints that are being written or removed. Folders with this name are not uploaded, and do not count as
+# checkpoints
 UNFINISHED_FOLDER = "_unfinished"
 
 
@@ -28,58 +32,60 @@ UNFINISHED_FOLDER = "_unfinished"
 
 def read_checkpoint(folder: str | Path) -> dict[str, Any]:
     """
-    What `team_trainer_state.json` says of a checkpoint that can be resumed. Contents of files are not read; for them see
-    [`check_files`].
+    Reads the state of a checkpoint and verifies that a run can resume from it. Only names and sizes of its other files
+    are checked; for their contents see [`verify_checkpoint`].
 
     Args:
         folder (`str` or `Path`): Folder of the checkpoint.
 
     Returns:
-        `dict`: With the keys `global_step`, `settings`, `versions`, `tracking`, `files` (sizes in bytes), and except for
-        checkpoints of the first release `checksums` and `changes`.
+        `dict`: With the keys `global_step`, `settings`, `versions`, `tracking` and `files` (sizes in bytes). Unless
+        the first release wrote the checkpoint, also `checksums` and `changes`.
 
     Raises:
-        ValueError: it is no checkpoint of a team trainer, another release wrote it, or something is missing.
+        ValueError: The folder is no complete checkpoint of a team trainer, or another release wrote it.
     """
     folder = Path(folder)
     path = folder / STATE_FILE
     if not path.is_file():
-        raise ValueError(f"{folder} is no complete checkpoint of a team trainer: there is no {path}.{advice(folder)}")
+        raise ValueError(
+            f"{folder} is no complete checkpoint of a team trainer: there is no {path}.{resume_advice(folder)}"
+        )
     try:
         state = json.loads(path.read_text())
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}.{advice(folder)}") from error
+        raise ValueError(f"{path} is damaged: {error}.{resume_advice(folder)}") from error
     if not isinstance(state, dict) or state.get("format_version") != FORMAT_VERSION:
         found = state.get("format_version") if isinstance(state, dict) else None
         raise ValueError(f"{path} has the format version {found!r}; this release reads version {FORMAT_VERSION}.")
     if "checksum" in state and state["checksum"] != checksum_of_state(state):
-        raise ValueError(f"{path} is damaged: it is not what was saved.{advice(folder)}")
+        raise ValueError(f"{path} is damaged: it has changed since it was saved.{resume_advice(folder)}")
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     damaged = [name for name, size in state["files"].items() if sizes.get(name) != size]
     if damaged:
         raise ValueError(
-            f"{folder} is not complete: missing or of another size than when it was saved: {', '.join(damaged)}."
-            f"{advice(folder)}"
+            f"{folder} is not complete: these files are missing or their size has changed since they were saved: "
+            f"{', '.join(damaged)}.{resume_advice(folder)}"
         )
-    kinds = {kind_of(name) for name in state["files"]}
-    extra = sorted(name for name in sizes.keys() - state["files"].keys() if kind_of(name) in kinds)
+    patterns = {without_number(name) for name in state["files"]}
+    extra = sorted(name for name in sizes.keys() - state["files"].keys() if without_number(name) in patterns)
     if extra:
         raise ValueError(
-            f"{folder} has files of another checkpoint, which were not there when it was saved: {', '.join(extra)}. Remove "
-            "them if they got there by mistake."
+            f"{folder} has files of another checkpoint, which were added after it was saved: {', '.join(extra)}. "
+            "Remove them if they were added by mistake."
         )
     if state["weights_only"]:
         raise ValueError(
-            f"{folder} was saved with `save_only_model`: it holds weights, and nothing to resume from. Start a run from "
-            f"them: AgentTeam.from_pretrained({str(folder)!r})."
+            f"{folder} was saved with `save_only_model`: it holds only weights, so no run can resume from it. Start a "
+            f"new run from the weights: AgentTeam.from_pretrained({str(folder)!r})."
         )
     return state
 
 
-def check_files(folder: str | Path) -> dict[str, Any]:
+def verify_checkpoint(folder: str | Path) -> dict[str, Any]:
     """
-    Reads a whole checkpoint and compares it with the checksums of when it was saved. All processes take part, those of a
-    node share its files.
+    Reads the state of a checkpoint and compares all its files with their checksums. All processes must call this
+    function; the processes of a node share the work.
 
     Args:
         folder (`str` or `Path`): Folder of the checkpoint.
@@ -88,16 +94,18 @@ def check_files(folder: str | Path) -> dict[str, Any]:
         `dict`: See [`read_checkpoint`].
 
     Raises:
-        ValueError: on all processes, if a file is missing or damaged; the message names it.
+        ValueError: On all processes, if a file is missing or damaged on any node. The message names the file.
     """
-    state, problems = None, []
-    index, count = share_of_node()
+    state: dict[str, Any] = {}
+    problems = []
+    index, count = local_rank_and_count()
     try:
         state = read_checkpoint(folder)
         names = sorted(state.get("checksums", ()))[index::count]
         damaged = [name for name in names if checksum_of_file(Path(folder) / name) != state["checksums"][name]]
         if damaged:
-            problems = [f"{folder} is damaged: not as it was saved: {', '.join(damaged)}.{advice(folder)}"]
+            files = ", ".join(damaged)
+            problems = [f"{folder} is damaged: changed since it was saved: {files}.{resume_advice(folder)}"]
     except (ValueError, OSError) as error:
         problems = [str(error)]
     problems = list(dict.fromkeys(gather_object(problems)))
@@ -106,38 +114,44 @@ def check_files(folder: str | Path) -> dict[str, Any]:
     return state
 
 
-def advice(folder: str | Path) -> str:
-    """The end of a message about a damaged checkpoint: the newest older one that is complete."""
+def resume_advice(folder: str | Path) -> str:
+    """
+    The last sentence of a message about a damaged checkpoint. It names the newest older checkpoint that is complete.
+    """
     folder = Path(folder)
-    before = [path for path in sort_checkpoints(str(folder.parent)) if step_of(path) < step_of(folder)]
-    for path in sorted(before, key=step_of, reverse=True):
+    older = [path for path in sort_checkpoints(str(folder.parent)) if step_of(path) < step_of(folder)]
+    for path in sorted(older, key=step_of, reverse=True):
         if (Path(path) / STATE_FILE).is_file():
             try:
                 read_checkpoint(path)
             except ValueError:
                 continue
-            return f" Copy it again, or resume from the checkpoint before it that is complete: {path}."
+            return f" Copy it again, or resume from the last complete checkpoint before it: {path}."
     return " Copy it again, or resume from another checkpoint."
 
 
 def step_of(checkpoint: str | Path) -> int:
+    """The optimizer step in the name of a checkpoint, or 0."""
     match = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", Path(checkpoint).name)
     return int(match[1]) if match else 0
 
 
-def kind_of(name: str) -> str:
+def without_number(name: str) -> str:
     """The name of a file without the number of its process."""
     return re.sub(r"_?\d+", "", name)
 
 
-def share_of_node() -> tuple[int, int]:
-    """Number of this process on its node, and how many processes the node has. All processes take part."""
+def local_rank_and_count() -> tuple[int, int]:
+    """
+    The rank of this process on its node, and the number of processes there. All processes must call this function.
+    """
     state = PartialState()
     nodes = gather_object([state.process_index - state.local_process_index])
     return state.local_process_index, nodes.count(state.process_index - state.local_process_index)
 
 
 def checksum_of_file(path: Path) -> str:
+    """The SHA-256 digest of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 22):
@@ -146,6 +160,7 @@ def checksum_of_file(path: Path) -> str:
 
 
 def checksum_of_state(state: dict[str, Any]) -> str:
+    """The SHA-256 digest of the state, except for its own entry `checksum`."""
     state = {name: value for name, value in state.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
@@ -154,25 +169,35 @@ def checksum_of_state(state: dict[str, Any]) -> str:
 
 
 def checksums_of_node(folder: Path) -> dict[str, str]:
-    """Checksums of all files in a folder, by name. All processes take part, those of a node share its files."""
+    """
+    Returns the checksums of all files in a folder, by name. All processes must call this function; the processes of a
+    node share the work.
+    """
     state = PartialState()
     node = state.process_index - state.local_process_index
-    index, count = share_of_node()
+    index, count = local_rank_and_count()
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())[index::count]
     shares = gather_object([(node, {name: checksum_of_file(folder / name) for name in names})])
     return {name: digest for other, share in shares if other == node for name, digest in share.items()}
 
 
-def write_state(folder: Path, checksums: dict[str, str], **state) -> None:
-    """Completes a checkpoint. What it lists must be there, as it is, when it is read."""
+def write_state(folder: Path, checksums: dict[str, str], **entries: Any) -> None:
+    """
+    Writes the state of a checkpoint, which is its last file.
+
+    Args:
+        folder (`Path`): Folder of the checkpoint.
+        checksums (`dict[str, str]`): The checksums of all other files, by name.
+        **entries: Further entries of the state, as values that JSON can represent.
+    """
     state = {
         "format_version": FORMAT_VERSION,
-        **state,
+        **entries,
         "versions": {name: version(name) for name in ("torch", "transformers", "trl")},
         "files": {name: (folder / name).stat().st_size for name in checksums},
         "checksums": checksums,
     }
-    state = json.loads(json.dumps(state))  # as it is read
+    state = json.loads(json.dumps(state))  # the checksum is of the values that a reader gets
     state["checksum"] = checksum_of_state(state)
     (folder / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
     flush(folder / STATE_FILE)
@@ -180,7 +205,7 @@ def write_state(folder: Path, checksums: dict[str, str], **state) -> None:
 
 
 def publish(unfinished: Path, finished: Path) -> None:
-    """Makes a checkpoint of a folder that is written completely. The rename is the instant from which it counts."""
+    """Moves a completely written folder to its final place. The rename is what makes it a checkpoint."""
     if finished.exists():
         remove(finished)
     os.replace(unfinished, finished)
@@ -188,7 +213,7 @@ def publish(unfinished: Path, finished: Path) -> None:
 
 
 def rotate(run_folder: Path, limit: int | None, protected: list[str | Path | None]) -> None:
-    """Removes the oldest checkpoints that are not protected until `limit` are left."""
+    """Removes the oldest unprotected checkpoints until at most `limit` checkpoints are left, if possible."""
     if limit is None or limit < 1:
         return
     checkpoints = [Path(path).resolve() for path in sort_checkpoints(str(run_folder), use_mtime=True)]
@@ -198,22 +223,22 @@ def rotate(run_folder: Path, limit: int | None, protected: list[str | Path | Non
 
 
 def remove(checkpoint: Path) -> None:
-    """Removes a checkpoint so that no part of it is ever taken for one."""
-    doomed = checkpoint.parent / UNFINISHED_FOLDER / f"removed-{checkpoint.name}"
-    doomed.parent.mkdir(exist_ok=True)
-    os.replace(checkpoint, doomed)
-    shutil.rmtree(doomed)
+    """Removes a checkpoint. It is renamed first, so that a partly removed folder never counts as a checkpoint."""
+    renamed = checkpoint.parent / UNFINISHED_FOLDER / f"removed-{checkpoint.name}"
+    renamed.parent.mkdir(exist_ok=True)
+    os.replace(checkpoint, renamed)
+    shutil.rmtree(renamed)
 
 
 def remove_unfinished(run_folder: str | Path) -> None:
-    """Removes what an interrupted run left behind."""
+    """Removes the unfinished checkpoints that an interrupted run has left."""
     folder = Path(run_folder) / UNFINISHED_FOLDER
     if folder.exists():
         shutil.rmtree(folder)
 
 
 def flush_tree(folder: Path) -> None:
-    """Returns when the disk holds everything in a folder, so that a crash of the machine loses none of it."""
+    """Flushes everything in a folder to the disk, so that it survives a crash of the machine."""
     for path, _, names in os.walk(folder):
         for name in names:
             flush(os.path.join(path, name))
@@ -221,7 +246,7 @@ def flush_tree(folder: Path) -> None:
 
 
 def flush(path: str | Path) -> None:
-    """Returns when the disk holds a file, or the list of names in a folder."""
+    """Flushes a file, or the list of names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)

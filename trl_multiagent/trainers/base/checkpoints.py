@@ -1,6 +1,6 @@
 """
-Checkpoints of a run: written so that a crash at any instant leaves the previous one whole, resumed exactly, and only by
-a run that they belong to.
+Saves checkpoints atomically, so that a crash at any time leaves the previous one intact, and resumes runs exactly. A
+checkpoint of another run is rejected.
 """
 
 import contextlib
@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
 from torch.optim import Optimizer
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback, is_deepspeed_zero3_enabled
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, get_last_checkpoint
@@ -27,69 +27,75 @@ from trl_multiagent.trainers.base.checkpoint_files import (
     PROCESS_FILE,
     REFERENCE_FILE,
     UNFINISHED_FOLDER,
-    check_files,
     checksums_of_node,
     flush_tree,
     publish,
     remove_unfinished,
     rotate,
+    verify_checkpoint,
     write_state,
 )
-from trl_multiagent.trainers.base.rescue import SaveError, rescue, rescue_folder
+from trl_multiagent.trainers.base.rescue import SaveError, fallback_folder, save_in_fallback_folder
 from trl_multiagent.trainers.base.run_settings import (
     OPTIMIZER_SETTINGS,
     Changes,
     check_changes,
     check_steps,
-    checksum,
+    checksum_of_weights,
     describe_run,
     differences,
-    show_changes,
+    format_changes,
 )
 
 
 logger = logging.get_logger(__name__)
 
+if TYPE_CHECKING:
+    from transformers import Trainer as Base
+else:
+    Base = object  # the trainer itself follows in the bases of the class that mixes this in
+
 CHANGES_FILE = "resume_changes.json"  # in the output folder
 
 
-class CheckpointMixin:
+class CheckpointMixin(Base):
     """
     Makes a TRL trainer save atomically and resume exactly. Part of [`TeamTrainerMixin`].
 
-    A checkpoint is written to a folder of unfinished ones, and renamed once every process has written its part. Besides
-    what `Trainer` saves, it holds the metrics that the processes have not logged yet, the reference policy if it is moved
-    during the training, and the settings of the run.
+    A checkpoint is written to a folder for unfinished checkpoints, and moved to its final place once every process has
+    written its part. In addition to what `Trainer` saves, it holds the metrics that have not been logged yet, the
+    reference policy if it is updated during the training, and the settings of the run.
     """
 
     _resumed: Path | None = None  # the checkpoint that this run continues
-    _changes: list[dict[str, Any]] = []  # what was changed when it was resumed, this time and earlier
-    _saving = False
+    _changes: list[dict[str, Any]] = []  # settings that changed when the run was resumed, now and earlier
+    _saving = False  # whether a checkpoint is being written
 
     def train(
         self,
         resume_from_checkpoint: str | bool | None = None,
-        trial=None,
+        trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
         """
-        Trains, as `Trainer.train` does.
+        Trains the team, as `Trainer.train` does.
 
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
-                Folder of the checkpoint to continue from; `True` for the last one in `args.output_dir`.
+                Folder of the checkpoint to continue from, or `True` for the last one in `args.output_dir`.
             trial, ignore_keys_for_eval:
                 See `Trainer.train`.
 
         Raises:
-            ValueError: the checkpoint is incomplete, or belongs to another run; the message names what differs.
+            ValueError: The checkpoint is incomplete or damaged, belongs to another run, or has taken all steps.
         """
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
-            if resume_from_checkpoint is None:
-                raise ValueError(f"There is no checkpoint in {self.args.output_dir} to resume from.")
-        self._settings = {**self._run_settings(), "weights that are not trained": self._checksum_of_fixed_weights()}
-        self._resumed = Path(resume_from_checkpoint) if resume_from_checkpoint else None
+        folder = (
+            get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
+        )
+        if folder is None and resume_from_checkpoint is True:
+            raise ValueError(f"There is no checkpoint in {self.args.output_dir} to resume from.")
+        self._settings = {**self._run_settings(), "weights that are not trained": self._checksum_of_frozen_weights()}
+        self._resumed = Path(folder) if folder else None
         if self._resumed is not None:
             saved = self._check_checkpoint(self._resumed)
             self._continue_tracking(saved)
@@ -103,15 +109,15 @@ class CheckpointMixin:
 
     # Saving
 
-    def _get_output_dir(self, trial) -> str:
+    def _get_output_dir(self, trial: Any) -> str:
         folder = super()._get_output_dir(trial)
         return os.path.join(folder, UNFINISHED_FOLDER) if self._saving else folder
 
-    def _save_checkpoint(self, model, trial) -> None:
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         run_folder = Path(self._get_output_dir(trial))
         finished = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         unfinished = run_folder / UNFINISHED_FOLDER / finished.name
-        with self._keeping_the_team(unfinished):
+        with self._saves_team_on_failure(unfinished):
             self._write_checkpoint(model, trial, unfinished, finished)
         if self.args.should_save:
             rotate(run_folder, self.args.save_total_limit, [finished, self.state.best_model_checkpoint])
@@ -120,10 +126,10 @@ class CheckpointMixin:
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(finished))
 
-    def _write_checkpoint(self, model, trial, unfinished: Path, finished: Path) -> None:
+    def _write_checkpoint(self, model: torch.nn.Module, trial: Any, unfinished: Path, finished: Path) -> None:
         if self.args.should_save:
             remove_unfinished(finished.parent)
-        self.accelerator.wait_for_everyone()  # from here on, processes write
+        self.accelerator.wait_for_everyone()  # no process may write before the folder is removed
         with self._writing_to_unfinished_folder():
             super()._save_checkpoint(model, trial)
         if self.state.best_global_step:
@@ -131,8 +137,10 @@ class CheckpointMixin:
             if best == finished or best.is_dir():
                 self.state.best_model_checkpoint = str(best)
         if self.args.should_save:
-            self.state.save_to_json(unfinished / TRAINER_STATE_NAME)  # the path of the best one has changed
-        self.accelerator.wait_for_everyone()  # all parts are written
+            self.state.save_to_json(
+                unfinished / TRAINER_STATE_NAME
+            )  # again, with the final path of the best checkpoint
+        self.accelerator.wait_for_everyone()  # every process has written its part
         if self.is_local_process_zero():
             flush_tree(unfinished)
         self.accelerator.wait_for_everyone()
@@ -150,28 +158,30 @@ class CheckpointMixin:
             publish(unfinished, finished)
 
     @contextlib.contextmanager
-    def _keeping_the_team(self, unfinished: Path) -> Iterator[None]:
-        """When a checkpoint cannot be written, the run ends, but not without saving the team."""
+    def _saves_team_on_failure(self, unfinished: Path) -> Iterator[None]:
+        """Saves at least the team if the block fails to write a checkpoint, and ends the run with a [`SaveError`]."""
         try:
             yield
         except SaveError:
-            raise  # it says where the team is
+            raise  # the message already says where the team is
         except Exception as error:
             if not self.args.should_save:
                 raise
             problem = f"The checkpoint of step {self.state.global_step} could not be written ({describe(error)})."
-            if (unfinished / TEAM_FILE).is_file():  # the team was, and takes no more space where it is found
-                place = rescue_folder(unfinished.parent.parent)
-                place.mkdir()
+            if (unfinished / TEAM_FILE).is_file():  # the team itself was written: moving it needs no more disk space
+                folder = fallback_folder(unfinished.parent.parent)
+                folder.mkdir()
                 for name in (AGENTS_FOLDER, TEAM_FILE):
-                    os.replace(unfinished / name, place / name)
-                raise SaveError(f"{problem} The team is in {place.absolute()}.") from error
-            if is_deepspeed_zero3_enabled():  # no process alone has the whole weights
+                    os.replace(unfinished / name, folder / name)
+                raise SaveError(f"{problem} The team is in {folder.absolute()}.") from error
+            if is_deepspeed_zero3_enabled():  # each process has only a part of the weights
                 raise
-            raise SaveError(f"{problem} {rescue(self.team, None, self.args.output_dir)}") from error
+            result = save_in_fallback_folder(self.team, None, self.args.output_dir)
+            raise SaveError(f"{problem} {result}") from error
 
     @contextlib.contextmanager
     def _writing_to_unfinished_folder(self) -> Iterator[None]:
+        """Makes the inherited methods write to the folder for unfinished checkpoints within the block."""
         self._saving = True
         try:
             yield
@@ -179,7 +189,7 @@ class CheckpointMixin:
             self._saving = False
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if not self._saving:  # it is pushed once it is complete
+        if not self._saving:  # an unfinished checkpoint is pushed later, when it is complete
             super()._push_from_checkpoint(checkpoint_folder)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -196,7 +206,7 @@ class CheckpointMixin:
         (Path(output_dir) / PROCESS_FILE.format(process)).write_text(json.dumps(self._process_state()) + "\n")
 
     def _process_state(self) -> dict[str, Any]:
-        """The metrics that this process has gathered and not yet logged."""
+        """Returns the metrics that this process has gathered and not yet logged, as plain values."""
         return {
             "metrics": self._metrics,
             "loss": self._tr_loss.item(),
@@ -208,31 +218,43 @@ class CheckpointMixin:
     # Resuming
 
     def _run_settings(self) -> dict[str, Any]:
-        """The settings that a run must share with a checkpoint that it continues, in plain values."""
+        """
+        Returns the settings that must be the same in the run and in a checkpoint that it continues, as plain values.
+        """
         return describe_run(self._name, self.team.roles, self.team, self.train_dataset, self.args)
 
     def _reference(self) -> torch.nn.Module | None:
-        """The reference policy, if it is a model of its own."""
+        """Returns the reference policy if it is a separate model, else `None`."""
         return None
 
-    def _checksum_of_fixed_weights(self) -> str | None:
-        """A checksum of the weights that a checkpoint does not hold, and that a resumed run must start with as well."""
+    def _checksum_of_frozen_weights(self) -> str | None:
+        """
+        Returns a checksum of the weights that are not trained and not saved: the base of adapters, and the reference
+        policy. A resumed run must start with the same ones. `None` under ZeRO-3.
+        """
         if is_deepspeed_zero3_enabled():
-            return None  # no process has the whole weights
-        fixed = []
+            return None  # each process has only a part of the weights
+        frozen = []
         if self.team.has_adapters:
-            fixed += [parameter for parameter in self.team.parameters() if not parameter.requires_grad]
+            frozen += [parameter for parameter in self.team.parameters() if not parameter.requires_grad]
         reference = self._reference()
         if reference is not None and not self.args.sync_ref_model:
-            fixed += reference.parameters()
-        return checksum(fixed)
+            frozen += reference.parameters()
+        return checksum_of_weights(frozen)
 
     def _check_checkpoint(self, folder: Path) -> dict[str, Any]:
         """
-        Refuses a checkpoint that is damaged, that another run wrote, or that has nothing left to train; on all processes
-        if on one. Records the changes that are allowed.
+        Verifies that this run can continue a checkpoint, and records the changed settings that are allowed.
+
+        Returns:
+            `dict`: The state of the checkpoint, see [`~checkpoint_files.read_checkpoint`].
+
+        Raises:
+            ValueError: On all processes, if on any of them the checkpoint is damaged, belongs to another run, or has
+            taken all
+                steps.
         """
-        saved = check_files(folder)
+        saved = verify_checkpoint(folder)
         changes = differences(saved["settings"], self._settings)
         problems = []
         process_file = PROCESS_FILE.format(self.args.process_index)
@@ -241,8 +263,8 @@ class CheckpointMixin:
             check_steps(str(folder), saved["global_step"], len(self.train_dataset), self.args)
             if not (folder / process_file).is_file():
                 raise ValueError(
-                    f"{folder} has no {process_file}, the part of process {self.args.process_index}. Nodes without a common "
-                    "output folder save with `save_on_each_node=True`."
+                    f"{folder} has no {process_file}, the part of process {self.args.process_index}. If the nodes "
+                    "have no common output folder, save with `save_on_each_node=True`."
                 )
         except ValueError as error:
             problems = [str(error)]
@@ -250,23 +272,25 @@ class CheckpointMixin:
         if problems:
             raise ValueError(" ".join(problems))
         if self.is_world_process_zero():
-            self._say_what_differs(folder, saved, changes)
+            self._warn_about_differences(folder, saved, changes)
         self._record_changes(folder, saved, changes)
         return saved
 
     @staticmethod
-    def _say_what_differs(folder: Path, saved: dict[str, Any], changes: Changes) -> None:
+    def _warn_about_differences(folder: Path, saved: dict[str, Any], changes: Changes) -> None:
         if changes:
-            logger.warning(f"{folder} is continued with changes: {show_changes(changes)}.")
+            logger.warning(f"The run continues {folder} with changed settings: {format_changes(changes)}.")
         if "checksums" not in saved:
-            logger.warning(
-                f"{folder} was saved by an earlier release, without checksums: damage would not be noticed."
-            )
+            logger.warning(f"{folder} was saved by an earlier release, without checksums: damage cannot be detected.")
         for name, saved_version in saved["versions"].items():
             if saved_version != version(name):
-                logger.warning(f"{folder} was saved with {name} {saved_version}; with {version(name)} it may differ.")
+                logger.warning(
+                    f"{folder} was saved with {name} {saved_version}, but {version(name)} is installed: results may "
+                    "differ."
+                )
 
     def _record_changes(self, folder: Path, saved: dict[str, Any], changes: Changes) -> None:
+        """Adds changed settings to the record that is saved in later checkpoints and in the output folder."""
         self._changes = list(saved.get("changes", []))
         self._changed_optimizer_settings = any(name in OPTIMIZER_SETTINGS for name in changes)
         if changes:
@@ -279,10 +303,10 @@ class CheckpointMixin:
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         changed = checkpoint is not None and self._changed_optimizer_settings  # never under DeepSpeed
-        fresh = settings_of_groups(self.optimizer) if changed else None
+        run_settings = group_settings(self.optimizer) if changed else None
         super()._load_optimizer_and_scheduler(checkpoint)
-        if changed:
-            self._change_optimizer(fresh)
+        if run_settings is not None:
+            self._apply_optimizer_settings(run_settings)
         reference = self._reference()
         if checkpoint is not None and reference is not None and self.args.sync_ref_model:
             weights = torch.load(Path(checkpoint) / REFERENCE_FILE, map_location="cpu", weights_only=True)
@@ -297,19 +321,26 @@ class CheckpointMixin:
                 if self.is_world_process_zero():
                     reference.load_state_dict(weights)
 
-    def _change_optimizer(self, fresh: list[dict[str, Any]]) -> None:
-        """Gives the optimizer, which went on with the checkpoint's settings, those of this run."""
-        for group, own in zip(self.optimizer.param_groups, fresh, strict=True):
-            rate, saved_base = group["lr"], group["initial_lr"]
-            group.update(own)
-            group["lr"] = own["initial_lr"] * (rate / saved_base if saved_base else 1.0)  # where the schedule is
+    def _apply_optimizer_settings(self, run_settings: list[dict[str, Any]]) -> None:
+        """
+        Replaces the checkpoint's settings in the optimizer by those of this run. The learning rate keeps its position
+        in the schedule.
+
+        Args:
+            run_settings (`list[dict]`): The settings of each parameter group, see [`group_settings`].
+        """
+        for group, settings in zip(self.optimizer.param_groups, run_settings, strict=True):
+            scheduled_fraction = group["lr"] / group["initial_lr"] if group["initial_lr"] else 1.0
+            group.update(settings)
+            group["lr"] = settings["initial_lr"] * scheduled_fraction
         self.lr_scheduler.base_lrs = [group["initial_lr"] for group in self.optimizer.param_groups]
         self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
     def _begin_training(self) -> None:
-        """Called when the trainer has set its counters to zero."""
+        """Restores the state of this process. Called after the trainer has reset its counters."""
         self._start_time = time.time()
-        self.state.compute_steps(self.args, self.state.max_steps)  # saving and logging follow this run's arguments
+        # The intervals of saving, logging and evaluating are those of this run, not of the checkpoint
+        self.state.compute_steps(self.args, self.state.max_steps)
         if self._resumed is not None:
             process = self.args.process_index
             self._load_process_state(json.loads((self._resumed / PROCESS_FILE.format(process)).read_text()))
@@ -323,29 +354,32 @@ class CheckpointMixin:
         self._globalstep_last_logged = state["last_logged_step"]
         self._start_time -= state["seconds"]
 
-    def _evaluate(self, trial, ignore_keys_for_eval, skip_scheduler: bool = False) -> dict[str, float]:
-        if (
-            skip_scheduler and self._resumed is not None
-        ):  # `eval_on_start` is for the start of a run that is not resumed
+    def _evaluate(
+        self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
+    ) -> dict[str, float]:
+        if skip_scheduler and self._resumed is not None:  # `eval_on_start` does not apply to a resumed run
             return {}
         return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
 
-    def _finalize_training(self, trial, num_train_samples, start_time) -> TrainOutput:
+    def _finalize_training(self, trial: Any, num_train_samples: int, start_time: float) -> TrainOutput:
         best = self.state.best_model_checkpoint
         if self.args.should_save and self.args.save_total_limit == 1 and best is not None:
-            rotate(Path(self._get_output_dir(trial)), 1, [best])  # the parent would remove file by file
-        self._initial_global_step = 0  # mean loss and speed are those of the whole run
+            rotate(Path(self._get_output_dir(trial)), 1, [best])  # `Trainer` would not remove checkpoints atomically
+        self._initial_global_step = 0  # the mean loss and the speed cover the whole run
         try:
             return super()._finalize_training(trial, num_train_samples, self._start_time)
         except Exception as error:
-            if not self.args.should_save or is_deepspeed_zero3_enabled():  # no process alone has the whole weights
+            if (
+                not self.args.should_save or is_deepspeed_zero3_enabled()
+            ):  # each process has only a part of the weights
                 raise
-            where = rescue(self.team, None, self.args.output_dir)
-            raise SaveError(f"The training ended with {describe(error)}. {where}") from error
+            result = save_in_fallback_folder(self.team, None, self.args.output_dir)
+            raise SaveError(f"The training ended with {describe(error)}. {result}") from error
 
-    # Trackers: a resumed run goes on in the records of the interrupted one
+    # Trackers: a resumed run continues the records of the interrupted one
 
     def _tracking(self) -> dict[str, str | None]:
+        """Returns the id of the Weights & Biases run and the folder of TensorBoard, as far as they are used."""
         wandb_run = None
         if "wandb" in self.args.report_to:
             import wandb
@@ -360,41 +394,51 @@ class CheckpointMixin:
         }
 
     def _continue_tracking(self, saved: dict[str, Any]) -> None:
+        """Makes the trackers continue the records that a checkpoint names."""
         run_id, folder = saved["tracking"]["wandb_run_id"], saved["tracking"]["tensorboard_folder"]
         if run_id is not None and "wandb" in self.args.report_to:
             os.environ.setdefault("WANDB_RUN_ID", run_id)
             os.environ.setdefault("WANDB_RESUME", "allow")
         for callback in self.callback_handler.callbacks:
             if not isinstance(callback, TensorBoardCallback) or callback.logging_dir is not None:
-                continue  # another tracker, or a folder that TENSORBOARD_LOGGING_DIR names
+                continue  # another tracker, or TENSORBOARD_LOGGING_DIR sets the folder
             if folder is not None and Path(folder).is_dir():
                 callback.logging_dir = folder
-                if self.is_world_process_zero():  # what was logged after the checkpoint is logged again
+                if (
+                    self.is_world_process_zero()
+                ):  # entries after the checkpoint are purged, because they are logged again
                     callback.tb_writer = callback._SummaryWriter(log_dir=folder, purge_step=saved["global_step"] + 1)
 
 
 class CheckpointCallback(TrainerCallback):
     """
-    Restores what a resumed run had gathered, and saves at the end of an epoch what is due at its last step, after the
-    epoch's own evaluation and log: a run that resumes there begins with the next epoch.
+    Restores the state of a resumed run, and postpones a save that is due at the last step of an epoch to the end of
+    the epoch. The epoch's own evaluation and log come before it, so a run that resumes there begins with the next
+    epoch.
     """
 
     def __init__(self, trainer: CheckpointMixin):
         self.trainer = trainer
         self.save_is_due = False
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self.trainer._begin_training()
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if control.should_save and (state.epoch == int(state.epoch) or control.should_training_stop):
             self.save_is_due, control.should_save = True, False
 
-    def on_epoch_end(self, args, state, control, **kwargs):
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         control.should_save |= self.save_is_due
         self.save_is_due = False
 
 
-def settings_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """All that an optimizer's groups hold besides their parameters."""
+def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Returns the settings of each parameter group of an optimizer."""
     return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]

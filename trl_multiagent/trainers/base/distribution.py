@@ -1,4 +1,4 @@
-"""Training in several processes: what is refused, and how all of them end when one fails."""
+"""Training in several processes: makes all of them end when one fails, and rejects settings that cannot work."""
 
 import contextlib
 import os
@@ -14,26 +14,30 @@ from trl_multiagent.environments.task_errors import describe
 
 
 class OtherProcessError(RuntimeError):
-    """Another process failed; the message says which one and why."""
+    """Another process failed. The message says which one and why."""
 
 
 @contextlib.contextmanager
 def fail_together(accelerator: Accelerator) -> Iterator[None]:
     """
-    When one process raises an error inside, all end: that one with its error, the others with [`OtherProcessError`].
+    Ends all processes if one of them raises an error within the block: that one with its error, the others with
+    [`OtherProcessError`].
 
-    The end of the block is an [`error_barrier`], and there may be others within it. A process that fails goes to the next
-    barrier with its error, so no other collective operation may lie between code that can fail and that barrier. With one
-    process this costs nothing.
+    The block ends with an [`error_barrier`] and may contain more of them. A process that fails proceeds to the next
+    barrier and reports its error there. Therefore no other collective operation may lie between code that can fail and
+    the next barrier. With a single process, nothing is synchronized.
 
     Args:
-        accelerator ([`~accelerate.Accelerator`]): The trainer's.
+        accelerator ([`~accelerate.Accelerator`]): The trainer's accelerator.
+
+    Raises:
+        OtherProcessError: Another process failed within the block.
     """
     try:
         yield
     except OtherProcessError:
-        raise  # raised by a barrier, which all processes have left
-    except BaseException as error:  # an exit or an interrupt too, or the others would wait
+        raise  # a barrier raised it, so all processes have left that barrier
+    except BaseException as error:  # exits and interrupts too, or the other processes would wait forever
         error_barrier(accelerator, error)
         raise
     error_barrier(accelerator)
@@ -41,11 +45,14 @@ def fail_together(accelerator: Accelerator) -> Iterator[None]:
 
 def error_barrier(accelerator: Accelerator, error: BaseException | None = None) -> None:
     """
-    Waits for all processes, and raises [`OtherProcessError`] if another one arrives with an error.
+    Waits until all processes have arrived, and raises an error if one of the others reports one.
 
     Args:
-        accelerator ([`~accelerate.Accelerator`]): The trainer's.
-        error (`BaseException`, *optional*): What this process failed with.
+        accelerator ([`~accelerate.Accelerator`]): The trainer's accelerator.
+        error (`BaseException`, *optional*): The error of this process.
+
+    Raises:
+        OtherProcessError: Another process reported an error, and this one did not.
     """
     if accelerator.num_processes == 1:
         return
@@ -58,44 +65,44 @@ def error_barrier(accelerator: Accelerator, error: BaseException | None = None) 
         report = f"Process {index} on {host} failed: {describe(error)}"
     reports = [report for report in gather_object([report]) if report is not None]
     if error is None:
-        raise OtherProcessError("\n".join([*reports, "Where it failed stands in that process's own traceback."]))
+        raise OtherProcessError("\n".join([*reports, "See the traceback of that process."]))
 
 
 def check_distribution(accelerator: Accelerator) -> None:
     """
-    Refuses ways to distribute a run that cannot work, or that accelerate would silently replace by another one.
+    Raises an error if the run is distributed in a way that cannot work, or that accelerate has silently replaced.
 
     Args:
-        accelerator ([`~accelerate.Accelerator`]): The trainer's.
+        accelerator ([`~accelerate.Accelerator`]): The trainer's accelerator.
 
     Raises:
-        ValueError: says what is refused, why, and what to use.
+        ValueError: The message says what is not supported, why, and what to use instead.
     """
-    # What accelerate's launcher or the arguments asked for; on the CPU, accelerate may not do it and say nothing
+    # These variables hold the engine that was requested. On the CPU, accelerate may silently use another one
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         raise ValueError(
-            "FSDP cannot train a team: it gathers weights at every forward, also while generating, so processes whose "
-            "rollout trees differ would wait for each other for ever. ZeRO-3 shards the same state: use "
+            "FSDP cannot train a team: it gathers weights at every forward pass, also during generation, so processes "
+            "whose rollout trees differ would wait for each other forever. Use ZeRO-3, which shards the same state: "
             "accelerate_configs/zero3.yaml."
         )
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and not _uses_deepspeed(accelerator):
         raise ValueError(
-            f"DeepSpeed was asked for, but accelerate runs {accelerator.distributed_type.value} instead. If "
-            "ACCELERATE_USE_CPU is set, unset it: DeepSpeed finds the CPU by itself."
+            f"DeepSpeed was requested, but accelerate runs {accelerator.distributed_type.value} instead. If "
+            "ACCELERATE_USE_CPU is set, unset it: DeepSpeed detects the CPU by itself."
         )
     if _uses_deepspeed(accelerator):
         zero = accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
         if zero["stage"] == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save", False):
             raise ValueError(
-                "DeepSpeed's `stage3_gather_16bit_weights_on_model_save` (accelerate: `zero3_save_16bit_model`) is not "
-                "true: without it, a saved team would have no weights."
+                "DeepSpeed's `stage3_gather_16bit_weights_on_model_save` (accelerate: `zero3_save_16bit_model`) is "
+                "not true. Set it to true: without it, a saved team would have no weights."
             )
     if accelerator.num_processes == 1:
         return
     if not accelerator.even_batches:
         raise ValueError(
-            "`accelerator_config` has `even_batches: false`: processes with fewer batches to evaluate on would keep the "
-            "others waiting for ever. Leave it true."
+            "`accelerator_config` has `even_batches: false`: in an evaluation, processes with more batches would wait "
+            "forever for those with fewer. Leave it true."
         )
     if accelerator.split_batches:
         raise ValueError(
@@ -106,19 +113,22 @@ def check_distribution(accelerator: Accelerator) -> None:
 
 def check_generation(accelerator: Accelerator, args: GRPOConfig) -> None:
     """
-    Refuses settings with which processes whose rollout trees differ would wait for each other for ever.
+    Raises an error if processes whose rollout trees differ would wait for each other forever during generation.
 
     Args:
-        accelerator ([`~accelerate.Accelerator`]): The trainer's.
+        accelerator ([`~accelerate.Accelerator`]): The trainer's accelerator.
         args ([`~trl.GRPOConfig`]): The trainer's arguments.
+
+    Raises:
+        ValueError: `ds3_gather_for_generation` is False under ZeRO-3 with several processes.
     """
     if accelerator.num_processes == 1 or args.ds3_gather_for_generation or not _uses_deepspeed(accelerator):
         return
     if accelerator.state.deepspeed_plugin.zero_stage == 3:
         raise ValueError(
-            "`ds3_gather_for_generation=False` makes every forward of the generation a collective operation, but "
-            "the processes' rollout trees differ, so they would wait for each other for ever. Leave it True: the "
-            "team's weights are then gathered on every device for as long as it generates."
+            "`ds3_gather_for_generation=False` makes every forward pass of the generation a collective operation, but "
+            "the rollout trees differ between processes, so these would wait for each other forever. Leave it True: "
+            "every device then holds the weights of the whole team while it generates."
         )
 
 

@@ -1,22 +1,28 @@
 """
-GRPOTrainer's loss, for one agent of a team at a time.
+GRPOTrainer's loss, computed for one agent of a team at a time.
 
-TRL's `GRPOTrainer._compute_loss` has the ratio, the clipping, the KL penalty and the normalisers that this package wants to
-inherit. It was written for one model. Everything that it takes to use it for a team stands in this file:
+TRL's `GRPOTrainer._compute_loss` provides the probability ratio, the clipping, the KL penalty and the normalizers. It
+expects a single model. This file holds all the adaptations that a team needs:
 
-1. `GRPOTrainer.__init__` would load a reference model, start vLLM and switch dropout off for a single model. It sees other
-   arguments while it runs ([`GRPOLossMixin._init_grpo`]).
-2. The method calls a model. It is given the outputs of a forward that all agents had together ([`policy_loss`]).
-3. It averages over the rows of a micro-batch. Rows that were left out or are padding are made up for by a factor
-   ([`GRPOLossMixin._set_loss_scale`]).
-4. Its factors for completions that vLLM sampled are computed per model. They are added to the rows ([`_correct_sampling`]).
-5. Its metrics are means over one micro-batch. They are weighed with its tokens, and those of the clipping, which never
-   happens in an on-policy update, are dropped ([`_add_token_means`]).
+1. `GRPOTrainer.__init__` would load a reference model, start vLLM and disable dropout for a single model. Some
+arguments
+   therefore have other values while it runs ([`GRPOLossMixin._init_grpo`]).
+2. `_compute_loss` calls a model. Instead, it receives the outputs of one forward pass of the whole team
+   ([`GRPOLossMixin.policy_loss`]).
+3. `_compute_loss` averages over the rows of a micro-batch. A factor corrects for rows that were left out and for
+padding
+   rows ([`GRPOLossMixin._set_loss_scale`]).
+4. GRPOTrainer computes the importance sampling ratios of vLLM's completions for a single model. Here they are computed
+per
+   agent and added to the rows ([`GRPOLossMixin._correct_sampling`]).
+5. GRPOTrainer's metrics are means over one micro-batch. Here they are weighted by the number of tokens. The clipping
+metrics
+   are dropped, because an on-policy update never clips ([`GRPOLossMixin._add_token_means`]).
 """
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from trl import GRPOConfig
@@ -26,53 +32,64 @@ from trl_multiagent.models.vllm_generation import sampling_correction
 from trl_multiagent.trainers.base.rollout_metrics import StepTotals
 
 
-class GRPOLossMixin:
-    """Part of [`RolloutTrainer`], and before GRPOTrainer in its bases."""
+if TYPE_CHECKING:
+    from trl import GRPOTrainer as Base
+else:
+    Base = object  # the trainer itself follows in the bases of the class that mixes this in
+
+
+class GRPOLossMixin(Base):
+    """Part of [`RolloutTrainer`]. It precedes GRPOTrainer in the bases."""
 
     _loss_scale = 1.0
     _corrects_sampling = False
     _totals: StepTotals
 
     def _init_grpo(self, args: GRPOConfig, **kwargs: Any) -> None:
-        """Initialises GRPOTrainer, without what it would do to a single model."""
-        # `luspo` is asked for with sequence-level ratios, because TRL warns of others; they are 1 in an on-policy update
+        """Initializes GRPOTrainer without what it would do to a single model."""
         changes = {"beta": 0.0, "sync_ref_model": False, "use_vllm": False, "disable_dropout": False}
-        with _changed(args, router_aux_loss_coef=None, importance_sampling_level="sequence", **changes):
+        # With `luspo`, TRL warns about token-level ratios. The level makes no difference, as on-policy ratios are 1
+        with _temporarily_set(args, router_aux_loss_coef=None, importance_sampling_level="sequence", **changes):
             super().__init__(args=args, **kwargs)
         self.beta = args.beta
         self.use_vllm = args.use_vllm
         self.importance_sampling_level = args.importance_sampling_level
-        self.aux_loss_enabled = False  # GRPO's is one of each micro-batch; see `models.router_loss`
+        self.aux_loss_enabled = False  # GRPOTrainer's is computed per micro-batch; see `models.router_loss`
         self._corrects_sampling = args.use_vllm and args.vllm_importance_sampling_correction
-        # GRPOTrainer patched the forward of the team; the log-probabilities come from the agents' own
+        # GRPOTrainer patched the team's forward to return log-probabilities. The forwards of the agents do that
         del self.team.__dict__["forward"]
 
-    def _set_loss_scale(self, num_rows: int, num_trained_rows: int) -> None:
+    def _set_loss_scale(self, num_rows: int, num_tree_rows: int) -> None:
         """
-        Makes the mean over the micro-batches' rows a mean over the batch's real rows.
+        Sets the factor that turns a mean over the rows of the micro-batches into a mean over the rows of the trees.
 
         Args:
-            num_rows (`int`): Rows of all micro-batches of all processes, padding included.
-            num_trained_rows (`int`): Rows that the batch's trees have, those that were left out included.
+            num_rows (`int`): Rows in all micro-batches of all processes, including padding rows.
+            num_tree_rows (`int`): Rows in the trees of all processes, including rows that the update leaves out.
         """
-        if self.loss_type != "dapo":  # which divides by the number of tokens of the whole batch
-            self._loss_scale = num_rows / num_trained_rows
+        if self.loss_type != "dapo":  # it divides by the number of tokens of the whole batch
+            self._loss_scale = num_rows / num_tree_rows
 
     def policy_loss(self, role: str, outputs: FusedCausalLMOutput, rows: dict[str, torch.Tensor]) -> torch.Tensor:
         """
-        GRPOTrainer's loss of one agent's rows. With `loss_type="luspo"`, the default, it is the mean over rows of
+        GRPOTrainer's loss on the rows of one agent. With `loss_type="luspo"`, the default, it is the mean over rows of
 
             sum over the completion's tokens t of  -A * r_t  +  beta * KL_t,    r_t = pi(t) / pi_old(t)
 
-        whose gradient is that of -A * log pi(t), because the update is on-policy: pi_old is pi, and r_t is 1.
+        The update is on-policy, so pi_old is the current policy without gradient and r_t is 1. The gradient of r_t is
+        therefore that of log pi(t).
+
+        Only tokens in `completion_mask` count. The loss is additive: the losses of complementary parts of the mask add
+        up to the loss of the whole mask, if each part contains entire rows.
 
         Args:
             role (`str`): The agent.
-            outputs ([`~trl.trainer.utils.FusedCausalLMOutput`]): Its `log_probs` and `entropy` of the rows.
-            rows (`dict[str, torch.Tensor]`): Its rows, see [`~trainers.base.rows.agent_tensors`].
+            outputs ([`~trl.trainer.utils.FusedCausalLMOutput`]): The agent's output for the rows: `log_probs` and
+                `entropy`.
+            rows (`dict[str, torch.Tensor]`): The agent's rows, see [`~trainers.base.rows.agent_tensors`].
 
         Returns:
-            `torch.Tensor`: a scalar. The sum over micro-batches, averaged over processes, is the loss of the batch.
+            `torch.Tensor`: A scalar. The loss of the batch is its sum over micro-batches, averaged over processes.
         """
         if self._corrects_sampling:
             rows = self._correct_sampling(role, outputs.log_probs, rows)
@@ -84,7 +101,7 @@ class GRPOLossMixin:
     def _correct_sampling(
         self, role: str, logps: torch.Tensor, rows: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Adds the factors that make up for vLLM's log-probabilities not being the policy's own."""
+        """Adds the ratios that correct for the difference between vLLM's log-probabilities and those of the policy."""
         logps, mask = logps[:, -rows["completion_ids"].size(1) :], rows["completion_mask"]
         difference = ((logps.detach() - rows["sampling_per_token_logps"]).abs() * mask).nan_to_num(nan=0.0).sum()
         total = self.accelerator.reduce(difference, "sum").item()
@@ -92,7 +109,9 @@ class GRPOLossMixin:
         return {**rows, "importance_sampling_ratio": sampling_correction(logps, rows, self.args)}
 
     def _add_token_means(self, role: str, rows: dict[str, torch.Tensor]) -> None:
-        """Adds up GRPO's means over the tokens of a micro-batch, which may hold few tokens or none."""
+        """
+        Adds GRPOTrainer's token means of a micro-batch to the totals, weighted by the number of tokens (possibly 0).
+        """
         metrics = self._metrics["train"]
         tokens = self.accelerator.reduce(rows["completion_mask"].sum().float(), "sum").item()
         self._totals.tokens[role] += tokens
@@ -103,8 +122,8 @@ class GRPOLossMixin:
 
 
 @contextlib.contextmanager
-def _changed(args: GRPOConfig, **values: Any) -> Iterator[None]:
-    """Gives some arguments other values for a while."""
+def _temporarily_set(args: GRPOConfig, **values: Any) -> Iterator[None]:
+    """Sets arguments to other values within the block."""
     saved = {name: getattr(args, name) for name in values}
     for name, value in values.items():
         setattr(args, name, value)

@@ -1,10 +1,10 @@
-"""How a team trainer pushes to the Hugging Face Hub, with a model card."""
+"""Pushes a team trainer's output to the Hugging Face Hub, with a model card."""
 
 import os
 import shutil
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import CommitInfo
 from transformers.integrations import is_wandb_available
@@ -35,16 +35,22 @@ if is_wandb_available():
 
 logger = logging.get_logger(__name__)
 
+if TYPE_CHECKING:
+    from transformers import Trainer as Base
+else:
+    Base = object  # the trainer itself follows in the bases of the class that mixes this in
 
-class TeamHubMixin:
-    """Makes `push_to_hub` and all of `hub_strategy` push a team. Part of [`TeamTrainerMixin`]."""
+
+class TeamHubMixin(Base):
+    """Makes `push_to_hub` and every `hub_strategy` push a team. Part of [`TeamTrainerMixin`]."""
 
     team: AgentTeam
+    processing_class: Any
     _card_settings: list[str] = []  # training arguments to show in the model card
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        # The trainer does this when it is made. A repository that exists and is public shows only at the first upload
-        # that it cannot be written to, which may be the end of the training
+        # The trainer calls this when it is created. Without the check, missing write access to an existing public
+        # repository would show only at the first upload, possibly at the end of the training
         with access_error_with_advice(self._hub_name):
             super().init_hf_repo(token, private)
             if self.is_world_process_zero():
@@ -54,15 +60,15 @@ class TeamHubMixin:
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
     ) -> None:
         """
-        Writes the card of the team, `README.md`, and its picture into the output folder.
+        Writes the model card of the team, `README.md`, and its reward curve to the output folder.
 
         Args:
             model_name (`str`, *optional*):
                 Name of the team.
             dataset_name (`str`, *optional*):
-                Id on the Hub of the dataset that it was trained on.
+                Id on the Hub of the training dataset.
             tags (`str` or `list[str]`, *optional*):
-                More tags.
+                Additional tags.
         """
         if not self.is_world_process_zero() or not self._may_change_files():
             return
@@ -98,9 +104,9 @@ class TeamHubMixin:
         if reward_series(self.state.log_history):
             draw_reward_curve(self.state.log_history, folder / CURVE_FILE)
 
-    def push_to_hub(self, *args, **kwargs) -> CommitInfo | Future | None:
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> CommitInfo | Future | None:
         """See [`~transformers.Trainer.push_to_hub`]. Keyword arguments go to [`~TeamHubMixin.create_model_card`]."""
-        self._finish_current_push()  # it reads the files that are replaced next
+        self._finish_current_push()  # it reads files that are replaced next
         with upload_error_with_advice(self._hub_name, push_command_advice(self.args.output_dir, self._hub_name)):
             return super().push_to_hub(*args, **kwargs)
 
@@ -109,7 +115,7 @@ class TeamHubMixin:
             return
         if not self._may_change_files():
             return
-        # The parent copies the files of a single model and one tokenizer to the folder that it uploads
+        # The inherited method copies the files of a single model, and its tokenizer, to the folder that it uploads
         source, target = Path(checkpoint_folder), Path(self.args.output_dir)
         shutil.copytree(source / AGENTS_FOLDER, target / AGENTS_FOLDER, dirs_exist_ok=True)
         shutil.copy(source / TEAM_FILE, target / TEAM_FILE)
@@ -120,20 +126,22 @@ class TeamHubMixin:
             job.add_done_callback(report_failure)
 
     def _card_facts(self) -> dict[str, Any]:
-        """Numbers of the run that the model card shows, by name."""
+        """Returns the numbers about the run that the model card shows, by name."""
         return {"optimizer steps": self.state.global_step}
 
     def _card_environment(self) -> str | None:
-        """The environment that the team was trained in, for the model card."""
+        """Returns the name of the training environment for the model card, or `None` if there is none."""
         return None
 
     @property
     def _hub_name(self) -> str:
-        """The repository: as the Hub knows it, else as the user named it, else as the trainer will."""
+        """The repository's id on the Hub once it is known, else the user's `hub_model_id`, else the default name."""
         return self.hub_model_id or self.args.hub_model_id or Path(self.args.output_dir).absolute().name
 
     def _may_change_files(self) -> bool:
-        """Whether no upload in the background reads the output folder. `hub_always_push` waits until it is so."""
+        """
+        Whether no background upload is reading the output folder. With `hub_always_push`, waits for the upload to end.
+        """
         if self.hub_model_id is None:
             return True
         if self.args.hub_always_push:
@@ -142,6 +150,6 @@ class TeamHubMixin:
 
 
 def report_failure(job: Future) -> None:
-    """Says that a push in the background failed. The training goes on, and the next push sends the files again."""
+    """Logs a warning if a background push failed. The training continues, and the next push sends the files again."""
     if job.exception() is not None:
-        logger.warning(f"A push during the training failed; the next one sends it again. {job.exception()}")
+        logger.warning(f"A push during the training failed; the next push sends its files again. {job.exception()}")

@@ -1,4 +1,4 @@
-"""Where a trained team goes when it cannot be written to where it should."""
+"""Saves a team, and uses a fallback folder if the intended one cannot be written."""
 
 import os
 import shutil
@@ -13,54 +13,60 @@ from trl_multiagent.team.agent_team import AgentTeam
 
 
 class SaveError(RuntimeError):
-    """A team could not be saved where it should; the message says why, and where it is."""
+    """A team could not be saved in the intended folder. The message says why, and where the team is instead."""
 
 
-def save_or_rescue(
+def save_team(
     team: AgentTeam, folder: Path, state_dict: dict[str, torch.Tensor] | None, run_folder: str | Path
 ) -> None:
     """
-    Saves a team in a folder, or in the first other place that works.
+    Saves a team in a folder, or else in the first fallback folder that can be written.
 
     Args:
         team ([`AgentTeam`]):
             The team.
         folder (`Path`):
-            Where it should be saved.
+            The intended folder.
         state_dict (`dict[str, torch.Tensor]`, *optional*):
             See [`AgentTeam.save_pretrained`].
         run_folder (`str` or `Path`):
-            The first other place to try; then the working folder, and the one for temporary files.
+            The folder of the run, see [`save_in_fallback_folder`].
 
     Raises:
-        SaveError: it could not be saved in `folder`.
+        SaveError: The team could not be saved in `folder`.
     """
     is_new = not os.path.lexists(folder)
     try:
         team.save_pretrained(folder, state_dict)
-    except Exception as error:  # the libraries raise errors of many kinds for a full disk
+    except Exception as error:  # on a full disk, the libraries raise errors of many kinds
         if is_new:
-            shutil.rmtree(folder, ignore_errors=True)  # what was written takes the space that the team needs
-        raise SaveError(
-            f"The team could not be saved in {folder} ({describe(error)}). {rescue(team, state_dict, run_folder)}"
-        ) from error
+            shutil.rmtree(folder, ignore_errors=True)  # frees the space that the team needs
+        result = save_in_fallback_folder(team, state_dict, run_folder)
+        raise SaveError(f"The team could not be saved in {folder} ({describe(error)}). {result}") from error
 
 
-def rescue(team: AgentTeam, state_dict: dict[str, torch.Tensor] | None, run_folder: str | Path) -> str:
-    """Saves a team in the first place that works. Returns a sentence that says where, or why nowhere."""
+def save_in_fallback_folder(
+    team: AgentTeam, state_dict: dict[str, torch.Tensor] | None, run_folder: str | Path
+) -> str:
+    """
+    Saves a team in the folder of the run, the working folder or the folder for temporary files, whichever works first.
+
+    Returns:
+        `str`: A sentence that says where the team is, or why it could not be saved.
+    """
     problems = []
     for parent in (Path(run_folder), Path.cwd(), Path(tempfile.gettempdir())):
-        place = rescue_folder(parent)
+        folder = fallback_folder(parent)
         try:
-            team.save_pretrained(place, state_dict)
+            team.save_pretrained(folder, state_dict)
         except Exception as error:
-            shutil.rmtree(place, ignore_errors=True)
-            problems.append(f"{place} ({describe(error)})")
+            shutil.rmtree(folder, ignore_errors=True)
+            problems.append(f"{folder} ({describe(error)})")
         else:
-            return f"The team is in {place.absolute()}."
+            return f"The team is in {folder.absolute()}."
     return f"Nor could the team be saved in {', '.join(problems)}."
 
 
-def rescue_folder(parent: str | Path) -> Path:
-    """A folder that no other run and no earlier rescue uses."""
+def fallback_folder(parent: str | Path) -> Path:
+    """The path of a folder whose name no other process and no earlier fallback uses."""
     return Path(parent) / f"rescued_team_{time.strftime('%Y%m%d-%H%M%S')}_{os.getpid()}"

@@ -1,4 +1,5 @@
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from trl import GRPOConfig
 from trl.import_utils import is_vllm_available
@@ -7,7 +8,7 @@ from trl_multiagent.trainers.base.team_config import TeamConfig, check_choices, 
 
 
 JOINT_MODES = {"align": "align", "aligned": "align", "cross": "cross", "crossed": "cross"}
-# Losses whose normaliser does not depend on how a batch is cut into micro-batches (`bnpo`'s does)
+# Losses whose normalizer does not depend on how a batch is split into micro-batches, unlike that of `bnpo`
 LOSS_TYPES = ("luspo", "dr_grpo", "grpo", "dapo")
 SAMPLING_CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
@@ -20,47 +21,47 @@ class RolloutConfig(TeamConfig, GRPOConfig):
     For a full list of training arguments, please refer to [`TeamConfig`], [`~trl.GRPOConfig`] and
     [`~transformers.TrainingArguments`].
 
-    A *row* is one completion of every agent: the k-th completions of all agents form row k. The rollout tree of an item
-    has `rows_per_item` rows when no branch ends early.
+    A *row* is one completion of every agent: the k-th completions of all agents at a node form row k. If no branch
+    ends early, the rollout tree of an item has `rows_per_item` rows.
 
     Parameters:
         items_per_device (`int`, *optional*):
-            Number of items, each with its whole rollout tree, that one device contributes to an optimizer step. If not
-            set, it is what `per_device_train_batch_size * gradient_accumulation_steps` rows hold. If set,
-            `gradient_accumulation_steps` is derived from it, and `per_device_train_batch_size` is only the number of
-            rows of one forward pass: it changes memory and speed, not the update.
+            Number of items per device and optimizer step, each with its whole rollout tree. If set, it determines
+            `gradient_accumulation_steps`, and `per_device_train_batch_size` is only the number of rows of one forward
+            pass, which changes memory and speed, but not the update. If not set, it is the number of trees that
+            `per_device_train_batch_size * gradient_accumulation_steps` rows hold.
         num_turns (`int`, *optional*, defaults to `1`):
-            Number of turns of an episode, the depth of the rollout tree.
+            Number of turns of an episode, which is the depth of the rollout tree.
         joint_mode (`str`, *optional*, defaults to `"align"`):
             How the completions of a node form joint actions: `"align"` pairs the g-th completions of all agents,
             `"cross"` takes their Cartesian product. `"aligned"` and `"crossed"` are accepted.
         discount (`float`, *optional*, defaults to `1.0`):
-            Weight of the next turn's return in a return.
+            Factor of the next turn's return in the return of a joint action.
         early_termination_threshold (`float`, *optional*):
-            A node whose mean processed reward is strictly greater becomes a leaf. `None` never ends a branch early.
+            A node whose mean processed reward is strictly greater becomes a leaf. With `None`, no branch ends early.
         handoff (`str`, *optional*):
-            `None` expands every joint action into the next turn (a tree). `"random"` or `"best"` hands one joint action
-            of each node on (a chain), drawn uniformly or the one with the highest reward.
+            Which joint actions of a node are continued in the next turn. `None` continues all of them (a tree).
+            `"random"` continues one that is drawn uniformly, `"best"` the one with the highest reward (a chain).
         reward_scale (`float`, *optional*, defaults to `1.0`):
             Factor applied to every reward.
         reward_shift (`float`, *optional*, defaults to `0.0`):
             Added to every reward after `reward_scale`.
         num_agents (`int`, *optional*):
-            Number of agents. The environment's roles settle it; it is needed only to size a `"cross"` tree of several
-            turns.
+            Number of agents. It must match the environment's roles, and is needed only to compute the size of a
+            `"cross"` tree of several turns.
         use_chat_template (`bool`, *optional*):
-            Whether prompts and histories are rendered as chat turns. By default each agent does where its tokenizer
-            has a chat template.
+            Whether prompts and histories are rendered as chat messages. By default, they are for each agent whose
+            tokenizer has a chat template.
         generation_token_budget (`int`, *optional*, defaults to `262144`):
-            Upper bound of (prompt + completion) tokens in one `generate` call. A level of the tree that needs more is
-            generated in several calls. `None` never splits. Has no effect with vLLM.
+            Upper bound of prompt and completion tokens in one `generate` call. A level of the tree that needs more is
+            generated in several calls. With `None`, a level is never split. Has no effect with vLLM.
         vllm_server_base_urls (`dict[str, str]`, *optional*):
-            With `vllm_mode="server"`, the URL of each role's vLLM server. Where the agents share one model or one base,
-            TRL's `vllm_server_base_url`, or `vllm_server_host` and `vllm_server_port`, are enough. The ports for the
-            weights count up from `vllm_group_port`, one per model.
+            With `vllm_mode="server"`, the URL of each role's vLLM server. If the agents share one model or one base,
+            TRL's `vllm_server_base_url`, or `vllm_server_host` and `vllm_server_port`, are enough. The weights are
+            sent through one port per model: `vllm_group_port` and the following ones.
         vllm_adapter_dir (`str`, *optional*):
-            Folder through which vLLM gets the adapters of a LoRA team; a server must see it under the same path. By
-            default `vllm_adapters` in the output folder.
+            Folder through which vLLM receives the adapters of a LoRA team. A server must have access to it under the
+            same path. Defaults to `vllm_adapters` in the output folder.
 
     > [!NOTE]
     > These parameters have default values different from [`~trl.GRPOConfig`]:
@@ -68,11 +69,10 @@ class RolloutConfig(TeamConfig, GRPOConfig):
     > - `scale_rewards`: Defaults to `"none"`: advantages are not divided by a standard deviation of rewards.
     > - `num_generations`: Defaults to `4`, `num_generations_eval` to `1`.
     > - `bf16`: Defaults to `True` only where a GPU supports it.
-    > - `disable_dropout`: Defaults to `True`: the update takes the log-probabilities of the policy that sampled, which has
-    >   no dropout.
+    > - `disable_dropout`: Defaults to `True`, because the completions are sampled without dropout.
     """
 
-    free_on_resume = (
+    free_on_resume: ClassVar[tuple[str, ...]] = (
         *TeamConfig.free_on_resume,
         "cache_implementation",
         "ds3_gather_for_generation",
@@ -84,7 +84,7 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         "steps_per_generation",
         "vllm_adapter_dir",
     )
-    free_prefixes_on_resume = (
+    free_prefixes_on_resume: ClassVar[tuple[str, ...]] = (
         *TeamConfig.free_prefixes_on_resume,
         "vllm_enable_",
         "vllm_g",
@@ -102,13 +102,15 @@ class RolloutConfig(TeamConfig, GRPOConfig):
     joint_mode: str = field(
         default="align", metadata={"help": "'align' pairs the g-th completions, 'cross' takes all combinations."}
     )
-    discount: float = field(default=1.0, metadata={"help": "Weight of the next turn's return in a return."})
+    discount: float = field(
+        default=1.0, metadata={"help": "Factor of the next turn's return in the return of a joint action."}
+    )
     early_termination_threshold: float | None = field(
         default=None, metadata={"help": "A node whose mean processed reward is greater becomes a leaf."}
     )
     handoff: str | None = field(
         default=None,
-        metadata={"help": "None: a tree. 'random' or 'best': a chain that hands on one joint action per turn."},
+        metadata={"help": "None: a tree. 'random' or 'best': a chain that continues one joint action per turn."},
     )
     reward_scale: float = field(default=1.0, metadata={"help": "Factor applied to every reward."})
     reward_shift: float = field(default=0.0, metadata={"help": "Added to every reward, after the scale."})
@@ -116,7 +118,10 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         default=None, metadata={"help": "Number of agents; needed only to size a 'cross' tree of several turns."}
     )
     use_chat_template: bool | None = field(
-        default=None, metadata={"help": "Chat turns for all (True) or no (False) agents; by default where possible."}
+        default=None,
+        metadata={
+            "help": "Chat messages for all (True) or no (False) agents; by default for those with a chat template."
+        },
     )
     generation_token_budget: int | None = field(
         default=262144, metadata={"help": "Upper bound of prompt and completion tokens in one generate call."}
@@ -125,7 +130,7 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         default=None, metadata={"help": "URL of each role's vLLM server, for `vllm_mode` 'server'."}
     )
     vllm_adapter_dir: str | None = field(
-        default=None, metadata={"help": "Folder through which vLLM gets the adapters of a LoRA team."}
+        default=None, metadata={"help": "Folder through which vLLM receives the adapters of a LoRA team."}
     )
     num_generations: int = field(
         default=4, metadata={"help": "Completions that each agent samples at a node, G in the formulas."}
@@ -134,12 +139,13 @@ class RolloutConfig(TeamConfig, GRPOConfig):
     loss_type: str = field(default="luspo", metadata={"help": f"One of {', '.join(LOSS_TYPES)}."})
     scale_rewards: str = field(default="none", metadata={"help": "Only 'none'; see `advantage_normalization`."})
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.joint_mode = JOINT_MODES.get(self.joint_mode, self.joint_mode)
         self._check_values()
         self._plan_batch()
-        # GRPO checks that a batch holds whole groups of `num_generations` completions. Here it holds whole trees, whose size
-        # `_plan_batch` has settled
+        # GRPOConfig checks that a batch consists of whole groups of `num_generations` completions. Here a batch
+        # consists of whole trees, which `_plan_batch` has already ensured. With the whole batch as one group, that
+        # check passes
         num_generations, self.num_generations = self.num_generations, self.rows_per_device
         super().__post_init__()
         self.num_generations = num_generations
@@ -171,10 +177,10 @@ class RolloutConfig(TeamConfig, GRPOConfig):
 
     @property
     def rows_per_device(self) -> int:
-        """Number of rows that one device's share of an optimizer step has room for."""
+        """Capacity of one device in an optimizer step, in rows."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
-    def _check_values(self):
+    def _check_values(self) -> None:
         check_choices(
             self,
             {
@@ -193,26 +199,26 @@ class RolloutConfig(TeamConfig, GRPOConfig):
             "generation_batch_size": (None, "set `items_per_device`"),
             "use_transformers_continuous_batching": (False, "a tree level is generated in one `generate` call"),
             "use_transformers_paged": (False, "a tree level is generated in one `generate` call"),
-            "entropy_coef": (0.0, "the bonus depends on how a batch is cut into micro-batches"),
-            "use_adaptive_entropy": (False, "the bonus depends on how a batch is cut into micro-batches"),
-            "top_entropy_quantile": (1.0, "the quantile depends on how a batch is cut into micro-batches"),
+            "entropy_coef": (0.0, "the bonus depends on how a batch is split into micro-batches"),
+            "use_adaptive_entropy": (False, "the bonus depends on how a batch is split into micro-batches"),
+            "top_entropy_quantile": (1.0, "the quantile depends on how a batch is split into micro-batches"),
             "off_policy_mask_threshold": (None, "training is on-policy"),
             "cast_lm_head_to_fp32": (False, "load the agents in float32 instead"),
             "use_liger_kernel": (False, "it replaces the forward that computes the log-probabilities"),
-            "reward_weights": (None, "the environment weighs its reward functions"),
+            "reward_weights": (None, "the environment weights its reward functions"),
         }
         for name, (value, reason) in unsupported.items():
             if getattr(self, name) != value:
                 raise ValueError(f"`{name}={getattr(self, name)}` is not supported by team trainers: {reason}.")
 
-    def _check_vllm(self):
+    def _check_vllm(self) -> None:
         if not is_vllm_available():
             raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-multiagent[vllm]`.")
         choices = {"vllm_mode": ("colocate", "server"), "vllm_importance_sampling_mode": SAMPLING_CORRECTIONS}
         check_choices(self, choices)
         for name, reason in {
             "seed": "all completions of a prompt would be the same",
-            "n": "it is `num_generations`",
+            "n": "`num_generations` determines it",
             "stop_token_ids": "completions end at the agents' own end-of-sequence tokens",
             "ignore_eos": "completions end at the agents' own end-of-sequence tokens",
         }.items():
@@ -221,11 +227,12 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         if self.vllm_max_model_length is not None and self.vllm_max_model_length <= self.max_completion_length:
             raise ValueError(
                 f"`vllm_max_model_length` is {self.vllm_max_model_length}: no room for a prompt before the "
-                f"`max_completion_length` of {self.max_completion_length} tokens."
+                f"`max_completion_length` of {self.max_completion_length} tokens. Raise the former or lower the "
+                "latter."
             )
         if self.vllm_mode == "colocate":
             if self.vllm_server_base_urls is not None:
-                raise ValueError("`vllm_server_base_urls` are for `vllm_mode='server'`, and it is 'colocate'.")
+                raise ValueError("`vllm_server_base_urls` are for `vllm_mode='server'`, but it is 'colocate'.")
             if self.world_size % self.vllm_tensor_parallel_size != 0:
                 raise ValueError(
                     f"`vllm_tensor_parallel_size` is {self.vllm_tensor_parallel_size}, which does not divide the "
@@ -234,7 +241,8 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         elif self.vllm_enable_sleep_mode:
             raise ValueError("`vllm_enable_sleep_mode` is for `vllm_mode='colocate'`: a server has its own GPUs.")
 
-    def _plan_batch(self):
+    def _plan_batch(self) -> None:
+        """Derives `gradient_accumulation_steps` from `items_per_device`, or the other way round."""
         if self.items_per_device is not None:
             rows = self.items_per_device * self.rows_per_item
             self.gradient_accumulation_steps = -(-rows // self.per_device_train_batch_size)
@@ -242,8 +250,8 @@ class RolloutConfig(TeamConfig, GRPOConfig):
             self.items_per_device = self.rows_per_device // self.rows_per_item
         else:
             raise ValueError(
-                f"`per_device_train_batch_size * gradient_accumulation_steps` is {self.rows_per_device} rows, which is "
-                f"no whole number of rollout trees of {self.rows_per_item} rows. Set `items_per_device` instead."
+                f"`per_device_train_batch_size * gradient_accumulation_steps` is {self.rows_per_device} rows, which "
+                f"is not a whole number of rollout trees of {self.rows_per_item} rows. Set `items_per_device` instead."
             )
-        if self.rows_per_device == 1:  # GRPO asks for at least two
-            self.per_device_train_batch_size = 2
+        if self.rows_per_device == 1:  # GRPOConfig requires at least two
+            self.per_device_train_batch_size: int = 2

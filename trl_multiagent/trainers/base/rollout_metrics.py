@@ -1,4 +1,4 @@
-"""Rollout metrics: from rollout trees to numbers and to the table of completions. Nothing here needs a trainer."""
+"""Computes the metrics and the table of completions from rollout trees. No function here needs a trainer."""
 
 import contextlib
 import math
@@ -7,12 +7,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from trl_multiagent.rollout.tree import Node
 
 
 @dataclass
 class Total:
-    """Enough of a list of numbers to get its mean and standard deviation once the processes' totals are added up."""
+    """
+    Sums over a list of numbers. Totals of several processes add up, and then give the mean and standard deviation.
+    """
 
     count: int = 0
     sum: float = 0.0
@@ -20,6 +24,7 @@ class Total:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Total":
+        """The total of some numbers."""
         return cls(len(values), sum(values), sum(value * value for value in values))
 
     def __add__(self, other: "Total") -> "Total":
@@ -27,11 +32,12 @@ class Total:
 
     @property
     def mean(self) -> float:
+        """The mean of at least one number."""
         return self.sum / self.count
 
     @property
     def std(self) -> float:
-        """The sample standard deviation; 0 for a single value."""
+        """The sample standard deviation of at least one number; 0.0 for a single one."""
         variance = (self.sum_of_squares - self.sum * self.sum / self.count) / max(1, self.count - 1)
         return math.sqrt(max(0.0, variance))
 
@@ -39,12 +45,12 @@ class Total:
 @dataclass
 class RolloutTotals:
     """
-    One process's share of the metrics of a batch of trees.
+    The metrics of a batch of trees, before the totals become means.
 
     Args:
-        totals (`dict[str, Total]`): By name of the metric.
-        num_tokens (`int`): Prompt and completion tokens that the agents read and wrote.
-        scoring (`dict[str, float]`): The environment's own numbers about its scoring.
+        totals (`dict[str, Total]`): The total of each metric, by its name.
+        num_tokens (`int`): Number of prompt and completion tokens of all agents.
+        scoring (`dict[str, float]`): The environment's metrics of its own scoring, which are summed over processes.
     """
 
     totals: dict[str, Total]
@@ -56,15 +62,15 @@ def rollout_totals(
     levels: list[list[Node]], eos_token_ids: dict[str, Sequence[int]], scoring: dict[str, float], training: bool
 ) -> RolloutTotals:
     """
-    The metrics of this process's trees.
+    Computes the metrics of the trees of one process.
 
     Args:
         levels (`list[list[Node]]`): The nodes of each turn.
-        eos_token_ids (`dict[str, Sequence[int]]`): By role, the tokens that end a completion.
-        scoring (`dict[str, float]`): The environment's own numbers about its scoring.
-        training (`bool`): Whether to include what only sibling sets have.
+        eos_token_ids (`dict[str, Sequence[int]]`): For each role, the tokens that end a completion.
+        scoring (`dict[str, float]`): The environment's metrics of its own scoring.
+        training (`bool`): Whether to include the metrics of sibling sets and of early termination.
     """
-    values = defaultdict(list)
+    values: defaultdict[str, list[float]] = defaultdict(list)
     for turn, nodes in enumerate(levels, start=1):
         for node in nodes:
             values["reward"] += node.rewards
@@ -89,8 +95,8 @@ def rollout_totals(
     return RolloutTotals({name: Total.of(x) for name, x in values.items()}, num_tokens, scoring)
 
 
-def add_up(parts: Iterable[RolloutTotals]) -> RolloutTotals:
-    """The metrics of all processes, which may have different turns, nodes and metrics."""
+def sum_totals(parts: Iterable[RolloutTotals]) -> RolloutTotals:
+    """Adds up the metrics of several processes, whose trees may have different turns, nodes and metrics."""
     whole = RolloutTotals({}, 0, {})
     for part in parts:
         for name, total in part.totals.items():
@@ -103,18 +109,27 @@ def add_up(parts: Iterable[RolloutTotals]) -> RolloutTotals:
 
 @dataclass
 class CompletionLine:
-    """One joint action in the table of completions."""
+    """
+    One joint action in the table of completions.
+
+    Args:
+        turn (`int`): The turn, counted from 1.
+        prompt, completion (`str`): The prompts and completions of all agents, each preceded by its role.
+        reward (`float`): The processed reward.
+        expected_return (`float`): The return.
+        advantage (`float`): The return minus the mean return of the node's joint actions.
+    """
 
     turn: int
     prompt: str
     completion: str
     reward: float
-    value: float  # its return
+    expected_return: float
     advantage: float
 
 
 def completion_lines(levels: list[list[Node]]) -> list[CompletionLine]:
-    """The table of completions: one line per joint action."""
+    """Returns the lines of the table of completions, one per joint action."""
     lines = []
     for turn, nodes in enumerate(levels, start=1):
         for node in nodes:
@@ -123,37 +138,42 @@ def completion_lines(levels: list[list[Node]]) -> list[CompletionLine]:
                 role: prompt if isinstance(prompt, str) else prompt[-1]["content"]
                 for role, prompt in node.prompts.items()
             }
-            for joint_action, reward, value in zip(node.joint_actions, node.rewards, node.returns, strict=True):
-                lines.append(
-                    CompletionLine(turn, by_role(prompts), by_role(joint_action), reward, value, value - baseline)
-                )
+            prompt = join_texts(prompts)
+            for action, reward, expected_return in zip(node.joint_actions, node.rewards, node.returns, strict=True):
+                advantage = expected_return - baseline
+                lines.append(CompletionLine(turn, prompt, join_texts(action), reward, expected_return, advantage))
     return lines
 
 
-def by_role(texts: dict[str, str]) -> str:
+def join_texts(texts: dict[str, str]) -> str:
+    """Joins the texts of all agents, each preceded by its role."""
     return "\n".join(f"[{role}] {text}" for role, text in texts.items())
 
 
 @dataclass
 class StepTotals:
     """
-    What one optimizer step adds up over its micro-batches.
+    Sums over the micro-batches of one optimizer step.
 
     Args:
-        seconds (`dict[str, float]`): Of each phase.
-        losses, router_losses, tokens (`dict[str, float]`): By role.
-        token_sums (`dict[tuple[str, str], float]`): By role and name of the metric, the sum over tokens.
+        seconds (`dict[str, float]`): Duration of each phase.
+        losses (`dict[str, torch.Tensor]`): The loss of each agent, of this process.
+        router_losses (`dict[str, torch.Tensor]`): The unweighted router loss of each mixture of experts, of this
+            process.
+        tokens (`dict[str, float]`): The number of each agent's trained tokens, of all processes.
+        token_sums (`dict[tuple[str, str], float]`): For each role and metric, the sum over the trained tokens of all
+            processes.
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    losses: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    router_losses: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    losses: dict[str, torch.Tensor] = field(default_factory=lambda: defaultdict(float))
+    router_losses: dict[str, torch.Tensor] = field(default_factory=lambda: defaultdict(float))
     tokens: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     token_sums: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
 
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Adds the time that the block takes to a phase."""
+        """Adds the duration of the block to that of a phase."""
         start = time.perf_counter()
         yield
         self.seconds[phase] += time.perf_counter() - start

@@ -1,7 +1,7 @@
 """
-What all trainers that learn from rollout trees have in common: the trees, their sampling and scoring, the batch, evaluation.
+The base of all trainers that learn from rollout trees: it samples and scores the trees, builds batches, and evaluates.
 
-An algorithm is two methods, [`RolloutTrainer.advantages`] and [`RolloutTrainer.agent_loss`].
+An algorithm implements two methods, [`RolloutTrainer.advantages`] and [`RolloutTrainer.agent_loss`].
 """
 
 import contextlib
@@ -34,13 +34,14 @@ from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
 from trl_multiagent.trainers.base.distribution import check_generation, error_barrier, fail_together
 from trl_multiagent.trainers.base.grpo_loss import GRPOLossMixin
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
-from trl_multiagent.trainers.base.rollout_metrics import StepTotals, add_up, completion_lines, rollout_totals
+from trl_multiagent.trainers.base.rollout_metrics import StepTotals, completion_lines, rollout_totals, sum_totals
 from trl_multiagent.trainers.base.rows import (
     Row,
     agent_tensors,
     collect_rows,
     forward_inputs,
     join_agents,
+    split_rows,
     tensors_of_agent,
     trim_padding,
 )
@@ -50,30 +51,35 @@ from trl_multiagent.trainers.base.team_mixin import TeamTrainerMixin, router_los
 
 class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
     """
-    Base of the trainers that learn from rollout trees. Every optimizer step plays one batch of trees with the current team
-    and uses all of it.
+    Base class of the trainers that learn from rollout trees. Each optimizer step samples one batch of trees with the
+    current team and uses it once.
 
-    A subclass says how the trees' returns become advantages ([`~RolloutTrainer.advantages`]) and what the loss of an agent is
+    A subclass defines how returns become advantages ([`~RolloutTrainer.advantages`]) and the loss of an agent
     ([`~RolloutTrainer.agent_loss`]). It may leave rows out of the update ([`~RolloutTrainer.rows_to_train`]).
 
     Args:
         team ([`AgentTeam`]):
             The agents, one per role of the environment and in its order.
         environment ([`Environment`]):
-            Prompts and joint reward of the task.
+            The task: its prompts and its joint reward.
         args ([`RolloutConfig`]):
             Configuration.
         train_dataset ([`~datasets.Dataset`]):
-            The items. Every column reaches the environment.
+            The items. The environment receives all columns.
         eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
-            Items to evaluate on: `num_generations_eval` sampled episodes each, without early termination.
+            Items for evaluation. For each, `num_generations_eval` episodes are sampled, without early termination.
         callbacks (`list[TrainerCallback]`, *optional*):
             Callbacks, as in any `Trainer`.
         optimizers (`tuple`, *optional*, defaults to `(None, None)`):
-            Optimizer and scheduler for the parameters of the whole team.
+            Optimizer and learning rate scheduler for the parameters of the whole team.
+
+    Raises:
+        TypeError: `environment` or `train_dataset` has the wrong type.
+        ValueError: The arguments do not fit the team, the environment or the dataset.
     """
 
     args: RolloutConfig
+    _buffered_inputs: list[dict[str, torch.Tensor]] | None
 
     def __init__(
         self,
@@ -88,7 +94,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         check_team(team, environment, args.num_agents)
         if args.sync_ref_model and team.has_adapters:
             raise ValueError(
-                "`sync_ref_model` moves a reference model of its own; the reference of a LoRA team is its base."
+                "`sync_ref_model` updates a separate reference model, but the reference of a LoRA team is its own "
+                "base. Leave it False, or train agents without adapters."
             )
         if args.use_vllm:
             check_vllm(team.policies, args)
@@ -100,12 +107,12 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
                 f"{args.world_size} devices of one optimizer step. Lower `items_per_device`."
             )
         self.environment = environment
-        self.env_step = 0  # joint actions whose reward was evaluated in training, over all processes
-        self._levels: list[list[Node]] = []  # the nodes of the last batch, for error reports
+        self.env_step = 0  # joint actions scored in training, by all processes
+        self._levels: list[list[Node]] = []  # the nodes of the last batch, kept for failure reports
         self._totals = StepTotals()
         self._prepare_team(team, args)
         self._router_loss_coefs = router_loss_coefs(team, args)
-        self._expert_loads: dict[str, torch.Tensor] = {}  # of the current batch, by role
+        self._expert_loads: dict[str, torch.Tensor] = {}  # by role, of the current batch
         reference = self._make_reference(args)
         self._init_grpo(
             args,
@@ -128,36 +135,37 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
 
     def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
         """
-        The advantages of a batch of trees.
+        Computes the advantages of a batch of trees.
 
         Args:
             levels (`list[list[Node]]`): The nodes of each turn, with their returns.
 
         Returns:
-            `list[list[dict[str, torch.Tensor]]]`: For each node, the advantages of every trained agent's completions, of
-            shape `(G,)`.
+            `list[list[dict[str, torch.Tensor]]]`: For each node, the advantages of every trained agent's completions,
+            of shape `(G,)`.
         """
         raise NotImplementedError
 
     def agent_loss(self, role: str, outputs: FusedCausalLMOutput, rows: dict[str, torch.Tensor]) -> torch.Tensor:
         """
-        The loss of one agent on the rows of one micro-batch.
+        Computes the loss of one agent on the rows of one micro-batch.
 
         Args:
             role (`str`): The agent.
-            outputs ([`~trl.trainer.utils.FusedCausalLMOutput`]): What its forward of the rows gave.
-            rows (`dict[str, torch.Tensor]`): Its rows, see [`~trainers.base.rows.agent_tensors`].
+            outputs ([`~trl.trainer.utils.FusedCausalLMOutput`]): The agent's output for the rows: `log_probs` and
+                `entropy`.
+            rows (`dict[str, torch.Tensor]`): The agent's rows, see [`~trainers.base.rows.agent_tensors`].
 
         Returns:
-            `torch.Tensor`: a scalar. The sum over micro-batches, averaged over processes, is the loss of the batch.
+            `torch.Tensor`: A scalar. The loss of the batch is its sum over micro-batches, averaged over processes.
         """
         raise NotImplementedError
 
     def rows_to_train(self, rows: list[Row]) -> list[Row]:
-        """The rows of a batch that the update needs; all of them by default."""
+        """Selects the rows of a batch that take part in the update. By default, all do."""
         return rows
 
-    # What the team mixin asks for
+    # Overrides of the team mixin
 
     def _attributes_of_agent(self, role: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         eos_token_ids = self.team.end_tokens(role)
@@ -183,14 +191,17 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
     def _card_environment(self) -> str:
         return environment_name(self.environment)
 
-    # The reference policy is every agent's initial policy
+    # Reference policy: the initial policy of every agent
 
     def _make_reference(self, args: RolloutConfig) -> AgentTeam | None:
-        """Keeps the team's initial policy where a reference penalty needs it; a copy, unless the agents have adapters."""
+        """
+        Stores the initial policy of the team if there is a reference penalty. Returns a copy of the team, or `None` if
+        the agents have adapters, because the team itself then stores the reference.
+        """
         if args.beta == 0.0:
             return None
         if self.team.has_adapters:
-            self.team.keep_reference()  # within the team
+            self.team.keep_reference()
             return None
         return self.team.frozen_copy()
 
@@ -209,7 +220,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
     def _reference(self) -> torch.nn.Module | None:
         return self.ref_model
 
-    # Data: a batch is `items_per_device` items, each the root of a whole tree
+    # Data: a batch has `items_per_device` items, each the root of one tree
 
     def get_train_dataloader(self) -> DataLoader:
         return self._get_dataloader(
@@ -221,7 +232,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         )
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
-        # A batch comes once per micro-batch, as in GRPO: its rollouts are made at the first and used by all
+        # As in GRPO, a batch is repeated for each micro-batch: the first one samples the rollouts, and all of them use
+        # these
         return EpochSampler(
             data_source=self.train_dataset if dataset is None else dataset,
             mini_repeat_count=1,
@@ -235,17 +247,17 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
 
     def collaborate(self, items: Sequence[dict], num_episodes: int = 1) -> list[list[Turn]]:
         """
-        Plays episodes with the team as it is, without training on them. Under ZeRO-3 every process must call it, each
-        with items of its own or with none.
+        Plays episodes with the current team without training on them. Under ZeRO-3, every process must call this
+        method, each with its own items or with none.
 
         Args:
             items (`Sequence[dict]`):
                 Dataset rows.
             num_episodes (`int`, *optional*, defaults to `1`):
-                Sampled episodes per item.
+                Number of episodes sampled per item.
 
         Returns:
-            `list[list[Turn]]`: The turns of each episode; episode e of item i is entry `i * num_episodes + e`.
+            `list[list[Turn]]`: The turns of each episode. Episode e of item i is entry `i * num_episodes + e`.
         """
         with self.team.evaluating():
             return turns_of_episodes(self._play_episodes(list(items), num_episodes, synchronized=False))
@@ -267,7 +279,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         )
 
     def _play_episodes(self, items: list[dict], num_episodes: int = 1, synchronized: bool = True) -> list[list[Node]]:
-        """Episodes that are not trained on; `synchronized` if all processes play them at the same time."""
+        """Plays episodes that are not trained on. `synchronized`: whether all processes play at the same time."""
         return play_episodes(
             items,
             self.environment,
@@ -283,26 +295,31 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         return reward * self.args.reward_scale + self.args.reward_shift
 
     def _sample(self, nodes: list[Node], num_generations: int, synchronized: bool = True) -> dict[str, list[Samples]]:
-        """All agents' completions at the nodes of a turn."""
+        """Samples the completions of all agents at the nodes of a turn."""
         return {role: self._sample_agent(role, nodes, num_generations, synchronized) for role in self.team.roles}
 
     def _sample_agent(self, role: str, nodes: list[Node], num_generations: int, synchronized: bool) -> list[Samples]:
         with self.agent_scope(role):
             prompt_ids = self._tokenize_nodes(role, nodes)
             if synchronized:
-                # A process that failed cannot take part in ZeRO-3's gathering of the weights
+                # ZeRO-3 gathers the weights next, and a process that has failed cannot take part in that
                 error_barrier(self.accelerator)
             with self._timed("generate"):
                 groups, logps = self._generate_groups(role, prompt_ids, num_generations)
                 return [
-                    Samples(ids, group, self.processing_class.batch_decode(group, skip_special_tokens=True), of_group)
-                    for ids, group, of_group in zip(prompt_ids, groups, logps, strict=True)
+                    Samples(
+                        ids, group, self.processing_class.batch_decode(group, skip_special_tokens=True), group_logps
+                    )
+                    for ids, group, group_logps in zip(prompt_ids, groups, logps, strict=True)
                 ]
 
     def _generate_groups(self, role: str, prompt_ids: list[list[int]], num_generations: int) -> tuple[list, list]:
-        """Token ids of the active agent's completions, and the log-probabilities that vLLM sampled them with."""
+        """
+        Samples completions of the active agent. Returns their token ids for each prompt, and their log-probabilities,
+        which are `None` unless vLLM sampled them.
+        """
         if self.use_vllm:
-            step = 0 if role in self.team.frozen else self.state.global_step  # its weights are sent once
+            step = 0 if role in self.team.frozen else self.state.global_step  # a frozen agent's weights are sent once
             return self._generations[role].sample(role, prompt_ids, num_generations, step)
         with (
             self.team.evaluating(),
@@ -325,36 +342,38 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         return groups, [None] * len(groups)
 
     def _tokenize_nodes(self, role: str, nodes: list[Node]) -> list[list[int]]:
-        """Each node's whole prompt for one agent: its own past prompts and responses, and the new prompt."""
+        """Tokenizes one agent's prompt at each node. It contains the agent's past prompts and responses."""
         if not nodes:
             return []
         as_chat = uses_chat_template(self.processing_class, self.args.use_chat_template)
         whole_prompts = [whole_prompt(role, node.history, node.prompts[role], as_chat) for node in nodes]
         prompt_ids = self._tokenize_prompts(whole_prompts)[0]
         if not all(prompt_ids):
-            raise ValueError(f"A prompt of agent {role!r} has no tokens: the environment must ask something.")
+            raise ValueError(
+                f"A prompt of agent {role!r} has no tokens: the environment must return prompts that have some."
+            )
         return prompt_ids
 
     def _score(self, nodes: list[Node], evaluation: bool = False) -> list[list[Outcome]]:
-        """The environment's outcomes of all joint actions of a turn."""
+        """Scores all joint actions of a turn."""
         with self._timed("reward"):
             try:
                 return judge_nodes(self.environment, nodes, evaluation)
             except TaskError as error:
                 if error.position is None:
                     raise
-                records = records_of(nodes, with_rewards=False)
-                self._stop(str(error), [records[error.position]])
+                records = joint_action_records(nodes, with_rewards=False)
+                self._abort_with_report(str(error), [records[error.position]])
 
     def _timed(self, phase: str) -> contextlib.AbstractContextManager[None]:
-        # An evaluation is part of no optimizer step
+        # Evaluations are not timed, because they belong to no optimizer step
         return self._totals.timed(phase) if self.model.training else contextlib.nullcontext()
 
     # The batch
 
     def _prepare_inputs(self, generation_batch: list[dict]) -> dict[str, torch.Tensor]:
-        # GRPO shuffles the rows of a generation batch over its optimizer steps. Here all rows go into one step, where
-        # their order makes no difference, so siblings stay together and share their prompt
+        # GRPOTrainer shuffles the rows of a generation batch, because it spreads them over several optimizer steps.
+        # Here all rows belong to one step, so they keep their order: adjacent siblings share their prompt
         micro_batches = self.args.gradient_accumulation_steps
         if self._step % micro_batches == 0 or self._buffered_inputs is None:
             batch = self._generate_and_score_completions(generation_batch)
@@ -369,15 +388,15 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
 
     def _make_batch(self, levels: list[list[Node]]) -> dict[str, torch.Tensor]:
         """
-        The training batch: tensors `"<role>/<name>"` with one row per sibling, the same rows for every trained agent.
+        Builds the training batch: tensors named `"<role>/<name>"`, which have the same rows for every trained agent.
 
-        All processes get the same number of rows, filled up with rows that are all padding.
+        All processes get the same number of rows; padding rows fill the gap.
         """
         args, roles = self.args, self.team.trained_roles
         all_rows = collect_rows(levels, self.advantages(levels))
         rows = self.rows_to_train(all_rows)
 
-        # What the processes must agree on: the mean is over all rows, and micro-batches have one size
+        # The loss is a mean over the rows of all processes, and all micro-batches have the same number of rows
         tokens = [sum(row.num_tokens(role) for row in all_rows) for role in roles]
         sizes = torch.tensor([[len(rows), len(all_rows), *tokens]], device=self.accelerator.device)
         sizes = self.accelerator.gather(sizes)
@@ -409,34 +428,35 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
 
     @torch.no_grad()
     def _reference_logps(self, role: str, rows: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Log-probabilities of one agent's completions under its reference policy, of the shape of the completions."""
+        """
+        Computes the log-probabilities of one agent's completions under its reference policy. Shape: `completion_ids`.
+        """
         model = self.model_wrapped if self.team.has_adapters else self.ref_model
         agent = self.accelerator.unwrap_model(model).agents[role]
         as_reference = self.team.as_reference if self.team.has_adapters else contextlib.nullcontext
-        size = self.args.per_device_train_batch_size
         logps = []
         with as_reference(), self.team.evaluating(), self.accelerator.autocast():
-            for start in range(0, len(rows["prompt_ids"]), size):
-                chunk = {name: x[start : start + size] for name, x in rows.items() if x.dim() > 0}
+            for chunk in split_rows(rows, self.args.per_device_train_batch_size):
                 outputs = model(team_inputs={role: forward_inputs(agent, chunk)})
                 logps.append(outputs[role].log_probs[:, -chunk["completion_ids"].size(1) :])
         return torch.cat(logps)
 
     @torch.no_grad()
     def _expert_load(self, role: str, rows: dict[str, torch.Tensor]) -> torch.Tensor:
-        """How much the batch of all processes sends to each of an agent's experts, see [`~models.router_loss.expert_load`]."""
+        """
+        Computes the load of an agent's experts over the batch of all processes, see
+        [`~models.router_loss.expert_load`].
+        """
         agent = self.team.agents[role]
-        size = self.args.per_device_train_batch_size
         sent = 0.0
         with self.team.evaluating(), self.accelerator.autocast():
-            for start in range(0, len(rows["prompt_ids"]), size):
-                chunk = {name: x[start : start + size] for name, x in rows.items() if x.dim() > 0}
+            for chunk in split_rows(rows, self.args.per_device_train_batch_size):
                 outputs = self.model_wrapped(team_inputs={role: forward_inputs(agent, trim_padding(chunk))})
                 sent = sent + outputs[role].aux_loss[0]
         experts_per_token = agent.config.get_text_config().num_experts_per_tok
         return expert_load(self.accelerator.reduce(sent, "sum"), experts_per_token)
 
-    # Loss: one forward of the team, each agent's loss on its own output, one backward
+    # Loss: one forward pass of the team, a loss per agent, one backward pass
 
     def compute_loss(
         self,
@@ -445,7 +465,12 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The sum of all trained agents' [`~RolloutTrainer.agent_loss`], on one forward of the team."""
+        """
+        Computes the sum of the losses of all trained agents, each with its router loss if it has one.
+
+        Raises:
+            FloatingPointError: A loss is not finite; the completions are written to the output folder.
+        """
         rows = {role: trim_padding(tensors_of_agent(inputs, role)) for role in self.team.trained_roles}
         outputs = model(team_inputs={role: forward_inputs(self.team.agents[role], rows[role]) for role in rows})
         losses = {}
@@ -454,28 +479,33 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
             if role in self._router_loss_coefs:
                 losses[role] = losses[role] + self._router_loss(role, outputs[role])
             self._totals.losses[role] += losses[role].detach()
-        with fail_together(self.accelerator):  # before the backward, in which processes wait for each other
+        with fail_together(
+            self.accelerator
+        ):  # before the backward pass, whose collectives would wait for a failed process
             for role, loss in losses.items():
                 if not loss.isfinite():
-                    records = [record for nodes in self._levels for record in records_of(nodes)]
-                    self._stop(f"The loss of agent {role!r} is {loss.item()}", records)
+                    records = [record for nodes in self._levels for record in joint_action_records(nodes)]
+                    self._abort_with_report(f"The loss of agent {role!r} is {loss.item()}", records)
         return sum(losses.values())
 
     def _router_loss(self, role: str, outputs: FusedCausalLMOutput) -> torch.Tensor:
-        """The weighted router loss of a mixture of experts, see [`~models.router_loss`]."""
+        """
+        Computes the weighted router loss of a mixture of experts on one micro-batch, see [`~models.router_loss`].
+        """
         router_loss = self._expert_loads[role] @ outputs.aux_loss[1]
         self._totals.router_losses[role] += router_loss.detach()
-        # The batch's loss is the sum over micro-batches and processes; gradients are averaged over processes
+        # This loss is a sum over processes, but gradients are averaged over processes
         return self._router_loss_coefs[role] * router_loss * self.accelerator.num_processes
 
     def training_step(
         self, model: torch.nn.Module, inputs: list[dict], num_items_in_batch: torch.Tensor | None = None
     ) -> torch.Tensor:
         seconds = self._totals.seconds
-        rollout = seconds["generate"] + seconds["reward"]
+        rollout_before = seconds["generate"] + seconds["reward"]
         with self._totals.timed("step"):
             loss = super().training_step(model, inputs, num_items_in_batch)
-        seconds["update"] += seconds.pop("step") - (seconds["generate"] + seconds["reward"] - rollout)
+        rollout = seconds["generate"] + seconds["reward"] - rollout_before
+        seconds["update"] += seconds.pop("step") - rollout
         if self.accelerator.sync_gradients:
             self._log_step(self._totals)
             self._totals = StepTotals()
@@ -487,7 +517,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
             for generation in self._generations.values():
                 generation.loaded_steps.clear()
 
-    # Evaluation: sampled episodes, no loss
+    # Evaluation: samples episodes and computes no loss
 
     def prediction_step(
         self,
@@ -501,7 +531,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         self._log_rollout("eval", levels)
         return None, None, None
 
-    # Checkpoints: what was gathered since the last log, and the environment's state
+    # Checkpoints: metrics that were not logged yet, and the state of the environment
 
     def _process_state(self) -> dict[str, Any]:
         table = {name: list(self._logs[name]) for name in ("prompt", "completion", "advantages")}
@@ -533,7 +563,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
     # Metrics
 
     def _log_step(self, step: StepTotals) -> None:
-        """Records the metrics of one optimizer step, over all processes."""
+        """Adds the metrics of one optimizer step of all processes to those that are logged next."""
         metrics = self._metrics["train"]
         for phase in ("generate", "reward", "update"):
             metrics[f"time/{phase}"].append(step.seconds[phase])
@@ -547,11 +577,11 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
             metrics[f"agents/{role}/aux_loss"].append(self.accelerator.reduce(value, "sum").item())
 
     def _log_rollout(self, mode: str, levels: list[list[Node]]) -> None:
-        """Records the metrics of one batch of trees, over all processes."""
+        """Adds the metrics of one batch of trees of all processes to those that are logged next."""
         eos_token_ids = {role: self._agent_attributes[role]["eos_token_ids"] for role in self.team.roles}
         with fail_together(self.accelerator):
             scoring = scoring_metrics(self.environment)
-        totals = add_up(gather_object([rollout_totals(levels, eos_token_ids, scoring, training=mode == "train")]))
+        totals = sum_totals(gather_object([rollout_totals(levels, eos_token_ids, scoring, training=mode == "train")]))
         metrics = self._metrics[mode]
         for name, value in totals.scoring.items():
             metrics[f"reward/{name}"].append(value)
@@ -568,17 +598,17 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
             self._log_table(levels)
 
     def _log_table(self, levels: list[list[Node]]) -> None:
-        """Fills the table of completions."""
+        """Adds the joint actions of all processes to the table of completions."""
         for line in gather_object(completion_lines(levels)):
             self._logs["prompt"].append(line.prompt)
             self._logs["completion"].append(line.completion)
             self._logs["rewards"]["reward"].append(line.reward)
             self._logs["extra"]["turn"].append(line.turn)
-            self._logs["extra"]["return"].append(line.value)
+            self._logs["extra"]["return"].append(line.expected_return)
             self._logs["advantages"].append(line.advantage)
 
-    def _stop(self, problem: str, records: list[dict]) -> NoReturn:
-        """Ends the run with an error, leaving what led to it in the output folder."""
+    def _abort_with_report(self, problem: str, records: list[dict]) -> NoReturn:
+        """Ends the run with an error, and writes the joint actions that led to it to the output folder."""
         folder = Path(self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"failure_step{self.state.global_step}_process{self.accelerator.process_index}.json"
@@ -588,9 +618,11 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
 
 
 def check_team(team: AgentTeam, environment: Environment, num_agents: int | None) -> None:
-    """Refuses a team that does not fit the environment."""
+    """Raises an error if the team does not fit the environment."""
     if not isinstance(environment, Environment):
-        raise TypeError(f"`environment` must be an `Environment`, got `{type(environment).__name__}`: subclass it.")
+        raise TypeError(
+            f"`environment` must be an `Environment`, got `{type(environment).__name__}`: subclass `Environment`."
+        )
     check_roles(environment.roles)
     if tuple(team.roles) != tuple(environment.roles):
         raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
@@ -598,8 +630,8 @@ def check_team(team: AgentTeam, environment: Environment, num_agents: int | None
         raise ValueError(f"`num_agents` is {num_agents}, but the environment has the roles {list(environment.roles)}.")
 
 
-def records_of(nodes: list[Node], with_rewards: bool = True) -> list[dict]:
-    """The joint actions of some nodes, for an error report."""
+def joint_action_records(nodes: list[Node], with_rewards: bool = True) -> list[dict]:
+    """Returns the joint actions of some nodes for a failure report."""
     records = []
     for node in nodes:
         for k, joint_action in enumerate(node.joint_actions):
@@ -609,7 +641,10 @@ def records_of(nodes: list[Node], with_rewards: bool = True) -> list[dict]:
 
 
 class EpochSampler(RepeatSampler):
-    """A [`~trl.trainer.utils.RepeatSampler`] whose order depends only on seed and epoch, so that a run can resume."""
+    """
+    A [`~trl.trainer.utils.RepeatSampler`] whose order depends only on the seed and the epoch, so that a run can
+    resume.
+    """
 
     def set_epoch(self, epoch: int) -> None:
         if self.shuffle:

@@ -1,12 +1,14 @@
 """
-Rows: from rollout trees to tensors.
+Converts rollout trees to rows, and rows to tensors.
 
-A row is one sibling of one node: one completion of every agent. The k-th rows of all agents belong together, so that one
-forward of the team computes all agents of a micro-batch. Nothing here needs a trainer.
+A row is one sibling of one node, that is, one completion of every agent. The tensors of all agents have the same rows
+in the same order, so one forward pass of the team computes a micro-batch for all agents. No function here needs a
+trainer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,19 +20,20 @@ from trl_multiagent.models.shared_prompts import can_share_prompts, takes_positi
 from trl_multiagent.rollout.tree import Node, Samples
 
 
-# A padding row has a prompt of two tokens, one that is shared and one that is continued, and no completion
+# Tokens in the prompt of a padding row: one that can be shared among siblings, and the last one, which is not shared.
+# Its completion has as many tokens, all masked
 PADDING_LENGTH = 2
 
 
 @dataclass
 class Row:
     """
-    One completion of every agent, at one node.
+    One completion of every agent at one node.
 
     Args:
         turn (`int`): The turn, counted from 0.
-        samples (`dict[str, Samples]`): What each agent sampled at the node.
-        sibling (`int`): Which completion of each agent this row holds.
+        samples (`dict[str, Samples]`): All that each agent sampled at the node.
+        sibling (`int`): Index of this row's completion in each agent's samples.
         advantages (`dict[str, float]`): The advantage of each trained agent's completion.
     """
 
@@ -40,26 +43,30 @@ class Row:
     advantages: dict[str, float]
 
     def num_tokens(self, role: str) -> int:
+        """Number of tokens in one agent's completion."""
         return len(self.samples[role].completion_ids[self.sibling])
 
 
 def collect_rows(levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Row]:
     """
-    The rows of a batch of trees. Siblings follow each other, and nodes are sorted by length, so that the rows of a
-    micro-batch need little padding.
+    Collects the rows of a batch of trees. Siblings are adjacent, so that they can share their prompt. Nodes are sorted
+    by length, so that a micro-batch needs little padding.
 
     Args:
         levels (`list[list[Node]]`):
             The nodes of each turn.
         advantages (`list[list[dict[str, torch.Tensor]]]`):
             For each node, the advantages of every trained agent's completions, of shape `(G,)`.
+
+    Returns:
+        `list[Row]`: One row per sibling of each node.
     """
     nodes = [
         (turn, node, by_role)
         for turn, (level, of_level) in enumerate(zip(levels, advantages, strict=True))
         for node, by_role in zip(level, of_level, strict=True)
     ]
-    nodes.sort(key=lambda entry: longest_sequence(entry[1]))
+    nodes.sort(key=lambda entry: longest_sequence_length(entry[1]))
     return [
         Row(turn, node.samples, sibling, {role: values[sibling].item() for role, values in by_role.items()})
         for turn, node, by_role in nodes
@@ -67,8 +74,8 @@ def collect_rows(levels: list[list[Node]], advantages: list[list[dict[str, torch
     ]
 
 
-def longest_sequence(node: Node) -> int:
-    """Tokens of the longest prompt with its longest completion at a node."""
+def longest_sequence_length(node: Node) -> int:
+    """Number of tokens in the longest prompt and completion of any agent at a node."""
     return max(len(samples.prompt_ids) + max(map(len, samples.completion_ids)) for samples in node.samples.values())
 
 
@@ -82,21 +89,25 @@ def agent_tensors(
     sampling_logps: bool = False,
 ) -> dict[str, torch.Tensor]:
     """
-    One agent's tensors, with one row per entry of `rows` and rows of padding behind them.
+    Builds the tensors of one agent. Padding rows follow the given rows.
 
     Args:
         rows (`list[Row]`): The rows.
         role (`str`): The agent.
-        num_rows (`int`): Number of rows of the tensors.
-        pad_token_id (`int`): The token of the padding.
+        num_rows (`int`): Number of rows of the tensors, including padding rows.
+        pad_token_id (`int`): The padding token.
         eos_token_ids (`Sequence[int]`): Tokens that end a completion.
-        mask_truncated (`bool`): Whether completions without an end-of-sequence token are masked.
-        sampling_logps (`bool`): Whether to add the log-probabilities with which another engine sampled the tokens.
+        mask_truncated (`bool`): Whether to mask completions that do not end with one of `eos_token_ids`.
+        sampling_logps (`bool`): Whether to add the log-probabilities that the generation engine reported.
 
     Returns:
-        `dict[str, torch.Tensor]`: `prompt_ids` and `prompt_mask`, padded on the left; `completion_ids` and
-        `completion_mask`, padded on the right; `advantages` and `turns` of shape `(num_rows,)`; and, if asked for,
-        `sampling_per_token_logps` of the shape of the completions.
+        `dict[str, torch.Tensor]`: `prompt_ids` and `prompt_mask` of shape `(num_rows, prompt_length)`, padded on the
+        left; `completion_ids` and `completion_mask` of shape `(num_rows, completion_length)`, padded on the right;
+        `advantages` and `turns` (counted from 0) of shape `(num_rows,)`. With `sampling_logps` also
+        `sampling_per_token_logps`, which has the shape of `completion_ids`.
+
+    Raises:
+        ValueError: `sampling_logps` is set, but the samples have no log-probabilities.
     """
     padding_rows = num_rows - len(rows)
     padding = torch.tensor([pad_token_id] * PADDING_LENGTH)
@@ -117,31 +128,40 @@ def agent_tensors(
         "turns": torch.tensor([row.turn for row in rows] + [0] * padding_rows),
     }
     if sampling_logps:
-        logps = [torch.tensor(row.samples[role].logps[row.sibling]) for row in rows]
+        logps = [torch.tensor(sampling_logps_of(row, role)) for row in rows]
         logps += [torch.zeros(PADDING_LENGTH)] * padding_rows
         tensors["sampling_per_token_logps"] = pad(logps, 0.0, "right")
     return tensors
 
 
+def sampling_logps_of(row: Row, role: str) -> list[float]:
+    """The log-probabilities with which the tokens of one agent's completion were sampled."""
+    logps = row.samples[role].logps
+    if logps is None:
+        raise ValueError(f"The samples of agent {role!r} have no log-probabilities: the generation must return them.")
+    return logps[row.sibling]
+
+
 def join_agents(by_role: dict[str, dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """One batch of all agents' tensors, named `"<role>/<name>"`."""
+    """Joins the tensors of all agents in one batch, under the names `"<role>/<name>"`."""
     return {f"{role}/{name}": x for role, tensors in by_role.items() for name, x in tensors.items()}
 
 
 def tensors_of_agent(batch: dict[str, torch.Tensor], role: str) -> dict[str, torch.Tensor]:
-    """One agent's tensors of a batch that [`join_agents`] made."""
+    """Returns the tensors of one agent from a batch that [`join_agents`] made."""
     prefix = f"{role}/"
     return {name.removeprefix(prefix): x for name, x in batch.items() if name.startswith(prefix)}
 
 
 def trim_padding(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """
-    Cuts the columns that are padding in every row: left of the prompts, right of the completions.
+    Removes the columns that are padding in every row: on the left of the prompts and on the right of the completions.
 
-    A tensor with a column per token belongs to the prompts if its name begins with `prompt_`, else to the completions.
+    A tensor with two or more dimensions has one column per token: of the prompts if its name begins with `prompt_`,
+    else of the completions.
     """
     prompt = slice(tensors["prompt_mask"].any(dim=0).int().argmax().item(), None)
-    # At least two columns: GRPO's metrics take one column for a value per sequence
+    # At least two columns: GRPOTrainer's metrics interpret a single column as one value per sequence
     completion = slice(None, max(2, int(tensors["completion_mask"].any(dim=0).sum())))
     return {
         name: x if x.dim() < 2 else x[:, prompt if name.startswith("prompt_") else completion]
@@ -149,18 +169,29 @@ def trim_padding(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-def forward_inputs(agent: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> dict:
-    """
-    Arguments of an agent's forward that returns the log-probabilities of its completions.
+def split_rows(tensors: dict[str, torch.Tensor], num_rows: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Yields consecutive chunks of at most `num_rows` rows. Scalars, which belong to no row, are left out."""
+    for start in range(0, len(tensors["prompt_ids"]), num_rows):
+        yield {name: x[start : start + num_rows] for name, x in tensors.items() if x.dim() > 0}
 
-    Siblings that follow each other share their prompt, all but its last token, where the agent can. A router loss counts
-    every token of every row, so with one nothing is shared.
+
+def forward_inputs(agent: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """
+    Builds the arguments of an agent's forward that returns the log-probabilities of its completions.
+
+    If the agent supports it, adjacent siblings share their prompt except its last token. Nothing is shared if the
+    agent has a router loss, because that loss counts every token of every row.
+
+    Args:
+        agent ([`~transformers.PreTrainedModel`]): The agent.
+        tensors (`dict[str, torch.Tensor]`): Its rows, see [`agent_tensors`]; with a router loss also `router_weights`
+            of shape `(num_rows,)`, 0 for padding rows.
     """
     prompt_ids, prompt_mask = tensors["prompt_ids"], tensors["prompt_mask"]
     has_router_loss = "router_weights" in tensors
     sharing = can_share_prompts(agent) and not has_router_loss
     if sharing and prompt_ids.size(1) == 1:
-        # Something to share, if only padding: under ZeRO-3 all processes must run the same forward passes
+        # Prepend padding to share: under ZeRO-3, all processes must run the same forward passes
         prompt_ids, prompt_mask = F.pad(prompt_ids, (1, 0)), F.pad(prompt_mask, (1, 0))
     input_ids = torch.cat([prompt_ids, tensors["completion_ids"]], dim=1)
     attention_mask = torch.cat([prompt_mask, tensors["completion_mask"]], dim=1)
@@ -172,7 +203,8 @@ def forward_inputs(agent: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> 
         prompts = torch.stack([prompt_ids, prompt_mask, positions[:, : shared + 1]], dim=-1)
         prompts, owners = torch.unique_consecutive(prompts, return_inverse=True, dim=0)
         input_names = ("input_ids", "attention_mask", "position_ids")
-        # A row goes from the prompt's last token, which predicts the first of the completion, to the last but one
+        # A row begins with the last token of the prompt, which predicts the first token of the completion, and ends
+        # with the last token but one
         return {
             "shared_prompts": dict(zip(input_names, prompts[:, :shared].unbind(-1), strict=True)) | {"owners": owners},
             "input_ids": input_ids[:, shared:-1],

@@ -1,4 +1,4 @@
-"""What a run must have in common with a checkpoint that it continues, and what differs."""
+"""The settings that a run must share with the checkpoint that it continues, and the comparison of both."""
 
 import dataclasses
 import hashlib
@@ -19,7 +19,7 @@ from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
-# Of the arguments that every trainer has, those that a resumed run must share with its checkpoint
+# The arguments of `TrainingArguments` that a resumed run must share with its checkpoint
 DECISIVE_ARGUMENTS = (
     "seed",
     "learning_rate",
@@ -36,10 +36,10 @@ DECISIVE_ARGUMENTS = (
     "bf16",
     "fp16",
 )
-# With other values of these, the files of the checkpoint cannot be read
-FIXED = ("roles", "number of processes", "DeepSpeed ZeRO stage", "optim", "optim_args")
-FIXED_PREFIXES = ("agent ", "adapter ")
-# These are in the state of the optimizer, to which the trainer gives the run's values if they have changed
+# Settings that can never change, because the files of the checkpoint depend on them
+UNCHANGEABLE_SETTINGS = ("roles", "number of processes", "DeepSpeed ZeRO stage", "optim", "optim_args")
+UNCHANGEABLE_PREFIXES = ("agent ", "adapter ")
+# Settings that are part of the optimizer's state. If they have changed, the trainer replaces them there
 OPTIMIZER_SETTINGS = (
     "learning_rate",
     "agent_learning_rates",
@@ -48,8 +48,8 @@ OPTIMIZER_SETTINGS = (
     "adam_beta2",
     "adam_epsilon",
 )
-ROWS = "rows of train_dataset"
-LONGEST = 200  # characters of a value in a message
+DATASET_DIGEST = "rows of train_dataset"  # name of the setting
+MAX_VALUE_LENGTH = 200  # in characters, for values in a message
 
 Changes = dict[str, tuple[Any, Any]]  # name -> value in the checkpoint, value in the run
 
@@ -62,22 +62,22 @@ def describe_run(
     args: TeamConfig,
 ) -> dict[str, Any]:
     """
-    The settings that a checkpoint must match, as far as they can be told without the weights.
+    Returns the settings that a checkpoint must match, as far as they are known without the weights.
 
     Args:
         trainer_name (`str`):
             Name of the algorithm.
-        roles (`list[str]`):
-            The agents.
+        roles (`Sequence[str]`):
+            The roles of the team.
         team ([`AgentTeam`], *optional*):
-            The team, if only without its weights; where it is not known, agents and adapters are left out.
+            The team, possibly without its weights. If `None`, the settings of agents and adapters are left out.
         train_dataset ([`~datasets.Dataset`]):
             The items.
         args ([`TeamConfig`]):
             The trainer's arguments.
 
     Returns:
-        `dict`: Plain values, as they are after being read from JSON.
+        `dict`: Plain values, as JSON represents them.
     """
     arguments = args.to_dict()
     general = {field.name for field in dataclasses.fields(TrainingArguments)}
@@ -88,13 +88,13 @@ def describe_run(
         and not name.startswith(args.free_prefixes_on_resume)
     ]
     plugin = args.deepspeed_plugin
-    settings = {"trainer": trainer_name, "roles": list(roles)}
+    settings: dict[str, Any] = {"trainer": trainer_name, "roles": list(roles)}
     if team is not None:
         settings |= {f"agent {role}": describe_agent(agent) for role, agent in team.agents.items()}
         settings |= describe_adapters(team) if team.has_adapters else {}
     settings |= {
         "train_dataset": describe_dataset(train_dataset),
-        ROWS: digest_of_rows(train_dataset),
+        DATASET_DIGEST: digest_of_rows(train_dataset),
         "number of processes": args.world_size,
         "DeepSpeed ZeRO stage": None if plugin is None else plugin.zero_stage,
         **{name: arguments[name] for name in decisive},
@@ -103,17 +103,18 @@ def describe_run(
 
 
 def describe_environment(environment: Environment) -> dict[str, Any]:
-    """The settings of an environment that a checkpoint must match, beside those of [`describe_run`]."""
+    """Returns the settings of an environment that a checkpoint must match, in addition to [`describe_run`]."""
     return {"environment": type(environment).__name__, "environment settings": resume_settings(environment)}
 
 
 def describe_agent(agent: torch.nn.Module) -> str:
+    """Returns the architecture of an agent and its numbers of parameters."""
     trained = get_model_param_count(agent, trainable_only=True)
     return f"{agent.config.model_type}, {get_model_param_count(agent)} parameters, {trained} trained"
 
 
 def describe_adapters(team: AgentTeam) -> dict[str, Any]:
-    """The options of each agent's LoRA adapter."""
+    """Returns the options of each agent's LoRA adapter."""
     options = {}
     for role, model in team.policies.items():
         config = model.peft_config[role].to_dict()
@@ -123,8 +124,8 @@ def describe_adapters(team: AgentTeam) -> dict[str, Any]:
     return options
 
 
-def checksum(parameters: Iterable[torch.nn.Parameter]) -> str:
-    """Depends on every bit of the weights, and on nothing of where they are."""
+def checksum_of_weights(parameters: Iterable[torch.nn.Parameter]) -> str:
+    """Computes a checksum of every bit of the weights. It does not depend on their device."""
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     total = 0
     for k, parameter in enumerate(parameters, start=1):
@@ -134,7 +135,7 @@ def checksum(parameters: Iterable[torch.nn.Parameter]) -> str:
 
 
 def describe_dataset(dataset: Dataset, num_rows: int = 256) -> str:
-    """Size, columns, and a digest of rows from all over the dataset."""
+    """Returns the size and the columns of a dataset, and a digest of evenly spaced rows."""
     rows = dataset.with_format("arrow")[range(0, len(dataset), 1 + len(dataset) // num_rows)].to_pylist()
     digest = hashlib.sha256(json.dumps(rows, sort_keys=True, default=str).encode()).hexdigest()
     return f"{len(dataset)} items with {', '.join(sorted(dataset.column_names))}, digest {digest[:12]}"
@@ -142,9 +143,10 @@ def describe_dataset(dataset: Dataset, num_rows: int = 256) -> str:
 
 def digest_of_rows(dataset: Dataset, rows_at_once: int = 10_000) -> str:
     """
-    A digest of every value in the dataset and of their order, whatever it was loaded from, and however it is stored.
+    Computes a digest of all values in a dataset and of their order. It does not depend on the source or the storage
+    format.
 
-    Texts and numbers, which most columns hold, are read as arrays: a gigabyte takes seconds.
+    Columns of texts and numbers are read as arrays, so a gigabyte takes seconds.
     """
     digest = hashlib.sha256()
     columns = sorted(dataset.column_names)
@@ -153,13 +155,15 @@ def digest_of_rows(dataset: Dataset, rows_at_once: int = 10_000) -> str:
     for start in range(0, len(dataset), rows_at_once):
         table = arrow[start : start + rows_at_once]
         for name in columns:
-            for part in parts_of_column(pa.concat_arrays(table[name].chunks)):
+            for part in column_bytes(pa.concat_arrays(table[name].chunks)):
                 digest.update(part)
     return digest.hexdigest()[:16]
 
 
-def parts_of_column(column: pa.Array) -> list[bytes]:
-    """The values of a column as bytes, the same for types that differ in their width only."""
+def column_bytes(column: pa.Array) -> list[bytes]:
+    """
+    Returns the values of a column as a sequence of bytes, which does not depend on the width of the column's type.
+    """
     missing = column.is_null().to_numpy(zero_copy_only=False).tobytes()
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         texts = column.cast(pa.large_binary()).fill_null(b"").to_pylist()
@@ -177,16 +181,25 @@ def parts_of_column(column: pa.Array) -> list[bytes]:
 
 def differences(saved: dict[str, Any], here: dict[str, Any]) -> Changes:
     """
-    The settings that a checkpoint and a run both know, and that differ; of the environment's own, also those that one of
-    them does not know.
+    Compares the settings of a checkpoint with those of a run.
+
+    Settings that only one of them has are ignored, because releases differ in what they save. An exception is the
+    environment's own settings: there, a setting that only one of them has is a difference.
+
+    Args:
+        saved (`dict`): The settings of the checkpoint.
+        here (`dict`): The settings of the run.
+
+    Returns:
+        `dict[str, tuple]`: For each setting that differs, its values in the checkpoint and in the run.
     """
     changes = {
         name: (saved[name], here[name])
         for name in here
         if name in saved and name != "environment settings" and saved[name] != here[name]
     }
-    if ROWS in changes and "train_dataset" in changes:
-        del changes[ROWS]  # says the same again
+    if DATASET_DIGEST in changes and "train_dataset" in changes:
+        del changes[DATASET_DIGEST]  # one message about the dataset is enough
     if "environment settings" in saved and "environment" not in changes:
         left, right = saved["environment settings"], here["environment settings"]
         for name in sorted(left.keys() | right.keys()):
@@ -197,55 +210,75 @@ def differences(saved: dict[str, Any], here: dict[str, Any]) -> Changes:
 
 def check_changes(folder: str, changes: Changes, args: TeamConfig) -> None:
     """
-    Refuses a checkpoint that another run wrote, unless its changes are allowed.
+    Raises an error if settings have changed, unless `resume_changes` allows these changes.
+
+    Args:
+        folder (`str`): Folder of the checkpoint.
+        changes (`dict[str, tuple]`): See [`differences`].
+        args ([`TeamConfig`]): The arguments of the run.
 
     Raises:
-        ValueError: on one line, everything that differs, with both values.
+        ValueError: The message has one line and lists every change, with both values.
     """
     if not changes:
         return
     if args.resume_changes != "allow":
         raise ValueError(
-            f"{folder} is a checkpoint of another run: {show_changes(changes)}. Give the run the checkpoint's settings, "
-            f"allow the changes with `resume_changes: allow`, or start a run from the checkpoint's weights: "
+            f"{folder} is a checkpoint of another run: {format_changes(changes)}. Give the run the checkpoint's "
+            "settings, allow the changes with `resume_changes: allow`, or start a run from the checkpoint's weights: "
             f"AgentTeam.from_pretrained({folder!r})."
         )
-    fixed = {name: change for name, change in changes.items() if name in FIXED or name.startswith(FIXED_PREFIXES)}
-    fixed |= {
+    refused = {
+        name: change
+        for name, change in changes.items()
+        if name in UNCHANGEABLE_SETTINGS or name.startswith(UNCHANGEABLE_PREFIXES)
+    }
+    refused |= {
         name: (old, new)
         for name, (old, new) in changes.items()
-        if (name in OPTIMIZER_SETTINGS and args.deepspeed_plugin is not None)  # its engine restores them
-        or (name == "agent_learning_rates" and bool(old) != bool(new))  # other parameter groups
+        if (name in OPTIMIZER_SETTINGS and args.deepspeed_plugin is not None)  # DeepSpeed restores the saved values
+        or (name == "agent_learning_rates" and bool(old) != bool(new))  # the parameter groups differ
     }
-    if fixed:
+    if refused:
         raise ValueError(
-            f"{folder} cannot be continued with this change, although `resume_changes` is 'allow': {show_changes(fixed)}. "
-            "What the checkpoint holds does not fit it. Start a run from the checkpoint's weights: "
-            f"AgentTeam.from_pretrained({folder!r})."
+            f"{folder} cannot be continued with this change, although `resume_changes` is 'allow': "
+            f"{format_changes(refused)}. The files of the checkpoint do not fit the changed settings. Start a new run "
+            f"from the checkpoint's weights: AgentTeam.from_pretrained({folder!r})."
         )
 
 
-def show_changes(changes: Changes) -> str:
+def format_changes(changes: Changes) -> str:
+    """Lists changed settings on one line, with both values."""
     return "; ".join(
-        f"{name}: {show(old)} in the checkpoint, {show(new)} in this run" for name, (old, new) in changes.items()
+        f"{name}: {format_value(old)} in the checkpoint, {format_value(new)} in this run"
+        for name, (old, new) in changes.items()
     )
 
 
-def show(value: Any) -> str:
+def format_value(value: Any) -> str:
+    """The representation of a value, shortened if it is long."""
     text = repr(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}..."
 
 
 def check_steps(folder: str, global_step: int, num_items: int, args: TeamConfig) -> None:
-    """Refuses a checkpoint that has taken all steps of the run."""
+    """
+    Raises an error if a checkpoint has already taken all steps of the run.
+
+    Args:
+        folder (`str`): Folder of the checkpoint.
+        global_step (`int`): The number of optimizer steps that it has taken.
+        num_items (`int`): The size of the training dataset.
+        args ([`TeamConfig`]): The arguments of the run.
+    """
     if args.max_steps > 0:
-        steps, asked = args.max_steps, f"`max_steps` is {args.max_steps}"
+        steps, reason = args.max_steps, f"`max_steps` is {args.max_steps}"
     else:
         per_epoch = num_items // (args.items_per_device * args.world_size)
         steps = math.ceil(args.num_train_epochs * per_epoch)
-        asked = f"`num_train_epochs` is {args.num_train_epochs:g}, which makes {steps}"
+        reason = f"`num_train_epochs` is {args.num_train_epochs:g}, which makes {steps}"
     if global_step >= steps:
         raise ValueError(
-            f"{folder} has taken {global_step} optimizer steps, and {asked}: there is nothing left to train. Raise it, or use "
-            f"the team as it is: AgentTeam.from_pretrained({folder!r})."
+            f"{folder} has taken {global_step} optimizer steps, and {reason}: there is nothing left to train. Raise "
+            f"it, or use the team as it is: AgentTeam.from_pretrained({folder!r})."
         )

@@ -1,4 +1,6 @@
-"""What every team trainer shares: acting on one agent at a time, optimizer groups, checkpoints."""
+"""
+The mixin of all team trainers: it applies single-model methods to one agent at a time, and saves and loads the team.
+"""
 
 import contextlib
 from collections import defaultdict
@@ -17,7 +19,7 @@ from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin
 from trl_multiagent.trainers.base.distribution import check_distribution
 from trl_multiagent.trainers.base.hub_mixin import TeamHubMixin
-from trl_multiagent.trainers.base.rescue import SaveError, save_or_rescue
+from trl_multiagent.trainers.base.rescue import SaveError, save_team
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
@@ -26,63 +28,66 @@ logger = logging.get_logger(__name__)
 
 class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
     """
-    Makes a TRL trainer train an [`AgentTeam`]: `GRPOTrainer`, `DPOTrainer`, `RewardTrainer`.
+    Makes a TRL trainer (`GRPOTrainer`, `DPOTrainer`, `RewardTrainer`) train an [`AgentTeam`].
 
-    Goes before the TRL trainer in the bases; its configuration class has [`TeamConfig`] in its bases. Inside
-    [`~TeamTrainerMixin.agent_scope`] the inherited methods, which expect one model and one tokenizer, act on one agent, and
-    what they log is logged as `agents/<role>/...`.
+    The mixin precedes the TRL trainer in the bases, and [`TeamConfig`] precedes the TRL configuration in the bases of
+    the configuration class. The inherited methods expect one model and one tokenizer. Within
+    [`~TeamTrainerMixin.agent_scope`] they act on one agent, and their metrics are logged as `agents/<role>/...`.
 
-    A subclass calls `_prepare_team` before the TRL trainer is initialised and `_set_up_agents` after it. It says
+    A subclass calls `_prepare_team` before it initializes the TRL trainer, and `_set_up_agents` after that. It can
+    override
 
-    - what belongs to an agent: `_attributes_of_agent`;
-    - what a checkpoint must match: `_run_settings`, and which reference model it has: `_reference`;
-    - what the model card says: `_card_facts`, `_card_environment`, `_card_settings`.
+    - `_attributes_of_agent`: the trainer's attributes that differ between agents;
+    - `_run_settings` and `_reference`: the settings that a checkpoint must match, and the reference model that it
+      saves;
+    - `_card_facts`, `_card_environment` and `_card_settings`: the contents of the model card.
     """
 
     team: AgentTeam
+    _metrics: dict[str, defaultdict[str, list[float]]]
 
     def _prepare_team(self, team: AgentTeam, args: TeamConfig) -> None:
-        """Checks which agents are trained and how, and prepares them. Called before the TRL trainer is initialised."""
+        """Checks and applies the arguments that concern the agents. Called before the TRL trainer is initialized."""
         check_agent_settings(team, args)
         self.team = team
         team.freeze(args.frozen_agents or ())
         team.uses_dropout = not args.disable_dropout
         if args.process_index == 0:
-            warn_of_dropout(team)
+            warn_about_dropout(team)
         if args.deepspeed_plugin is not None:
-            # For "auto" transformers takes the hidden size squared. DeepSpeed's own default of 5e8 gradients is a buffer
-            # of a gigabyte, which is more than the shards of a small team
+            # "auto" makes transformers use the hidden size squared. DeepSpeed's own default, 5e8 gradients, needs a
+            # buffer of one gigabyte, which is more than the shards of a small team
             args.deepspeed_plugin.deepspeed_config["zero_optimization"].setdefault("reduce_bucket_size", "auto")
         if team.has_adapters and args.gradient_checkpointing:
             team.enable_input_require_grads()
             if args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3:
-                # As in TRL: with ZeRO-3, layers that are partly frozen need the reentrant implementation
+                # As in TRL: under ZeRO-3, partly frozen layers need the reentrant implementation of checkpointing
                 kwargs = args.gradient_checkpointing_kwargs or {}
                 args.gradient_checkpointing_kwargs = {**kwargs, "use_reentrant": True}
 
     def _set_up_agents(self) -> None:
-        """Collects what [`~TeamTrainerMixin.agent_scope`] swaps. Called once the TRL trainer is initialised."""
+        """Collects the attributes that `agent_scope` swaps. Called after the TRL trainer is initialized."""
         check_distribution(self.accelerator)
         if self.args.ddp_find_unused_parameters is None:
-            self.args.ddp_find_unused_parameters = False  # every backward reaches every agent
+            self.args.ddp_find_unused_parameters = False  # every backward pass reaches every trained agent
         self.add_callback(CheckpointCallback(self))
         self._agent_attributes = {
             role: self._attributes_of_agent(role, tokenizer) for role, tokenizer in self.team.tokenizers.items()
         }
 
     def _attributes_of_agent(self, role: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        """The trainer's attributes that belong to one agent, by name."""
+        """Returns the trainer's attributes that differ between agents, with one agent's values."""
         return {"processing_class": tokenizer, "_tokenizer": tokenizer}
 
     def _begin_training(self) -> None:
-        # Random numbers that were drawn since the trainer was made, by loading another team or by an evaluation, must not
-        # change the run. A resumed run restores the generators after this
+        # Random numbers drawn after the trainer was created, for example by loading another team or by an evaluation,
+        # must not change the run. A resumed run restores its generators after this
         set_seed(self.args.seed, device_specific=True)
         super()._begin_training()
 
     @contextlib.contextmanager
     def agent_scope(self, role: str) -> Iterator[None]:
-        """Makes the inherited single-agent methods act on one agent."""
+        """Makes the inherited single-model methods act on one agent within the block."""
         attributes = self._agent_attributes[role]
         saved = {name: getattr(self, name) for name in attributes}
         metrics = self._metrics
@@ -102,24 +107,24 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
 
     # Optimizer
 
-    def create_optimizer(self, model=None) -> torch.optim.Optimizer:
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         optimizer = super().create_optimizer(model)
         if self.args.agent_learning_rates:
             roles = self.team.trained_roles
             owner = {parameter: role for role in roles for parameter in self.team.agent_parameters(role)}
             groups = []
             for group in optimizer.param_groups:
-                for role in (*roles, None):  # `None` owns what belongs to no agent
+                for role in (*roles, None):  # `None` stands for parameters that belong to no agent
                     parameters = [parameter for parameter in group["params"] if owner.get(parameter) == role]
                     rate = self.args.agent_learning_rates.get(role, group["lr"])
                     groups.append({**group, "params": parameters, "lr": rate})
             optimizer.param_groups = [group for group in groups if group["params"]]
         return optimizer
 
-    def _get_grad_norm(self, model, grad_norm=None):
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: float | torch.Tensor | None = None) -> Any:
         total = super()._get_grad_norm(model, grad_norm)
-        if self.accelerator.distributed_type != DistributedType.DEEPSPEED:  # its engine keeps the gradients to itself
-            # The gradients are clipped by now: undo the factor that clipping applied to all of them
+        if self.accelerator.distributed_type != DistributedType.DEEPSPEED:  # its engine does not expose the gradients
+            # The gradients are already clipped. Clipping multiplied all of them by one factor, which is undone here
             limit = self.args.max_grad_norm
             factor = max(1.0, float(total) / limit) if limit > 0 else 1.0
             for role in self.team.trained_roles:
@@ -129,24 +134,24 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
                 self._metrics["train"][f"agents/{role}/grad_norm"].append(norm)
         return total
 
-    # What a checkpoint holds of the team: `team.json`, and one standard folder per agent
+    # Saving and loading the team: `team.json`, and one standard folder per agent
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         if not self.args.should_save:
             return
-        output_dir = Path(self.args.output_dir if output_dir is None else output_dir)
-        save_or_rescue(self.team, output_dir, state_dict, self.args.output_dir)
+        folder = Path(self.args.output_dir if output_dir is None else output_dir)
+        save_team(self.team, folder, state_dict, self.args.output_dir)
         try:
-            torch.save(self.args, output_dir / "training_args.bin")
+            torch.save(self.args, folder / "training_args.bin")
         except Exception as error:
-            if self._saving:  # a checkpoint, which is now of no use
+            if self._saving:  # the checkpoint is incomplete, so the save as a whole has failed
                 raise
             raise SaveError(
-                f"{output_dir / 'training_args.bin'} could not be written ({describe(error)}). The team itself is in "
-                f"{output_dir.absolute()}."
+                f"{folder / 'training_args.bin'} could not be written ({describe(error)}). The team itself is in "
+                f"{folder.absolute()}."
             ) from error
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         self.team.load_weights(resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
@@ -156,49 +161,56 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
             self.team.load_weights(self.state.best_model_checkpoint)
 
 
-def warn_of_dropout(team: AgentTeam) -> None:
-    """Says what a setting of dropout that a user gave does, where that is not what one would expect."""
+def warn_about_dropout(team: AgentTeam) -> None:
+    """Warns if dropout makes the update inexact, or if a `lora_dropout` has no effect."""
     if team.uses_dropout:
         logger.warning(
-            "`disable_dropout=False`: the update has dropout and the sampling has none, so the update differs from its "
-            "formula and depends on how the rows are split into micro-batches."
+            "`disable_dropout=False`: the update has dropout and the sampling has none, so the update differs from "
+            "its formula and depends on how the rows are split into micro-batches."
         )
     elif team.has_adapters:
         roles = [role for role, model in team.policies.items() if model.peft_config[role].lora_dropout > 0]
         if roles:
             logger.warning(
-                f"The `lora_dropout` of {', '.join(roles)} has no effect: the update is computed without dropout, as the "
-                "completions were sampled. `disable_dropout=False` switches it on."
+                f"The `lora_dropout` of {', '.join(roles)} has no effect: the update is computed without dropout, "
+                "because the completions are sampled without dropout. `disable_dropout=False` enables it."
             )
 
 
 def check_agent_settings(team: AgentTeam, args: TeamConfig) -> None:
-    """Refuses settings of single agents that do not fit the team."""
+    """Raises an error if settings of single agents do not fit the team."""
     if args.agent_learning_rates and not set(args.agent_learning_rates) <= set(team.roles):
-        raise ValueError(f"`agent_learning_rates` names {sorted(args.agent_learning_rates)}; roles: {team.roles}.")
+        raise ValueError(
+            f"`agent_learning_rates` has the roles {sorted(args.agent_learning_rates)}, which must be roles of the "
+            f"team: {team.roles}."
+        )
     if args.agent_learning_rates and team.has_shared_weights:
-        raise ValueError("`agent_learning_rates` needs agents with weights of their own; this team shares them.")
+        raise ValueError(
+            "`agent_learning_rates` needs agents with separate weights, but the agents of this team share theirs. Set "
+            "one `learning_rate` instead."
+        )
 
 
 def router_loss_coefs(team: AgentTeam, args: TeamConfig) -> dict[str, float]:
     """
-    The weights of the router losses of the agents that are trained with one.
+    Returns the coefficient of the router loss of each trained agent that has one.
 
     Raises:
-        ValueError: a weight is set and no agent is a mixture of experts, or the loss would have no gradient.
+        ValueError: A coefficient is set and no agent is a mixture of experts, or the loss would have no gradient.
     """
     agents = {role: team.agents[role] for role in team.trained_roles if has_routers(team.agents[role])}
     if args.router_aux_loss_coef and not agents:
         raise ValueError(
-            f"`router_aux_loss_coef` is {args.router_aux_loss_coef}, but no agent that is trained is a mixture of experts "
+            f"`router_aux_loss_coef` is {args.router_aux_loss_coef}, but no trained agent is a mixture of experts "
             "that returns its router logits: leave it out."
         )
     coefs = {role: router_loss_coef(agent.config, args.router_aux_loss_coef) for role, agent in agents.items()}
     coefs = {role: coef for role, coef in coefs.items() if coef != 0.0}
     if coefs and args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
         raise ValueError(
-            f"The router loss of {', '.join(coefs)} has no gradient through reentrant checkpointing. Set `use_reentrant` in "
-            "`gradient_checkpointing_kwargs` to False, or for LoRA under ZeRO-3, which needs it, `gradient_checkpointing` "
-            "to False; or train without this loss: `router_aux_loss_coef=0.0`."
+            f"The router loss of {', '.join(coefs)} has no gradient through reentrant checkpointing. Set "
+            "`use_reentrant` in `gradient_checkpointing_kwargs` to False. LoRA under ZeRO-3 needs reentrant "
+            "checkpointing: set `gradient_checkpointing` to False there. Or train without this loss: "
+            "`router_aux_loss_coef=0.0`."
         )
     return coefs
