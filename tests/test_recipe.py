@@ -15,7 +15,7 @@ import yaml
 from trl_multiagent.environments.code_generation.task import TASK
 from trl_multiagent.recipe import results
 from trl_multiagent.recipe.algorithms import ALGORITHMS, import_class
-from trl_multiagent.recipe.arguments import check_settings
+from trl_multiagent.recipe.arguments import check_settings, make_training_args
 from trl_multiagent.recipe.fields import class_names, read_fields
 from trl_multiagent.recipe.plan import count, print_plan, slice_length
 from trl_multiagent.recipe.recipe import build_recipe, set_up_wandb
@@ -534,7 +534,8 @@ def test_the_merged_settings_are_the_same_recipe(parse, monkeypatch):
         "magrpo": {"rollout_buffer_size": 11, "num_turns": 2},
     }
     recipe = parse(sections, "--override", "magrpo.agent_learning_rate=3e-5", "--num_generations", "4")
-    again = build_recipe(check_settings("magrpo", TASK, yaml.safe_load(yaml.safe_dump(recipe.merged))))
+    settings = check_settings("magrpo", TASK, yaml.safe_load(yaml.safe_dump(recipe.merged)))
+    again = build_recipe(settings, make_training_args(settings))
     assert again.merged == recipe.merged
     assert again.training_args.to_dict() == recipe.training_args.to_dict()
 

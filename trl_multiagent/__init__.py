@@ -1,4 +1,4 @@
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.recipe.algorithms import ALGORITHMS, import_class
 
@@ -37,7 +37,7 @@ _PATHS |= {path.rpartition(".")[2]: path for algorithm in ALGORITHMS.values() fo
 __all__ = sorted(_PATHS)
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _PATHS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_class(_PATHS[name])

@@ -1,4 +1,4 @@
-"""Which of the two conventions an agent follows, judged by what its function does and not by how it is written."""
+"""Finds which of the two conventions an agent follows, by running its function."""
 
 import random
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ def conventions(
     problems: Sequence[Problem], joint_actions: Sequence[JointAction], sandbox: Sandbox
 ) -> list[dict[str, str | None]]:
     """
-    The convention of every agent's answer: `"A"` (aux keeps elements, main maps them), `"B"` (aux keeps and maps them), or
-    `None` for an answer that fits neither, for example because it is wrong or does not use its partner's.
+    Finds the convention of every agent's answer: `"A"` (aux keeps elements, main maps them), `"B"` (aux keeps and maps them), or
+    `None` for an answer that fits neither, for example because it is wrong or because main does not use `aux`.
 
-    Each function runs without its partner's: aux alone, main with a correct aux of each convention in turn.
+    Each function runs without the partner's function: aux alone, and main with a correct aux of each convention.
 
     Args:
         problems (`Sequence[Problem]`): The problem that each joint action answers.
         joint_actions (`Sequence[JointAction]`): The answers, one per role.
-        sandbox (`Sandbox`): Runs them.
+        sandbox (`Sandbox`): The sandbox that runs the answers.
 
     Returns:
         `list[dict[str, str | None]]`: The convention per role, for each joint action.
@@ -53,7 +53,7 @@ def conventions(
 
 
 def check(inputs: list, outputs: list) -> str:
-    """Tests that a function turns each input into its output."""
+    """The source of a test that a function returns the right output for each input."""
     asserts = [
         f"    assert candidate({value!r}) == {output!r}\n" for value, output in zip(inputs, outputs, strict=True)
     ]
@@ -61,6 +61,6 @@ def check(inputs: list, outputs: list) -> str:
 
 
 def followed(verdicts: Sequence[Verdict]) -> str | None:
-    """The one convention whose tests all passed."""
+    """The convention whose tests all passed; `None` if this is not true of exactly one."""
     passed = [name for name, verdict in zip(CONVENTIONS, verdicts, strict=True) if verdict.passed == INPUTS]
     return passed[0] if len(passed) == 1 else None

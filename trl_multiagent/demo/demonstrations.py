@@ -1,8 +1,9 @@
 """
-Demonstrations for the demo's base model. They contain mistakes, and they divide the work in two ways.
+Demonstrations for the demo's base model. Some contain mistakes, and they divide the work in two different ways.
 
-In convention A the helper keeps elements and main maps them; in convention B the helper keeps and maps. Each demonstration
-draws its convention independently, so a model trained on them solves a problem only when both agents happen to follow the same.
+In convention A the helper keeps elements and main maps them; in convention B the helper keeps and maps. The convention of each
+demonstration is drawn independently. So two copies of a model that was trained on them only solve a problem when both happen
+to follow the same convention.
 """
 
 import random
@@ -12,7 +13,7 @@ from trl_multiagent.environments.code_generation.roles import AUX
 
 
 CONVENTIONS = ("A", "B")
-# How often a demonstration has each fault; the others have none
+# Probability of each fault in a demonstration
 AUX_FAULTS = {"no return": 0.10, "condition": 0.12, "syntax": 0.10, "name": 0.04}
 MAIN_FAULTS = {
     "no return": 0.10,
@@ -25,7 +26,7 @@ MAIN_FAULTS = {
 
 
 def demonstrate(problem: Problem, role: str, rng: random.Random) -> str:
-    """One noisy demonstration of an agent's answer, in a random convention."""
+    """Draws one demonstration of an agent's answer, in a random convention and possibly with a fault."""
     convention = rng.choice(CONVENTIONS)
     faults = AUX_FAULTS if role == AUX else MAIN_FAULTS
     fault = rng.choices(["", *faults], [1 - sum(faults.values()), *faults.values()])[0]
@@ -35,16 +36,17 @@ def demonstrate(problem: Problem, role: str, rng: random.Random) -> str:
 
 def write_aux(problem: Problem, convention: str, fault: str = "", rng: random.Random | None = None) -> str:
     """
-    The helper's answer.
+    Writes the helper's answer.
 
     Args:
         problem (`Problem`): What to solve.
         convention (`str`): `"A"`: keep elements; `"B"`: keep and map them.
         fault (`str`, *optional*, defaults to `""`): A key of `AUX_FAULTS`, or none.
-        rng (`random.Random`, *optional*): Draws the wrong condition of the fault `"condition"`.
+        rng (`random.Random`, *optional*): Draws the wrong condition of the fault `"condition"`. By default it has the seed 0.
     """
     condition = problem.condition
     if fault == "condition":
+        rng = rng or random.Random(0)
         condition = rng.choice([other for other in problem.family.conditions if other != condition])
     element = "x" if convention == "A" else problem.map.code
     values = f"[{element} for x in {problem.argument} if {condition.code}]"
@@ -57,13 +59,13 @@ def write_aux(problem: Problem, convention: str, fault: str = "", rng: random.Ra
 
 def write_main(problem: Problem, convention: str, fault: str = "", rng: random.Random | None = None) -> str:
     """
-    The main function's answer.
+    Writes the main function's answer.
 
     Args:
         problem (`Problem`): What to solve.
         convention (`str`): `"A"`: map what aux returns; `"B"`: take it as it is.
         fault (`str`, *optional*, defaults to `""`): A key of `MAIN_FAULTS`, or none.
-        rng (`random.Random`, *optional*): Draws the wrong reduction of the fault `"reduction"`.
+        rng (`random.Random`, *optional*): Draws the wrong reduction of the fault `"reduction"`. By default it has the seed 0.
     """
     argument, call = problem.argument, f"aux({problem.argument})"
     values = f"[{problem.map.code} for x in {call}]" if convention == "A" else call
@@ -71,6 +73,7 @@ def write_main(problem: Problem, convention: str, fault: str = "", rng: random.R
         values = f"[{problem.map.code} for x in {argument} if {problem.condition.code}]"
     reduction = problem.reduction
     if fault == "reduction":
+        rng = rng or random.Random(0)
         reduction = rng.choice([other for other in problem.family.reductions if other != reduction])
     result = f"return {reduction.code}"
     if fault == "no return":

@@ -1,8 +1,8 @@
 """
-Builds the demo's base model once and keeps it: a tokenizer and a small Llama, trained from scratch on noisy demonstrations.
+Builds the demo's base model, a tokenizer and a small Llama trained from scratch on noisy demonstrations, and caches it.
 
-Nothing is downloaded. The model's folder in the cache is named after a hash of everything that determines the model. It is moved
-there in one step once it is complete, and its files are checked against their hashes before it is used.
+Nothing is downloaded. The name of the model's folder in the cache contains a hash of everything that determines the model. The
+folder is moved there when it is complete, and the hashes of its files are checked before it is used.
 """
 
 import hashlib
@@ -45,11 +45,11 @@ MANIFEST = "manifest.json"
 
 def demo_model(progress: bool = True) -> str:
     """
-    Path of the demo's base model and tokenizer; the first call builds them, in about half a minute on one core.
+    The path of the demo's base model and tokenizer. The first call builds them, which takes about half a minute on one core.
 
-    They are kept in the folder that the environment variable `TRL_MULTIAGENT_CACHE` names, by default
-    `~/.cache/trl_multiagent`. Several processes may call this at once: one builds, the others wait for it. The caller's
-    random state and number of threads stay as they are.
+    They are cached in the folder that the environment variable `TRL_MULTIAGENT_CACHE` names, by default
+    `~/.cache/trl_multiagent`. Several processes may call this at the same time: one builds the model and the others wait. The
+    caller's random state and number of threads are not changed.
 
     Args:
         progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar while building.
@@ -70,13 +70,13 @@ def demo_model(progress: bool = True) -> str:
 
 
 def cache_folder() -> Path:
-    """Where built models are kept."""
+    """The folder of the cached models."""
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("TRL_MULTIAGENT_CACHE") or user_cache / "trl_multiagent")
 
 
 def fingerprint() -> str:
-    """A hash of everything that determines the model: the code that makes it and its data, and the libraries' versions."""
+    """A hash of everything that determines the model: the code that makes the model and its data, and library versions."""
     here = Path(__file__)
     digest = hashlib.sha256()
     for name in ("problems.py", "demonstrations.py", "model.py"):
@@ -93,7 +93,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the folder holds every file that was written into it, unchanged."""
+    """Whether all files of the folder are present and unchanged."""
     manifest = folder / MANIFEST
     if not manifest.is_file():
         return False
@@ -109,10 +109,10 @@ def is_complete(folder: Path) -> bool:
 
 def build_model(folder: Path, steps: int = STEPS, progress: bool = True) -> float:
     """
-    Trains tokenizer and model and saves them.
+    Trains the tokenizer and the model, and saves them.
 
     Args:
-        folder (`Path`): Where to save them.
+        folder (`Path`): Folder to save them in.
         steps (`int`, *optional*, defaults to `STEPS`): Number of optimizer steps.
         progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar.
 
@@ -122,7 +122,9 @@ def build_model(folder: Path, steps: int = STEPS, progress: bool = True) -> floa
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        torch.set_num_threads(1)  # makes the weights reproducible, and is as fast for so small a model
+        torch.set_num_threads(
+            1
+        )  # more would not be faster for so small a model, and the weights would not be reproducible
         try:
             rng = random.Random(SEED)
             demonstrations = make_demonstrations(steps * BATCH_SIZE, rng)
@@ -144,7 +146,7 @@ def build_model(folder: Path, steps: int = STEPS, progress: bool = True) -> floa
 
 
 def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]]:
-    """(prompt, answer) pairs for random training problems; each is one agent's answer."""
+    """Pairs of a prompt and one agent's answer, for random training problems."""
     problems = {problem.name: problem for problem in demo_problems("train")}
     items = demo_dataset("train").to_list()
     pairs = []
@@ -156,7 +158,7 @@ def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]
 
 
 def train_tokenizer(demonstrations: list[tuple[str, str]]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of the demonstrations, which can encode any other text too."""
+    """Trains a byte-level BPE tokenizer on the demonstrations. It can encode any text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -184,10 +186,10 @@ def imitate(
     progress: bool,
 ) -> float:
     """
-    One pass of supervised training over the demonstrations; only the answers and their ends count in the loss.
+    Trains the model for one pass over the demonstrations. The loss covers the answers and their end tokens, not the prompts.
 
-    Prompt and answer are tokenized apart, as they are when the model is asked to answer. Padding is on the right, behind
-    everything that counts, so no attention mask is needed.
+    Prompt and answer are tokenized separately, as in generation. Padding is on the right, after all tokens that count, so no
+    attention mask is needed.
 
     Returns:
         `float`: Mean loss of the last tenth of the steps, in nats per token.

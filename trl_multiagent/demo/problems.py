@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """What list problems and string problems do not share."""
+    """The argument and the parts of list problems, or of string problems."""
 
     argument: str
     conditions: tuple[Part, ...]
@@ -42,8 +42,8 @@ class Family:
     reductions: tuple[Part, ...]
 
 
-# Maps are not idempotent, so that mapping twice shows; no reduction is the identity, which would make main a thin wrapper
-# of aux, or `len`, which does not see the map.
+# No map is idempotent, so mapping twice changes the result. No reduction is the identity, which would make main a thin wrapper
+# of aux, or `len`, which does not depend on the map.
 LISTS = Family(
     argument="xs",
     conditions=(
@@ -108,7 +108,7 @@ WORDINGS = (
 
 @cache
 def compiled(code: str) -> Callable[[list | str], Any]:
-    """An expression of `values` as a function."""
+    """A function that evaluates an expression in `values`."""
     return eval(f"lambda values: {code}")
 
 
@@ -143,12 +143,13 @@ class Problem:
 
     def inputs(self, rng: random.Random, length: int) -> list | str:
         """
-        Draws an argument that tells a right solution from the likely wrong ones.
+        Draws an argument for which the likely wrong solutions give another result than a right solution.
 
-        At least two of its elements are kept, at least one is not, and the result differs from those without the map
-        and with the map applied twice, which is what a team gets whose agents divide the work differently.
+        At least two of its elements are kept and at least one is not. The result changes if the map is left out or applied twice,
+        which happens when the agents follow different conventions.
         """
         while True:
+            values: list | str
             if self.family is LISTS:
                 values = [rng.randint(-9, 12) for _ in range(length)]
             else:
@@ -223,7 +224,7 @@ def demo_dataset(split: str) -> Dataset:
 
 
 def demo_prompts(item: dict) -> dict[str, str]:
-    """The two short prompts that the demo's model was trained on."""
+    """The prompts of the two agents, short as in the training of the demo's model."""
     return {
         AUX: f"# Write only a helper function aux for this task.\n{item['prompt']}# aux:\n",
         MAIN: f"# Write only this function. It may call a helper aux.\n{item['prompt']}# main:\n",

@@ -1,31 +1,34 @@
-"""What the demo prints: one progress bar per phase, and the team before and after its training."""
+"""The demo's output: one progress bar per phase, and a comparison of the team before and after its training."""
 
 import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from accelerate import PartialState
 from matplotlib.figure import Figure
 from tqdm.auto import tqdm
-from transformers import ProgressCallback, TrainerCallback
+from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from trl_multiagent.demo.conventions import conventions
 from trl_multiagent.demo.problems import demo_problems
 from trl_multiagent.environments.base import JointAction, Turn
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.trainers.base.distribution import fail_together
+from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
 
 WIDTH = 98
-CHUNK = 16  # held-out problems per advance of the progress bar
+CHUNK = 16  # held-out problems that are played at once; the progress bar advances by this number
 SMOOTHING = 10  # width of the moving average in the learning curve, in steps
 
 
 @dataclass
 class Evaluation:
-    """The team on held-out problems; one entry of each list per episode."""
+    """The team's results on held-out problems. Each list has one entry per episode."""
 
     items: list[dict]
     joint_actions: list[JointAction]
@@ -55,7 +58,7 @@ class DemoReport(TrainerCallback):
     Compares the team before and after its training, on held-out problems of the demo.
 
     Args:
-        items (`list[dict]` or `datasets.Dataset`): The held-out problems.
+        items (`Iterable[dict]`): The held-out problems.
         num_episodes (`int`, *optional*, defaults to `4`): Sampled answers per problem.
 
     Example:
@@ -69,7 +72,7 @@ class DemoReport(TrainerCallback):
     ```
     """
 
-    def __init__(self, items, num_episodes: int = 4):
+    def __init__(self, items: Iterable[dict], num_episodes: int = 4):
         self.items = list(items)
         self.num_episodes = num_episodes
         self.is_main_process = PartialState().is_main_process
@@ -78,9 +81,9 @@ class DemoReport(TrainerCallback):
         if self.is_main_process:
             print(text, flush=True)
 
-    def before(self, trainer) -> None:
+    def before(self, trainer: RolloutTrainer) -> None:
         """
-        Evaluates the untrained team, and has the trainer show one progress bar instead of a line per step.
+        Evaluates the untrained team, and replaces the trainer's log lines by one progress bar.
 
         Every process of a distributed run has to call this.
         """
@@ -91,7 +94,7 @@ class DemoReport(TrainerCallback):
             trainer.add_callback(RewardProgressCallback)
         self.started_at = perf_counter()
 
-    def after(self, trainer) -> None:
+    def after(self, trainer: RolloutTrainer) -> None:
         """
         Evaluates the trained team.
 
@@ -100,18 +103,20 @@ class DemoReport(TrainerCallback):
         self.seconds = perf_counter() - self.started_at
         self.end = self.evaluate(trainer, "Held-out problems, after")
 
-    def on_train_end(self, args, state, control, **kwargs):
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self.after(self.trainer)
         with fail_together(self.trainer.accelerator):
             self.show(self.trainer)
 
-    def show(self, trainer, team_folder: str | Path | None = None) -> None:
+    def show(self, trainer: RolloutTrainer, team_folder: str | Path | None = None) -> None:
         """
-        Prints the comparison and draws the learning curve, on the main process.
+        Prints the comparison and draws the learning curve. Only the main process does so.
 
         Args:
-            trainer (`MAGRPOTrainer`): The trainer that has trained the team.
-            team_folder (`str` or `Path`, *optional*): Where the team is saved, if it is already.
+            trainer ([`RolloutTrainer`]): The trainer of the team.
+            team_folder (`str` or `Path`, *optional*): Folder in which the team was saved, if it was.
         """
         if not self.is_main_process:
             return
@@ -125,8 +130,8 @@ class DemoReport(TrainerCallback):
         draw_learning_curve(trainer.state.log_history, self.start, self.end, picture)
         self.print(f"Learning curve   {picture}")
 
-    def evaluate(self, trainer, description: str) -> Evaluation:
-        """Plays sampled episodes on the held-out problems with the team as it is."""
+    def evaluate(self, trainer: RolloutTrainer, description: str) -> Evaluation:
+        """Evaluates the team's current state on the held-out problems, with sampled episodes."""
         problems = {problem.name: problem for split in ("train", "test") for problem in demo_problems(split)}
         turns: list[Turn] = []
         followed = []
@@ -143,7 +148,7 @@ class DemoReport(TrainerCallback):
                 last_turns = [episode[-1] for episode in episodes]
                 asked = [problems[item["entry_point"]] for item in chunk for _ in range(self.num_episodes)]
                 joint_actions = [turn.joint_action for turn in last_turns]
-                followed += conventions(asked, joint_actions, trainer.environment.sandbox)
+                followed += conventions(asked, joint_actions, trainer.environment.sandbox)  # type: ignore[attr-defined]  # the environment is that of code generation
                 turns += last_turns
                 bar.update(len(chunk))
         return Evaluation(
@@ -158,14 +163,23 @@ class DemoReport(TrainerCallback):
 
 
 class RewardProgressCallback(ProgressCallback):
-    """The trainer's progress bar, with the latest reward behind it instead of a line per log entry."""
+    """The trainer's progress bar. It shows the latest reward, and no line per log entry."""
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if state.is_world_process_zero:
             self.training_bar = tqdm(total=state.max_steps, desc="Training", unit="step", dynamic_ncols=True)
         self.current_step = 0
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float],
+        **kwargs: Any,
+    ) -> None:
         if state.is_world_process_zero and self.training_bar is not None and "reward" in logs:
             self.training_bar.set_postfix_str(f"joint reward {logs['reward']:.2f}", refresh=False)
 
@@ -192,7 +206,7 @@ def comparison(start: Evaluation, end: Evaluation, problems: int, num_episodes: 
 
 
 def sample_episodes(items: list[dict], num_episodes: int) -> list[int]:
-    """The first episode of the first problem about lists and of the first about strings, whatever their results."""
+    """The first episodes of the first problem about lists and of the first problem about strings."""
     starts = ("xs", "s")
     first = {
         start: k for start in starts for k, item in reversed(list(enumerate(items))) if f"({start}):" in item["prompt"]
@@ -219,7 +233,7 @@ def sample(start: Evaluation, end: Evaluation, episode: int) -> str:
 
 
 def wrap(line: str, width: int) -> list[str]:
-    """A line of code, cut where it is longer than its column."""
+    """Splits a line of code into pieces that fit into a column."""
     return textwrap.wrap(line, width, drop_whitespace=False, break_on_hyphens=False) or [""]
 
 

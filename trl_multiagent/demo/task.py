@@ -1,4 +1,4 @@
-"""The demo as a task: code generation with the demo's problems, prompts, base model and report."""
+"""The task of the demo: code generation with the demo's problems, prompts, base model and report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Two agents learn to write code together
 =======================================
 Each problem asks for one small Python function. The agent "aux" writes a helper, the agent "main"
 the function itself, which may call the helper; neither sees what the other writes. Both start as
-copies of one tiny language model that was trained on careless demonstrations, of two kinds:
+copies of one tiny language model that was trained on careless demonstrations of two kinds:
 
   A  aux keeps some elements, main maps and reduces them
   B  aux keeps and maps them, main only reduces
@@ -48,26 +48,30 @@ class DemoDataset(code_generation.CodeDataset):
         return not self.is_demo
 
 
-def is_shown(settings: TaskSettings) -> bool:
+def is_demo_run(settings: TaskSettings) -> bool:
     """Whether the run is the demo itself: its problems, answered by two agents."""
-    return settings.dataset.is_demo and settings.num_agents == 2
+    dataset: DemoDataset = settings.sections["dataset"]
+    return dataset.is_demo and settings.num_agents == 2
 
 
 def make_environment(settings: TaskSettings) -> Environment:
     from trl_multiagent.demo.problems import demo_prompts
 
-    return code_generation.make_environment(settings, demo_prompts if is_shown(settings) else None)
+    dataset: DemoDataset = settings.sections["dataset"]
+    # A few of the demo's items have tests that trivial answers pass. Its user cannot change them, so no warning is needed
+    return code_generation.make_environment(
+        settings, demo_prompts if is_demo_run(settings) else None, warn_about_items=not dataset.is_demo
+    )
 
 
 def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
     from trl_multiagent.demo.problems import demo_dataset
 
-    source = settings.dataset
-    if not source.is_demo:
+    dataset: DemoDataset = settings.sections["dataset"]
+    if not dataset.is_demo:
         return code_generation.load_datasets(settings)
-    return demo_dataset(source.train_split or "train"), None if source.eval_split is None else demo_dataset(
-        source.eval_split
-    )
+    eval_dataset = None if dataset.eval_split is None else demo_dataset(dataset.eval_split)
+    return demo_dataset(dataset.train_split or "train"), eval_dataset
 
 
 def build_model() -> str:
@@ -77,21 +81,21 @@ def build_model() -> str:
 
 
 def introduction(settings: TaskSettings) -> str | None:
-    return INTRODUCTION if is_shown(settings) else None
+    return INTRODUCTION if is_demo_run(settings) else None
 
 
 def callbacks(settings: TaskSettings, trainer: Trainer) -> list[TrainerCallback]:
-    if not is_shown(settings):
+    if not is_demo_run(settings):
         return []
     from trl_multiagent.demo.problems import demo_dataset
     from trl_multiagent.demo.report import DemoReport
 
     report = DemoReport(demo_dataset("test"))
-    report.before(trainer)  # evaluates the team before the trainer draws any random number
+    report.before(trainer)  # must come before the trainer draws random numbers
     return [report]
 
 
-# Code generation in which the name `demo` stands for the demo's problems and base model
+# Code generation in which the name `demo` selects the demo's problems and base model
 TASK = Task(
     make_environment,
     load_datasets,

@@ -1,4 +1,4 @@
-"""What a task family must provide, and the shortest way to provide it: templates and TRL reward functions."""
+"""The interface of a task family, [`Environment`], and its simplest implementation: templates and TRL reward functions."""
 
 import asyncio
 import inspect
@@ -26,13 +26,13 @@ from trl_multiagent.environments.task_errors import (
 Prompt = str | list[dict[str, str]]  # plain text, or chat messages with "role" and "content"
 JointAction = dict[str, str]  # role -> completion
 
-# Names that saved teams use otherwise: the folder of shared weights, and what PEFT calls an adapter without a name
+# Names with another meaning in saved teams: the folder of shared weights, and PEFT's name for an adapter without a name
 RESERVED_ROLES = ("shared", "default")
 
 
 def check_roles(roles: Sequence[str]) -> tuple[str, ...]:
     """
-    Refuses roles that cannot name the agents of a team.
+    Refuses roles that cannot be the names of a team's agents.
 
     Args:
         roles (`Sequence[str]`): The agents' names, in order.
@@ -41,25 +41,27 @@ def check_roles(roles: Sequence[str]) -> tuple[str, ...]:
         `tuple[str, ...]`: The same names.
 
     Raises:
-        ValueError: not a list of distinct names, or a name that cannot be a folder and a module. Names that differ only
-            in upper and lower case count as the same, because many file systems do not tell them apart.
+        ValueError: the roles are not a list of distinct names, or one cannot be the name of a folder and a module. Names that
+            only differ in upper and lower case count as equal, because many file systems do not distinguish them.
     """
     if isinstance(roles, str) or not isinstance(roles, Sequence):
         raise ValueError(f"`roles` must be a list with one name per agent, such as ['aux', 'main'], not {roles!r}.")
     if not roles:
         raise ValueError("A team needs at least one agent, but the list of roles is empty.")
-    seen = {}
+    seen: dict[str, str] = {}  # for each name, the role as it was given
     for role in roles:
         if not isinstance(role, str) or not role.isidentifier() or keyword.iskeyword(role):
             raise ValueError(
-                f"A role names a folder and a module: {role!r} must be a Python identifier and no keyword of Python."
+                f"{role!r} cannot be a role: the name of a folder and a module must be a Python identifier and not a keyword."
             )
         name = unicodedata.normalize("NFKC", role).casefold()
         if name in RESERVED_ROLES:
-            raise ValueError(f"The role {role!r} is a name that the files of a team need: choose another one.")
+            raise ValueError(
+                f"{role!r} cannot be a role, because the files of a team use this name: choose another one."
+            )
         if name in seen:
             same = "twice" if seen[name] == role else f"and {seen[name]!r}, which differ only in case"
-            raise ValueError(f"The roles {list(roles)} contain {role!r} {same}: every agent needs a name of its own.")
+            raise ValueError(f"The roles {list(roles)} contain {role!r} {same}: every agent needs a different name.")
         seen[name] = role
     return tuple(roles)
 
@@ -73,9 +75,9 @@ class Outcome:
         reward (`float`):
             Joint reward, shared by all agents.
         metrics (`dict[str, float]`, *optional*):
-            Numbers to log; averaged over the joint actions of a turn and logged as `turn_{k}/{name}`.
+            Numbers to log. Their means over the joint actions of a turn are logged as `turn_{k}/{name}`.
         info (`Any`, *optional*):
-            Whatever the environment needs to build the next turn's prompts. The trainer only hands it back.
+            Data from which the environment builds the next turn's prompts. The trainer only stores it.
     """
 
     reward: float
@@ -85,7 +87,7 @@ class Outcome:
 
 @dataclass
 class Turn:
-    """One past turn of a branch: the prompts each agent saw, the joint action handed on, and its outcome."""
+    """One past turn of a branch: the prompt of each agent, the joint action that was continued, and its outcome."""
 
     prompts: dict[str, Prompt]
     joint_action: JointAction
@@ -94,12 +96,12 @@ class Turn:
 
 class Environment(ABC):
     """
-    One task family: the team's roles, what each agent is asked at each turn, and the joint reward. Subclass it.
+    Base class of a task family: the team's roles, the prompts of each turn, and the joint reward.
 
-    The `repr` of an environment stands in the model card of the team; it can name a version of the reward.
+    The model card of the team contains the `repr` of its environment, which may include a version of the reward.
 
-    An environment holds no state of an episode: everything that happened is in the history that it is given, so any
-    number of branches of a rollout tree can be played at once.
+    An environment must not store the state of an episode. Its methods get the history of each branch, so many branches of
+    a rollout tree can be played at once.
     """
 
     roles: tuple[str, ...]
@@ -107,21 +109,21 @@ class Environment(ABC):
     @abstractmethod
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
         """
-        What each agent is asked next.
+        Makes the prompts of one turn.
 
         Args:
             item (`dict`): The dataset row.
             history (`Sequence[Turn]`): The branch's past turns, oldest first; empty at the first turn.
 
         Returns:
-            `dict[str, Prompt]`: One new prompt per role. The trainer puts the agent's own past prompts and responses
-            before it.
+            `dict[str, Prompt]`: One new prompt per role. The trainer adds the agent's own past prompts and responses in front of
+            it.
         """
 
     def next_prompts(self, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
         """
-        The prompts of a whole turn: those of all items, or of all branches of their trees. By default [`~Environment.prompts`]
-        of each. Override it where asking for many at once is faster, as with another model that writes feedback.
+        Makes the prompts of a whole turn, for all branches of all trees. By default it calls [`~Environment.prompts`] for each
+        branch. Override it if making many prompts at once is faster, for example if another model writes feedback.
 
         Args:
             items (`list[dict]`): The dataset rows; an item occurs once per branch.
@@ -137,7 +139,12 @@ class Environment(ABC):
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
     ) -> list[Outcome]:
         """
-        Judges a batch of joint actions; entry k of each list belongs together.
+        Scores a batch of joint actions.
+
+        Args:
+            items (`list[dict]`): The dataset row of each joint action.
+            joint_actions (`list[JointAction]`): The agents' completions, by role.
+            histories (`list[Sequence[Turn]]`): The past turns of each branch, oldest first; empty at the first turn.
 
         Returns:
             `list[Outcome]`: One outcome per joint action, in order.
@@ -147,61 +154,59 @@ class Environment(ABC):
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
     ) -> list[Outcome]:
         """
-        Judges a batch of joint actions outside of training. The same as [`~Environment.score`], unless there is more to report
-        than training needs.
+        Scores a batch of joint actions in an evaluation. By default it calls [`~Environment.score`]. Override it to report metrics
+        that training does not need.
         """
         return self.score(items, joint_actions, histories)
 
     def metrics(self) -> dict[str, float]:
         """
-        Numbers about the scoring itself, since the last call of this method. They are added up over the processes and
-        logged as `reward/{name}`, once per optimizer step. None by default.
+        Numbers about the scoring since the last call of this method. They are summed over the processes and logged as
+        `reward/{name}` once per optimizer step. Empty by default.
         """
         return {}
 
     def state_dict(self) -> dict[str, Any]:
         """
-        What the next scores and prompts depend on besides their arguments, random number generators of its own for
-        example, so that a resumed run goes on with it. Plain values and tensors; none by default.
+        The state on which the next scores and prompts depend, such as that of the environment's own random number generators.
+        It is saved in checkpoints. It may contain plain values and tensors, and is empty by default.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from what [`~Environment.state_dict`] gave. Called only if that was not empty."""
+        """Restores a state that [`~Environment.state_dict`] returned. It is only called if that state was not empty."""
         raise NotImplementedError(f"{type(self).__name__} has a `state_dict`, so it needs a `load_state_dict`.")
 
     def resume_settings(self) -> dict[str, Any]:
         """
-        What a run must have in common with a checkpoint that it continues, by name, in plain values: the settings that
-        prompts and rewards depend on. A checkpoint with other ones is refused. None by default.
+        The settings on which prompts and rewards depend, by name, as plain values. A run can only continue a checkpoint that
+        has the same settings. Empty by default.
         """
         return {}
 
 
-# Calls of an environment, with its answers checked
+# Calls of an environment's methods that check what they return
 
 
 def ask(environment: Environment, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
     """
-    The environment's prompts for a whole turn.
+    Calls [`~Environment.next_prompts`] and checks the prompts.
 
     Raises:
-        TaskError: the environment failed, left an item or a role out, or gave something that is no prompt.
+        TaskError: the environment failed, did not return prompts for each item and role, or returned an invalid prompt.
     """
     name = f"`{type(environment).__name__}.next_prompts`"
     with task_code(name):
         prompts = environment.next_prompts(items, histories)
     if not isinstance(prompts, list | tuple) or len(prompts) != len(items):
-        raise TaskError(
-            f"{name} returned {show(prompts)}; it must return a list with a dict for each of {len(items)}."
-        )
+        raise TaskError(f"{name} returned {show(prompts)}; it must return a list of {len(items)} dicts, one per item.")
     for of_item in prompts:
         check_prompts(name, of_item, environment.roles)
     return list(prompts)
 
 
 def ask_one(environment: Environment, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
-    """The environment's [`~Environment.prompts`] for one item and history, checked as [`ask`] does."""
+    """Calls [`~Environment.prompts`] for one item and history, and checks the prompts as [`ask`] does."""
     name = f"`{type(environment).__name__}.prompts`"
     with task_code(name):
         prompts = environment.prompts(item, history)
@@ -210,7 +215,7 @@ def ask_one(environment: Environment, item: dict, history: Sequence[Turn]) -> di
 
 
 def check_prompts(name: str, prompts: Any, roles: Sequence[str]) -> None:
-    """Refuses what is not one prompt for each of the roles; `name` says who gave it."""
+    """Refuses a value that is not a dict with one prompt per role. `name` is the function that returned it."""
     if not isinstance(prompts, Mapping):
         raise TaskError(f"{name} returned {show(prompts)}; it must return a dict with one prompt per role.")
     missing = [role for role in roles if role not in prompts]
@@ -221,7 +226,7 @@ def check_prompts(name: str, prompts: Any, roles: Sequence[str]) -> None:
 
 
 def check_prompt(name: str, prompt: Any) -> None:
-    """Refuses what is neither text nor chat messages; `name` says who gave it."""
+    """Refuses a value that is neither text nor chat messages. `name` is the function that returned it."""
     if isinstance(prompt, str):
         return
     if not isinstance(prompt, list) or not prompt or not all(map(_is_message, prompt)):
@@ -242,11 +247,11 @@ def judge(
     evaluation: bool = False,
 ) -> list[Outcome]:
     """
-    The environment's outcomes of a batch of joint actions, with `float` rewards and metrics, for training or for an
-    evaluation.
+    Calls [`~Environment.score`], or [`~Environment.evaluate`] in an evaluation, and checks the outcomes. Rewards and metrics are
+    converted to `float`.
 
     Raises:
-        TaskError: the environment failed, or gave something else than one outcome with a finite reward per joint action.
+        TaskError: the environment failed, or did not return one outcome with a finite reward per joint action.
     """
     name, count = f"`{type(environment).__name__}.score`", len(joint_actions)
     with task_code(name):
@@ -273,7 +278,7 @@ def judge(
 
 
 def scoring_metrics(environment: Environment) -> dict[str, float]:
-    """What the environment's `metrics` returns, as `float`."""
+    """Calls [`~Environment.metrics`] and converts the numbers to `float`."""
     name = f"`{type(environment).__name__}.metrics`"
     with task_code(name):
         metrics = environment.metrics()
@@ -281,7 +286,7 @@ def scoring_metrics(environment: Environment) -> dict[str, float]:
 
 
 def resume_settings(environment: Environment) -> dict[str, Any]:
-    """What the environment's `resume_settings` returns, as it is after being read from JSON."""
+    """Calls [`~Environment.resume_settings`] and converts the values to those that JSON has."""
     name = f"`{type(environment).__name__}.resume_settings`"
     with task_code(name):
         settings = environment.resume_settings()
@@ -295,15 +300,15 @@ def resume_settings(environment: Environment) -> dict[str, Any]:
 
 
 def numbers_by_name(name: str, metrics: Any) -> dict[str, float]:
-    """Metrics as `float`; `name` says who gave them."""
+    """Converts metrics to `float`. `name` is the function that returned them."""
     if not isinstance(metrics, Mapping):
         raise TaskError(f"{name} returned the metrics {show(metrics)}; they must be a dict of numbers.")
-    numbers = {key: as_number(value) for key, value in metrics.items()}
-    for key, number in numbers.items():
+    numbers = {}
+    for key, value in metrics.items():
+        number = as_number(value)
         if not isinstance(key, str) or number is None:
-            raise TaskError(
-                f"{name} returned the metric {key!r} with the value {show(metrics[key])}; it must be a number."
-            )
+            raise TaskError(f"{name} returned the metric {key!r} with the value {show(value)}; it must be a number.")
+        numbers[key] = number
     return numbers
 
 
@@ -322,8 +327,8 @@ class FunctionEnvironment(Environment):
         reward_weights (`list[float]`, *optional*):
             Weight of each reward function, all 1.0 by default.
         transition (`Callable[[dict, Sequence[Turn]], dict[str, Prompt]]`, *optional*):
-            `(item, history) -> {role: prompt}`, builds the prompts of the second turn and later ones. Needed only
-            for `num_turns > 1`.
+            Function `(item, history) -> {role: prompt}` that builds the prompts of the second and later turns. It is only
+            needed if `num_turns > 1`.
 
     Example:
 
@@ -352,7 +357,7 @@ class FunctionEnvironment(Environment):
         self.reward_funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
         for function in self.reward_funcs:
             if not callable(function):
-                raise TypeError(f"`reward_funcs` has {show(function)}, which is no function.")
+                raise TypeError(f"`reward_funcs` contains {show(function)}, which is not a function.")
         self.reward_weights = reward_weights or [1.0] * len(self.reward_funcs)
         if len(self.reward_weights) != len(self.reward_funcs):
             raise ValueError(
@@ -377,7 +382,7 @@ class FunctionEnvironment(Environment):
         return prompts
 
     def resume_settings(self) -> dict[str, Any]:
-        """Templates and weights, and the names of functions, whose code is not compared."""
+        """The templates, the weights, and the names of the functions. The code of the functions is not compared."""
         return {
             "prompts": {
                 role: f"function {function_name(template)}" if callable(template) else template
@@ -410,7 +415,7 @@ class FunctionEnvironment(Environment):
             with task_code(name):
                 outputs.append(function(**kwargs))
         if any(inspect.isawaitable(output) for output in outputs):
-            with ThreadPoolExecutor(1) as thread:  # a notebook already runs an event loop in this one
+            with ThreadPoolExecutor(1) as thread:  # in a notebook, the current thread already runs an event loop
                 outputs = thread.submit(asyncio.run, _gather(names, outputs)).result()
         outcomes = [Outcome(reward=0.0) for _ in joint_actions]
         for name, key, weight, output in zip(names, self.reward_names, self.reward_weights, outputs, strict=True):
@@ -442,8 +447,8 @@ def _fill(role: str, template: str, item: dict) -> str:
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """The names, with a number behind those that occurred before."""
-    seen = Counter()
+    """The names. A number is appended to a name that occurred before."""
+    seen: Counter[str] = Counter()
     distinct = []
     for name in names:
         seen[name] += 1
@@ -452,7 +457,7 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 async def _gather(names: list[str], outputs: list) -> list:
-    """Awaits the results of `async` reward functions side by side; the others are results already."""
+    """Awaits the results of `async` reward functions concurrently. Results of other functions are returned as they are."""
     tasks = {
         k: asyncio.ensure_future(_result(names[k], output))
         for k, output in enumerate(outputs)
@@ -460,7 +465,7 @@ async def _gather(names: list[str], outputs: list) -> list:
     }
     try:
         results = dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
-    finally:  # when one failed, the others are of no use
+    finally:  # if one function failed, the results of the others are not needed
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)

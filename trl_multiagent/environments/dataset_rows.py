@@ -1,4 +1,4 @@
-"""Rows of a dataset, from a local file or from the Hub: read, cut to a split, and their fields checked."""
+"""Reads the rows of a dataset from a local file, selects a split of it, and checks the fields of rows."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ BYTE_ORDER_MARK = "\ufeff"
 
 def read_file(path: Path) -> list[dict]:
     """
-    The rows of a local file.
+    Reads the rows of a local file.
+
+    Args:
+        path (`Path`): A `.jsonl`, `.json` or `.parquet` file.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is not UTF-8, not JSON, or a row is no object; the message names the file and the row.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is not UTF-8 or not JSON, or a row is not an object; the message names the file and the row.
     """
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}: give the path of a {LOCAL_FILE}.")
@@ -45,7 +48,7 @@ def read_file(path: Path) -> list[dict]:
         rows = []
         for number, line in enumerate(text.split("\n"), 1):
             try:
-                line = line.strip().removeprefix(BYTE_ORDER_MARK)  # in a file made by joining several
+                line = line.strip().removeprefix(BYTE_ORDER_MARK)  # concatenated files contain several marks
                 rows += [json.loads(line)] if line else []
             except ValueError as error:
                 raise ValueError(f"{path}, row {number} is not a line of JSON: {error}.") from None
@@ -58,7 +61,12 @@ def read_file(path: Path) -> list[dict]:
 
 
 def hub_split(name: str, config: str | None, split: str | None) -> str:
-    """The split to ask the Hub for; without a name, the split `test` or the only one that the dataset has."""
+    """
+    The split to load from the Hub. If `split` has no name, it is the split `test` or the only one that the dataset has.
+
+    Raises:
+        ValueError: the dataset has several splits, and none of them is `test`.
+    """
     if split and not split.startswith("["):
         return split
     import datasets
@@ -71,17 +79,17 @@ def hub_split(name: str, config: str | None, split: str | None) -> str:
 
 def select_rows(dataset: datasets.Dataset, split: str | None, source: str) -> datasets.Dataset:
     """
-    The rows of a local file that a split such as `"train[:8]"` selects, whatever name it gives to the file's only split.
+    Selects the rows of a local file that a split such as `"train[:8]"` names. The file has only one split, so any name is accepted.
 
     Raises:
-        ValueError: the split is malformed or selects nothing.
+        ValueError: the split is malformed or selects no rows.
     """
     if not split:
         return dataset
     import datasets
 
     spec = f"test{split}" if split.startswith("[") else split
-    only_split = re.match(r"\w*", spec).group()  # the only split of a file answers to any name
+    only_split = re.split(r"\W", spec, maxsplit=1)[0]  # the name that is given to the file's only split
     try:
         instructions = datasets.ReadInstruction.from_spec(spec).to_absolute({only_split: len(dataset)})
     except (ValueError, AssertionError) as error:
@@ -93,7 +101,7 @@ def select_rows(dataset: datasets.Dataset, split: str | None, source: str) -> da
 
 
 def without_marks(row: dict) -> dict:
-    """A row whose texts do not begin with a byte-order mark, which Python would not parse."""
+    """The row without byte-order marks at the start of its texts, which Python cannot parse."""
     return {
         field: value.removeprefix(BYTE_ORDER_MARK) if isinstance(value, str) else value for field, value in row.items()
     }
@@ -101,10 +109,15 @@ def without_marks(row: dict) -> dict:
 
 def check_fields(row: dict, fields: dict[str, type], where: str) -> None:
     """
-    Refuses a row in which a field is missing, empty, or has another type than in `fields`.
+    Refuses a row in which a field is missing, is empty, or has another type than `fields` demands.
+
+    Args:
+        row (`dict`): The row.
+        fields (`dict[str, type]`): The type of each field that the row must have.
+        where (`str`): File and number of the row, for the message.
 
     Raises:
-        ValueError: the message says `where` and names the field.
+        ValueError: a field is wrong; the message names the row and the field.
     """
     for field, kind in fields.items():
         if row.get(field) is None:

@@ -1,4 +1,4 @@
-"""What a recipe has to know of a task family: its settings, its environment and its datasets, as one plain object."""
+"""A task family, as a recipe sees it: one plain object with its settings, its environment and its datasets."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 def setting(help: str, default: Any = None, choices: Sequence[Any] | None = None) -> Any:
     """
-    One setting: a field of the dataclass that describes a section.
+    Describes one setting. Use it as the default of a field in the dataclass of a section.
 
     Args:
-        help (`str`): What `--help` says about it.
-        default (`Any`, *optional*): Value if the section does not have the setting.
-        choices (`Sequence`, *optional*): The allowed values. Without them the type annotation decides.
+        help (`str`): Text for `--help`.
+        default (`Any`, *optional*): Value of the setting if the user does not give one.
+        choices (`Sequence`, *optional*): The allowed values. By default, all values of the field's type are allowed.
     """
     metadata = {"help": help} if choices is None else {"help": help, "choices": tuple(choices)}
     return dataclasses.field(default=default, metadata=metadata)
@@ -31,28 +31,28 @@ def setting(help: str, default: Any = None, choices: Sequence[Any] | None = None
 
 @dataclass
 class DatasetSource:
-    """The section `dataset`. A family with more settings for its data subclasses it."""
+    """The section `dataset`. A family with more settings for its data defines a subclass."""
 
-    name: str | None = setting("Where the data comes from: a Hub id or the path of a file, for example.")
+    name: str | None = setting("Source of the data, such as a Hub id or the path of a file.")
     train_split: str | None = setting("Rows to train on, such as 'test[33:163]'.")
     eval_split: str | None = setting("Rows to evaluate on; without it there is no evaluation.")
 
     @property
     def may_be_hub_id(self) -> bool:
-        """Whether `name` may be an id on the Hub, to which the model card then links."""
+        """Whether `name` may be an id on the Hub. If so, the model card links to it."""
         return True
 
 
 @dataclass(frozen=True)
 class TaskSettings:
     """
-    What a recipe tells its task.
+    The settings of a run that its task gets.
 
     Args:
         sections (`dict[str, Any]`):
-            For each name in [`Task`]`.settings`, and for `"dataset"`, an instance of its dataclass with the user's values.
+            The sections in [`Task`]`.settings` and the section `dataset`, each as an instance of its dataclass with the user's values.
         num_agents (`int`): Number of agents.
-        run_folder (`Path`): Folder of the run. It may not exist yet.
+        run_folder (`Path`): Folder of the run. It does not have to exist yet.
     """
 
     sections: dict[str, Any]
@@ -67,25 +67,24 @@ class TaskSettings:
 @dataclass(frozen=True)
 class Task:
     """
-    A task family, as a script hands it to [`~trl_multiagent.recipe.run.run_recipe`].
+    A task family. A recipe script passes it to [`~trl_multiagent.recipe.run.run_recipe`].
 
     Args:
         make_environment (`Callable[[TaskSettings], Environment]`):
-            Makes the environment, before any data or model is loaded.
+            Makes the environment. It is called before any data or model is loaded.
         load_datasets (`Callable[[TaskSettings], tuple[Dataset, Dataset | None]]`):
             Loads the training set and, if there is one, the evaluation set. If it raises a `ConnectionError`, `--dry_run`
             still prints a plan.
         settings (`dict[str, type]`, *optional*):
-            The dataclass of each of the family's own sections, by the section's name. Every field is a [`setting`]. A
-            `__post_init__` may raise a `ValueError`, whose message the user gets as it is. The section `dataset` is a
-            [`DatasetSource`] unless the family has its own.
+            The dataclasses of the family's own sections, by the section's name. Every field is a [`setting`]. If `__post_init__`
+            raises a `ValueError`, the run ends and the message is shown unchanged. The section `dataset` is a
+            [`DatasetSource`] by default.
         models (`dict[str, Callable[[], str]]`, *optional*):
-            Base models that the task can build, by the name to give as `agent_model.name`: a function that returns the
-            model's folder.
+            Functions that build a base model and return its folder. The user selects one with its name as `agent_model.name`.
         introduction (`Callable[[TaskSettings], str | None]`, *optional*):
-            A text to print before anything is loaded.
+            Returns a text to print before anything is loaded, or `None`.
         callbacks (`Callable[[TaskSettings, Trainer], list[TrainerCallback]]`, *optional*):
-            Callbacks to add to the trainer.
+            Returns the callbacks to add to the trainer.
 
     Example:
 

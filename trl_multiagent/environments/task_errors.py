@@ -1,8 +1,8 @@
 """
 Errors in the code of a task: reward functions, templates, the methods of an environment.
 
-Whatever goes wrong there ends in a [`TaskError`] that names the function, so that a run of several processes can report it
-on all of them.
+Every such error is raised as a [`TaskError`] that names the function. In a distributed run, it can then be reported on all
+processes.
 """
 
 import contextlib
@@ -14,11 +14,11 @@ from typing import Any
 
 class TaskError(ValueError):
     """
-    The code of a task failed, or returned something that cannot be used. The message names the function.
+    The code of a task failed, or returned an invalid value. The message names the function.
 
     Args:
-        message (`str`): What went wrong, and what to do.
-        position (`int`, *optional*): The joint action of the batch whose number is not finite.
+        message (`str`): The problem, and how to solve it.
+        position (`int`, *optional*): If a reward is not finite, the index of its joint action in the batch.
     """
 
     def __init__(self, message: str, position: int | None = None):
@@ -27,24 +27,24 @@ class TaskError(ValueError):
 
 
 class TaskInterrupt(KeyboardInterrupt):
-    """Ctrl-C, with the function that it interrupted."""
+    """Ctrl-C was pressed while a task's function ran. The message names the function."""
 
 
 @contextlib.contextmanager
 def task_code(name: str) -> Iterator[None]:
     """
-    Around a call of a task's function: whatever it raises leaves as a [`TaskError`].
+    A context for calls of a task's function. It turns every exception that the function raises into a [`TaskError`].
 
-    That includes `SystemExit`, which would end the process as if all were well. `KeyboardInterrupt` leaves as a
-    [`TaskInterrupt`], so that Ctrl-C works.
+    This includes `SystemExit`, which would otherwise end the process without an error. `KeyboardInterrupt` becomes a
+    [`TaskInterrupt`], so Ctrl-C still works.
 
     Args:
-        name (`str`): The function, for the message.
+        name (`str`): Name of the function, for the message.
     """
     try:
         yield
     except (TaskError, TaskInterrupt):
-        raise  # it names the function already
+        raise  # the message already names the function
     except KeyboardInterrupt as error:
         raise TaskInterrupt(f"{name} was interrupted") from error
     except SystemExit as error:
@@ -57,13 +57,13 @@ def describe(error: BaseException) -> str:
     """The type and the message of an error, on one line."""
     try:
         text = " ".join(str(error).split())
-    except Exception:  # the error's own method fails
+    except Exception:  # the error's `__str__` fails
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def function_name(function: Callable) -> str:
-    """The name of a function, of the one in a `functools.partial`, or of a callable object's class."""
+    """The name of a function, of the function inside a `functools.partial`, or of the class of a callable object."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
@@ -71,15 +71,16 @@ def function_name(function: Callable) -> str:
 
 def as_rewards(name: str, rewards: Any, count: int) -> list[float | None]:
     """
-    What a reward function returned, as numbers.
+    Converts the return value of a reward function to numbers.
 
     Args:
-        name (`str`): The function, for the message.
-        rewards (`Any`): A list, tuple, array or tensor with one number per joint action; `None` where it does not apply.
+        name (`str`): Name of the function, for the message.
+        rewards (`Any`): A list, tuple, array or tensor with one number per joint action. `None` in place of a number means that the
+            function does not apply to this joint action.
         count (`int`): The number of joint actions.
 
     Raises:
-        TaskError: it is something else, or a number is not finite.
+        TaskError: the value has another form, or a number is not finite.
     """
     wanted = f"it must return a list of {count} numbers, one per joint action"
     values = None
@@ -90,7 +91,7 @@ def as_rewards(name: str, rewards: Any, count: int) -> list[float | None]:
         raise TaskError(f"{name} returned {show(rewards)}; {wanted}.")
     if len(values) != count:
         raise TaskError(f"{name} returned {len(values)} rewards for {count} joint actions; {wanted}.")
-    numbers = []
+    numbers: list[float | None] = []
     for position, value in enumerate(values):
         number = None if value is None else as_number(value)
         if value is not None and number is None:
@@ -102,8 +103,8 @@ def as_rewards(name: str, rewards: Any, count: int) -> list[float | None]:
 
 
 def as_number(value: Any) -> float | None:
-    """A number, `bool`, or array or tensor of one number as `float`; `None` for anything else."""
-    if isinstance(value, str | bytes | bytearray):  # `float` would read them
+    """Converts a number, a `bool`, or an array or tensor with one number to `float`. Returns `None` for anything else."""
+    if isinstance(value, str | bytes | bytearray):  # `float` would convert them
         return None
     try:
         return float(value)
@@ -112,7 +113,7 @@ def as_number(value: Any) -> float | None:
 
 
 def show(value: Any) -> str:
-    """A value and its type, in one short line."""
+    """A value and its type, as one short line for a message."""
     if value is None:
         return "None"
     text = " ".join(repr(value).split())

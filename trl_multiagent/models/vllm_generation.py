@@ -158,6 +158,8 @@ class AdapterGeneration(AgentGeneration):
             Arguments of TRL's `VLLMGeneration`.
     """
 
+    _llm_weights_sleeping: bool  # set by TRL when the engine starts
+
     def __init__(self, roles: Sequence[str], folder: Path, **kwargs: Any):
         self.roles = roles
         self.folder = folder

@@ -1,4 +1,4 @@
-"""The algorithms, each under the name of its section. Nothing is imported until a class is asked for."""
+"""The table of algorithms, by the name of their section. A class is imported when it is needed."""
 
 import importlib
 from typing import Any, NamedTuple
@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 class Algorithm(NamedTuple):
     """
     Args:
-        config (`str`): Path of the class of the trainer's arguments.
-        trainer (`str`): Path of the trainer's class.
+        config (`str`): Import path of the class of the trainer's arguments.
+        trainer (`str`): Import path of the trainer's class.
     """
 
     config: str
@@ -35,6 +35,6 @@ ALGORITHMS = {
 
 
 def import_class(path: str) -> Any:
-    """The class, or anything else in a module, with a path such as `package.module.Class`."""
+    """Imports a class, or another object of a module, by a path such as `package.module.Class`."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""Checked settings, and the arguments of the trainer that they amount to."""
+"""Checks the merged settings as a whole, and derives the trainer's arguments from them."""
 
 import dataclasses
 import importlib.util
@@ -27,16 +27,18 @@ class Settings:
     Args:
         algorithm (`str`): Name of the algorithm's section.
         task ([`~trl_multiagent.environments.task.Task`]): What the run trains on.
-        merged (`dict`): All settings as they were given, under the names of this release.
-        values (`dict[str, dict[str, Any]]`): The same by section; those of no section under `""`.
-        sections (`dict[str, Any]`): The dataclass of each section with these values and the defaults.
-        extras ([`AlgorithmExtras`]): What the algorithm's section has besides arguments of the trainer.
-        arguments (`dict[str, Any]`): Arguments of the trainer.
-        notes (`list[str]`): What the user should know about the settings.
+        model_names (`str` or `list[str]`): The model id or folder from which all agents start, or one per agent.
+        merged (`dict`): All settings that were given, under the names of this release.
+        values (`dict[str, dict[str, Any]]`): The checked settings by section, with top-level settings under `""`.
+        sections (`dict[str, Any]`): For each section, an instance of its dataclass with these values and the defaults.
+        extras ([`AlgorithmExtras`]): The settings in the algorithm's section that are not arguments of the trainer.
+        arguments (`dict[str, Any]`): The arguments of the trainer.
+        notes (`list[str]`): Messages to the user about the settings.
     """
 
     algorithm: str
     task: Task
+    model_names: str | list[str]
     merged: dict[str, Any]
     values: dict[str, dict[str, Any]]
     sections: dict[str, Any]
@@ -49,6 +51,10 @@ class Settings:
         return self.values[""].get("agents")
 
     @property
+    def num_agents(self) -> int:
+        return self.arguments["num_agents"]
+
+    @property
     def has_peft(self) -> bool:
         return self.merged.get("peft") is not None
 
@@ -58,16 +64,22 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
     Checks the merged settings.
 
     Raises:
-        ConfigError: a setting is unknown, has the wrong type, or does not go with another one.
+        ConfigError: a setting is unknown, has the wrong type, or contradicts another one.
     """
     values, without_effect = check(algorithm, task, merged)
     try:
         sections = {name: cls(**values[name]) for name, cls in sections_of(task).items()}
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    model, agents = sections["agent_model"], values[""].get("agents")
+    model_names = agents if agents is not None else model.name
+    if model_names is None:
+        raise ConfigError("`agent_model.name` is missing: a model id or folder that every agent starts from.")
+    check_team_form(model, agents, merged.get("peft") is not None)
     settings = Settings(
         algorithm=algorithm,
         task=task,
+        model_names=model_names,
         merged=merged,
         values=values,
         sections=sections,
@@ -75,24 +87,27 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
         arguments={k: v for k, v in values[algorithm].items() if k not in EXTRAS},
         notes=[f"these settings have no effect here: {', '.join(without_effect)}."] if without_effect else [],
     )
-    check_team_form(sections["agent_model"], settings.agents, settings.has_peft)
     complete_arguments(settings)
-    num_agents = settings.arguments["num_agents"]
-    if settings.agents is not None and len(settings.agents) != num_agents:
-        raise ConfigError(f"`agents` has {len(settings.agents)} entries for {num_agents} agents (`num_agents`).")
+    if settings.agents is not None and len(settings.agents) != settings.num_agents:
+        raise ConfigError(
+            f"`agents` has {len(settings.agents)} entries for {settings.num_agents} agents (`num_agents`)."
+        )
     return settings
 
 
 def check_team_form(model: AgentModel, agents: list[str] | None, has_peft: bool) -> None:
-    """Refuses settings that describe no form of team."""
-    if agents is None and model.name is None:
-        raise ConfigError("`agent_model.name` is missing: a model id or folder that every agent starts from.")
+    """
+    Refuses settings from which no team can be made.
+
+    Raises:
+        ConfigError: settings exclude each other, or bitsandbytes is missing.
+    """
     if model.share_weights and has_peft:
         raise ConfigError(
-            "`agent_model.share_weights` is one model for all; `peft` gives every agent an adapter. Choose."
+            "`agent_model.share_weights` makes all agents one model, but `peft` gives every agent an adapter; choose one."
         )
     if model.share_weights and agents is not None and len(set(agents)) > 1:
-        raise ConfigError("`agent_model.share_weights` is one model for all; `agents` lists several.")
+        raise ConfigError("`agent_model.share_weights` makes all agents one model, but `agents` lists several.")
     if not (model.load_in_4bit or model.load_in_8bit):
         return
     if model.load_in_4bit and model.load_in_8bit:
@@ -106,7 +121,7 @@ def check_team_form(model: AgentModel, agents: list[str] | None, has_peft: bool)
 
 
 def complete_arguments(settings: Settings) -> None:
-    """Adds to the trainer's arguments, and to the notes, what the other settings amount to."""
+    """Derives trainer's arguments and notes from the other settings, and adds them to `settings`."""
     algorithm, values, extras = settings.algorithm, settings.values, settings.extras
     arguments, notes = settings.arguments, settings.notes
 
@@ -150,9 +165,7 @@ def complete_arguments(settings: Settings) -> None:
     if extras.rollout_buffer_size is not None and extras.rollout_buffer_size < 1:
         raise ConfigError(f"`{algorithm}.rollout_buffer_size` is {extras.rollout_buffer_size}, it must be at least 1.")
     if extras.train_batch_size not in (None, extras.rollout_buffer_size):
-        notes.append(
-            f"`{algorithm}.train_batch_size` has no effect: a batch is used for one optimizer step, as a whole."
-        )
+        notes.append(f"`{algorithm}.train_batch_size` has no effect: every optimizer step uses the whole batch.")
     if extras.eval_interval is not None and ("eval_strategy" in arguments or "eval_steps" in arguments):
         raise ConfigError(f"`{algorithm}.eval_interval` sets `eval_strategy` and `eval_steps`; give one or the other.")
     if "gradient_accumulation_steps" not in arguments and arguments.get("per_device_train_batch_size", 1) == 1:
@@ -161,15 +174,15 @@ def complete_arguments(settings: Settings) -> None:
 
 def make_training_args(settings: Settings) -> "MAGRPOConfig":
     """
-    The trainer's arguments.
+    Makes the trainer's arguments. This imports TRL, which takes seconds.
 
     Raises:
-        ConfigError: the configuration class refuses them.
+        ConfigError: the configuration class refuses a value.
     """
     algorithm, extras, arguments = settings.algorithm, settings.extras, dict(settings.arguments)
     config_class = ALGORITHMS[algorithm].config_class()
     try:
-        args = config_class(**arguments)  # knows the size of a tree and the number of processes
+        args = config_class(**arguments)  # computes the size of a tree and the number of processes
         if extras.rollout_buffer_size is not None:
             arguments["items_per_device"] = max(1, extras.rollout_buffer_size // sum(args.nodes_per_turn))
         if extras.eval_interval is not None:

@@ -1,5 +1,5 @@
 """
-The names that configurations written for CoMLRL use, and what becomes of them here.
+The names in configurations that were written for CoMLRL, and their meaning here.
 
 `{algorithm}` stands for the algorithm's section.
 """
@@ -7,7 +7,7 @@ The names that configurations written for CoMLRL use, and what becomes of them h
 # Sections for algorithms of CoMLRL that this release does not have
 OTHER_ALGORITHMS = ("madpo", "marlhf", "iac", "maac", "ac")
 
-# Sections that may only be empty, and why
+# Sections that must be empty, and the reason
 UNAVAILABLE = {
     "critic_model": "critics are not available in this release",
     "critics": "critics are not available in this release",
@@ -15,7 +15,7 @@ UNAVAILABLE = {
     "preference": "preference training is not available in this release",
 }
 
-# Other names of our settings, replaced in this order
+# Alternative names of our settings. They are replaced in this order
 RENAMED = {
     "model": "agent_model",
     "model_name": "agent_model.name",
@@ -37,7 +37,7 @@ RENAMED = {
     "{algorithm}.external_previous_response": "external.previous_response",
 }
 
-# Settings that change nothing here. A run that is given some of them lists them in one note
+# Settings that are accepted and have no effect. If a run has some of them, it prints one note that lists them
 NO_EFFECT = (
     "agent_model.type",
     "agent_model.max_length",
@@ -55,8 +55,8 @@ NO_EFFECT = (
     "{algorithm}.early_termination_weight",
 )
 
-# What an agent sees of earlier turns, with the allowed values: here it always sees all of its own prompts and responses. Other
-# values are refused if there are several turns, and change nothing if there is one
+# Settings for the part of the history that an agent sees, with the accepted values. Here an agent always sees all of its own
+# prompts and responses, so other values are refused if there are several turns, and have no effect if there is only one
 HISTORY = {
     "external.original_prompt": (True,),
     "external.previous_response": (True,),

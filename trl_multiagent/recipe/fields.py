@@ -1,8 +1,8 @@
 """
 Reads the fields of a configuration class from its source.
 
-Importing TRL, transformers or PEFT takes several seconds. `--help` and a misspelt setting need the fields of their classes
-and nothing else, so these are read from the syntax trees of the installed files. The result is that of
+Importing TRL, transformers or PEFT takes several seconds. For `--help` and misspelt settings, only the fields of their classes
+are needed, so these are read from the syntax trees of the installed files. The result is the same as that of
 `dataclasses.fields` and `typing.get_type_hints`.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 
-# These packages hand their classes out without importing the modules that define them
+# These packages import their classes lazily, so the modules that define them cannot be found in the packages' source
 DEFINED_IN = {
     ("transformers", "TrainingArguments"): "transformers.training_args",
     ("trl", "GRPOConfig"): "trl.trainer.grpo_config",
@@ -28,10 +28,10 @@ class ConfigField(NamedTuple):
     One field of a configuration class.
 
     Args:
-        hint (`Any`): Its type. A class that would have to be imported is an empty class of that name.
-        default (`Any`): Its default; text for an expression, `None` if a function makes it.
-        help (`str`): The `help` of its metadata.
-        owner (`str`): Name of the class that defines it last.
+        hint (`Any`): The type. An empty class of the same name replaces a class that would have to be imported.
+        default (`Any`): The default value; the source of the expression if it is not a constant; `None` for a default factory.
+        help (`str`): The entry `help` of the field's metadata.
+        owner (`str`): Name of the most derived class that defines the field.
     """
 
     hint: Any
@@ -66,12 +66,14 @@ def _read_class(module: str, name: str) -> dict[str, ConfigField]:
     if found is None:
         return {}  # `object`, `Generic`, ...
     module, definition = found
-    fields = {}
+    fields: dict[str, ConfigField] = {}
     for base in reversed(definition.bases):
         if isinstance(base, ast.Name):
             fields |= _read_class(module, base.id)
     for statement in definition.body:
-        if not isinstance(statement, ast.AnnAssign) or "ClassVar" in ast.unparse(statement.annotation):
+        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
+            continue
+        if "ClassVar" in ast.unparse(statement.annotation):
             continue
         default, help = _read_value(module, statement.value)
         fields[statement.target.id] = ConfigField(_read_hint(module, statement.annotation), default, help, name)
@@ -79,7 +81,7 @@ def _read_class(module: str, name: str) -> dict[str, ConfigField]:
 
 
 def _read_value(module: str, value: ast.expr | None) -> tuple[Any, str]:
-    """Default and help of `x: T = value`, where the value may be `field(default=..., metadata={"help": ...})`."""
+    """The default and the help of `x: T = value`, where the value may be `field(default=..., metadata={"help": ...})`."""
     if value is None:
         return None, ""
     if not (isinstance(value, ast.Call) and ast.unparse(value.func) in ("field", "dataclasses.field")):
@@ -87,16 +89,15 @@ def _read_value(module: str, value: ast.expr | None) -> tuple[Any, str]:
     arguments = {keyword.arg: keyword.value for keyword in value.keywords}
     default = _evaluate(module, arguments["default"]) if "default" in arguments else None
     metadata = arguments.get("metadata")
-    texts = (
-        {}
-        if metadata is None
-        else {ast.literal_eval(k): v for k, v in zip(metadata.keys, metadata.values, strict=True)}
-    )
-    return default, str(_evaluate(module, texts["help"])) if "help" in texts else ""
+    if isinstance(metadata, ast.Dict):
+        for key, text in zip(metadata.keys, metadata.values, strict=True):
+            if isinstance(key, ast.Constant) and key.value == "help":
+                return default, str(_evaluate(module, text))
+    return default, ""
 
 
 def _evaluate(module: str, node: ast.expr) -> Any:
-    """The value of an expression of literals and constants of its module, or else its source."""
+    """The value of an expression that only contains literals and constants of its module; otherwise its source."""
     names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
     if not names <= _constants(module).keys():
         return ast.unparse(node)
@@ -105,7 +106,7 @@ def _evaluate(module: str, node: ast.expr) -> Any:
 
 @cache
 def _constants(module: str) -> dict[str, Any]:
-    """The names that a module or one of its classes gives to literals."""
+    """The constants of a module and its classes: names to which a literal is assigned."""
     constants = {}
     for node in ast.walk(_parse(module)):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -125,7 +126,7 @@ def _read_hint(module: str, annotation: ast.expr) -> Any:
 
 
 def _read_name(module: str, name: str) -> Any:
-    """What a name in an annotation stands for."""
+    """The value of a name in an annotation."""
     if name in vars(builtins):
         return vars(builtins)[name]
     if name in vars(typing):
@@ -136,14 +137,14 @@ def _read_name(module: str, name: str) -> Any:
 
 
 def _find_class(module: str, name: str) -> tuple[str, ast.ClassDef] | None:
-    """The module that defines a class which another module defines or imports, and its definition."""
+    """Finds a class that a module defines or imports. Returns the module that defines it, and the definition."""
     for statement in ast.walk(_parse(module)):
         if isinstance(statement, ast.ClassDef) and statement.name == name:
             return module, statement
         if isinstance(statement, ast.ImportFrom) and name in [alias.asname or alias.name for alias in statement.names]:
             source = statement.module or ""
             if statement.level:
-                package = module if _find_file(module).name == "__init__.py" else module.rpartition(".")[0]
+                package = module if _source_file(module).name == "__init__.py" else module.rpartition(".")[0]
                 source = importlib.util.resolve_name("." * statement.level + source, package)
             source = DEFINED_IN.get((source, name), source)
             if _find_file(source) is not None:
@@ -153,11 +154,21 @@ def _find_class(module: str, name: str) -> tuple[str, ast.ClassDef] | None:
 
 @cache
 def _parse(module: str) -> ast.Module:
-    return ast.parse(_find_file(module).read_text(encoding="utf-8"))
+    return ast.parse(_source_file(module).read_text(encoding="utf-8"))
+
+
+def _source_file(module: str) -> Path:
+    file = _find_file(module)
+    if file is None:
+        raise ModuleNotFoundError(f"There is no source file of the module {module}.")
+    return file
 
 
 def _find_file(module: str) -> Path | None:
-    """The source file of a module. Nothing is imported, as it would be if the module itself were looked up."""
+    """
+    The source file of a module; `None` if there is none. Only the top-level package is looked up, because looking up a module
+    in it would import the package.
+    """
     package, *parts = module.split(".")
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:

@@ -1,4 +1,4 @@
-"""What `--dry_run` prints: how large a run would be."""
+"""The plan that `--dry_run` prints: the size of a run, and where its results go."""
 
 import math
 import re
@@ -9,14 +9,16 @@ from trl_multiagent.recipe.recipe import Recipe
 
 def print_plan(recipe: Recipe, roles: Sequence[str]) -> None:
     """
-    Prints what a run would do, without loading a model.
+    Prints the plan of a run, without loading a model.
 
     Args:
         recipe ([`~trl_multiagent.recipe.recipe.Recipe`]): The recipe.
-        roles (`list[str]`): The environment's roles.
+        roles (`Sequence[str]`): The environment's roles.
     """
     args, dataset = recipe.training_args, recipe.dataset
     remarks = []
+    num_train: int | None
+    num_eval: int | None
     try:
         train_dataset, eval_dataset = recipe.load_datasets()
         num_train, num_eval = len(train_dataset), len(eval_dataset or ())
@@ -24,11 +26,11 @@ def print_plan(recipe: Recipe, roles: Sequence[str]) -> None:
         num_train, num_eval = slice_length(dataset.train_split), slice_length(dataset.eval_split)
         if num_eval is not None and recipe.eval_num_samples is not None:
             num_eval = min(num_eval, recipe.eval_num_samples)
-        remarks = [f"The dataset was not reached; its size is taken from the splits. {error}"]
+        remarks = [f"The dataset could not be reached, so its size is taken from the splits. {error}"]
     if args.process_index != 0:
         return
 
-    names = recipe.agents or [recipe.agent_model.name] * len(roles)
+    names = recipe.model_names if isinstance(recipe.model_names, list) else [recipe.model_names] * len(roles)
     form = ", one model for all" if recipe.agent_model.share_weights else ""
     form = f", LoRA of rank {recipe.peft_config.r}" if recipe.peft_config is not None else form
     frozen = args.frozen_agents or ()
@@ -73,12 +75,16 @@ def print_plan(recipe: Recipe, roles: Sequence[str]) -> None:
 
 
 def count(number: int | None, one: str, many: str | None = None) -> str:
+    """A number with its noun: `1 item`, `2 items`."""
     if number is None:
         return f"unknown number of {many or one + 's'}"
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def slice_length(split: str | None) -> int | None:
-    """Rows that a split such as `test[33:163]` selects from a large enough set; `None` where it does not say."""
+    """
+    The number of rows that a split such as `test[33:163]` selects from a sufficiently large dataset; `None` if the split does not
+    determine it.
+    """
     match = re.search(r"\[(\d*):(\d+)\]$", split or "")
     return int(match[2]) - int(match[1] or 0) if match else None

@@ -1,4 +1,4 @@
-"""The plan of a run, made of checked settings: what it loads, what it checks before it starts, and how it ends."""
+"""One run of a recipe: it loads environment, data and team, checks that the run can succeed, trains, and saves the results."""
 
 import dataclasses
 import os
@@ -20,7 +20,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
 from trl_multiagent.hub.model_card import RECIPE_FILE, hub_id
-from trl_multiagent.recipe.arguments import Settings, make_training_args
+from trl_multiagent.recipe.arguments import Settings
 from trl_multiagent.recipe.results import check_folder, check_push, check_team_folder, try_folders
 from trl_multiagent.recipe.sections import PEFT_DEFAULTS, AgentModel, Output, Wandb
 from trl_multiagent.recipe.settings import ConfigError, pop_path
@@ -47,15 +47,16 @@ class Recipe:
     Args:
         algorithm (`str`): Name of the algorithm's section.
         task ([`~trl_multiagent.environments.task.Task`]): What the team is trained on.
-        merged (`dict`): All settings as they were given, under the names of this release; the run's `config.yaml`.
+        merged (`dict`): All settings that were given, under the names of this release; the content of the run's `config.yaml`.
         training_args ([`MAGRPOConfig`]): The trainer's arguments. `output_dir` is the folder of the run.
-        agents (`list[str]`, *optional*): One model id per agent. If `None`, all start from `agent_model.name`.
+        num_agents (`int`): Number of agents.
+        model_names (`str` or `list[str]`): The model id or folder from which all agents start, or one per agent.
         peft_config ([`~peft.LoraConfig`], *optional*): The adapter of every agent of a LoRA team.
-        sections (`dict[str, Any]`): The settings by section, as the sections' dataclasses.
+        sections (`dict[str, Any]`): For each section, an instance of its dataclass.
         eval_num_samples (`int`, *optional*): Evaluate on the first n items only.
         dry_run (`bool`): Whether to print the plan and stop.
         resume_from_checkpoint (`str`, *optional*): Folder of the checkpoint to continue from.
-        notes (`list[str]`): What the user should know about the settings.
+        notes (`list[str]`): Messages to the user about the settings.
         prog (`str`): Name of the program in messages.
     """
 
@@ -63,7 +64,8 @@ class Recipe:
     task: Task
     merged: dict[str, Any]
     training_args: MAGRPOConfig
-    agents: list[str] | None
+    num_agents: int
+    model_names: str | list[str]
     peft_config: LoraConfig | None
     sections: dict[str, Any]
     eval_num_samples: int | None
@@ -95,43 +97,39 @@ class Recipe:
         return TaskSettings(sections, self.num_agents, self.run_folder)
 
     @property
-    def num_agents(self) -> int:
-        return self.training_args.num_agents
-
-    @property
     def run_folder(self) -> Path:
         return Path(self.training_args.output_dir)
 
     @property
     def team_folder(self) -> Path:
-        """Folder of the trained team. A push uploads the run's folder, so a pushed team is saved at the top of it."""
+        """Folder of the trained team. A push uploads the run's folder, so a team that is pushed is saved directly in it."""
         if self.output.save_path and self.output.save_final_model:
             return Path(self.output.save_path)
         return self.run_folder if self.training_args.push_to_hub else self.run_folder / "final_model"
 
     @property
     def saves_team(self) -> bool:
-        """Whether the trained team is saved. A push uploads files, so it needs a saved team."""
+        """Whether the trained team is saved. A push uploads saved files, so a team that is pushed is always saved."""
         return self.output.save_final_model or self.training_args.push_to_hub
 
     @property
     def dtype(self) -> str:
-        """Data type to load the weights in."""
+        """Data type in which the weights are loaded."""
         if self.training_args.device.type == "cpu":
             return "float32"
         return self.agent_model.torch_dtype or "auto"
 
     @property
     def items_per_step(self) -> int:
-        """Items of one optimizer step, over all processes."""
+        """Number of items in one optimizer step, over all processes."""
         return self.training_args.items_per_device * self.training_args.world_size
 
     def make_environment(self) -> Environment:
         """
-        The task's environment.
+        Makes the task's environment.
 
         Raises:
-            ValueError: it has another number of roles than `num_agents`.
+            ValueError: the number of its roles is not `num_agents`.
         """
         environment = self.task.make_environment(self.task_settings)
         roles = environment.roles
@@ -149,7 +147,7 @@ class Recipe:
 
     def load_datasets(self) -> tuple[Dataset, Dataset | None]:
         """
-        The task's training set and, if it has one, its evaluation set, of at most `eval_num_samples` items.
+        Loads the task's training set and, if it has one, its evaluation set of at most `eval_num_samples` items.
 
         Raises:
             ConfigError: there are fewer items than one optimizer step takes.
@@ -165,16 +163,14 @@ class Recipe:
         return train_dataset, eval_dataset
 
     def models(self) -> str | list[str]:
-        """The `name` for `AgentTeam.from_pretrained`. A model that the task can build is built if it is not there yet."""
-        if self.agents is not None:
-            return self.agents
-        if self.agent_model.name in self.task.models:
+        """The models for `AgentTeam.from_pretrained`. A base model of the task is built if it does not exist yet."""
+        if isinstance(self.model_names, str) and self.model_names in self.task.models:
             with self.training_args.main_process_first(desc="building the base model"):
-                return self.task.models[self.agent_model.name]()
-        return self.agent_model.name
+                return self.task.models[self.model_names]()
+        return self.model_names
 
     def load_team(self, roles: Sequence[str]) -> AgentTeam:
-        """The team to train: full models, one model for all, or LoRA adapters."""
+        """Loads the team to train: full models, one model for all agents, or LoRA adapters."""
         model, frozen = self.agent_model, self.training_args.frozen_agents or []
         if not set(frozen) <= set(roles):
             raise ValueError(f"`{self.algorithm}.frozen_agents` is {frozen}, but the roles are {list(roles)}.")
@@ -197,22 +193,24 @@ class Recipe:
         )
 
     def outline(self, roles: Sequence[str]) -> AgentTeam | None:
-        """The team to train without its weights; `None` if the weights are needed to know what it is."""
+        """The team to train, without its weights; `None` if the team cannot be described without loading its weights."""
         model = self.agent_model
         if model.load_in_4bit or model.load_in_8bit or is_deepspeed_zero3_enabled():
             return None
         team = AgentTeam.from_pretrained(
             self.models(), roles, peft_config=self.peft_config, share_weights=model.share_weights, device_map="meta"
         )
-        if team.has_adapters and self.peft_config is None:  # of a saved team; their weights are the reference policies
+        if (
+            team.has_adapters and self.peft_config is None
+        ):  # adapters of a saved team: their weights are the reference policies
             return None
         team.freeze(self.training_args.frozen_agents or ())
         return team
 
     def check_run(self, environment: Environment, train_dataset: Dataset) -> None:
         """
-        Checks, before any model is loaded, that a checkpoint to continue is complete and belongs to this run, and that the results
-        of the run can be written. If not, the program ends on all processes.
+        Checks that the checkpoint to continue from is complete and belongs to this run, and that the results can be written. No model
+        is loaded for this. If a check fails, the program ends on all processes.
 
         Args:
             environment ([`Environment`]): The run's environment.
@@ -221,7 +219,7 @@ class Recipe:
         problems = []
         try:
             if self.resume_from_checkpoint is not None:
-                self.check_checkpoint(environment, train_dataset)
+                self.check_checkpoint(self.resume_from_checkpoint, environment, train_dataset)
             if self.training_args.process_index == 0:
                 folder = SHARED_FOLDER if self.agent_model.share_weights else None
                 try_folders(
@@ -235,14 +233,14 @@ class Recipe:
         if problems:
             sys.exit(f"{self.prog}: error: {' '.join(problems)}")
 
-    def check_checkpoint(self, environment: Environment, train_dataset: Dataset) -> None:
+    def check_checkpoint(self, folder: str, environment: Environment, train_dataset: Dataset) -> None:
         """
-        Compares the run with the checkpoint that it continues, except for weights that are not trained.
+        Compares the run with the checkpoint that it continues. Weights that are not trained are not compared.
 
         Raises:
-            ValueError: the checkpoint is damaged, belongs to another run, or has taken all steps.
+            ValueError: the checkpoint is damaged, belongs to another run, or has already taken all steps.
         """
-        args, folder = self.training_args, self.resume_from_checkpoint
+        args = self.training_args
         saved = verify_checkpoint(folder)
         check_steps(folder, saved["global_step"], len(train_dataset), args)
         trainer_name = type(args).__name__.removesuffix("Config")
@@ -253,13 +251,12 @@ class Recipe:
 
     def train_and_save(self, trainer: Trainer) -> None:
         """
-        Trains, and writes to the run's folder: the merged settings, and the team if `output.save_final_model`.
+        Trains the team. Saves the merged settings in the run's folder, and the team if `output.save_final_model` is set.
 
-        If the team cannot be saved there, it is saved in another place ([`SaveError`] says where), and the error is raised on
-        all processes.
+        If the team cannot be saved in its folder, it is saved in another place.
 
         Raises:
-            RuntimeError: the team could not be saved where it should.
+            RuntimeError: the team could not be saved in its folder; raised on all processes. The message names the other place.
         """
         accelerator = trainer.accelerator
         set_up_wandb(self.wandb)
@@ -275,31 +272,36 @@ class Recipe:
             return
         try:
             with fail_together(accelerator):
-                trainer.save_model(str(self.team_folder), _internal_call=True)  # without a push of its own
+                trainer.save_model(str(self.team_folder), _internal_call=True)  # this does not push
         except (SaveError, OtherProcessError) as error:
             raise RuntimeError(str(error)) from error
         if trainer.is_world_process_zero():
             print(f"Saved team       {self.team_folder}", flush=True)
-        if self.training_args.push_to_hub:  # at the very end: a push that fails loses nothing
+        if self.training_args.push_to_hub:  # last, so that nothing is lost if the push fails
             name = self.dataset.name
             trainer.push_to_hub(dataset_name=hub_id(name) if name and self.dataset.may_be_hub_id else None)
 
 
-def build_recipe(settings: Settings, dry_run: bool = False) -> Recipe:
+def build_recipe(settings: Settings, training_args: MAGRPOConfig, dry_run: bool = False) -> Recipe:
     """
-    Makes a recipe of checked settings.
+    Makes a recipe from checked settings.
+
+    Args:
+        settings ([`~trl_multiagent.recipe.arguments.Settings`]): The settings.
+        training_args ([`MAGRPOConfig`]): The trainer's arguments, from
+            [`~trl_multiagent.recipe.arguments.make_training_args`]. Their `output_dir` is set to the folder of the run.
+        dry_run (`bool`, *optional*, defaults to `False`): Whether the run only prints its plan.
 
     Raises:
-        ConfigError: a setting is impossible on this machine or with another setting.
+        ConfigError: a setting cannot work on this machine, or contradicts another one.
     """
     algorithm, merged, values, notes = settings.algorithm, settings.merged, settings.values, list(settings.notes)
     output: Output = settings.sections["output"]
-    training_args = make_training_args(settings)
     if "wandb" in training_args.report_to and not is_wandb_available():
-        missing = "`wandb` is not installed: pip install wandb, or set `wandb.project` to null."
+        not_installed = "`wandb` is not installed: pip install wandb, or set `wandb.project` to null."
         if not dry_run:
-            raise ConfigError(missing)
-        notes.append(missing)
+            raise ConfigError(not_installed)
+        notes.append(not_installed)
 
     training_args.output_dir, resume_from_checkpoint = choose_folder(
         output_dir=values[algorithm].get("output_dir"),
@@ -317,7 +319,7 @@ def build_recipe(settings: Settings, dry_run: bool = False) -> Recipe:
         if missing is not None and not dry_run:
             raise ConfigError(missing)
         notes += [missing] if missing else []
-    pop_path(merged, f"{algorithm}.resume_from_checkpoint")  # config.yaml describes the run, not how it was continued
+    pop_path(merged, f"{algorithm}.resume_from_checkpoint")  # config.yaml describes the whole run
     pop_path(merged, f"{algorithm}.resume_changes")
     pop_path(merged, f"{algorithm}.hub_token")  # config.yaml is pushed, so it must not hold secrets
     return Recipe(
@@ -325,7 +327,8 @@ def build_recipe(settings: Settings, dry_run: bool = False) -> Recipe:
         task=settings.task,
         merged=merged,
         training_args=training_args,
-        agents=settings.agents,
+        num_agents=settings.num_agents,
+        model_names=settings.model_names,
         peft_config=LoraConfig(**{**PEFT_DEFAULTS, **values["peft"]}) if settings.has_peft else None,
         sections=settings.sections,
         eval_num_samples=settings.extras.eval_num_samples,
@@ -338,7 +341,12 @@ def build_recipe(settings: Settings, dry_run: bool = False) -> Recipe:
 def choose_folder(
     output_dir: str | None, base_dir: str, prefix: str, resume: str | bool | None
 ) -> tuple[str, str | None]:
-    """The folder of the run, the same on all processes, and the checkpoint to continue from."""
+    """
+    Chooses the folder of the run, the same on all processes, and the checkpoint to continue from.
+
+    Raises:
+        ConfigError: there is no complete checkpoint where `resume` says.
+    """
     run_id = os.environ.get("RUN_ID") or os.environ.get("JOB_ID")
     names = [re.sub(r"[^\w.-]", "_", run_id) if run_id else f"{time.strftime('%Y%m%d-%H%M%S')}_{os.getpid()}"]
     broadcast_object_list(names)
@@ -363,6 +371,7 @@ def choose_folder(
 
 
 def check_complete(checkpoint: str) -> None:
+    """Refuses a folder that is not a complete checkpoint."""
     try:
         read_checkpoint(checkpoint)
     except ValueError as error:
@@ -377,6 +386,6 @@ def set_up_wandb(wandb: Wandb) -> None:
         "WANDB_DIR": wandb.dir,
         "WANDB_TAGS": ",".join(wandb.tags or []),
         "WANDB_RUN_ID": wandb.id,
-        "WANDB_RESUME": wandb.resume,
+        "WANDB_RESUME": "auto" if wandb.resume is True else wandb.resume,
     }
     os.environ.update({name: value for name, value in variables.items() if value})

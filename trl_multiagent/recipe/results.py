@@ -1,4 +1,4 @@
-"""The places for the results of a run, which are tried before it starts."""
+"""Checks, before a run starts, that its results can be written and pushed."""
 
 import contextlib
 import os
@@ -22,21 +22,27 @@ RUN_FILES = (RECIPE_FILE, CURVE_FILE, "README.md")
 
 def check_folder(setting: str, folder: Path) -> None:
     """
-    Refuses a folder that cannot be made or written to, as far as that shows without writing.
+    Refuses a folder that cannot be created or written to. Nothing is written to find out.
+
+    Args:
+        setting (`str`): The setting that names the folder, for the message.
+        folder (`Path`): The folder.
 
     Raises:
-        ConfigError: it is a file, lies beneath one, or may not be written to.
+        ConfigError: it is a file or inside of one, or the permission to write is missing.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not existing.is_dir():
         kind = "a link to nothing" if existing.is_symlink() and not existing.exists() else "a file"
         raise ConfigError(f"{setting} asks for the folder '{folder}', but {existing} is {kind}.")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"{setting} asks for the folder '{folder}', but {existing} may not be written to.")
+        raise ConfigError(
+            f"{setting} asks for the folder '{folder}', but there is no permission to write to {existing}."
+        )
 
 
 def check_team_folder(folder: Path, run_folder: Path) -> None:
-    """Refuses a folder for the team inside one that the trainer replaces or removes."""
+    """Refuses a folder for the team that is inside a checkpoint, because the trainer replaces and removes checkpoints."""
     if not folder.absolute().is_relative_to(run_folder.absolute()):
         return
     inside = folder.absolute().relative_to(run_folder.absolute()).parts
@@ -49,20 +55,22 @@ def check_team_folder(folder: Path, run_folder: Path) -> None:
 
 def check_push(algorithm: str, args: MAGRPOConfig) -> str | None:
     """
-    Checks what a push needs, as far as possible without a network. The trainer checks the rest when it is created.
+    Checks the name and the token of a push, without using the network. The trainer checks the rest when it is created.
 
     Returns:
-        `str`, *optional*: What is missing on this machine.
+        `str` or `None`: A message if there is no token on this machine.
 
     Raises:
-        ConfigError: no repository can have the name.
+        ConfigError: the name of the repository is invalid.
     """
     repo_id = args.hub_model_id or Path(args.output_dir).absolute().name
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
         problem = " ".join(str(error).split())
-        raise ConfigError(f"`{algorithm}.hub_model_id`: {repo_id!r} is no name of a repository. {problem}") from error
+        raise ConfigError(
+            f"`{algorithm}.hub_model_id`: {repo_id!r} is not a valid name of a repository. {problem}"
+        ) from error
     if args.hub_token is None and get_token() is None:
         return (
             f"`{algorithm}.push_to_hub` needs a token that may write: log in with `hf auth login`, or set HF_TOKEN or "
@@ -73,15 +81,15 @@ def check_push(algorithm: str, args: MAGRPOConfig) -> str | None:
 
 def try_folders(run_folder: Path, team_folder: Path | None, agent_folders: Sequence[str]) -> None:
     """
-    Tries to write small files in the places that the end of the run writes to, and removes them again.
+    Tries to write small files in all places that will be written to at the end of the run, and removes them again.
 
     Args:
-        run_folder (`Path`): The run's.
-        team_folder (`Path`, *optional*): Where the team will be saved.
-        agent_folders (`Sequence[str]`): The folders of the agents in it.
+        run_folder (`Path`): Folder of the run.
+        team_folder (`Path`, *optional*): Folder in which the team will be saved, if it will.
+        agent_folders (`Sequence[str]`): The folders of the agents, relative to the team's.
 
     Raises:
-        ConfigError: something is in the way, or cannot be written.
+        ConfigError: a file cannot be written.
     """
     places = [(run_folder, [*RUN_FILES, f"{UNFINISHED_FOLDER}/trial"])]
     if team_folder is not None:
@@ -97,7 +105,7 @@ def try_folders(run_folder: Path, team_folder: Path | None, agent_folders: Seque
 
 
 def try_file(path: Path) -> None:
-    """Raises `OSError` if a file cannot be written; leaves everything as it was."""
+    """Raises `OSError` if a file cannot be written. Existing files and folders stay unchanged, and new ones are removed."""
     made = [folder for folder in path.parents if not folder.exists()]
     is_new = not os.path.lexists(path)
     try:
@@ -110,7 +118,7 @@ def try_file(path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
     finally:
-        with contextlib.suppress(OSError):  # there is nothing to remove if nothing could be made
+        with contextlib.suppress(OSError):  # if nothing could be created, there is nothing to remove
             (path.parent / f".trial_{os.getpid()}").unlink(missing_ok=True)
             if is_new:
                 path.unlink(missing_ok=True)

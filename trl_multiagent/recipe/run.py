@@ -1,4 +1,4 @@
-"""What every recipe script and `trl-multiagent train` do: read and check the settings, then plan or train."""
+"""The function behind every recipe script and `trl-multiagent train`: it reads and checks the settings, then plans or trains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.recipe.algorithms import ALGORITHMS
-from trl_multiagent.recipe.arguments import check_settings
+from trl_multiagent.recipe.arguments import check_settings, make_training_args
 from trl_multiagent.recipe.settings import ConfigError, make_parser, merge, read_layers, suggestion
 
 
@@ -69,9 +69,10 @@ def parse_recipe(algorithm: str, task: Task, argv: Sequence[str] | None = None, 
             flags = [flag for action in parser._actions for flag in action.option_strings]
             raise ConfigError(f"unknown argument {unknown[0]!r}{suggestion(unknown[0], flags)}")
         settings = check_settings(algorithm, task, merge(read_layers(algorithm, arguments)))
-        from trl_multiagent.recipe.recipe import build_recipe  # takes seconds: TRL, transformers, PEFT
+        training_args = make_training_args(settings)
+        from trl_multiagent.recipe.recipe import build_recipe  # takes as long as TRL, for datasets, PEFT and the team
 
-        recipe = build_recipe(settings, arguments.dry_run)
+        recipe = build_recipe(settings, training_args, arguments.dry_run)
     except ConfigError as error:
         sys.exit(f"{parser.prog}: error: {error}")
     logging.basicConfig(format="%(message)s")

@@ -1,4 +1,4 @@
-"""The sections of a recipe's YAML file that are the same for every task."""
+"""The sections of a recipe's YAML file that every task has."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,6 +8,8 @@ from trl_multiagent.environments.task import DatasetSource, Task, setting
 
 @dataclass
 class AgentModel:
+    """The section `agent_model`."""
+
     name: str | None = setting("Model id or folder that every agent starts from, or the folder of a saved team.")
     torch_dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = setting(
         "Data type of the weights; always float32 where there is no GPU."
@@ -19,8 +21,10 @@ class AgentModel:
 
 @dataclass
 class Output:
+    """The section `output`."""
+
     base_dir: str = setting(
-        "Each run gets a folder of its own in it: job_<id>, or mt_job_<id> with several turns.", "outputs"
+        "Folder for the folders of the runs: job_<id>, or mt_job_<id> with several turns.", "outputs"
     )
     save_final_model: bool = setting("Whether to save the team after training.", False)
     save_path: str | None = setting("Where to save it; by default final_model in the run's folder.")
@@ -29,13 +33,17 @@ class Output:
 
 @dataclass
 class RewardProcessor:
+    """The section `reward_processor`: a linear function that is applied to every reward."""
+
     enabled: bool = setting("Whether scale_factor and shift apply.", True)
-    scale_factor: float | None = setting("Factor applied to every reward.")
-    shift: float | None = setting("Added to every reward, after the factor.")
+    scale_factor: float | None = setting("Factor for every reward.")
+    shift: float | None = setting("Value added to every reward after the multiplication.")
 
 
 @dataclass
 class Wandb:
+    """The section `wandb`: settings of Weights & Biases."""
+
     project: str | None = setting("Weights & Biases project; without it nothing is reported there.")
     entity: str | None = setting("User or team that owns the project.")
     name: str | None = setting("Name of the run.")
@@ -47,10 +55,12 @@ class Wandb:
 
 @dataclass
 class AlgorithmExtras:
-    """What an algorithm's section takes besides the fields of its configuration class."""
+    """The settings in an algorithm's section that are not fields of its configuration class."""
 
-    rollout_buffer_size: int | None = setting("Nodes per update; sets `items_per_device` to the whole trees in it.")
-    train_batch_size: int | None = setting("Has no effect: all that a batch holds goes into one optimizer step.")
+    rollout_buffer_size: int | None = setting(
+        "Nodes per update; sets `items_per_device` to the number of whole trees that fit."
+    )
+    train_batch_size: int | None = setting("Has no effect: every optimizer step uses the whole batch.")
     eval_interval: int | None = setting(
         "Items between evaluations, 0 for none; sets `eval_strategy` and `eval_steps`."
     )
@@ -64,17 +74,27 @@ class AlgorithmExtras:
     )
 
 
-# The section `peft` takes what a user chooses in a `LoraConfig`; PEFT itself fills in the rest
+# The section `peft` has the fields of `LoraConfig`, except for those that PEFT itself sets
 LORA_CONFIG = "peft.tuners.lora.config.LoraConfig"
-NOT_IN_PEFT = ("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision")
-NOT_IN_PEFT += ("inference_mode", "runtime_config", "megatron_config", "megatron_core")
+NOT_IN_PEFT = (
+    "task_type",
+    "peft_type",
+    "auto_mapping",
+    "peft_version",
+    "base_model_name_or_path",
+    "revision",
+    "inference_mode",
+    "runtime_config",
+    "megatron_config",
+    "megatron_core",
+)
 PEFT_DEFAULTS = {"target_modules": "all-linear"}
 
-VALUES = {"agents": list[str] | None, "seed": int | None}  # top-level keys that are no sections
+VALUES = {"agents": list[str] | None, "seed": int | None}  # top-level keys that are not sections
 
 
 def sections_of(task: Task) -> dict[str, type]:
-    """The dataclass of each section, by name: those of every task, and the task's own."""
-    shared = {"agent_model": AgentModel, "dataset": DatasetSource, "output": Output}
+    """The dataclass of each section, by name: the sections that every task has, and the task's own."""
+    shared: dict[str, type] = {"agent_model": AgentModel, "dataset": DatasetSource, "output": Output}
     shared |= {"reward_processor": RewardProcessor, "wandb": Wandb}
     return shared | task.settings

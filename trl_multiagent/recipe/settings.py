@@ -1,8 +1,8 @@
 """
-The settings of a recipe: read from a YAML file, `--override` and flags, brought to one set of names, merged and checked.
+Reads the settings of a recipe from a YAML file, `--override` and flags, merges them and checks them.
 
-Each of the three is a layer, a dict of sections. Later layers win: file, overrides, flags. Nothing here imports a library that
-takes long to load, so that `--help` and wrong settings are answered at once.
+Each of the three sources is a layer, a dict of sections. Overrides win over the file, and flags win over both. No slow library is
+imported here, so `--help` and error messages appear at once.
 """
 
 import argparse
@@ -60,9 +60,10 @@ def make_parser(algorithm: str, task: Task, prog: str | None = None) -> argparse
     recipe.add_argument("--num_epochs", nargs="*", metavar="N", help="Short for --num_train_epochs N.")
 
     config = ALGORITHMS[algorithm].config
-    flags = {}  # by class; a field is listed under the class that defines it or changes its default
-    for field in dataclasses.fields(AlgorithmExtras):
-        flags.setdefault("AlgorithmExtras", {})[field.name] = (field.metadata["help"], field.default)
+    # By class. A field is listed under the most derived class that defines it or changes its default
+    flags: dict[str, dict[str, tuple[str, Any]]] = {"AlgorithmExtras": {}}
+    for extra in dataclasses.fields(AlgorithmExtras):
+        flags["AlgorithmExtras"][extra.name] = (extra.metadata["help"], extra.default)
     for name, field in read_fields(config).items():
         if name not in flags["AlgorithmExtras"]:
             flags.setdefault(field.owner, {})[name] = (field.help, field.default)
@@ -75,6 +76,7 @@ def make_parser(algorithm: str, task: Task, prog: str | None = None) -> argparse
 
 
 def describe_sections(algorithm: str, task: Task) -> str:
+    """The list of all sections and their settings, for the end of `--help`."""
     lines = ["sections of the YAML file:", "  agents: list of model ids, one per agent, instead of agent_model.name"]
     lines += ["  seed: random seed", f"  {algorithm}: every flag of the groups above"]
     for section, cls in sections_of(task).items():
@@ -102,6 +104,7 @@ def read_layers(algorithm: str, arguments: argparse.Namespace) -> list[dict[str,
 
 
 def read_yaml(path: str | None) -> dict[str, Any]:
+    """The layer of the YAML file."""
     if path is None:
         return {}
     try:
@@ -116,7 +119,8 @@ def read_yaml(path: str | None) -> dict[str, Any]:
 
 
 def parse_overrides(overrides: list[str]) -> dict[str, Any]:
-    layer = {}
+    """The layer of `--override`."""
+    layer: dict[str, Any] = {}
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not path:
@@ -126,8 +130,9 @@ def parse_overrides(overrides: list[str]) -> dict[str, Any]:
 
 
 def flag_layer(algorithm: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The layer of the flags."""
     flags = {name: value for name, value in vars(arguments).items() if name not in ("config", "override", "dry_run")}
-    layer = {}
+    layer: dict[str, Any] = {}
     for name, path in {"model_name": "agent_model.name", "output_base_dir": "output.base_dir"}.items():
         if name in flags:
             set_path(layer, path, flags.pop(name))
@@ -138,7 +143,7 @@ def flag_layer(algorithm: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """true, false, none and null in any case, Python literals, or the text as it is."""
+    """The value of a text on the command line: true, false, none or null in any case, a Python literal, or the text itself."""
     constants = {"true": True, "false": False, "none": None, "null": None}
     if text.lower() in constants:
         return constants[text.lower()]
@@ -160,17 +165,18 @@ def set_path(layer: dict[str, Any], path: str, value: Any) -> None:
 
 
 def pop_path(layer: dict[str, Any], path: str) -> tuple[bool, Any]:
-    """Removes `layer["a"]["b"]` for the path `a.b`; returns whether it was there, and its value."""
+    """Removes `layer["a"]["b"]` for the path `a.b`. Returns whether it was present, and its value."""
     *parents, name = path.split(".")
     for parent in parents:
-        layer = layer.get(parent)
-        if not isinstance(layer, dict):
+        inner = layer.get(parent)
+        if not isinstance(inner, dict):
             return False, None
+        layer = inner
     return name in layer, layer.pop(name, None)
 
 
 def rename(algorithm: str, layer: dict[str, Any]) -> None:
-    """Replaces other names of a setting, in place."""
+    """Replaces alternative names of settings by ours, in place."""
     for old, new in RENAMED.items():
         old, new = old.format(algorithm=algorithm), new.format(algorithm=algorithm)
         found, value = pop_path(layer, old)
@@ -182,8 +188,8 @@ def rename(algorithm: str, layer: dict[str, Any]) -> None:
 
 
 def merge(layers: list[dict[str, Any]]) -> dict[str, Any]:
-    """All layers in one dict: dicts are merged, any other value is replaced by that of a later layer."""
-    merged = {}
+    """Merges layers. Dicts are merged recursively; of other values, that of the last layer wins."""
+    merged: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
             both = isinstance(value, dict) and isinstance(merged.get(name), dict)
@@ -204,16 +210,18 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
         merged (`dict`): The merged layers.
 
     Returns:
-        The settings by section (those of no section under `""`), and the paths of known settings that have no effect.
+        `tuple[dict[str, dict[str, Any]], list[str]]`: The settings by section, with top-level settings under `""`, and the paths
+        of the given settings that have no effect.
 
     Raises:
-        ConfigError: an unknown name, a wrong type, or something that this release does not offer.
+        ConfigError: a name is unknown, a value has the wrong type, or a feature is not available in this release.
     """
     sections = sections_of(task)
     known = known_settings(algorithm, task)
     no_effect = [path.format(algorithm=algorithm) for path in NO_EFFECT]
-    values = {section: {} for section in ("", algorithm, "peft", *sections)}
-    without_effect, history = [], {}
+    values: dict[str, dict[str, Any]] = {section: {} for section in ("", algorithm, "peft", *sections)}
+    without_effect: list[str] = []
+    history: dict[str, Any] = {}
     for section, body in merged.items():
         if section in UNAVAILABLE or (section in (*ALGORITHMS, *OTHER_ALGORITHMS) and section != algorithm):
             if body:
@@ -250,7 +258,7 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
 
 
 def known_settings(algorithm: str, task: Task) -> dict[str, Any]:
-    """Paths of all settings, with their types."""
+    """The type of every setting, by path."""
     known = dict(VALUES)
     for section, cls in sections_of(task).items():
         known |= section_settings(section, cls)
@@ -264,7 +272,7 @@ def known_settings(algorithm: str, task: Task) -> dict[str, Any]:
 
 
 def section_settings(section: str, cls: type) -> dict[str, Any]:
-    """Paths of the settings of one section, with their types; where there are choices, a type that allows these only."""
+    """The type of every setting of one section, by path. A setting with choices gets the type `Literal`."""
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         if "choices" in field.metadata:
@@ -273,7 +281,7 @@ def section_settings(section: str, cls: type) -> dict[str, Any]:
 
 
 def suggestion(path: str, known: list[str]) -> str:
-    """The end of a message, which suggests the same name in another section, or a similar one."""
+    """The end of an error message. It suggests the same name in another section, or a similar name."""
     name = path.rpartition(".")[2]
     candidates = [other for other in known if other.rpartition(".")[2] == name]
     candidates += difflib.get_close_matches(path, known, n=1) + difflib.get_close_matches(name, known, n=1)
@@ -281,6 +289,7 @@ def suggestion(path: str, known: list[str]) -> str:
 
 
 def check_type(algorithm: str, path: str, value: Any, hint: Any) -> Any:
+    """Converts a value to the type of its setting. Raises `ConfigError` if that is not possible."""
     try:
         return convert(value, hint)
     except TypeError:
@@ -305,7 +314,12 @@ def describe_type(hint: Any) -> str:
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """The value with the type of the hint. Raises `TypeError` if it has another one."""
+    """
+    Converts a value to the type of a hint.
+
+    Raises:
+        TypeError: the value does not have this type.
+    """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value

@@ -312,7 +312,7 @@ class AgentTeam(nn.Module):
         environment: Environment,
         num_turns: int = 1,
         use_chat_template: bool | None = None,
-        **generation_kwargs,
+        **generation_kwargs: Any,
     ) -> list[Turn]:
         """
         Plays one episode.
@@ -352,7 +352,7 @@ class AgentTeam(nn.Module):
             item = {"prompt": item}
             (prompts,) = ask(environment, [item], [()])
             samples = sampler([Node(item, (), prompts)], 1)
-            return [Turn(prompts, {role: samples[role][0].texts[0] for role in self.roles}, None)]
+            return [Turn(prompts, {role: samples[role][0].texts[0] for role in self.roles}, None)]  # type: ignore[arg-type]
         with self.evaluating():
             (episode,) = turns_of_episodes(play_episodes([item], environment, sampler, num_turns=num_turns))
         return episode

@@ -222,7 +222,7 @@ IMPOSSIBLE_TESTS = {
     "asynchronous": ("async def check(candidate):\n    assert candidate(1) == 2", "as a coroutine"),
     "in a branch": ("if True:\n    def check(candidate):\n        assert candidate(1) == 2", "at its top level"),
     "in a class": ("class A:\n    def check(candidate):\n        assert candidate(1) == 2", "at its top level"),
-    "overwritten": (CHECK + "assert candidate(1) == 2\ncheck = None", "gives its name to something else"),
+    "overwritten": (CHECK + "assert candidate(1) == 2\ncheck = None", "assigns something else to the name"),
     "imported over": (CHECK + "assert candidate(1) == 2\nfrom math import pi as check", "gives its name to something"),
     "generator": (CHECK + "yield 1\n    assert candidate(1) == 2", "as a generator"),
     "two arguments": ("def check(candidate, other):\n    assert candidate(1) == 2", "must take one argument"),

@@ -1,9 +1,9 @@
 """
-What the syntax trees of a team's answer say: whether both functions are there, and how main uses the one of aux.
+Analyses the syntax trees of a team's answer: whether both functions are defined, and how main uses aux's function.
 
-Rules for clashes: the parts are put together in the order prompt, aux, main, and as everywhere in Python the last
-definition counts. So main's entry point replaces one that aux wrote, and an `aux` that main defines itself is main's
-own function: calling it is not collaboration.
+The program is joined in the order prompt, aux, main. If a name is defined twice, the last definition counts, as always in Python.
+So main's entry point replaces one that aux wrote. An `aux` that main defines is main's own function, and calling it is not
+collaboration.
 """
 
 from dataclasses import dataclass
@@ -17,26 +17,26 @@ from trl_multiagent.environments.python_code.problems import read_problem
 @dataclass(frozen=True)
 class Analysis:
     """
-    What the syntax trees of a team's answer say.
+    The facts that the syntax trees of a team's answer show.
 
     Args:
         source (`str`): The whole program: the prompt's prefix, aux's part, main's part.
         setup (`str`): The prompt's prefix alone.
-        aux_problem (`str`): Why aux's answer does not define `aux` with a result; empty if it does. See
+        aux_problem (`str`): The reason why aux's answer does not define `aux` with a result; empty if it does. See
             `definitions.py`.
-        main_problem (`str`): Why main's answer does not define the entry point with a result; empty if it does.
-        syntax_problem (`str`): Whose part of the program does not parse, where and why; empty if all of it does.
+        main_problem (`str`): The same for main's answer and the entry point.
+        syntax_problem (`str`): The parts of the program that do not parse, with place and reason; empty if all parts parse.
         aux_returns (`bool`): False if `aux` returns nothing, but changes its arguments or a variable.
         calls_aux (`bool`):
-            Main uses the aux agent's `aux` in what running the entry point may reach: calls it, or hands it on to
-            what may call it. See `collaboration.py`.
-        thin_wrapper (`bool`): The entry point does nothing but return what `aux` returns.
-        ignored_values (`tuple[str, ...]`): For each call of `aux` whose value goes nowhere, how it gets lost.
+            Whether code that the entry point may reach calls the aux agent's function, or passes it on. See
+            `collaboration.py`.
+        thin_wrapper (`bool`): Whether the entry point only returns the value of `aux`.
+        ignored_values (`tuple[str, ...]`): For each call of `aux` whose value is not used, the reason.
         aux_function_share (`float`):
-            Of the characters of aux's completion, without white space, the share that belongs to `aux` and to the
-            other statements that it needs: imports, variables, helpers, calls that fill a table. 0 if `aux` is not
+            The share of the characters of aux's completion, without white space, that belongs to `aux` and to the
+            statements that it needs: imports, variables, helpers, calls that fill a table. 0 if `aux` is not
             defined, 1 for a single agent.
-        main_function_share (`float`): The same of main's completion and the entry point.
+        main_function_share (`float`): The same for main's completion and the entry point.
     """
 
     source: str
@@ -54,7 +54,7 @@ class Analysis:
 
 def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_completion: str) -> Analysis:
     """
-    Reads a team's answer.
+    Analyses a team's answer.
 
     Args:
         prompt (`str`): The problem, as in the dataset.
@@ -66,14 +66,8 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
     main = read_completion(main_completion, entry_point)
     prefix = read_problem(prompt, entry_point).prefix
     collaboration = Collaboration()
-    if _is_team(aux, main, entry_point):
-        collaboration = read_collaboration(
-            main.module,
-            main.needed,
-            main.definition,
-            entry_point,
-            aux.definition.returns or not aux.definition.changes,
-        )
+    if aux.definition is not None and main.definition is not None and _definitions_count(aux, main, entry_point):
+        collaboration = read_collaboration(main.module, main.needed, main.definition, entry_point, aux.returns)
     return Analysis(
         source=join_sources(prefix, aux.source, main.source),
         setup=prefix,
@@ -91,9 +85,9 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
     )
 
 
-def _is_team(aux: Code, main: Code, entry_point: str) -> bool:
-    """Whether `aux` and the entry point are, in the whole program, the functions that the two agents define."""
-    if aux.error or main.error or aux.definition is None or main.definition is None or AUX in main.module.events:
+def _definitions_count(aux: Code, main: Code, entry_point: str) -> bool:
+    """Whether `aux` and the entry point still are the functions that the two agents define when the whole program runs."""
+    if aux.error or main.error or AUX in main.module.events:
         return False
     scopes = (scope for code in (aux, main) for statement in code.module.statements for scope in statement.scopes)
     return not any({AUX, entry_point} & scope.globals & scope.bound for scope in scopes)

@@ -1,14 +1,14 @@
 """
-Finds how main uses the aux agent's function, from the text of its program.
+Finds how main's code uses the aux agent's function.
 
-A use is any expression within reach of the entry point that calls the global `aux` or passes it on: `aux(x)`,
-`map(aux, xs)`, `key=aux`, `f = aux`, `@aux`, `{"a": aux}`. Expressions that only inspect it are not uses:
-`aux is None`, `aux.__name__`, `print(aux)`, `return aux`. Whether `aux` is really called is seen when the tests run.
+A use is any expression that the entry point may reach and that calls the global `aux` or passes it on: `aux(x)`,
+`map(aux, xs)`, `key=aux`, `f = aux`, `@aux`, `{"a": aux}`. Expressions that only inspect `aux` are not uses:
+`aux is None`, `aux.__name__`, `print(aux)`, `return aux`. Only a run of the tests shows whether `aux` is called.
 """
 
 import ast
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 
 from trl_multiagent.environments.code_generation.roles import AUX
@@ -31,50 +31,23 @@ from trl_multiagent.environments.python_code.scopes import (
 
 INLINE = (ast.Lambda, *COMPREHENSIONS)
 CALLING_ATTRIBUTES = ("__call__", "__wrapped__")
-INSPECTING = {  # builtins that do not call their arguments
-    *(
-        "print",
-        "callable",
-        "isinstance",
-        "issubclass",
-        "hasattr",
-        "id",
-        "type",
-        "repr",
-        "str",
-        "hash",
-        "bool",
-        "len",
-        "dir",
-    ),
-    *("vars", "help", "format", "ascii"),
-}
-PURE_FUNCTIONS = {  # builtins whose only effect is their value
-    *(
-        "list",
-        "tuple",
-        "set",
-        "frozenset",
-        "dict",
-        "sorted",
-        "reversed",
-        "enumerate",
-        "zip",
-        "len",
-        "sum",
-        "min",
-        "max",
-    ),
-    *("any", "all", "str", "repr", "int", "float", "bool", "abs", "round"),
-}
+# Builtins that do not call their arguments
+INSPECTING = set(
+    "print callable isinstance issubclass hasattr id type repr str hash bool len dir vars help format ascii".split()
+)
+# Builtins that have no side effects
+PURE_FUNCTIONS = set(
+    "list tuple set frozenset dict sorted reversed enumerate zip len sum min max any all str repr int float bool abs "
+    "round".split()
+)
 MAX_DEPTH = 20  # levels of expressions and functions that are searched for a thin wrapper
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Part = tuple[Scope | None, Sequence[ast.AST]]  # a scope, None for the module, and some of its nodes
 
 
 @dataclass(frozen=True)
 class Collaboration:
-    """
-    How main uses `aux`. The fields are those of `Analysis`.
-    """
+    """The use of `aux` by main. The fields have the same meaning as those of `Analysis`."""
 
     calls_aux: bool = False
     thin_wrapper: bool = False
@@ -85,53 +58,58 @@ def read_collaboration(
     module: Module, needed: list[Statement], entry: Definition, entry_point: str, aux_returns: bool
 ) -> Collaboration:
     """
-    Reads main's code.
+    Analyses main's code.
 
     Args:
         module (`Module`): Main's code.
-        needed (`list[Statement]`): The statements in it that the entry point needs.
+        needed (`list[Statement]`): The statements of the code that the entry point needs.
         entry (`Definition`): The entry point.
-        entry_point (`str`): Its name.
-        aux_returns (`bool`): Whether `aux` returns values. Otherwise no value can be ignored.
+        entry_point (`str`): Name of the entry point.
+        aux_returns (`bool`): Whether `aux` returns values. If not, no value can be ignored.
     """
     parts = _reached(module, needed, entry_point)
     uses = _Uses(module, parts)
     if not uses.loads:
         return Collaboration()
     thin = _is_thin_definition(entry, uses)
-    ignored = []
+    ignored: list[str] = []
     for scope, nodes in parts:
         if aux_returns and scope is not None and isinstance(scope.node, FUNCTIONS):
             if any(node in uses.results for node in nodes) or any(isinstance(node, INLINE) for node in nodes):
-                ignored += _ignored_values(scope, uses.results)
+                ignored += _ignored_values(scope.node, nodes, uses.results)
     return Collaboration(True, thin, tuple(ignored))
 
 
-# Where `aux` is used
+# Uses of `aux`
 
 
-def _reached(module: Module, needed: list[Statement], entry_point: str) -> list[tuple[Scope | None, list[ast.AST]]]:
+def _reached(module: Module, needed: list[Statement], entry_point: str) -> list[Part]:
     """
-    The code that the entry point may run: scopes of functions and classes that it names, directly or through others,
-    and other statements that it needs. Pairs of a scope, None for the module, and its nodes.
+    The code that the entry point may run: the functions and classes that it names, directly or through others, and the other
+    statements that it needs.
     """
-    by_node, by_name, at_top = {}, {}, {}
+    by_node: dict[ast.AST, Scope] = {}
+    nested: dict[str, list[tuple[Statement, Scope]]] = {}  # functions and classes inside of others, by name
+    at_top: dict[str, list[tuple[Statement, Scope]]] = {}  # those at the top level
     for statement in module.statements:
         for scope in statement.scopes:
             by_node[scope.node] = scope
             if isinstance(scope.node, DEFINITIONS):
-                names = at_top if scope.parent.parent is None else by_name
+                names = at_top if scope.is_top_level else nested
                 names.setdefault(scope.node.name, []).append((statement, scope))
-    parts = [(None, statement.nodes) for statement in needed if not isinstance(statement.node, DEFINITIONS)]
-    seen, followed = set(), set()
+    parts: list[Part] = [
+        (None, statement.nodes) for statement in needed if not isinstance(statement.node, DEFINITIONS)
+    ]
+    seen: set[Scope] = set()
+    followed: set[str] = set()
 
     def follow(name: str) -> None:
         if name in followed:
             return
         followed.add(name)
-        current = {statement for _, statement in module.bindings(name)} if name in at_top else ()
+        current = {statement for _, statement in module.bindings(name)} if name in at_top else set()
         found = [(statement, scope) for statement, scope in at_top.get(name, ()) if statement in current]
-        for statement, scope in found + by_name.get(name, []):
+        for statement, scope in found + nested.get(name, []):
             if scope not in seen:
                 seen.add(scope)
                 parts.append((scope, scope.nodes))
@@ -139,8 +117,8 @@ def _reached(module: Module, needed: list[Statement], entry_point: str) -> list[
                     parts.append((None, statement.nodes))  # its decorators and defaults
 
     follow(entry_point)
-    for scope, nodes in parts:
-        in_class = scope is not None and isinstance(scope.node, ast.ClassDef)
+    for part, nodes in parts:
+        in_class = part is not None and isinstance(part.node, ast.ClassDef)
         for node in nodes:
             if isinstance(node, ast.Name):
                 follow(node.id)
@@ -160,21 +138,23 @@ class _Uses:
     The uses of the global `aux` in some scopes.
 
     Attributes:
-        loads (`set[ast.Name]`): The names that call it or pass it on.
-        calls (`set[ast.Call]`): Its calls, also by another name.
-        results (`set[ast.Call]`): Expressions that yield its values: its calls, and `map(aux, xs)`.
+        loads (`set[ast.AST]`): The name nodes that call `aux` or pass it on.
+        calls (`set[ast.AST]`): The calls of `aux`, also those by another name.
+        results (`set[ast.AST]`): The expressions that give values of `aux`: its calls, and `map(aux, xs)`.
     """
 
-    def __init__(self, module: Module, parts: list[tuple[Scope | None, list[ast.AST]]]):
-        self.loads, self.calls, self.results = set(), set(), set()
-        self.functions = {}  # main's functions, by name
-        self.scopes = {}  # the scope of each call and name
-        self.aliases = set()  # other names for `aux`, as pairs of scope and name
-        self.values = {}  # names that are bound once, to a lambda
+    def __init__(self, module: Module, parts: list[Part]):
+        self.loads: set[ast.AST] = set()
+        self.calls: set[ast.AST] = set()
+        self.results: set[ast.AST] = set()
+        self.functions: dict[str, list[Scope]] = {}  # main's functions, by name
+        self.scopes: dict[ast.AST, Scope | None] = {}  # the scope of each call and name
+        self.aliases: set[tuple[Scope | None, str]] = set()  # other names for `aux`, as pairs of scope and name
+        self.values: dict[tuple[Scope | None, str], ast.Lambda] = {}  # names that are bound once, to a lambda
         for scope, nodes in parts:
             if scope is not None and isinstance(scope.node, FUNCTIONS):
                 self.functions.setdefault(scope.node.name, []).append(scope)
-            inspected = set()
+            inspected: set[ast.AST] = set()
             for node in nodes:
                 if isinstance(node, ast.Name):
                     if node.id == AUX and isinstance(node.ctx, ast.Load) and node not in inspected:
@@ -196,7 +176,8 @@ class _Uses:
             node for node in calls if _is_call_of(node, ("map", "filter")) and node.args and self.is_aux(node.args[0])
         }
 
-    def _note_names(self, scope: Scope | None, nodes: list[ast.AST]) -> None:
+    def _note_names(self, scope: Scope | None, nodes: Sequence[ast.AST]) -> None:
+        """Records the names in one scope that are bound once, to `aux` or to a lambda."""
         bound = Counter(node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load))
         for node in nodes:
             if not isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
@@ -212,13 +193,14 @@ class _Uses:
         if scope is not None and isinstance(scope.node, FUNCTIONS):
             arguments = scope.node.args
             names = [*reversed(arguments.posonlyargs + arguments.args)]
-            defaults = [*zip(names, reversed(arguments.defaults), strict=False)]
+            defaults: list[tuple[ast.arg, ast.expr | None]] = [*zip(names, reversed(arguments.defaults), strict=False)]
             defaults += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
             self.aliases.update(
                 (scope, name.arg) for name, value in defaults if value in self.loads and not bound[name.arg]
             )
 
     def key(self, name: ast.Name) -> tuple[Scope | None, str]:
+        """The variable that a name node refers to: the scope in which it is local, None for the module, and the name."""
         scope = self.scopes.get(name)
         return (None if scope is None else scope.owner(name.id), name.id)
 
@@ -230,7 +212,7 @@ class _Uses:
 
 
 def _inspected(node: ast.AST) -> Iterator[ast.AST]:
-    """The direct children of a node that it only inspects."""
+    """The direct children of a node that the node only inspects. Such a child does not use the function that it names."""
     if isinstance(node, ast.Compare):
         yield from (node.left, *node.comparators)
     elif isinstance(node, ast.Attribute):
@@ -246,8 +228,8 @@ def _inspected(node: ast.AST) -> Iterator[ast.AST]:
     elif isinstance(node, ast.AnnAssign):
         yield node.annotation
     elif isinstance(node, FUNCTIONS):
-        yield from (argument.annotation for argument in walk(node.args) if isinstance(argument, ast.arg))
-        yield node.returns
+        annotations = [argument.annotation for argument in walk(node.args) if isinstance(argument, ast.arg)]
+        yield from (annotation for annotation in [*annotations, node.returns] if annotation is not None)
     elif isinstance(node, ast.Call) and _is_call_of(node, INSPECTING):
         yield from node.args
 
@@ -262,8 +244,8 @@ def _is_thin_definition(definition: Definition, uses: _Uses) -> bool:
 
 
 def _is_thin_body(body: list[ast.stmt], uses: _Uses, depth: int) -> bool:
-    """Whether a function only returns what `aux` returns, straight or through variables."""
-    holders = set()
+    """Whether a function only returns the value of `aux`, directly or through variables."""
+    holders: set[str] = set()  # variables with the value of `aux`
 
     def is_value(node: ast.AST) -> bool:
         return _is_value(node, uses, depth + 1) or (isinstance(node, ast.Name) and node.id in holders)
@@ -275,29 +257,35 @@ def _is_thin_body(body: list[ast.stmt], uses: _Uses, depth: int) -> bool:
             continue
         if node is body[-1] and _is_thin_generator(node, is_value):
             return True
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.NamedExpr):
-            node = ast.Assign([node.value.target], node.value.value)
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        if not targets or node.value is None:
+        targets, value = _assignment(node)
+        if value is None:
             return False
-        if is_value(node.value):
-            names = [target.elts[0] if _is_single(target) else target for target in targets]
-            if any(_is_single(target) for target in targets) or not all(isinstance(name, ast.Name) for name in names):
+        names = {target.id for target in targets if isinstance(target, ast.Name)}
+        single = _single_element(targets[0])
+        if is_value(value):
+            if not all(isinstance(target, ast.Name) for target in targets):
                 return False
-            holders.update(name.id for name in names)
-        elif _is_single(targets[0]) and _is_row(node.value, uses, depth + 1):
-            holders.add(targets[0].elts[0].id)
-        elif not (
-            _is_wrapper(node.value, uses, depth + 1) and all(isinstance(target, ast.Name) for target in targets)
-        ):
+            holders |= names
+        elif isinstance(single, ast.Name) and _is_row(value, uses, depth + 1):
+            holders.add(single.id)
+        elif not (_is_wrapper(value, uses, depth + 1) and all(isinstance(target, ast.Name) for target in targets)):
             return False
     return False
 
 
-def _is_thin_generator(node: ast.stmt, is_value) -> bool:
-    """`yield from aux(xs)`, or a loop that does the same."""
+def _assignment(node: ast.stmt) -> tuple[Sequence[ast.expr], ast.expr | None]:
+    """The targets and the value of an assignment; none if the statement is not one."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.NamedExpr):
+        return [node.value.target], node.value.value
+    if isinstance(node, ast.Assign):
+        return node.targets, node.value
+    if isinstance(node, ast.AnnAssign):
+        return [node.target], node.value
+    return [], None
+
+
+def _is_thin_generator(node: ast.stmt, is_value: Callable[[ast.AST], bool]) -> bool:
+    """Whether a statement is `yield from aux(xs)`, or a loop with the same effect."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.YieldFrom):
         return is_value(node.value.value)
     if not (isinstance(node, ast.For) and isinstance(node.target, ast.Name) and is_value(node.iter)):
@@ -313,15 +301,20 @@ def _is_thin_generator(node: ast.stmt, is_value) -> bool:
     )
 
 
+def _single_element(node: ast.AST) -> ast.expr | None:
+    """The element `x` of `[x]` or `(x,)`; None for other expressions."""
+    if isinstance(node, (ast.List, ast.Tuple)) and len(node.elts) == 1 and not isinstance(node.elts[0], ast.Starred):
+        return node.elts[0]
+    return None
+
+
 def _is_single(node: ast.AST) -> bool:
-    """`[x]` or `(x,)`."""
-    return (
-        isinstance(node, (ast.List, ast.Tuple)) and len(node.elts) == 1 and not isinstance(node.elts[0], ast.Starred)
-    )
+    """Whether an expression is `[x]` or `(x,)`."""
+    return _single_element(node) is not None
 
 
 def _is_value(node: ast.AST, uses: _Uses, depth: int) -> bool:
-    """Whether an expression is nothing but what a call of `aux` returns."""
+    """Whether the value of an expression is the value of a call of `aux`, unchanged."""
     if depth > MAX_DEPTH:
         return False
     if isinstance(node, (ast.Await, ast.NamedExpr, ast.YieldFrom)):
@@ -340,15 +333,17 @@ def _is_call_of(node: ast.Call, names: Container[str]) -> bool:
 
 
 def _is_end(node: ast.AST) -> bool:
+    """Whether an index is 0 or -1."""
     return ast.unparse(node) in ("0", "-1") if isinstance(node, (ast.Constant, ast.UnaryOp)) else False
 
 
 def _is_row(node: ast.AST, uses: _Uses, depth: int) -> bool:
-    """Whether an expression is a row whose only element is what a call of `aux` returns: `list(map(aux, [xs]))`."""
+    """Whether the only element of a row is the value of a call of `aux`, as in `list(map(aux, [xs]))`."""
     if depth > MAX_DEPTH:
         return False
-    if _is_single(node):
-        return _is_value(node.elts[0], uses, depth + 1)
+    element = _single_element(node)
+    if element is not None:
+        return _is_value(element, uses, depth + 1)
     if isinstance(node, (ast.ListComp, ast.GeneratorExp)):
         (first, *more) = node.generators
         return not more and not first.ifs and _is_single(first.iter) and _is_value(node.elt, uses, depth + 1)
@@ -360,7 +355,7 @@ def _is_row(node: ast.AST, uses: _Uses, depth: int) -> bool:
 
 
 def _is_wrapper(node: ast.AST, uses: _Uses, depth: int) -> bool:
-    """Whether an expression is a function that only returns what `aux` returns, `aux` itself included."""
+    """Whether an expression is `aux` itself or a function that only returns the value of `aux`."""
     if depth > MAX_DEPTH:
         return False
     if uses.is_aux(node):
@@ -374,9 +369,13 @@ def _is_wrapper(node: ast.AST, uses: _Uses, depth: int) -> bool:
         key = uses.key(node)
         if key in uses.values:
             return _is_value(uses.values[key].body, uses, depth + 1)
-        scopes = [scope for scope in uses.functions.get(node.id, []) if scope.parent.owner(node.id) is key[0]]
-        is_plain = len(scopes) == 1 and isinstance(scopes[0].node, ast.FunctionDef)
-        return is_plain and _is_thin_body(scopes[0].node.body, uses, depth + 1)
+        functions = [
+            scope.node
+            for scope in uses.functions.get(node.id, [])
+            if scope.parent is not None and scope.parent.owner(node.id) is key[0]
+        ]
+        if len(functions) == 1 and isinstance(functions[0], ast.FunctionDef):
+            return _is_thin_body(functions[0].body, uses, depth + 1)
     return False
 
 
@@ -384,52 +383,55 @@ def _is_constant(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-# Values that go nowhere
+# Values that are not used
 
 
-def _ignored_values(scope: Scope, calls: set[ast.Call]) -> Iterator[str]:
-    """How the values of calls in a function get lost: the statement drops them, or stores them where nothing reads them."""
-    known = {}
+def _ignored_values(function: Function, nodes: Sequence[ast.AST], calls: set[ast.AST]) -> Iterator[str]:
+    """
+    For each of the calls in a function whose value is not used, the reason: the statement drops the value, or assigns it to
+    a variable that is not read afterwards.
+    """
+    known: dict[ast.AST, set[str]] = {}
 
     def reads(node: ast.AST) -> set[str]:
         if node not in known:
             known[node] = read_names(node)
         return known[node]
 
-    captured = set()  # names that inner functions may read at any time
-    for node in scope.nodes:
+    captured: set[str] = set()  # names that inner functions may read at any time
+    for node in nodes:
         if isinstance(node, ast.Global | ast.Nonlocal):
             captured.update(node.names)
         elif isinstance(node, (*DEFINITIONS, ast.Lambda)):
             captured |= reads(node)
-    for block in _blocks(scope.node):
+    for block in _blocks(function):
         lost = [list(_unused_calls(statement, calls)) for statement in block]
         if not any(lost):
             continue
-        gone = {}  # for each variable, whether its value is replaced before anything reads it
-        gone_by_default = block is scope.node.body  # code may follow an inner block
-        reasons = []
+        replaced: dict[str, bool] = {}  # for each variable, whether its value is replaced before it is read
+        replaced_by_default = block is function.body  # code that reads it may follow an inner block
+        reasons: list[str] = []
         for statement, missed in zip(reversed(block), reversed(lost), strict=True):
             names = _names_of_value(statement) if missed else None
             if names is not None and not names & captured:
-                read = names & reads(scope.node)
+                read = names & reads(function)
                 if not names:
                     reasons += ["a value is dropped"] * len(missed)
                 elif not read:
                     reasons += [f"`{', '.join(sorted(names))}` is never read"] * len(missed)
-                elif all(gone.get(name, gone_by_default) for name in read):
+                elif all(replaced.get(name, replaced_by_default) for name in read):
                     reasons += [f"`{', '.join(sorted(read))}` is replaced before it is read"] * len(missed)
             if isinstance(statement, ast.Return):
-                gone, gone_by_default = {}, True
+                replaced, replaced_by_default = {}, True
             elif isinstance(statement, ast.Assign | ast.AnnAssign):
                 targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-                gone.update(dict.fromkeys(names_of(targets), True))  # containers too, but reading them follows below
-            gone.update(dict.fromkeys(reads(statement), False))
+                replaced.update(dict.fromkeys(names_of(targets), True))  # the next line corrects this for containers
+            replaced.update(dict.fromkeys(reads(statement), False))
         yield from reversed(reasons)
 
 
-def _blocks(function: ast.AST) -> Iterator[list[ast.stmt]]:
-    """The statement lists of a function: its body and those of its loops, branches and so on."""
+def _blocks(function: Function) -> Iterator[list[ast.stmt]]:
+    """The lists of statements in a function: its body and those of its loops, branches and so on."""
     blocks = [function.body]
     for block in blocks:
         yield block
@@ -442,29 +444,28 @@ def _blocks(function: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 def _names_of_value(statement: ast.stmt) -> set[str] | None:
-    """The variables that a statement puts its value into, none if it drops it; None if it goes into an object."""
-    if isinstance(statement, ast.Expr):
-        targets = [statement.value.target] if isinstance(statement.value, ast.NamedExpr) else []
-    else:
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    """
+    The variables to which a statement assigns its value. Empty if it drops the value; None if it stores the value in an object.
+    """
+    targets = _assignment(statement)[0]
     if any(isinstance(node, CONTAINERS) for node in walk(*targets)):
         return None
     return names_of(targets)
 
 
-def _unused_calls(statement: ast.stmt, calls: set[ast.Call]) -> Iterator[ast.Call]:
+def _unused_calls(statement: ast.stmt, calls: set[ast.AST]) -> Iterator[ast.AST]:
     """
-    Calls whose values only go into the value of the statement. An argument of another call counts as used, unless the
-    call is one of a builtin that only makes a new value from it.
+    The calls whose values only contribute to the value of the statement. An argument of another call counts as used, unless
+    that call is one of a builtin without side effects.
     """
-    is_assignment = isinstance(statement, ast.Assign) or (isinstance(statement, ast.AnnAssign) and statement.value)
-    stack = [statement.value] if is_assignment or isinstance(statement, ast.Expr) else []
+    value = statement.value if isinstance(statement, ast.Expr) else _assignment(statement)[1]
+    stack: list[ast.AST] = [] if value is None else [value]
     while stack:
         node = stack.pop()
         if node in calls:
             yield node
         elif isinstance(node, ast.comprehension) and isinstance(statement, ast.Expr):
-            continue  # a loop uses what it runs over
+            continue  # a loop uses the values that it runs over
         elif isinstance(node, ast.Call):
             if _is_call_of(node, PURE_FUNCTIONS):
                 stack += node.args

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,31 +33,31 @@ def load_code_dataset(
     name: str, split: str | None = None, type: str | None = None, num_agents: int = 2
 ) -> datasets.Dataset:
     """
-    Loads code problems and checks every row.
+    Loads code problems, and checks every row.
 
     Args:
         name (`str`):
             Id of a dataset on the Hub, or path of a local `.jsonl`, `.json` or `.parquet` file.
         split (`str`, *optional*):
-            Split, with or without a slice, as `datasets` reads it: `"test"`, `"test[33:163]"`, `"train[:10%]"`. A bare
-            slice, `"[16:]"`, takes the split `test`, or the only one there is; so does `None`, whole. A local file is
-            one split that answers to any name.
+            Split, with or without a slice, in the syntax of `datasets`: `"test"`, `"test[33:163]"`, `"train[:10%]"`. A slice
+            without a name, such as `"[16:]"`, is taken from the split `test`, or from the only split that the dataset has. `None`
+            selects all rows of this split. A local file has one split, which may be given any name.
         type (`str`, *optional*):
             `"humaneval"`, `"coophumaneval"` or `"mbpp"`; inferred from `name` by default. Rows of `"mbpp"` may come in
             MBPP's own schema, and are then brought to HumanEval's.
         num_agents (`int`, *optional*, defaults to `2`):
-            Size of the team. With 2 agents no problem may use the name `aux`, which is that of the helper.
+            Size of the team. With 2 agents no problem may define `aux`, because this is the name of the helper.
 
     Returns:
         `datasets.Dataset`: Columns `task_id`, `prompt`, `entry_point`, `test` and, where the source has one,
         `canonical_solution`, all text.
 
     Raises:
-        `ValueError`: If a row is malformed, or its test can judge no answer; the message names the file, the row (from
-            1) and the field. Also for an unknown `type`, or a `split` that selects nothing.
-        `FileNotFoundError`: If a local file does not exist.
+        ValueError: a row is malformed, or its test cannot tell right answers from wrong ones; the message names the file, the
+            row (counted from 1) and the field. Also if the `type` is unknown, or the `split` selects no rows.
+        FileNotFoundError: a local file does not exist.
     """
-    import datasets  # takes a second, and `--help` does not need it
+    import datasets  # takes a second to import, and `--help` does not need it
 
     type = _dataset_type(name, type)
     if name.endswith(LOCAL_SUFFIXES):
@@ -84,7 +85,7 @@ def _dataset_type(name: str, type: str | None) -> str:
         found = [kind for kind in ("mbpp", "coop", "humaneval") if kind in lowered]
         if not found:
             raise ValueError(
-                f"The kind of problems in {name!r} cannot be told from its name: give the dataset's type, one of "
+                f"The type of the dataset {name!r} cannot be inferred from its name: give it, as one of "
                 f"{', '.join(DATASET_TYPES)}."
             )
         return "coophumaneval" if found[0] == "coop" else found[0]
@@ -95,7 +96,7 @@ def _dataset_type(name: str, type: str | None) -> str:
 
 def _checked_rows(rows: list[dict], source: str, test_field: str, num_agents: int) -> list[dict]:
     fields = [*FIELDS, "canonical_solution"] if any("canonical_solution" in row for row in rows) else FIELDS
-    seen = {}
+    seen: dict[str, int] = {}  # for each id, the number of the row
     checked = []
     for number, row in enumerate(rows, 1):
         where = f"{source}, row {number}"
@@ -104,9 +105,13 @@ def _checked_rows(rows: list[dict], source: str, test_field: str, num_agents: in
         if first != number:
             raise ValueError(f"{where}: field `task_id` is {row['task_id']!r}, as in row {first}; ids must be unique.")
         if num_agents == 2 and row["entry_point"] == AUX:
-            raise ValueError(f"{where}: field `entry_point` is `{AUX}`, which is the helper's name in a team of two.")
+            raise ValueError(
+                f"{where}: field `entry_point` is `{AUX}`, which is the name of the helper in a team of two."
+            )
         if num_agents == 2 and AUX in bound_names(prefix):
-            raise ValueError(f"{where}: field `prompt` defines `{AUX}`, which is the helper's name in a team of two.")
+            raise ValueError(
+                f"{where}: field `prompt` defines `{AUX}`, which is the name of the helper in a team of two."
+            )
         checked.append({field: row[field] for field in fields})
     return checked
 
@@ -114,8 +119,8 @@ def _checked_rows(rows: list[dict], source: str, test_field: str, num_agents: in
 # MBPP
 
 
-class _AskCandidate(ast.NodeTransformer):
-    """Lets the asserts call `candidate` instead of the function's own name."""
+class _RenameToCandidate(ast.NodeTransformer):
+    """Renames the function under test to `candidate`."""
 
     def __init__(self, entry_point: str):
         self.entry_point = entry_point
@@ -126,11 +131,11 @@ class _AskCandidate(ast.NodeTransformer):
 
 def _mbpp_row(row: dict, where: str) -> dict:
     """
-    Brings a row of sanitized MBPP to the HumanEval schema.
+    Converts a row of sanitized MBPP to the schema of HumanEval.
 
-    The prompt holds the imports of the reference solution and its function's real signature, with the task as
-    docstring. Helper functions of the reference are part of the solution, not of the problem: they follow the body in
-    `canonical_solution`, unless the signature itself needs them.
+    The prompt consists of the reference solution's imports and the signature of its function, with the task as docstring.
+    Helper functions of the reference belong to the solution, so they follow the body in `canonical_solution`. If the
+    signature needs them, they precede it in the prompt.
     """
     check_fields(row, MBPP_FIELDS, where)
     for field in ("test_imports", "test_list"):
@@ -161,8 +166,8 @@ def _mbpp_row(row: dict, where: str) -> dict:
     prompt = _source([function])
     function.body = function.body + solution
     body = _source([function]).removeprefix(prompt)
-    check = ast.parse("def check(candidate): pass").body[0]
-    check.body = [_AskCandidate(function.name).visit(test) for test in asserts]
+    (check,) = (node for node in ast.parse("def check(candidate): pass").body if isinstance(node, ast.FunctionDef))
+    check.body = [_RenameToCandidate(function.name).visit(test) for test in asserts]
     return {
         "task_id": f"MBPP/{row['task_id']}",
         "prompt": _sections(_source(imports), _source(helpers) if needed_first else "", prompt),
@@ -190,8 +195,8 @@ def _defined_name(node: ast.stmt) -> str | None:
     return None
 
 
-def _source(nodes: list[ast.stmt]) -> str:
-    return ast.unparse(ast.fix_missing_locations(ast.Module(nodes, type_ignores=[]))).strip("\n")
+def _source(nodes: Sequence[ast.stmt]) -> str:
+    return ast.unparse(ast.fix_missing_locations(ast.Module([*nodes], type_ignores=[]))).strip("\n")
 
 
 def _sections(*sources: str) -> str:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from trl_multiagent.environments.python_code.program_runner import ProgramRunner
 from trl_multiagent.sandbox import Sandbox
 
 
-# The prompts for this item stand for those of an environment when two runs are compared
+# To compare the prompts of two runs, their prompts for this item are compared
 EXAMPLE = {
     "task_id": "example",
     "prompt": 'def double(x):\n    """Twice x."""\n',
@@ -35,23 +35,26 @@ class CodeGenerationEnvironment(Environment):
         num_agents (`int`, *optional*, defaults to `2`):
             2 or 1.
         mode (`str`, *optional*, defaults to `"level_feedback"`):
-            What the agents are told between turns: `"level_feedback"`, `"level_passed"`, `"passed"` or `"plain"`.
+            Feedback that the agents get between turns: `"level_feedback"`, `"level_passed"`, `"passed"` or `"plain"`.
         sandbox_slice (`int` or `str`, *optional*, defaults to `1`):
-            Asserts whose results they are told: the first n, the last n if negative, all for 0, `"all"` or `None`.
+            Asserts whose results the feedback contains: the first n, the last n if negative, all for 0, `"all"` or `None`.
         reward_kind (`str`, *optional*, defaults to `"paper"`):
-            `"paper"`, the published table, or `"earned"`, which pays for the task only. See [`CodeReward`].
+            `"paper"`, the published table, or `"earned"`, which only rewards solving the task. See [`CodeReward`].
         collaboration (`str`, *optional*, defaults to `"executed"`):
-            For the kind `paper`: what decides whether `aux` is used and its value ignored, the code alone (`"static"`), or the code
-            and the run of the tests (`"executed"`).
+            For the kind `paper`: whether the code alone (`"static"`), or the code and the run of the tests (`"executed"`), decides
+            if `aux` is used and if its value is ignored.
         adaptive_timeout (`bool`, *optional*, defaults to `True`):
             Whether the deadline of a check is 20 times the processor time of the item's reference solution, at least 1 s and at
-            most the sandbox's `check_timeout`, where the item has one.
+            most the sandbox's `check_timeout`. Items without a reference solution have the deadline `check_timeout`.
         sandbox (`Sandbox`, *optional*):
-            Where the programs run; one with default settings if not given.
+            The sandbox that runs the programs; by default one with default settings.
         keep_suspicious (`str` or `Path`, *optional*):
-            Folder for the programs whose verdict is suspicious, one JSON file each.
-        first_prompts (`Callable[[dict], dict[str, Prompt]]`, *optional*):
-            Makes each role's prompt of the first turn from the item, in place of the default prompts.
+            Folder for the programs whose verdict is suspicious, one JSON file each. By default they are not stored.
+        first_prompts (`Callable[[dict], Mapping[str, Prompt]]`, *optional*):
+            Function that makes each role's prompt of the first turn from the item. It replaces the default prompts.
+        warn_about_items (`bool`, *optional*, defaults to `True`):
+            Whether a warning is logged for each item whose tests are of little use, because a trivial answer passes all of
+            them or the reference solution fails some.
     """
 
     def __init__(
@@ -64,7 +67,8 @@ class CodeGenerationEnvironment(Environment):
         adaptive_timeout: bool = True,
         sandbox: Sandbox | None = None,
         keep_suspicious: str | Path | None = None,
-        first_prompts: Callable[[dict], dict[str, Prompt]] | None = None,
+        first_prompts: Callable[[dict], Mapping[str, Prompt]] | None = None,
+        warn_about_items: bool = True,
     ):
         if num_agents not in (1, 2):
             raise ValueError(f"Code generation takes 1 or 2 agents, not {num_agents}.")
@@ -79,7 +83,7 @@ class CodeGenerationEnvironment(Environment):
         self.sandbox_slice = _slice(sandbox_slice)
         self.sandbox = sandbox or Sandbox()
         self.runner = ProgramRunner(self.sandbox, keep_suspicious)
-        self.reward = CodeReward(self.runner, reward_kind, collaboration, adaptive_timeout)
+        self.reward = CodeReward(self.runner, reward_kind, collaboration, adaptive_timeout, warn_about_items)
         self.first_prompts = first_prompts
 
     def __repr__(self) -> str:
@@ -122,7 +126,7 @@ class CodeGenerationEnvironment(Environment):
     def evaluate(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
     ) -> list[Outcome]:
-        """Scores with both kinds of the reward: the metrics have `paper_reward` and `earned_reward`."""
+        """Scores joint actions with both kinds of the reward, which the metrics `paper_reward` and `earned_reward` report."""
         return self.reward.score(items, joint_actions, kinds=KINDS)
 
     def metrics(self) -> dict[str, float]:

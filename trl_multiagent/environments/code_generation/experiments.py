@@ -1,6 +1,6 @@
 """
-Experiments that show what each agent contributes: a program that passed tests runs again with one change, to see whether a test
-fails. The sandbox makes the changes (see [`~trl_multiagent.sandbox.Program`]).
+Experiments that show what each agent contributes. A program that passed tests runs again with one change; if a test then fails,
+the changed part matters. The sandbox makes the changes (see [`~trl_multiagent.sandbox.Program`]).
 """
 
 from dataclasses import dataclass, field, replace
@@ -10,8 +10,8 @@ from trl_multiagent.sandbox import Program, Verdict
 
 
 OTHER_VALUES = ("another", "constant")  # whether the values of aux matter
-ARGUMENT = ("echo",)  # whether aux returns more than its argument
-WITHOUT_AUX = ("nothing",)  # whether it matters that aux runs
+ARGUMENT = ("echo",)  # whether aux does more than return its argument
+WITHOUT_AUX = ("nothing",)  # whether it matters that aux runs at all
 OWN_PART = ("alone", "first")  # whether main does more than pass values on
 MAX_REMEMBERED = 10_000  # programs
 
@@ -34,8 +34,9 @@ class Experiments:
         """
         Makes the chosen experiments.
 
-        One run of a program tries several experiments: when one makes a test fail, the next begins. The first experiment of a run
-        has gone through all tests, so its result is known in any case. Others that made no test fail are tried again in another run.
+        One run of a program tries several experiments: when one makes a test fail, the next one begins. The first experiment of a
+        run applies to all tests until one fails, so the run always decides it. The others are only decided if they made a test
+        fail, and are repeated in another run if not.
 
         Args:
             programs (`dict[int, Program]`): The programs as they ran before, by index.
@@ -75,8 +76,8 @@ class Experiments:
 
 
 def _check_timeout(program: Program, verdict: Verdict) -> float:
-    """Deadline of a check, in seconds: with a changed value, a program that passed may loop forever."""
-    if verdict.timeouts:  # the time of the loop says nothing about the checks that passed
+    """The deadline of a check, in seconds. It is short because a program may loop forever when a value is changed."""
+    if verdict.timeouts:  # the processor time includes that of the endless loop
         return (program.check_timeout or 2.0) / 2
     enough = 0.25 + 10 * verdict.cpu_seconds
     return enough if program.check_timeout is None else min(enough, program.check_timeout)

@@ -1,8 +1,8 @@
-"""The prompts of later turns, made from the verdict that scored the last answers."""
+"""The prompts of the second and later turns, made from the verdict on the last answers."""
 
 from collections.abc import Sequence
 
-from trl_multiagent.environments.base import Turn
+from trl_multiagent.environments.base import Prompt, Turn
 from trl_multiagent.environments.code_generation.reward import CodeResult
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.sandbox import Check
@@ -14,22 +14,24 @@ MAX_TEXT = 300  # characters of an assert or of an error message
 MAX_REASONS = 2
 
 
-def next_prompts(item: dict, last_turn: Turn, roles: Sequence[str], mode: str, sandbox_slice: int) -> dict[str, str]:
+def next_prompts(
+    item: dict, last_turn: Turn, roles: Sequence[str], mode: str, sandbox_slice: int
+) -> dict[str, Prompt]:
     """
-    Each agent's prompt for its next answer.
+    Makes each agent's prompt for its next answer.
 
     Args:
         item (`dict`): The dataset row.
         last_turn ([`Turn`]): The last prompts and answers; the `info` of its outcome is the [`CodeResult`].
         roles (`Sequence[str]`): `("aux", "main")` or `("main",)`.
         mode (`str`):
-            How much the agents are told: with `"plain"` nothing, with `"passed"` whether everything passed, with `"level_passed"`
-            the result of each level, with `"level_feedback"` also the reasons.
+            The feedback that the prompts contain: none for `"plain"`, whether everything passed for `"passed"`, the result of each
+            level for `"level_passed"`, and also the reasons for `"level_feedback"`.
         sandbox_slice (`int`): Asserts whose results count: the first n, the last n if negative, all if 0.
     """
     result: CodeResult = last_turn.outcome.info
     checks = slice_checks(result.verdict.checks, sandbox_slice) if result.verdict else ()
-    prompts = {}
+    prompts: dict[str, Prompt] = {}
     for role in roles:
         name = AUX if role == AUX else item["entry_point"]
         if mode == "plain":
@@ -59,7 +61,7 @@ def _all_passed(result: CodeResult, checks: Sequence[Check]) -> str:
 
 
 def _definitions(item: dict, result: CodeResult, role: str, roles: Sequence[str], detailed: bool) -> list[str]:
-    """Whether the functions were found: the agent's own first, its partner's only in the detailed form."""
+    """Whether the functions were found: the agent's own first, then, in the detailed form, its partner's."""
     problems = {AUX: result.analysis.aux_problem, MAIN: result.analysis.main_problem}
     names = {AUX: AUX, MAIN: item["entry_point"]}
     if not detailed:

@@ -4,7 +4,7 @@ from trl_multiagent.environments.python_code.problems import read_problem
 
 
 def aux_prompt(item: dict) -> str:
-    """The aux agent's first prompt."""
+    """The first prompt of the aux agent."""
     return f"""\
 Two programmers solve the problem below together. You write a helper function, your partner writes `{item["entry_point"]}` \
 and can call your helper. You cannot see each other's code.
@@ -26,7 +26,7 @@ Your answer:
 
 
 def main_prompt(item: dict) -> str:
-    """The main agent's first prompt, if there is an aux agent."""
+    """The first prompt of the main agent in a team with an aux agent."""
     return f"""\
 Two programmers solve the problem below together. You write `{item["entry_point"]}`, your partner writes a helper function \
 `aux(...)` that you can call. You cannot see each other's code.

@@ -1,9 +1,9 @@
 """
 The joint reward of a team's code, 0 to 4.0, or 2.1 for a single agent.
 
-There are two kinds with the same scale and parts. `paper` is the published table, for comparison with published numbers; it also pays
-for some answers that do not solve the task. `earned` pays only for solving the task, and decides by running modified programs, not by
-reading the code.
+There are two kinds with the same scale and parts. `paper` is the published table, for comparison with published numbers; it also
+rewards some answers that do not solve the task. `earned` only rewards solving the task. It runs modified programs to decide, where
+`paper` reads the code.
 """
 
 import logging
@@ -27,7 +27,7 @@ from trl_multiagent.sandbox import Program, Verdict
 
 logger = logging.getLogger(__name__)
 
-REWARD_VERSION = 2  # appears in model cards; raised when the same code would get another reward
+REWARD_VERSION = 2  # appears in model cards; increased whenever the reward of some code changes
 AUX_DEFINED = 0.4
 MAIN_DEFINED = 0.6
 SYNTAX = 0.5
@@ -45,14 +45,15 @@ MIN_TIMEOUT = 1.0  # shortest deadline of a check, in seconds
 @dataclass(frozen=True)
 class CodeResult:
     """
-    The result of scoring a joint action, from which the next turn's feedback is made.
+    The result of scoring a joint action. The next turn's feedback is made from it.
 
     Args:
-        analysis (`Analysis`): The result of reading the code.
-        verdict (`Verdict`, *optional*): The result of running the program; None if scoring stopped before that.
-        executed (`bool`, *optional*, defaults to `True`): Whether the tests' run decides about collaboration too, or the code alone.
+        analysis (`Analysis`): The analysis of the code.
+        verdict (`Verdict`, *optional*): The result of running the program; None if scoring stopped before the run.
+        executed (`bool`, *optional*, defaults to `True`): Whether the run of the tests also decides about collaboration, or only the
+            code.
         experiments (`dict[str, bool]`, *optional*): For each experiment with the program, whether it made a test fail that the
-            program passes.
+            unchanged program passes.
     """
 
     analysis: Analysis
@@ -62,9 +63,10 @@ class CodeResult:
 
     @property
     def called(self) -> bool:
-        """Whether `aux` was called in a test that passed; if the code alone decides, whether it may have been."""
-        in_text = self.analysis.calls_aux and self.verdict.passed > 0
-        return in_text and (not self.executed or self.verdict.calls[AUX] > 0)
+        """Whether `aux` was called in a test that passed. If only the code decides: whether it may have been called."""
+        if self.verdict is None or not self.analysis.calls_aux or self.verdict.passed == 0:
+            return False
+        return not self.executed or self.verdict.calls[AUX] > 0
 
     @property
     def ignored(self) -> bool:
@@ -79,45 +81,49 @@ class CodeReward:
 
     Args:
         runner ([`~trl_multiagent.environments.python_code.program_runner.ProgramRunner`]): Runs the programs.
-        kind (`str`, *optional*, defaults to `"paper"`): `"paper"` or `"earned"`: what the agents are trained on.
+        kind (`str`, *optional*, defaults to `"paper"`): The kind that the agents are trained on, `"paper"` or `"earned"`.
         collaboration (`str`, *optional*, defaults to `"executed"`):
-            For the kind `paper`. `"static"`: the syntax tree decides whether `aux` is used and its value ignored. `"executed"`:
-            in addition, it must be called during a test that passes, and its value counts as ignored if these tests still pass with
-            other values in its place.
-        adaptive_timeout (`bool`, *optional*, defaults to `True`): Whether the deadline of a check depends on the time of the
-            item's reference solution, if it has one.
+            For the kind `paper`. With `"static"`, the syntax tree decides whether `aux` is used and whether its value is ignored. With
+            `"executed"`, `aux` must also be called in a test that passes, and its value counts as ignored if these tests still pass
+            when other values replace it.
+        adaptive_timeout (`bool`, *optional*, defaults to `True`):
+            Whether the deadline of a check depends on the time of the item's reference solution, if it has one.
+        warn_about_items (`bool`, *optional*, defaults to `True`):
+            Whether a warning is logged for each item whose tests are of little use, because a trivial answer passes all of
+            them or the reference solution fails some.
     """
 
     runner: ProgramRunner
     kind: str = "paper"
     collaboration: str = "executed"
     adaptive_timeout: bool = True
+    warn_about_items: bool = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, value, known in (("kind", self.kind, KINDS), ("collaboration", self.collaboration, COLLABORATION)):
             if value not in known:
                 raise ValueError(f"Unknown {name} {value!r}: choose {', '.join(known)}.")
         if self.kind == "earned" and self.collaboration == "static":
             raise ValueError(
-                "The reward kind 'earned' is decided by running programs: leave `collaboration` 'executed'."
+                "The reward kind 'earned' needs `collaboration` 'executed', because it is decided by running programs."
             )
         self._facts: dict[tuple[str, str, str, bool], ItemFacts] = {}
         self._experiments = Experiments(self.runner)
 
     def score(self, items: list[dict], joint_actions: list[JointAction], kinds: tuple[str, ...] = ()) -> list[Outcome]:
         """
-        Scores a batch. All its programs run in one call of the sandbox; experiments take a few more calls.
+        Scores a batch. All programs of the batch run in one call of the sandbox; experiments take a few more calls.
 
         Args:
             items (`list[dict]`): Rows of a code dataset, one per joint action.
             joint_actions (`list[JointAction]`): `{"aux": ..., "main": ...}`, or `{"main": ...}` for a single agent.
-            kinds (`tuple[str, ...]`, *optional*): Kinds of the reward to report, with the one that agents are trained on, as
-                metrics `{kind}_reward`.
+            kinds (`tuple[str, ...]`, *optional*): Kinds of the reward to report as metrics `{kind}_reward`, in addition to the one
+                that the agents are trained on.
 
         Returns:
-            `list[Outcome]`: Reward, its parts as metrics, and the [`CodeResult`] as `info`.
+            `list[Outcome]`: For each joint action, the reward, its parts as metrics, and the [`CodeResult`] as `info`.
         """
-        kinds = dict.fromkeys((self.kind, *kinds))
+        kinds = tuple(dict.fromkeys((self.kind, *kinds)))
         facts = self._item_facts(items, "earned" in kinds)
         analyses = [
             analyze(item["prompt"], item["entry_point"], joint_action.get(AUX), joint_action[MAIN])
@@ -155,12 +161,13 @@ class CodeReward:
         return outcomes
 
     def _check_timeout(self, facts: ItemFacts) -> float | None:
+        """The deadline of a check, in seconds; None for that of the sandbox."""
         if not self.adaptive_timeout or facts.reference_seconds is None:
             return None
         return max(MIN_TIMEOUT, REFERENCE_FACTOR * facts.reference_seconds)
 
     def _item_facts(self, items: list[dict], tries_trivial: bool) -> list[ItemFacts]:
-        """The facts about the items. Those of an item are determined when it is first scored."""
+        """The facts about the items, in order. The facts about an item are determined when it is scored for the first time."""
         keys = [(item["prompt"], item["test"], item.get("canonical_solution") or "", tries_trivial) for item in items]
         if not tries_trivial and not (self.adaptive_timeout and any(reference for _, _, reference, _ in keys)):
             return [ItemFacts(count_asserts(item["test"])) for item in items]
@@ -169,9 +176,11 @@ class CodeReward:
         verdicts = self.runner.run_references(programs) if programs else []
         for (key, item), verdict in zip(new.items(), verdicts, strict=True):
             facts = self._facts[key] = read_facts(item, verdict)
+            if not self.warn_about_items:
+                continue
             if tries_trivial and facts.trivial == facts.total:
                 logger.warning(
-                    "%s: a trivial answer passes all tests, so no answer can earn anything for them", item["task_id"]
+                    "%s: a trivial answer passes all tests, so answers earn nothing for passing them", item["task_id"]
                 )
             if facts.reference is not None and facts.reference < facts.total:
                 logger.warning(
@@ -187,7 +196,7 @@ class CodeReward:
         analyses: list[Analysis],
         facts: list[ItemFacts],
     ) -> dict[int, dict[str, bool]]:
-        """For each program, by index, which of the experiments that the kind needs made a test fail."""
+        """For each program, by index, the experiments that the kind needs, and whether each made a test fail."""
         if kind == "earned":
             chosen = {
                 k: (*OWN_PART, *((*OTHER_VALUES, *ARGUMENT) if analyses[k].aux_returns else ()), *WITHOUT_AUX)
@@ -197,8 +206,8 @@ class CodeReward:
             return self._experiments.run(programs, verdicts, chosen)
         if self.collaboration == "static":
             return {}
-        # One failed test shows that the values matter, so a second experiment is made only if the first made no test fail
-        made = {k: {} for k in programs if not analyses[k].ignored_values}
+        # One failed test shows that the values matter, so a second experiment is only made if the first made no test fail
+        made: dict[int, dict[str, bool]] = {k: {} for k in programs if not analyses[k].ignored_values}
         for position in range(len(OTHER_VALUES)):
             undecided = [k for k, lost in made.items() if not any(lost.values())]
             chosen = {k: (OTHER_VALUES if analyses[k].aux_returns else WITHOUT_AUX)[position:][:1] for k in undecided}
@@ -208,7 +217,7 @@ class CodeReward:
 
 
 def paper_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
-    """The parts of the published table."""
+    """The parts of the reward according to the published table."""
     analysis, verdict = result.analysis, result.verdict
     parts = _no_parts()
     parts["definition"] = AUX_DEFINED * (not analysis.aux_problem) + MAIN_DEFINED * (not analysis.main_problem)
@@ -224,9 +233,12 @@ def paper_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
 
 def earned_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
     """
-    The parts of the kind `earned`. With s the share of the tests above what trivial answers pass, and c = 1 if the team
-    collaborates, else 0: definition 0.6 x share of main's text that is its function + 0.4 s c, syntax 0.5 x the smaller one of
-    that share and aux's, tests s, aux used 0.5 s c, own part 1.0 s c, aux ignored -0.5 s.
+    The parts of the reward of the kind `earned`.
+
+    Let s be the share of the tests that the program passes, of those that trivial answers do not pass. Let m and a be the shares
+    of main's and aux's text that belong to their functions. Let c be 1 if the team collaborates, and 0 if not. Then the
+    parts are: definition 0.6 m + 0.4 s c, syntax 0.5 min(m, a), tests s, aux used 0.5 s c, own part 1.0 s c, and -0.5 s if aux
+    is ignored.
     """
     analysis, verdict = result.analysis, result.verdict
     parts = _no_parts()
@@ -238,12 +250,12 @@ def earned_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
     share = facts.share(verdict.passed)
     parts["tests"] = TESTS * share
     if share > 0 and result.experiments:
-        told = [lost for name, lost in result.experiments.items() if name not in OWN_PART]
+        aux_matters = [failed for name, failed in result.experiments.items() if name not in OWN_PART]
         if all(result.experiments.values()):
             parts["definition"] += AUX_DEFINED * share
             parts["aux_used"] = AUX_USED * share
             parts["own_part"] = NOT_A_WRAPPER * share
-        elif not any(told):
+        elif not any(aux_matters):
             parts["aux_ignored"] = -VALUE_IGNORED * share
     return parts
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -22,69 +22,87 @@ if TYPE_CHECKING:
 
 
 def quoted(choices: tuple[str, ...]) -> str:
-    """`'a', 'b' or 'c'`."""
+    """The choices in words: `'a', 'b' or 'c'`."""
     *others, last = map(repr, choices)
     return f"{', '.join(others)} or {last}"
 
 
 @dataclass
 class CodeDataset(DatasetSource):
+    """The section `dataset`."""
+
     name: str | None = setting(f"Hub id, or path of a {LOCAL_FILE}.")
     type: str | None = setting(f"{quoted(DATASET_TYPES)}; by default inferred from the name.")
 
-    def __post_init__(self):
+    @property
+    def source(self) -> str:
+        """
+        The dataset's `name`.
+
+        Raises:
+            ValueError: it is missing.
+        """
         if self.name is None:
             raise ValueError(f"`dataset.name` is missing: a Hub id or the path of a {LOCAL_FILE}.")
-        if self.name.endswith(LOCAL_SUFFIXES) and not Path(self.name).is_file():
+        return self.name
+
+    def __post_init__(self) -> None:
+        if self.source.endswith(LOCAL_SUFFIXES) and not Path(self.source).is_file():
             raise ValueError(f"`dataset.name` is {self.name!r}, but there is no such file in {Path.cwd()}.")
 
 
 @dataclass
 class External:
+    """The section `external`: the feedback between turns."""
+
     mode: str = setting(
-        f"What agents are told between turns: {quoted(MODES)}.", "level_feedback", choices=(*MODES, *LATER_MODES)
+        f"Feedback that agents get between turns: {quoted(MODES)}.", "level_feedback", choices=(*MODES, *LATER_MODES)
     )
     sandbox_slice: int | Literal["all"] | None = setting(
-        "Tests behind that: the first n, the last n if negative, 0 or 'all'.", 1
+        "Tests whose results it contains: the first n, the last n if negative, all for 0 or 'all'.", 1
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.mode in LATER_MODES:
-            raise ValueError(f"`external.mode: {self.mode}` is for a later release; choose {quoted(MODES)}.")
+            raise ValueError(f"`external.mode: {self.mode}` is not available in this release; choose {quoted(MODES)}.")
 
 
 @dataclass
 class Reward:
-    type: Literal["function"] | None = setting("Where rewards come from; only 'function', the task's own reward.")
+    """The section `reward`."""
+
+    type: Literal["function"] | None = setting("Source of the rewards; only 'function', the task's own reward.")
     kind: str = setting(
-        "'paper' is the published table; 'earned' has the same scale and pays for the task only.",
+        "'paper' is the published table; 'earned' has the same scale and only rewards solving the task.",
         CodeReward.kind,
         choices=KINDS,
     )
     collaboration: str = setting(
-        "For 'paper', how it is decided whether main uses aux and its value: 'static' reads the code, 'executed' also looks at the "
-        "tests that pass.",
+        "For 'paper', how to decide whether main uses aux and its value: 'static' reads the code, 'executed' also runs the tests.",
         CodeReward.collaboration,
         choices=COLLABORATION,
     )
 
 
 def make_environment(
-    settings: TaskSettings, first_prompts: Callable[[dict], dict[str, Prompt]] | None = None
+    settings: TaskSettings,
+    first_prompts: Callable[[dict], Mapping[str, Prompt]] | None = None,
+    warn_about_items: bool = True,
 ) -> CodeGenerationEnvironment:
     """
-    The environment that the sections `external`, `reward` and `sandbox` describe.
+    Makes the environment that the sections `external`, `reward` and `sandbox` describe.
 
     Args:
         settings ([`~trl_multiagent.environments.task.TaskSettings`]): The settings of the run.
-        first_prompts (`Callable[[dict], dict[str, Prompt]]`, *optional*): See [`CodeGenerationEnvironment`].
+        first_prompts (`Callable[[dict], Mapping[str, Prompt]]`, *optional*): See [`CodeGenerationEnvironment`].
+        warn_about_items (`bool`, *optional*, defaults to `True`): See [`CodeGenerationEnvironment`].
 
     Raises:
-        SandboxError: the machine does not allow `sandbox.min_tier`.
+        SandboxError: the machine does not offer the protection `sandbox.min_tier`.
     """
     external, reward, limits = (settings.sections[name] for name in ("external", "reward", "sandbox"))
     sandbox = limits.make_sandbox()
-    sandbox.run([])  # finds out what the machine allows, before anything is loaded
+    sandbox.run([])  # checks the machine's protection before anything is loaded
     return CodeGenerationEnvironment(
         num_agents=settings.num_agents,
         mode=external.mode,
@@ -95,23 +113,24 @@ def make_environment(
         sandbox=sandbox,
         keep_suspicious=settings.run_folder / "suspicious_programs",
         first_prompts=first_prompts,
+        warn_about_items=warn_about_items,
     )
 
 
 def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
     """
-    The training set and, if the section `dataset` has an `eval_split`, the evaluation set.
+    Loads the training set and, if the section `dataset` has an `eval_split`, the evaluation set.
 
     Raises:
         ValueError: a row or a split is malformed.
         ConnectionError: the dataset is on the Hub, which cannot be reached.
     """
-    source = settings.dataset
+    dataset: CodeDataset = settings.sections["dataset"]
 
     def load(split: str | None) -> Dataset:
-        return load_code_dataset(source.name, split=split, type=source.type, num_agents=settings.num_agents)
+        return load_code_dataset(dataset.source, split=split, type=dataset.type, num_agents=settings.num_agents)
 
-    return load(source.train_split), None if source.eval_split is None else load(source.eval_split)
+    return load(dataset.train_split), None if dataset.eval_split is None else load(dataset.eval_split)
 
 
 TASK = Task(

@@ -1,6 +1,6 @@
 """
-Facts about an item that do not depend on the agents' answers: how many of its tests trivial answers pass, and how long its
-reference solution takes. One program in the sandbox determines both.
+Determines facts about an item that do not depend on the agents' answers: the number of its tests that trivial answers pass, and
+the processor time of its reference solution. One program in the sandbox determines both.
 """
 
 import ast
@@ -17,7 +17,7 @@ from trl_multiagent.sandbox.asserts import read_asserts
 
 
 CONSTANTS = ("True", "False", "None", "0", "1", "-1", "0.0", "''", "[]", "()", "{}")
-MAX_OWN_CONSTANTS = 24  # constants of the item's own examples and tests
+MAX_OWN_CONSTANTS = 24  # at most this many constants are taken from the item's own examples and tests
 MAX_ARGUMENTS = 6
 # `f(1, 2) == 3`, `f(1, 2) -> 3`, `f(1, 2) should return 3`, ... in prose
 _RESULT = r"\s*(?:==|=>|->|➞|→|=|#|returns|should\s+return|should\s+be|must\s+return|is)\s*(?P<result>\S.*)"
@@ -52,7 +52,7 @@ def trivial_answers():
 
 def best():
     general, own = trivial_answers()
-    # a constant that is read off a single test passes it, whatever it asks
+    # with a single test, the constant in it passes the test of any problem
     return max([0, *map(passed, general), *map(passed, own if TOTAL > 1 else [])])
 
 def check(candidate):
@@ -68,11 +68,12 @@ class ItemFacts:
     Facts about one item.
 
     Args:
-        total (`int`): Tests, that is asserts that can fail.
-        trivial (`int`): Tests that the best trivial answer passes: a constant, an argument, or the prompt's examples looked up,
-            with one of these for what is not among them.
-        reference (`int` or `None`): Tests that the reference solution passes; None without one.
-        reference_seconds (`float` or `None`): Processor time of the reference solution on all tests, if it passes any.
+        total (`int`): Number of tests, which are the asserts that can fail.
+        trivial (`int`): Number of tests that the best trivial answer passes. Trivial answers return a constant or an argument; for
+            the examples in the prompt, they return the result given there.
+        reference (`int` or `None`): Number of tests that the reference solution passes; None if there is no solution.
+        reference_seconds (`float` or `None`): Processor time of the reference solution on all tests, in seconds; None if it
+            passes none.
     """
 
     total: int
@@ -81,14 +82,23 @@ class ItemFacts:
     reference_seconds: float | None = None
 
     def share(self, passed: int) -> float:
-        """The share of the tests that an answer passes, counted from what trivial answers pass: 0 to 1."""
+        """
+        The share of the tests that an answer passes, of those that trivial answers do not pass: 0 to 1.
+
+        Args:
+            passed (`int`): Number of tests that the answer passes.
+        """
         return max(0, passed - self.trivial) / max(1, self.total - self.trivial)
 
 
 def facts_program(item: dict, tries_trivial: bool) -> Program:
     """
-    The program that determines [`ItemFacts`]. Its source is the reference solution; its checks hold as many times as trivial answers,
-    and then the reference solution, pass one of the item's tests.
+    The program that determines [`ItemFacts`]. Its source is the reference solution. It has two checks for each of the item's
+    tests: the first n checks pass if the best trivial answer passes n tests, and then the same for the reference solution.
+
+    Args:
+        item (`dict`): A row of a code dataset.
+        tries_trivial (`bool`): Whether to try trivial answers. If not, `trivial` is 0.
     """
     entry_point = item["entry_point"]
     asserts = read_asserts(item["test"])
@@ -125,7 +135,7 @@ def facts_program(item: dict, tries_trivial: bool) -> Program:
 
 
 def read_facts(item: dict, verdict: Verdict) -> ItemFacts:
-    """The facts that a run of [`facts_program`] determined."""
+    """The facts about an item, from the verdict on its [`facts_program`]."""
     total = verdict.total // 2
     trivial, reference = (
         sum(check.status == "passed" for check in checks)
@@ -142,13 +152,15 @@ def read_facts(item: dict, verdict: Verdict) -> ItemFacts:
 
 def prompt_examples(prompt: str, entry_point: str) -> Iterator[tuple[str, str]]:
     """
-    The examples in a prompt, from doctests and from prose: the `repr` of the tuple of arguments, and the source of the result.
-    Only plain values are read.
+    The examples in a prompt, from doctests and from prose. Only examples with literal values are found.
+
+    Returns:
+        `Iterator[tuple[str, str]]`: The `repr` of the tuple of arguments, and the source of the result.
     """
     examples = [(example.source, example.want) for example in _doctests(prompt)]
     for line in prompt.splitlines():
         for start in re.finditer(rf"\b{re.escape(entry_point)}\(", line):
-            # the shortest text that is a call, as arguments may hold brackets
+            # arguments may contain brackets, so the call ends at the first bracket up to which it parses
             for end in (match.end() for match in re.finditer(r"\)", line) if match.end() > start.end()):
                 if _parsed(line[start.start() : end]) is not None:
                     found = re.match(_RESULT, line[end:])
@@ -180,7 +192,7 @@ def _parsed(source: str) -> ast.expr | None:
 
 
 def _longest_value(text: str) -> str | None:
-    """The source of the plain value that a text starts with; prose may follow it."""
+    """The source of the longest literal at the start of a text; prose may follow it."""
     text = text.strip().split("\n")[0]
     for end in [len(text), *(match.start() for match in reversed([*re.finditer(r"[\s,;.)#]", text)]))]:
         try:
@@ -191,9 +203,9 @@ def _longest_value(text: str) -> str | None:
 
 
 def _test_constants(test: str) -> list[str]:
-    """Plain values in a test, the most frequent ones first; not those that are arguments of a call of the candidate."""
-    found = Counter()
-    stack = [ast.parse(test)]
+    """The literals in a test, most frequent first, without those that are arguments of the candidate."""
+    found: Counter[str] = Counter()
+    stack: list[ast.AST] = [ast.parse(test)]
     while stack:
         node = stack.pop()
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "candidate":
@@ -203,6 +215,6 @@ def _test_constants(test: str) -> list[str]:
                 found[repr(ast.literal_eval(node))] += 1
                 continue
             except PARSE_ERRORS:
-                pass  # its parts may be plain values
+                pass  # its parts may be literals
         stack += ast.iter_child_nodes(node)
     return [value for value, _ in found.most_common()]

@@ -1,8 +1,8 @@
 """
-Finds tests that cannot tell right answers from wrong ones, by reading them and the code that precedes them in the
-prompt.
+Finds tests that cannot tell right answers from wrong ones.
 
-Nothing is run. A test that only a run would expose, such as one that the reference solution fails, is not found here.
+The tests and the code before them in the prompt are read, not run. Some unusable tests only show when they run, such as one that
+the reference solution fails; these are not found here.
 """
 
 import ast
@@ -14,22 +14,34 @@ import warnings
 from collections.abc import Iterator
 
 
-# What `ast.parse` raises, beside SyntaxError, on null bytes, lone surrogates and very deep nesting.
+# What `ast.parse` raises. Null bytes, lone surrogates and very deep nesting raise other errors than SyntaxError
 PARSE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
 MODULE_NAMES = {*dir(builtins), "__file__", "__annotations__"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LEAVING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
-BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match)
+BLOCKS: tuple[type[ast.stmt], ...] = (
+    ast.If,
+    ast.For,
+    ast.AsyncFor,
+    ast.While,
+    ast.With,
+    ast.AsyncWith,
+    ast.Try,
+    ast.Match,
+)
+if sys.version_info >= (3, 11):
+    BLOCKS += (ast.TryStar,)
+Block = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def unusable_test(test: str, setup: str, entry_point: str) -> str:
     """
-    Why a test cannot tell right answers from wrong ones; empty if it may.
+    Explains why a test cannot tell right answers from wrong ones. The result is empty if no reason was found.
 
     Args:
         test (`str`): Module source that defines `check(candidate)`.
-        setup (`str`): Source that runs before it in the same namespace.
-        entry_point (`str`): Name that stands for the candidate besides `candidate`.
+        setup (`str`): Source that runs before the test in the same namespace.
+        entry_point (`str`): Name of the function under test. The test may call it by this name or as `candidate`.
     """
     if problem := _compile_problem(test):
         return problem
@@ -43,7 +55,13 @@ def unusable_test(test: str, setup: str, entry_point: str) -> str:
 
 
 def source_problem(source: str, known: set[str]) -> str:
-    """Why a module cannot run, as far as its text shows: a syntax error, an undefined name, or a missing module."""
+    """
+    Explains why a module cannot run: a syntax error, an undefined name, or a missing module. Empty if its text shows none of these.
+
+    Args:
+        source (`str`): Source of the module.
+        known (`set[str]`): Names that are defined before the module runs.
+    """
     if problem := _compile_problem(source):
         return problem
     known = known | bound_names(source)
@@ -56,9 +74,13 @@ def source_problem(source: str, known: set[str]) -> str:
     for node in ast.walk(tree):
         if id(node) in guarded or not isinstance(node, ast.Import | ast.ImportFrom):
             continue
-        if isinstance(node, ast.ImportFrom) and node.level:
-            return "has a relative import, but is no part of a package"
-        for name in [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module]:
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif node.level or node.module is None:
+            return "has a relative import, but is not part of a package"
+        else:
+            names = [node.module]
+        for name in names:
             module = name.split(".")[0]
             if module not in sys.stdlib_module_names and importlib.util.find_spec(module) is None:
                 return f"imports `{module}`, which is not installed"
@@ -68,15 +90,15 @@ def source_problem(source: str, known: set[str]) -> str:
 def _compile_problem(source: str) -> str:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as that of `x is 1`
-            compile(source, "<source>", "exec", dont_inherit=True)  # reports errors that the parser does not
+            warnings.simplefilter("ignore")  # `x is 1` gives one, for example
+            compile(source, "<source>", "exec", dont_inherit=True)  # finds errors that the parser does not
     except PARSE_ERRORS as error:
         return f"is not Python source: {error}"
     return ""
 
 
 def bound_names(source: str) -> set[str]:
-    """The names that a module defines at its top level, `"*"` among them if it imports everything from another one."""
+    """The names that a module defines at its top level, and `"*"` if it has an import such as `from math import *`."""
     table = symtable.symtable(source, "<source>", "exec")
     names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
     tables = [table]
@@ -88,6 +110,7 @@ def bound_names(source: str) -> set[str]:
 
 
 def _global_names_in(table: symtable.SymbolTable) -> Iterator[str]:
+    """The global names that the code of a symbol table reads, inner scopes included."""
     for symbol in table.get_symbols():
         if symbol.is_global() and symbol.is_referenced():
             yield symbol.get_name()
@@ -96,7 +119,7 @@ def _global_names_in(table: symtable.SymbolTable) -> Iterator[str]:
 
 
 def _check_function_problem(tree: ast.Module) -> str:
-    """Why `check(candidate)` cannot be called; empty if it can."""
+    """Explains why `check(candidate)` cannot be called. Empty if it can."""
     definitions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS) and node.name == "check"]
     at_top = [node for node in definitions if node in tree.body]
     if not at_top:
@@ -105,7 +128,7 @@ def _check_function_problem(tree: ast.Module) -> str:
     for node in tree.body[tree.body.index(check) + 1 :]:
         if isinstance(node, FUNCTIONS) or "check" not in {name for inner in ast.walk(node) for name in _bound(inner)}:
             continue
-        return "defines `check`, and then gives its name to something else"
+        return "defines `check`, and then assigns something else to the name"
     if isinstance(check, ast.AsyncFunctionDef):
         return "defines `check` as a coroutine, which would never be awaited: write `def check(candidate)`"
     arguments = check.args
@@ -116,11 +139,11 @@ def _check_function_problem(tree: ast.Module) -> str:
     return ""
 
 
-# What is reached, and what depends on the candidate
+# Which asserts run, and which depend on the candidate
 
 
 def _assert_problem(tree: ast.Module, entry_point: str) -> str:
-    """Why no assert can judge an answer; empty if one may."""
+    """Explains why no assert can judge an answer. Empty if at least one may."""
     check = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"][-1]
     statements = _reached_statements(tree, check)
     asserts = [node for node in statements if isinstance(node, ast.Assert) and not _is_true(node.test)]
@@ -137,13 +160,14 @@ def _assert_problem(tree: ast.Module, entry_point: str) -> str:
 
 
 def _reached_statements(tree: ast.Module, check: ast.FunctionDef) -> list[ast.stmt]:
-    """The statements that may run: in the module, in `check`, and in functions and classes that these name."""
-    definitions = {}
+    """The statements that may run: those of the module, of `check`, and of the functions and classes that these name."""
+    definitions: dict[str, list[Block]] = {}
     for node in ast.walk(tree):
         if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             definitions.setdefault(node.name, []).append(node)
-    reached, scopes = [], [tree, check]
-    seen = {tree, check}
+    reached = []
+    scopes: list[Block] = [tree, check]
+    seen = {*scopes}
     for scope in scopes:
         for statement in _live(scope.body):
             reached.append(statement)
@@ -152,14 +176,14 @@ def _reached_statements(tree: ast.Module, check: ast.FunctionDef) -> list[ast.st
             names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
             found = [node for name in names for node in definitions.get(name, [])]
             if isinstance(scope, ast.ClassDef) and isinstance(statement, FUNCTIONS):
-                found.append(statement)  # a method may be called in many ways
+                found.append(statement)  # calls of a method cannot be found by its name alone
             scopes += [node for node in dict.fromkeys(found) if node not in seen]
             seen.update(found)
     return reached
 
 
 def _live(block: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a block and its inner blocks that may run."""
+    """The statements of a block and of its inner blocks, without those that never run."""
     for node in block:
         yield node
         for inner in _inner_blocks(node):
@@ -172,7 +196,7 @@ def _straight_line(block: list[ast.stmt]) -> Iterator[ast.stmt]:
     """The statements of a block that always run unless an exception is raised."""
     for node in block:
         yield node
-        if _ends(node) or isinstance(node, BLOCKS):  # a block may leave the function
+        if _ends(node) or isinstance(node, BLOCKS):  # there may be a `return` in the block
             return
 
 
@@ -193,7 +217,7 @@ def _is_block(value: object) -> bool:
 
 
 def _ends(node: ast.stmt) -> bool:
-    """Whether nothing after a statement runs."""
+    """Whether the statements after this one never run."""
     if isinstance(node, LEAVING):
         return True
     if isinstance(node, ast.If):
@@ -221,17 +245,21 @@ def _header(node: ast.stmt) -> Iterator[ast.AST]:
 
 
 def _names_in(node: ast.stmt) -> set[str]:
-    """Names in a statement, read or bound, without those in inner statements."""
+    """The names in a statement, read or bound. Names in inner statements are left out."""
     nodes = [inner for part in _header(node) for inner in ast.walk(part)]
     return {inner.id for inner in nodes if isinstance(inner, ast.Name)}
 
 
 def _dependent_names(statements: list[ast.stmt], names: set[str]) -> set[str]:
     """
-    Names whose values may depend on the candidate's answers. If a statement contains such a name, all names in it
-    count. Scopes are not told apart.
+    The names whose values may depend on what the candidate returns. If a statement contains such a name, all names in the
+    statement count. Names in different scopes are treated as the same.
+
+    Args:
+        statements (`list[ast.stmt]`): The statements that may run.
+        names (`set[str]`): The names of the candidate.
     """
-    flows = []  # pairs of sets: one dependent name in the first makes all in the second dependent
+    flows: list[tuple[set[str], set[str]]] = []  # if a name in the first set is dependent, so are all in the second
     for node in statements:
         if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             flows.append((set().union(*map(_names_in, [node, *_live(node.body)])), {node.name}))
@@ -251,9 +279,12 @@ def _dependent_names(statements: list[ast.stmt], names: set[str]) -> set[str]:
 
 
 def _controlled_asserts(statements: list[ast.stmt], dependent: set[str]) -> set[ast.stmt]:
-    """Asserts that an answer may skip: in branches, loops and `try` statements, or after one that may leave."""
+    """
+    The asserts that run or not depending on the candidate: those in branches, loops and `try` statements, and those after a
+    block that may leave the function or loop.
+    """
     asserts = [node for node in statements if isinstance(node, ast.Assert)]
-    controlled = set()
+    controlled: set[ast.stmt] = set()
     for node in statements:
         inside = [inner for block in _inner_blocks(node) for inner in _live(block)]
         if inside and any(_names_in(inner) & dependent for inner in [node, *inside]):
@@ -264,6 +295,7 @@ def _controlled_asserts(statements: list[ast.stmt], dependent: set[str]) -> set[
 
 
 def _bound(node: ast.AST) -> list[str]:
+    """The names that a node binds itself; function definitions do not count."""
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
         return [node.id]
     if isinstance(node, ast.ClassDef):
@@ -273,8 +305,9 @@ def _bound(node: ast.AST) -> list[str]:
     return []
 
 
-def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
-    stack = [*function.body]
+def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
+    """The nodes in a function's body, without those in inner functions, classes and lambdas."""
+    stack: list[ast.AST] = [*function.body]
     while stack:
         node = stack.pop()
         yield node

@@ -4,7 +4,7 @@ Decides what counts as a definition of a function. The rule is the same for `aux
 A module defines a function if its last binding of the name is one of these:
 
 - a `def` with a result: it returns something other than a bare `None`, yields, or changes an argument or a variable
-  of the module. Other functions cannot pass a test and tell their callers nothing;
+  of the module. A function without a result has no effect on its callers and cannot pass a test;
 - a `lambda`, unless it is `lambda: None`;
 - another name for such a function that the agent wrote;
 - the value of a call that may return a function: `partial(helper, 2)`, `decorator(helper)`, `make_helper()`, an
@@ -30,9 +30,9 @@ class Definition:
     A function that a module defines.
 
     Args:
-        node (`ast.AST`): The `def`, or the expression that is given the name.
-        returns (`bool`): It returns or yields a value.
-        changes (`bool`): It returns nothing, but changes an argument or a variable of the module.
+        node (`ast.AST`): The `def`, or the expression that is assigned to the name.
+        returns (`bool`): Whether it returns or yields a value.
+        changes (`bool`): Whether it returns nothing, but changes an argument or a variable of the module.
     """
 
     node: ast.AST
@@ -42,16 +42,16 @@ class Definition:
 
 def find_definition(module: Module, name: str) -> Definition | None:
     """
-    The function that a name stands for at the end of a module; None if it stands for none.
+    The function that a name refers to at the end of a module; None if it does not refer to a function.
 
-    If branches bind the name, any of them may be the one that runs; a function with a result is preferred.
+    If several branches bind the name, any of them may run. A function with a result is then preferred.
     """
     found = [one for index, statement in module.bindings(name) for one in _definitions(module, index, statement, name)]
     return next((one for one in found if one.returns or one.changes), found[0] if found else None)
 
 
 def _definitions(module: Module, index: int, statement: Statement, name: str) -> Iterator[Definition]:
-    """The functions that a statement may bind a name to, last first."""
+    """The functions that a statement may bind to a name, last first."""
     scopes = {scope.node: scope for scope in statement.scopes}
     for node in reversed(statement.nodes):
         if isinstance(node, FUNCTIONS) and node.name == name:
@@ -76,7 +76,7 @@ def _is_none(node: ast.AST) -> bool:
 
 
 def _values(node: ast.AST, name: str) -> Iterator[ast.AST]:
-    """The expressions that a node binds a name to."""
+    """The expressions whose values a node assigns to a name."""
     if isinstance(node, ast.Assign):
         pairs = [(target, node.value) for target in node.targets]
     elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
@@ -94,7 +94,7 @@ def _values(node: ast.AST, name: str) -> Iterator[ast.AST]:
 
 
 def _makes_function(module: Module, value: ast.AST, before: int) -> bool:
-    """Whether an expression in the statement with index `before` may be a function that the agent wrote or made."""
+    """Whether the value of an expression may be a function that the agent wrote or made. `before` is its statement's index."""
     stack = [(value, before)]
     for _ in range(MAX_LINKS):
         if not stack:
@@ -121,11 +121,7 @@ def _makes_function(module: Module, value: ast.AST, before: int) -> bool:
         elif isinstance(node, ast.Name):
             for index, statement in module.bindings(node.id, before):
                 for scope in statement.scopes:
-                    if (
-                        isinstance(scope.node, FUNCTIONS)
-                        and scope.node.name == node.id
-                        and scope.parent.parent is None
-                    ):
+                    if isinstance(scope.node, FUNCTIONS) and scope.node.name == node.id and scope.is_top_level:
                         if _returns(scope) or changes_something(read_effects(module), node.id):
                             return True
                 stack += [(bound, index) for inner in statement.nodes for bound in _values(inner, node.id)]
@@ -133,7 +129,7 @@ def _makes_function(module: Module, value: ast.AST, before: int) -> bool:
 
 
 def _is_made_by_call(module: Module, call: ast.Call, before: int) -> bool | None:
-    """Whether a call may return a function; None if it returns its argument."""
+    """Whether a call may return a function; None if it returns its own argument."""
     if not isinstance(call.func, ast.Name):
         return True
     name = call.func.id

@@ -1,7 +1,7 @@
 """
-Finds what the functions of a module change when they are called: their arguments, and variables of the module.
+Finds the side effects of a module's functions: changes of their arguments, and of the module's variables.
 
-Only the text is read. In doubt, a function is assumed to change what it may change.
+The code is read, not run. Where it is not clear whether a function changes something, it is assumed to do so.
 """
 
 import ast
@@ -18,6 +18,7 @@ from trl_multiagent.environments.python_code.scopes import (
     MUTATORS,
     PURE_METHODS,
     Module,
+    Roots,
     Scope,
     names_of,
     root_name,
@@ -31,7 +32,7 @@ ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.AsyncFor, 
 @dataclass
 class Effects:
     """
-    What a function, or the methods of a class, change.
+    The side effects of a function, or of the methods of a class.
 
     Args:
         arguments (`bool`): Whether it changes an argument.
@@ -48,7 +49,10 @@ class Effects:
 
 @functools.lru_cache(maxsize=2)
 def read_effects(module: Module) -> dict[str, Effects]:
-    """The effects of each function and class of a module, by name; `arguments` also through other functions."""
+    """
+    The effects of each function and class of a module, by name. `arguments` covers changes made by functions to which an
+    argument is passed on.
+    """
     effects = {name: _own_effects(module, scopes) for name, scopes in module.functions.items()}
     _spread(effects, {name for name, own in effects.items() if own.arguments})
     return effects
@@ -71,7 +75,7 @@ def changes_something(effects: dict[str, Effects], name: str) -> bool:
 
 def _spread(effects: dict[str, Effects], changing: set[str]) -> None:
     """Marks the functions that pass an argument to a function which changes it."""
-    passed_by = {}
+    passed_by: dict[str, list[str]] = {}
     for name, own in effects.items():
         for called in own.passes:
             passed_by.setdefault(called, []).append(name)
@@ -82,9 +86,9 @@ def _spread(effects: dict[str, Effects], changing: set[str]) -> None:
 
 
 def _own_effects(module: Module, scopes: list[Scope]) -> Effects:
-    """The effects of one function's scopes, without those of other functions that it calls."""
+    """The effects of the code in one function's scopes, without those of the functions that it calls."""
     own = Effects()
-    roots = {}
+    roots: Roots = {}
     local_modules = {
         name
         for scope in scopes
@@ -135,32 +139,36 @@ def _own_effects(module: Module, scopes: list[Scope]) -> Effects:
                             change(scope, argument)
                     elif node.func.attr not in PURE_METHODS:
                         change(scope, node.func)
-                elif isinstance(node.func, ast.Name) and scope.owner(root.id) is None:
-                    known = root.id in module.events or root.id in BUILTINS
-                    if root.id in module.functions:
+                elif isinstance(node.func, ast.Name) and scope.owner(node.func.id) is None:
+                    function = node.func.id
+                    known = function in module.events or function in BUILTINS
+                    if function in module.functions:
                         outside = [root_name(argument, roots) for argument in arguments]
                         if any(other is not None and is_outside(scope, other.id) for other in outside):
-                            own.passes.add(root.id)
-                    elif root.id in MUTATORS or not known:
+                            own.passes.add(function)
+                    elif function in MUTATORS or not known:
                         for argument in arguments:
                             change(scope, argument)
     return own
 
 
-def call_arguments(call: ast.Call) -> Iterator[ast.AST]:
+def call_arguments(call: ast.Call) -> Iterator[ast.expr]:
+    """The expressions that a call passes, without the stars of `*xs`."""
     for argument in [*call.args, *(keyword.value for keyword in call.keywords)]:
         yield argument.value if isinstance(argument, ast.Starred) else argument
 
 
-def _given_names(module: Module, scopes: list[Scope], roots: dict) -> tuple[set[str], set[str]]:
+def _given_names(module: Module, scopes: list[Scope], roots: Roots) -> tuple[set[str], set[str]]:
     """
-    The local names of a function that may refer to its arguments' objects, and the module's variables that local
-    names may refer to. Parameters of methods are left out: an object of a class that the module defines is not
-    changed outside of it.
+    Two sets: the local names of a function that may refer to the same objects as its arguments, and the module's variables to
+    whose objects local names may refer. Parameters of methods are left out, because they only belong to objects that
+    the module makes itself.
     """
-    given, aliased, flows = set(), set(), {}
+    given: set[str] = set()
+    aliased: set[str] = set()
+    flows: dict[str, set[str]] = {}
     for scope in scopes:
-        if not isinstance(scope.parent.node, ast.ClassDef):
+        if not scope.is_in_class:
             given |= scope.parameters
         for node in scope.nodes:
             for target, value in assignments(node):
@@ -179,9 +187,9 @@ def _given_names(module: Module, scopes: list[Scope], roots: dict) -> tuple[set[
     return given, aliased
 
 
-def _replaced_parameters(scopes: list[Scope], roots: dict) -> dict[tuple[Scope, str], int]:
+def _replaced_parameters(scopes: list[Scope], roots: Roots) -> dict[tuple[Scope, str], int]:
     """The parameters that always get a new object, as in `xs = list(xs)`, and the line of the assignment."""
-    replaced = {}
+    replaced: dict[tuple[Scope, str], int] = {}
     for scope in scopes:
         for statement in scope.node.body if isinstance(scope.node, FUNCTIONS) else ():
             if isinstance(statement, ast.Assign) and not any(True for _ in sources(statement.value, roots)):
@@ -205,7 +213,7 @@ def assignments(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         yield node.optional_vars, node.context_expr
 
 
-def _loop_parts(node: ast.AST) -> Iterator[ast.AST]:
+def _loop_parts(node: ast.expr) -> Iterator[ast.expr]:
     """The expressions whose elements a loop may run over: `enumerate(xs)` and `xs.values()` run over those of `xs`."""
     if isinstance(node, ast.Call):
         yield from call_arguments(node)
@@ -215,8 +223,8 @@ def _loop_parts(node: ast.AST) -> Iterator[ast.AST]:
         yield node
 
 
-def sources(value: ast.AST, roots: dict) -> Iterator[str]:
-    """Names to whose objects an expression's value may refer. New objects, as `list(xs)` makes, do not count."""
+def sources(value: ast.AST, roots: Roots) -> Iterator[str]:
+    """The names whose objects an expression's value may be or contain. `list(xs)` makes a new object, so `xs` does not count."""
     stack = [value]
     while stack:
         node = stack.pop()

@@ -1,10 +1,10 @@
 """
 Extracts the code from completions.
 
-Completions are parsed here, never run. The code of a completion is what it says at module level: functions, classes,
-imports, and the other statements that these need, including calls that fill a table. A script's own part
-(`if __name__ == ...`, prints, example calls, asserts, input) is left out. If a completion does not parse as a whole,
-its fenced blocks are read; if these do not parse either, every run of lines that does.
+Completions are parsed here, never run. The code of a completion consists of its functions, classes and imports at module
+level, and of the other statements that these need, including calls that fill a table. The statements of a script
+(`if __name__ == ...`, prints, example calls, asserts, input) are left out. If a completion does not parse as a whole,
+its fenced blocks are read. If these do not parse either, every run of lines that parses is read.
 """
 
 import ast
@@ -24,9 +24,9 @@ from trl_multiagent.environments.python_code.scopes import DEFINITIONS, Module, 
 
 
 MAX_CHARS = 32_000  # a longer completion counts as empty
-MAX_ATTEMPTS = 64  # runs of lines that are tried in one completion
-MAX_PARSED = 4 * MAX_CHARS  # total characters of these
-MAX_REPAIRS = 4  # lines that are replaced to read a function that does not parse
+MAX_ATTEMPTS = 64  # runs of lines that are parsed in one completion
+MAX_PARSED = 4 * MAX_CHARS  # total characters of these runs
+MAX_REPAIRS = 4  # lines that are replaced in a function that does not parse
 
 FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)
 CODE_START = re.compile(
@@ -40,9 +40,11 @@ CONTINUATION = re.compile(r"(?:elif|else|except|finally)\b")
 
 def _parse(source: str) -> tuple[ast.Module | None, int, str]:
     """
-    The tree, or None with the line of the error (0 if it has none) and what is wrong.
+    Parses a text.
 
-    Hostile text makes the parser raise more than SyntaxError.
+    Returns:
+        `tuple[ast.Module | None, int, str]`: The tree, 0 and an empty text; or, if the text does not parse, None, the line of the
+        error (0 if the parser names none) and the error message.
     """
     try:
         with warnings.catch_warnings():
@@ -61,12 +63,12 @@ class Code:
 
     Args:
         source (`str`): Its text. It parses, unless the only definition of the function does not.
-        error (`str`): Where it does not parse and why; empty if it does.
+        error (`str`): The place and the reason of the syntax error; empty if the text parses.
         module (`Module`): The analysed code. If the text does not parse, its broken lines are replaced first.
-        definition (`Definition`, *optional*): The function that the agent was asked for; None if it is not there.
-        problem (`str`): Why the function is not defined with a result; empty if it is.
-        needed (`list[Statement]`): The statements that the function needs, its own among them.
-        share (`float`): The share of the completion that they are.
+        definition (`Definition`, *optional*): The function that the agent was asked for; None if it is missing.
+        problem (`str`): The reason why the function is missing or has no result; empty if it is defined with a result.
+        needed (`list[Statement]`): The statements that the function needs, including its own definition.
+        share (`float`): The share of the completion's visible characters that these statements make up, 0 to 1.
     """
 
     source: str
@@ -92,13 +94,14 @@ def extract_code(completion: str, name: str) -> str:
         name (`str`): Name of the function that the agent was asked for.
 
     Returns:
-        `str`: Source that parses, unless the only definition of `name` does not: that is then there as it was written.
+        `str`: Source that parses. The exception is a completion whose only definition of `name` does not parse: the source then
+        contains this definition as the agent wrote it.
     """
     return read_completion(completion, name).source
 
 
 def join_sources(*parts: str) -> str:
-    """Puts the parts together; what they import from `__future__` must come first in a module."""
+    """Joins sources to one module. Imports from `__future__` come first, as Python demands."""
     future, rest = [], []
     for part in parts:
         lines = part.split("\n")
@@ -122,14 +125,14 @@ def read_completion(completion: str, name: str) -> Code:
     code = _read_text(text, name)
     if code.error or code.problem:
         visible = _without_invisible(text)
-        if visible != text:  # the first attempt keeps them, since a string may need them
+        if visible != text:  # the first attempt keeps invisible characters, since a string may contain them
             code = _read_text(visible, name)
     return code
 
 
 def _without_invisible(text: str) -> str:
     """Replaces unusual spaces and line ends by ordinary ones, and removes other invisible characters."""
-    replaced = {}
+    replaced: dict[int, str | None] = {}
     for character in {*text} - {"\n", "\t", " "}:
         kind = unicodedata.category(character)
         if kind == "Zs":
@@ -145,13 +148,13 @@ def _read_text(text: str, name: str) -> Code:
     text = textwrap.dedent(text)
     whole = text
     tree = _parse(text)[0]
-    broken = []
+    broken: list[str] = []
     if tree is None:
         asked = re.compile(rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", re.MULTILINE)
         bound = re.compile(rf"^[ \t]*{re.escape(name)}[ \t]*(?::.*)?=[^=]", re.MULTILINE)
         segments = FENCE.split(text)
         fenced = segments[1::2]
-        good = []
+        good: list[str] = []
         budget = _Budget()
         in_fence = any(asked.search(block) or bound.search(block) for block in fenced)
         for segment in fenced if in_fence else segments:
@@ -182,18 +185,18 @@ def _read_text(text: str, name: str) -> Code:
 
 
 def _byte_lines(text: str) -> list[bytes]:
-    """Lines as the columns of a syntax tree count them. Broken text may hold lone surrogates."""
+    """The lines in UTF-8, since a syntax tree counts columns in bytes. Broken text may contain lone surrogates."""
     return text.encode(errors="surrogatepass").split(b"\n")
 
 
 class _Budget:
-    """Limits how much is parsed for one completion."""
+    """Limits the number and the length of the texts that are parsed for one completion."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.attempts, self.characters = MAX_ATTEMPTS, MAX_PARSED
 
     def parses(self, lines: list[str]) -> bool:
-        """Whether some lines parse; False if the budget is spent."""
+        """Whether the lines parse. False if the budget is spent."""
         text = "\n".join(lines)
         self.attempts -= 1
         self.characters -= len(text)
@@ -205,7 +208,7 @@ class _Budget:
 
 
 def _stretches(text: str, budget: _Budget) -> Iterator[tuple[str, bool]]:
-    """Runs of lines that may be code, in order, and whether each parses. Code between prose may be indented."""
+    """The runs of lines that may be code, in order, each with whether it parses. Code between prose may be indented."""
     lines = text.split("\n")
     if budget.parses(lines):
         yield text, True
@@ -225,18 +228,21 @@ def _stretches(text: str, budget: _Budget) -> Iterator[tuple[str, bool]]:
 
 def _stretch_end(lines: list[str], start: int, budget: _Budget) -> tuple[int, bool]:
     """
-    The end of the statement that starts at a line, and whether it parses up to there.
+    Finds the end of the statement that starts at a line.
 
-    A statement may end before any line that is not indented. It goes on past such a line while it does not parse, as
-    brackets and long strings may begin lines at the margin, but not past the next definition.
+    A statement may end before any line that is not indented. If it does not parse up to there, it is extended to the next such
+    line, because lines inside brackets and long strings need no indentation. It is not extended past the next definition.
+
+    Returns:
+        `tuple[int, bool]`: The index of the line after the statement, and whether the statement parses.
     """
     head = start
     while not budget.spent and head < len(lines) - 1 and lines[head].startswith("@"):
         head += 1
     margin = (index for index in range(head + 1, len(lines)) if lines[index].strip() and not lines[index][0].isspace())
-    first_end = None
-    for end in itertools.chain(margin, [len(lines)]):
-        first_end = first_end or end
+    ends = itertools.chain(margin, [len(lines)])
+    first_end = next(ends)
+    for end in itertools.chain([first_end], ends):
         if budget.spent:
             break
         more = end < len(lines) and CONTINUATION.match(lines[end])
@@ -248,6 +254,7 @@ def _stretch_end(lines: list[str], start: int, budget: _Budget) -> tuple[int, bo
 
 
 def _kept_source(lines: list[bytes], module: Module, kept: list[int]) -> str:
+    """The text of the statements to keep, with imports from `__future__` first."""
     future, rest = [], []
     for place in kept:
         node = module.statements[place].node
@@ -277,13 +284,14 @@ def _segment(lines: list[bytes], node: ast.stmt) -> str:
 
 def _text_length(lines: list[bytes], module: Module, places: list[int]) -> int:
     """
-    The number of visible characters of some statements. Each extends to the end of its last line, or to the next
-    statement on that line, and includes indented comments that follow. Identical statements count once.
+    The number of visible characters in some statements. A statement extends to the end of its last line, or to the next
+    statement on that line. Indented comments that follow belong to it. Identical statements count once.
     """
     texts = set()
     for place in places:
-        first, column = _start(module.statements[place].node)
-        last, end = module.statements[place].node.end_lineno, None
+        node = module.statements[place].node
+        first, column = _start(node)
+        last, end = node.end_lineno or node.lineno, None
         if place + 1 < len(module.statements) and _start(module.statements[place + 1].node)[0] == last:
             end = _start(module.statements[place + 1].node)[1]
         else:
@@ -307,9 +315,9 @@ def _visible_length(text: str) -> int:
 
 def _repaired(code: str, name: str) -> ast.Module | None:
     """
-    The tree of code that does not parse, for its definitions only: a syntax error inside a function loses the reward for syntax,
-    not the one for the definition. Lines at which the parser stops are replaced by statements of their kind, except for the
-    function's own header.
+    The syntax tree of code that does not parse, after its broken lines were replaced by similar statements; None if that is not
+    possible. Only the definitions in it are of use: a syntax error inside a function loses the reward for syntax, but not the
+    reward for the definition. The function's own header is not replaced.
     """
     lines = code.split("\n")
     for _ in range(MAX_REPAIRS):

@@ -1,17 +1,19 @@
 """
 Finds the top-level statements that a function needs: those that bind the names it reads, those that change the
-objects of these names, and, in turn, what these statements need.
+objects of these names, and, in turn, the statements that these need.
 
-A call such as `build()` is needed if it changes a variable that the function needs. Calls of the function itself are
-treated as examples, whatever they change.
+A call such as `build()` is needed if it changes a variable that the function needs. Calls of the function itself
+count as examples and are never needed.
 """
 
 import ast
 import bisect
+from collections.abc import Iterable
 from itertools import chain, islice
 
 from trl_multiagent.environments.python_code.effects import (
     ASSIGNMENTS,
+    Effects,
     assignments,
     call_arguments,
     read_effects,
@@ -25,6 +27,7 @@ from trl_multiagent.environments.python_code.scopes import (
     IMPORTS,
     MUTATORS,
     Module,
+    Roots,
     Statement,
     names_of,
     root_name,
@@ -32,12 +35,11 @@ from trl_multiagent.environments.python_code.scopes import (
 
 
 FUTURE = "__future__"
-SETTING = "setrecursionlimit"  # affects every function, although no function reads it
-MAX_ALIASES = 20  # names per object that are followed
+SETTING = "setrecursionlimit"  # affects every function, although no function reads the name
+MAX_ALIASES = 20  # at most this many names of one object are followed
 SCRIPT_FUNCTIONS = {"print", "input", "help", "exit", "quit"}
-SCRIPT_METHODS = {
-    *("exit", "_exit", "abort", "main", "run", "testmod", "write", "writelines", "flush", "show")
-}  # library functions that end, start or print a script
+# Library functions that start or end a script, or print
+SCRIPT_METHODS = {"exit", "_exit", "abort", "main", "run", "testmod", "write", "writelines", "flush", "show"}
 
 
 def kept_and_needed(module: Module, name: str) -> tuple[list[int], list[int]]:
@@ -50,9 +52,9 @@ def kept_and_needed(module: Module, name: str) -> tuple[list[int], list[int]]:
 
     Returns:
         `tuple[list[int], list[int]]`: The indices of the statements to keep, and of those that the function needs. All
-        definitions and imports are kept, with the statements that they need. A call is kept only for the function
-        that was asked for: `main()` may fill a variable that only `main` reads. Bindings that later ones replace are
-        kept but not needed.
+        definitions and imports are kept, with the statements that they need. A call is kept only if the function
+        that was asked for needs it; a call such as `main()` may fill a variable that only `main` reads. Bindings that
+        later ones replace are kept, but the function does not need them.
     """
     facts = _Facts(module, name)
     needed = _Needs(facts, only_last=True)
@@ -69,7 +71,7 @@ def kept_and_needed(module: Module, name: str) -> tuple[list[int], list[int]]:
 
 class _Facts:
     """
-    What the statements of a module bind, change and call.
+    The names that the statements of a module bind, change and call.
 
     Args:
         module (`Module`): The module.
@@ -79,7 +81,7 @@ class _Facts:
         events (`dict[str, list[tuple[int, bool]]]`): For each name, the indices of the statements that bind it or
             change its object, and whether they always replace its earlier value.
         changed_by (`dict[str, list[str]]`): For each variable, the module's functions that change it.
-        named_by (`dict[str, list[str]]`): For each function, the functions that name it.
+        named_by (`dict[str, list[str]]`): For each function, the functions whose code contains its name.
         run_by (`dict[str, list[int]]`): For each name, the indices of the statements that read it when they run.
         called_by (`dict[str, list[int]]`): For each name, the indices of the statements that call it or one of its
             methods.
@@ -88,7 +90,11 @@ class _Facts:
     def __init__(self, module: Module, name: str):
         self.module = module
         self.name = name
-        self.events, self.changed_by, self.named_by, self.run_by, self.called_by = {}, {}, {}, {}, {}
+        self.events: dict[str, list[tuple[int, bool]]] = {}
+        self.changed_by: dict[str, list[str]] = {}
+        self.named_by: dict[str, list[str]] = {}
+        self.run_by: dict[str, list[int]] = {}
+        self.called_by: dict[str, list[int]] = {}
         own = module.functions.keys() - {name}
         effects = read_effects(module) if any(statement.reads_now & own for statement in module.statements) else {}
         for function, its in effects.items():
@@ -96,7 +102,7 @@ class _Facts:
                 self.changed_by.setdefault(variable, []).append(function)
             for called in its.calls:
                 self.named_by.setdefault(called, []).append(function)
-        aliases = {}  # for each name, other names that may refer to the same object
+        aliases: dict[str, set[str]] = {}  # for each name, other names that may refer to the same object
         for place, statement in enumerate(module.statements):
             if _is_left_out(statement.node):
                 continue
@@ -115,9 +121,9 @@ class _Needs:
     Collects the statements that names and other statements need.
 
     Args:
-        facts (`_Facts`): What the module says.
-        only_last (`bool`): Whether a binding replaces the earlier ones: one that always happens all of them, one in a
-            branch those in other branches.
+        facts (`_Facts`): The facts about the module.
+        only_last (`bool`): Whether earlier bindings of a name that a later one replaces are left out. A binding that always
+            happens replaces all earlier ones; one in a branch replaces those in other branches.
 
     Attributes:
         places (`set[int]`): The indices of the statements.
@@ -128,12 +134,12 @@ class _Needs:
         self.facts = facts
         self.only_last = only_last
         self.calls_count = True
-        self.places = set()
-        self.seen = set()  # events that are done
-        self.active = set()  # functions whose calls are needed, and objects that have such methods
-        self.queue = []  # statements whose own needs are still to be collected
+        self.places: set[int] = set()
+        self.seen: set[tuple[str, int]] = set()  # events that were looked at: name, position in its list
+        self.active: set[str] = set()  # functions whose calls are needed, and objects that have such methods
+        self.queue: list[int] = []  # statements whose own needs are still to be collected
 
-    def add_names(self, names) -> None:
+    def add_names(self, names: Iterable[str]) -> None:
         """Adds the statements that determine the final values of names."""
         for name in names:
             self._need(name, END)
@@ -196,7 +202,7 @@ class _Needs:
             for place in (facts.run_by if name in module.functions else facts.called_by).get(name, ()):
                 statement = module.statements[place]
                 if self.only_last and isinstance(statement.node, ast.Expr) and _is_script_call(statement.node.value):
-                    continue  # `print(build())` is kept for its effect, but printing is not the function's
+                    continue  # `print(build())` is kept because of `build`, but it does not count as the function's text
                 self._take(place)
                 if not isinstance(statement.node, DEFINITIONS):
                     new += statement.binds
@@ -204,27 +210,31 @@ class _Needs:
 
 
 def _is_left_out(node: ast.stmt) -> bool:
-    """Whether a statement belongs to a script, whatever it changes."""
+    """Whether a statement belongs to a script, even if it changes something."""
     if isinstance(node, ast.If):
         return any(isinstance(inner, ast.Name) and inner.id == "__name__" for inner in ast.walk(node.test))
     return isinstance(node, ast.Assert)
 
 
-def _changed_names(module: Module, effects: dict, statement: Statement, own: str, aliases: dict) -> set[str]:
+def _changed_names(
+    module: Module, effects: dict[str, Effects], statement: Statement, own: str, aliases: dict[str, set[str]]
+) -> set[str]:
     """
-    Names of the module whose objects a statement may change when it runs; not those that the module's functions
-    change by themselves. Also records in `aliases` which names the statement makes refer to the same object.
+    The names of the module whose objects a statement may change when it runs. Variables that the module's functions change
+    without being given them are left out. Names that the statement makes refer to the same object are recorded in `aliases`.
     """
     node = statement.node
     if isinstance(node, IMPORTS):
         for bound in statement.binds if len(statement.binds) <= MAX_ALIASES else ():
-            aliases[bound] = statement.binds  # they may share state: `getcontext().prec = 5` affects `Decimal`
+            aliases[bound] = (
+                statement.binds
+            )  # imported names may share state: `getcontext().prec = 5` affects `Decimal`
         return set()
     if isinstance(node, ast.Expr) and _is_script_call(node.value):
         return set()
-    names = set()
-    roots = {}
-    dropped = set()  # calls whose value nothing uses
+    names: set[str] = set()
+    roots: Roots = {}
+    dropped: set[ast.AST] = set()  # calls whose value is not used
 
     def change(target: ast.AST) -> None:
         root = root_name(target, roots)

@@ -1,4 +1,4 @@
-"""Problems in the schema of HumanEval: a prompt with a function to write, and a test that judges it."""
+"""Problems in the schema of HumanEval: a prompt that asks for a function, and a test of that function."""
 
 import ast
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ FIELDS = ("task_id", "prompt", "entry_point", "test")
 @dataclass(frozen=True)
 class Problem:
     """
-    What the prompt of a problem gives, read from its syntax tree.
+    The parts of a problem's prompt, read from its syntax tree.
 
     Args:
         prefix (`str`): Source before the entry point: imports, constants and helper functions. May be empty.
@@ -30,10 +30,10 @@ class Problem:
 @lru_cache(maxsize=8192)
 def read_problem(prompt: str, entry_point: str) -> Problem:
     """
-    Splits a prompt into what stands before the entry point and the entry point's signature.
+    Splits a prompt into the source before the entry point and the entry point's signature.
 
     Raises:
-        `ValueError`: If the prompt does not parse or does not define the entry point as a function at its top level.
+        ValueError: the prompt does not parse or does not define the entry point as a function at its top level.
     """
     prompt = prompt.removeprefix(BYTE_ORDER_MARK).replace("\r\n", "\n")
     try:
@@ -57,19 +57,19 @@ def read_problem(prompt: str, entry_point: str) -> Problem:
 
 def check_problem(row: dict, fields: Iterable[str], where: str, test_field: str = "test") -> str:
     """
-    Refuses a row that is no problem, or whose test can judge no answer.
+    Refuses a malformed row, and a row whose test cannot tell right answers from wrong ones.
 
     Args:
         row (`dict`): The row.
-        fields (`Iterable[str]`): The fields that it must have.
+        fields (`Iterable[str]`): The fields that the row must have, all text.
         where (`str`): File and number of the row, for the message.
-        test_field (`str`, *optional*, defaults to `"test"`): The field that the test was made from.
+        test_field (`str`, *optional*, defaults to `"test"`): The field of the user's file that the test was made from.
 
     Returns:
-        `str`: What stands before the entry point.
+        `str`: The source before the entry point.
 
     Raises:
-        ValueError: the row is malformed; the message names it and the field.
+        ValueError: the row is malformed; the message names the row and the field.
     """
     check_fields(row, dict.fromkeys(fields, str), where)
     try:
@@ -84,5 +84,5 @@ def check_problem(row: dict, fields: Iterable[str], where: str, test_field: str 
 
 
 def count_asserts(test: str) -> int:
-    """Number of asserts in a test; `assert True` is none."""
+    """The number of asserts in a test that can fail. `assert True` does not count."""
     return len(read_asserts(test).sources)

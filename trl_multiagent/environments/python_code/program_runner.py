@@ -1,4 +1,4 @@
-"""Runs the programs of an environment, and keeps figures for the training log and suspicious programs on disk."""
+"""Runs the programs of an environment, counts their results for the training log, and stores suspicious programs on disk."""
 
 import json
 import logging
@@ -13,35 +13,36 @@ from trl_multiagent.sandbox import Program, Sandbox, Verdict
 
 logger = logging.getLogger(__name__)
 
-KEPT_PROGRAMS = 1000  # per process; a policy that has found a trick repeats it
+KEPT_PROGRAMS = 1000  # per process; the limit is needed because a policy repeats a trick that it has found
 
 
 @dataclass
 class ProgramRunner:
     """
-    Runs programs in a sandbox, and counts what happened to them.
+    Runs programs in a sandbox, and counts their results.
 
     Args:
-        sandbox (`Sandbox`): Where the programs run.
+        sandbox (`Sandbox`): The sandbox that runs the programs.
         keep_suspicious (`str` or `Path`, *optional*): Folder for programs whose verdict is suspicious, one JSON file each.
+            By default they are not stored.
     """
 
     sandbox: Sandbox
     keep_suspicious: str | Path | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._kept = 0
         self._reset()
 
-    def _reset(self):
+    def _reset(self) -> None:
         self._executions = self._timeouts = self._memory_kills = self._suspicious = 0
         self._seconds = self._experiment_seconds = 0.0
 
     def run(self, programs: Sequence[Program]) -> list[Verdict]:
-        """The sandbox's verdicts on the agents' programs, one per program, in their order."""
+        """Runs the agents' programs. Returns one verdict per program, in order."""
         verdicts, seconds = self._run(programs)
         self._seconds += seconds
-        for program, verdict in dict(zip(programs, verdicts, strict=True)).items():  # equal programs ran once
+        for program, verdict in dict(zip(programs, verdicts, strict=True)).items():  # equal programs run once
             self._executions += 1
             self._timeouts += verdict.timeouts
             self._memory_kills += verdict.out_of_memory
@@ -51,31 +52,34 @@ class ProgramRunner:
         return verdicts
 
     def run_experiments(self, programs: Sequence[Program]) -> list[Verdict]:
-        """The sandbox's verdicts on the agents' programs when they run again with a change. Only their time is counted."""
+        """Runs the agents' programs again, with a change. Only the time is counted. Returns one verdict per program, in order."""
         verdicts, seconds = self._run(programs)
         self._experiment_seconds += seconds
         return verdicts
 
     def run_references(self, programs: Sequence[Program]) -> list[Verdict]:
-        """The sandbox's verdicts on programs that are not the agents', such as reference solutions. Only their time is counted."""
+        """
+        Runs programs that the agents did not write, such as reference solutions. Only the time is counted. Returns one verdict
+        per program, in order.
+        """
         verdicts, seconds = self._run(programs)
         self._experiment_seconds += seconds
         return verdicts
 
     def _run(self, programs: Sequence[Program]) -> tuple[list[Verdict], float]:
-        """The verdicts, and the seconds that they took."""
+        """The verdicts, and the wall-clock seconds that the runs took."""
         start = time.monotonic()
         verdicts = self.sandbox.run(programs)
         return verdicts, time.monotonic() - start
 
     def metrics(self) -> dict[str, float]:
         """
-        What happened since the last call of this method.
+        The results since the last call of this method.
 
         Returns:
-            `dict[str, float]`: `executions_per_second` (the agents' programs, equal ones of a batch counted once, per second
-            spent running them), `experiment_seconds` (time for all other programs), and the numbers of `timeouts` (checks),
-            `memory_kills` and `suspicious` (programs).
+            `dict[str, float]`: `executions_per_second`, the agents' programs per second spent running them, with equal programs of a
+            batch counted once; `experiment_seconds`, the time for all other runs; the number of checks that hit a deadline,
+            `timeouts`; and the numbers of programs that ran out of memory, `memory_kills`, or looked `suspicious`.
         """
         metrics = {
             "executions_per_second": self._executions / self._seconds if self._seconds else 0.0,
@@ -87,7 +91,7 @@ class ProgramRunner:
         self._reset()
         return metrics
 
-    def _keep(self, program, verdict):
+    def _keep(self, program: Program, verdict: Verdict) -> None:
         if self.keep_suspicious is None or self._kept >= KEPT_PROGRAMS:
             return
         folder = Path(self.keep_suspicious)
@@ -96,5 +100,5 @@ class ProgramRunner:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"program_{time.time_ns()}_{os.getpid()}.json").write_text(json.dumps(record, indent=2))
         except OSError as error:  # a full disk, for example, must not end the training
-            logger.warning("a suspicious program could not be kept: %s", error)
+            logger.warning("A suspicious program could not be stored in %s: %s", folder, error)
         self._kept += 1

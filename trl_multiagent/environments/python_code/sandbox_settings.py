@@ -1,4 +1,4 @@
-"""The section `sandbox` of the families that run programs."""
+"""The section `sandbox` of task families that run programs."""
 
 from dataclasses import asdict, dataclass
 
@@ -9,31 +9,41 @@ from trl_multiagent.sandbox.sandbox import TIERS
 
 @dataclass
 class SandboxSettings:
-    """The settings of a [`~trl_multiagent.sandbox.Sandbox`] that a user chooses, and `adaptive_timeout`, which is the reward's."""
+    """
+    The section `sandbox`: the settings of a [`~trl_multiagent.sandbox.Sandbox`] that a user may choose, and `adaptive_timeout`,
+    which the reward uses.
+    """
 
     workers: int | None = setting(
-        "Programs that run at once, on each process; by default its share of the node's cores.", Sandbox.workers
+        "Programs that run at the same time, per process; by default the process's share of the node's cores.",
+        Sandbox.workers,
     )
-    check_timeout: float = setting("Seconds for each test, at most.", Sandbox.check_timeout)
+    check_timeout: float = setting("Longest time for each test, in seconds.", Sandbox.check_timeout)
     adaptive_timeout: bool = setting(
-        "Whether a test's seconds are 20 times those of the item's reference solution, at least 1, where it has one.",
+        "Whether the time for a test is 20 times that of the item's reference solution, at least 1 s, if the item has one.",
         True,
     )
     max_timeouts: int = setting(
-        "Timed-out tests after which the rest of a program's tests is not run.", Sandbox.max_timeouts
+        "Number of timed-out tests after which a program's remaining tests are not run.", Sandbox.max_timeouts
     )
     memory_mb: int = setting("Memory of one program, in MiB.", Sandbox.memory_mb)
     min_tier: str = setting(
-        f"Weakest protection to run with: {', '.join(map(repr, TIERS))}.", Sandbox.min_tier, choices=tuple(TIERS)
+        f"Weakest protection that is accepted: {', '.join(map(repr, TIERS))}.", Sandbox.min_tier, choices=tuple(TIERS)
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         try:
             self.make_sandbox()  # checks the values; no process starts before a program runs
         except ValueError as error:
             raise ValueError(f"{error}.") from error
 
     def make_sandbox(self) -> Sandbox:
+        """
+        The sandbox with these settings.
+
+        Raises:
+            ValueError: a value is out of range.
+        """
         settings = asdict(self)
         del settings["adaptive_timeout"]
         return Sandbox(**settings)

@@ -9,59 +9,43 @@ the lists that this pass makes.
 import ast
 import bisect
 import builtins
-import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-SCOPES = {*DEFINITIONS, ast.Lambda, *COMPREHENSIONS}
+SCOPES = (*DEFINITIONS, ast.Lambda, *COMPREHENSIONS)
 IMPORTS = (ast.Import, ast.ImportFrom)
 CONTAINERS = (ast.Attribute, ast.Subscript)
-SIMPLE = (
-    *DEFINITIONS,
-    *IMPORTS,
-    ast.Assign,
-    ast.AnnAssign,
-    ast.Delete,
-)  # these always bind the names in them; others may not run
+# These statements always bind the names in them. Others may do so in a part that does not run
+SIMPLE = (*DEFINITIONS, *IMPORTS, ast.Assign, ast.AnnAssign, ast.Delete)
 BUILTINS = frozenset(dir(builtins))
 PURE_METHODS = {*dir(str), *dir(frozenset), *dir(type(type.__dict__))}  # methods of immutable types
-MUTATORS = {
-    *("heapify", "heappush", "heappop", "heapreplace", "heappushpop", "insort", "insort_left", "insort_right"),
-    *("shuffle", "setitem", "delitem", "setattr", "delattr", "next"),
-}  # library functions that change their arguments
-NO_NODES = {
-    *(
-        "id",
-        "ctx",
-        "op",
-        "ops",
-        "attr",
-        "arg",
-        "name",
-        "asname",
-        "module",
-        "level",
-        "kind",
-        "type_comment",
-        "conversion",
-    ),
-    *("simple", "names", "rest", "kwd_attrs", "is_async", "type_ignores"),
+# Library functions that change their arguments
+MUTATORS = set(
+    "heapify heappush heappop heapreplace heappushpop insort insort_left insort_right "
+    "shuffle setitem delitem setattr delattr next".split()
+)
+# Fields that hold text, numbers, operators or contexts
+FIELDS_WITHOUT_NODES = set(
+    "id ctx op ops attr arg name asname module level kind type_comment conversion simple names rest kwd_attrs is_async "
+    "type_ignores".split()
+)
+# For each class of nodes, the fields that hold the child nodes
+NODE_FIELDS: dict[type[ast.AST], tuple[str, ...]] = {
+    kind: () if kind is ast.Constant else tuple(field for field in kind._fields if field not in FIELDS_WITHOUT_NODES)
+    for kind in vars(ast).values()
+    if isinstance(kind, type) and issubclass(kind, ast.AST)
 }
 END = 1 << 60  # greater than the index of any statement
-
-
-@functools.cache
-def _node_fields(kind: type) -> tuple[str, ...]:
-    return () if kind is ast.Constant else tuple(field for field in kind._fields if field not in NO_NODES)
+Roots = dict[ast.AST, ast.Name | None]  # results of `root_name`
 
 
 def children(node: ast.AST) -> list[ast.AST]:
     """A node's child nodes in the order of its fields, without operators and contexts."""
-    nodes = []
-    for field in _node_fields(node.__class__):
+    nodes: list[ast.AST] = []
+    for field in NODE_FIELDS[node.__class__]:
         value = getattr(node, field, None)
         if value.__class__ is list:
             nodes += value if None not in value else [part for part in value if part is not None]
@@ -71,7 +55,7 @@ def children(node: ast.AST) -> list[ast.AST]:
 
 
 def walk(*nodes: ast.AST) -> Iterator[ast.AST]:
-    """Some nodes and all below them, like `ast.walk`, but in source order, without operators and contexts."""
+    """The given nodes and all nodes below them, like `ast.walk`, but in source order, without operators and contexts."""
     stack = [*reversed(nodes)]
     while stack:
         node = stack.pop()
@@ -80,12 +64,12 @@ def walk(*nodes: ast.AST) -> Iterator[ast.AST]:
 
 
 def read_names(*nodes: ast.AST) -> set[str]:
-    """Names that are read anywhere in nodes; `x += 1` reads `x`."""
+    """The names that are read anywhere in the nodes. `x += 1` reads `x`."""
     names = set()
     for node in walk(*nodes):
-        if node.__class__ is ast.Name and node.ctx.__class__ is ast.Load:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             names.add(node.id)
-        elif node.__class__ is ast.AugAssign and node.target.__class__ is ast.Name:
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             names.add(node.target.id)
     return names
 
@@ -95,16 +79,16 @@ class Scope:
     A module, function, class, lambda or comprehension.
 
     Args:
-        node (`ast.AST`): Its node.
-        parent (`Scope`, *optional*): The scope around it; None for a module.
+        node (`ast.AST`): The node of the scope.
+        parent (`Scope`, *optional*): The enclosing scope; None for a module.
 
     Attributes:
-        nodes (`list[ast.AST]`): Its nodes in source order. An inner scope contributes its node and the parts that are
+        nodes (`list[ast.AST]`): The scope's nodes in source order. An inner scope contributes its node and the parts that are
             evaluated outside it (decorators, defaults, annotations, base classes), but not its body.
-        bound (`set[str]`): Names that are bound in it, parameters included.
-        parameters (`set[str]`): Its parameters.
-        nonlocals (`set[str]`): Names that it declares `nonlocal`.
-        globals (`set[str]`): Names that it declares `global`.
+        bound (`set[str]`): Names that are bound in the scope, parameters included.
+        parameters (`set[str]`): The function's parameters.
+        nonlocals (`set[str]`): Names that the scope declares `nonlocal`.
+        globals (`set[str]`): Names that the scope declares `global`.
     """
 
     __slots__ = ("bound", "globals", "node", "nodes", "nonlocals", "parameters", "parent")
@@ -112,26 +96,37 @@ class Scope:
     def __init__(self, node: ast.AST, parent: "Scope | None" = None):
         self.node = node
         self.parent = parent
-        self.nodes = []
+        self.nodes: list[ast.AST] = []
         arguments = walk(node.args) if isinstance(node, (*FUNCTIONS, ast.Lambda)) else ()
-        self.parameters = {inner.arg for inner in arguments if inner.__class__ is ast.arg}
+        self.parameters = {inner.arg for inner in arguments if isinstance(inner, ast.arg)}
         self.bound = {*self.parameters}
-        self.nonlocals, self.globals = set(), set()
+        self.nonlocals: set[str] = set()
+        self.globals: set[str] = set()
+
+    @property
+    def is_top_level(self) -> bool:
+        """Whether the scope lies directly in the module."""
+        return self.parent is not None and self.parent.parent is None
+
+    @property
+    def is_in_class(self) -> bool:
+        """Whether the scope lies directly in the body of a class."""
+        return self.parent is not None and isinstance(self.parent.node, ast.ClassDef)
 
     def owner(self, name: str) -> "Scope | None":
-        """The scope in which a name that is used here is local; None for names of the module and builtins."""
+        """The scope in which a name used here is local; None if it belongs to the module or is a builtin."""
         scope = self
         while scope.parent is not None:
             if name in scope.globals:
                 return None
             if name in scope.bound and name not in scope.nonlocals:
-                if scope is self or scope.node.__class__ is not ast.ClassDef:
+                if scope is self or not isinstance(scope.node, ast.ClassDef):
                     return scope
             scope = scope.parent
         return None
 
     def waits(self) -> bool:
-        """Whether its code runs only when a function is called. The body of a class runs at once."""
+        """Whether the code runs only when a function is called. The body of a class runs when the class is defined."""
         scope = self
         while scope.parent is not None:
             if isinstance(scope.node, (*FUNCTIONS, ast.Lambda)):
@@ -145,13 +140,13 @@ class Statement:
     A statement at the top level of a module.
 
     Args:
-        node (`ast.stmt`): Its node.
-        nodes (`list[ast.AST]`): Its nodes in the module's own scope.
-        scopes (`list[Scope]`): The scopes in it.
+        node (`ast.stmt`): The statement's node.
+        nodes (`list[ast.AST]`): The nodes of the statement that are in the module's own scope.
+        scopes (`list[Scope]`): The scopes in the statement.
+        binds (`set[str]`): Names of the module that the statement binds, or may bind.
 
     Attributes:
-        binds (`set[str]`): Names of the module that it binds, or may bind.
-        certain (`bool`): Whether it always binds them.
+        certain (`bool`): Whether the statement always binds them.
         running (`list[Scope]`): The inner scopes whose code may run when the statement runs.
         reads_now (`set[str]`): Names of the module that may be read when the statement runs.
         reads_later (`set[str]`): Names of the module that may be read later, when a function in it is called. A
@@ -168,21 +163,23 @@ class Statement:
         defines = isinstance(node, DEFINITIONS)
         self.running = [scope for scope in scopes if not (defines and scope.waits())]
         running = {*self.running}
-        self.reads_now, self.reads_later, self.calls = set(), set(), set()
-        roots = {}
-        for scope, inner in [(None, nodes), *((scope, scope.nodes) for scope in scopes)]:
+        self.reads_now: set[str] = set()
+        self.reads_later: set[str] = set()
+        self.calls: set[str] = set()
+        roots: Roots = {}
+        parts: list[tuple[Scope | None, list[ast.AST]]] = [(None, nodes), *((scope, scope.nodes) for scope in scopes)]
+        for scope, inner in parts:
             now = scope is None or scope in running
             later = scope is not None and scope.waits()
-            for node in inner:
-                kind = node.__class__
-                if kind is ast.Call and now:
-                    root = root_name(node.func, roots)
+            for part in inner:
+                if isinstance(part, ast.Call) and now:
+                    root = root_name(part.func, roots)
                     if root is not None:
                         self.calls.add(root.id)
-                if kind is ast.AugAssign and node.target.__class__ is ast.Name:
-                    name = node.target.id
-                elif kind is ast.Name and node.ctx.__class__ is ast.Load:
-                    name = node.id
+                if isinstance(part, ast.AugAssign) and isinstance(part.target, ast.Name):
+                    name = part.target.id
+                elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load):
+                    name = part.id
                 else:
                     continue
                 if scope is None or scope.owner(name) is None:
@@ -192,8 +189,8 @@ class Statement:
                         self.reads_later.add(name)
 
 
-def root_name(node: ast.AST, known: dict[ast.AST, ast.Name | None]) -> ast.Name | None:
-    """The first name of a chain of attributes, items and calls. `known` stores results for long chains."""
+def root_name(node: ast.AST, known: Roots) -> ast.Name | None:
+    """The first name of a chain of attributes, items and calls: `a` in `a.b[0].c()`. `known` caches the results."""
     path = []
     while isinstance(node, (*CONTAINERS, ast.Call)) and node not in known:
         path.append(node)
@@ -213,9 +210,11 @@ class Module:
 
     def __init__(self, statements: list[Statement]):
         self.statements = statements
-        self.events = {}  # for each name, the indices of the statements that bind it, and whether they always do
-        self.imported = set()
-        self.functions = {}  # for each function and class, by name, the scopes in its statement
+        # For each name, the indices of the statements that bind it, and whether they always do
+        self.events: dict[str, list[tuple[int, bool]]] = {}
+        self.imported: set[str] = set()
+        # For each function and class, by name, the scopes in its statement
+        self.functions: dict[str, list[Scope]] = {}
         for index, statement in enumerate(statements):
             node = statement.node
             if isinstance(node, IMPORTS):
@@ -227,7 +226,10 @@ class Module:
                 self.events.setdefault(name, []).append((index, statement.certain))
 
     def bindings(self, name: str, before: int = END) -> Iterator[tuple[int, Statement]]:
-        """The statements before an index that may have bound a name, latest first, up to one that always binds it."""
+        """
+        The statements before an index that may have bound a name, each with its index. The latest comes first, and the first
+        one that always binds the name comes last.
+        """
         events = self.events.get(name, [])
         for index, certain in reversed(events[: bisect.bisect_left(events, (before,))]):
             yield index, self.statements[index]
@@ -240,39 +242,40 @@ def read_module(tree: ast.Module) -> Module:
     module = Scope(tree)
     statements = []
     for node in tree.body:
-        nodes, scopes, binds = [], [], set()
+        nodes: list[ast.AST] = []
+        scopes: list[Scope] = []
+        binds: set[str] = set()
         module.nodes, module.bound = nodes, binds
         _fill(module, [node], scopes)
         statements.append(Statement(node, nodes, scopes, binds))
     return Module(statements)
 
 
-def _fill(scope: Scope, parts: list[ast.AST], scopes: list[Scope]) -> None:
-    """Adds the nodes of some parts to a scope, and creates the inner scopes."""
+def _fill(scope: Scope, parts: Sequence[ast.AST], scopes: list[Scope]) -> None:
+    """Adds the nodes of some parts to a scope. Creates the inner scopes and appends them to `scopes`."""
     pending = [(scope, parts)]
     while pending:
         scope, parts = pending.pop()
         append = scope.nodes.append
-        stack = parts[::-1]
+        stack = [*reversed(parts)]
         while stack:
             node = stack.pop()
             append(node)
-            kind = node.__class__
-            if kind is ast.Name:
-                if node.ctx.__class__ is not ast.Load:
+            if isinstance(node, ast.Name):
+                if not isinstance(node.ctx, ast.Load):
                     scope.bound.add(node.id)
                 continue
-            if kind is ast.Constant:
+            if isinstance(node, ast.Constant):
                 continue
-            if kind in SCOPES:
+            if isinstance(node, SCOPES):
                 inner = Scope(node, scope)
                 scopes.append(inner)
                 outside, inside = _scope_parts(node)
                 pending.append((inner, inside))
                 stack += reversed(outside)
-            elif kind is ast.AnnAssign and node.value is None and scope.parent is None:
+            elif isinstance(node, ast.AnnAssign) and node.value is None and scope.parent is None:
                 stack.append(node.annotation)  # at module level, a name without a value is not bound
-            elif kind is ast.NamedExpr:
+            elif isinstance(node, ast.NamedExpr):
                 _block_scope(scope).bound.add(node.target.id)
                 append(node.target)
                 stack.append(node.value)
@@ -282,8 +285,8 @@ def _fill(scope: Scope, parts: list[ast.AST], scopes: list[Scope]) -> None:
 
 
 def _block_scope(scope: Scope) -> Scope:
-    """The scope in which `name := value` binds the name: a comprehension passes it outwards."""
-    while isinstance(scope.node, COMPREHENSIONS):
+    """The scope in which `name := value` binds the name. It is the scope around a comprehension, not the comprehension."""
+    while isinstance(scope.node, COMPREHENSIONS) and scope.parent is not None:
         scope = scope.parent
     return scope
 
@@ -306,7 +309,16 @@ def _bind(scope: Scope, node: ast.AST) -> None:
         scope.nonlocals.update(node.names)
 
 
-def _scope_parts(node: ast.AST) -> tuple[list[ast.AST], list[ast.AST]]:
+def _scope_parts(
+    node: ast.FunctionDef
+    | ast.AsyncFunctionDef
+    | ast.ClassDef
+    | ast.Lambda
+    | ast.ListComp
+    | ast.SetComp
+    | ast.DictComp
+    | ast.GeneratorExp,
+) -> tuple[Sequence[ast.AST], Sequence[ast.AST]]:
     """The parts of a scope's node that are evaluated in the enclosing scope, and those that are evaluated inside."""
     if isinstance(node, (*FUNCTIONS, ast.Lambda)):
         arguments = node.args
@@ -326,5 +338,5 @@ def _scope_parts(node: ast.AST) -> tuple[list[ast.AST], list[ast.AST]]:
 
 
 def names_of(nodes: Iterable[ast.AST]) -> set[str]:
-    """All names in nodes, read or bound."""
-    return {node.id for node in walk(*nodes) if node.__class__ is ast.Name}
+    """All names in the nodes, read or bound."""
+    return {node.id for node in walk(*nodes) if isinstance(node, ast.Name)}
