@@ -429,7 +429,7 @@ def test_invalid_settings_are_refused(tmp_path, settings, message):
 
 
 def test_a_missing_vllm_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr("trl_multiagent.trainers.magrpo_config.is_vllm_available", lambda: False)
+    monkeypatch.setattr("trl_multiagent.trainers.base.rollout_config.is_vllm_available", lambda: False)
     with pytest.raises(ImportError, match=r"pip install trl-multiagent\[vllm\]"):
         config(tmp_path)
 
