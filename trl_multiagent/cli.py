@@ -1,7 +1,7 @@
 """
 The command `trl-multiagent`: `env` for bug reports, `push` to the Hub, `train` to launch a recipe without a script.
 
-What takes seconds to import is imported where it is needed, so that help, versions and errors come at once.
+Slow libraries are imported where they are needed, so that help, versions and errors appear at once.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from trl_multiagent.recipe.algorithms import ALGORITHMS
 
 
 def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """The parser of the command, and that of `train`. With an algorithm, `train --help` is the recipe's."""
+    """The parser of the command, and that of `train`. With an algorithm, `train ALGORITHM --help` prints the recipe's help."""
     parser = argparse.ArgumentParser(prog="trl-multiagent", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=trl_multiagent.__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -55,7 +55,7 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
 
 
 def launch(algorithm: str, accelerate_config: str | None, num_processes: str | None, argv: Sequence[str]) -> None:
-    """Starts `trl-multiagent run` in as many processes as asked for."""
+    """Starts `trl-multiagent run` in the given number of processes."""
     from accelerate.commands.launch import launch_command, launch_command_parser
 
     options = []

@@ -241,7 +241,7 @@ def test_partial_functions_and_callable_objects():
 
 
 def test_what_is_no_function_is_refused():
-    with pytest.raises(TypeError, match=r"'org/reward-model' \(str\), which is no function"):
+    with pytest.raises(TypeError, match=r"'org/reward-model' \(str\), which is not a function"):
         environment(reward_funcs=[matches, "org/reward-model"])
 
 

@@ -52,13 +52,11 @@ def check_roles(roles: Sequence[str]) -> tuple[str, ...]:
     for role in roles:
         if not isinstance(role, str) or not role.isidentifier() or keyword.iskeyword(role):
             raise ValueError(
-                f"{role!r} cannot be a role: the name of a folder and a module must be a Python identifier and not a keyword."
+                f"A role is the name of a folder and of a module, so {role!r} must be a Python identifier and no keyword."
             )
         name = unicodedata.normalize("NFKC", role).casefold()
         if name in RESERVED_ROLES:
-            raise ValueError(
-                f"{role!r} cannot be a role, because the files of a team use this name: choose another one."
-            )
+            raise ValueError(f"{role!r} is a name that the files of a team need: choose another name for this role.")
         if name in seen:
             same = "twice" if seen[name] == role else f"and {seen[name]!r}, which differ only in case"
             raise ValueError(f"The roles {list(roles)} contain {role!r} {same}: every agent needs a different name.")

@@ -120,7 +120,7 @@ def test_a_split_without_rows_is_an_error(tmp_path):
 
 def test_the_type_is_inferred_or_checked(tmp_path):
     path = write(tmp_path / "problems.jsonl", [row(1)])
-    with pytest.raises(ValueError, match="give the dataset's type"):
+    with pytest.raises(ValueError, match="cannot be inferred from its name: give it"):
         load_code_dataset(path)
     with pytest.raises(
         ValueError, match="Unknown dataset type 'apps': expected one of humaneval, coophumaneval, mbpp"
@@ -223,7 +223,10 @@ IMPOSSIBLE_TESTS = {
     "in a branch": ("if True:\n    def check(candidate):\n        assert candidate(1) == 2", "at its top level"),
     "in a class": ("class A:\n    def check(candidate):\n        assert candidate(1) == 2", "at its top level"),
     "overwritten": (CHECK + "assert candidate(1) == 2\ncheck = None", "assigns something else to the name"),
-    "imported over": (CHECK + "assert candidate(1) == 2\nfrom math import pi as check", "gives its name to something"),
+    "imported over": (
+        CHECK + "assert candidate(1) == 2\nfrom math import pi as check",
+        "assigns something else to the name",
+    ),
     "generator": (CHECK + "yield 1\n    assert candidate(1) == 2", "as a generator"),
     "two arguments": ("def check(candidate, other):\n    assert candidate(1) == 2", "must take one argument"),
     "keyword": ("def check(*, candidate):\n    assert candidate(1) == 2", "must take one argument"),
@@ -332,7 +335,7 @@ def test_names_and_modules_that_are_missing_are_found_in_every_field(tmp_path):
 )
 def test_the_name_of_the_helper_is_taken_in_a_team(tmp_path, changes, field):
     path = write(tmp_path / "humaneval.jsonl", [row(1, **changes)])
-    with pytest.raises(ValueError, match=f"row 1: field `{field}` .*`aux`, which is the helper's name"):
+    with pytest.raises(ValueError, match=f"row 1: field `{field}` .*`aux`, which is the name of the helper"):
         load_code_dataset(path)
     assert len(load_code_dataset(path, num_agents=1)) == 1
 

@@ -704,6 +704,11 @@ def test_a_thin_wrapper_in_more_than_one_statement(main):
     assert facts(main).thin_wrapper
 
 
+@pytest.mark.parametrize("target", ["x.y", "x[0]"])
+def test_values_unpacked_into_an_object_are_no_thin_wrapper(target):
+    assert not facts(f"def f(x):\n    [{target}] = [aux(x)]\n    return {target}").thin_wrapper
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [

@@ -235,6 +235,14 @@ def test_an_item_that_tells_nothing_is_named(sandbox, caplog):
     assert "t/1: the reference solution passes 1 of 2 tests" in caplog.text
 
 
+def test_warnings_about_items_can_be_switched_off(sandbox, caplog):
+    worthless = make_item("def f(x):\n", "assert candidate(1) == True", "    return False\n")
+    environment = CodeGenerationEnvironment(sandbox=sandbox, reward_kind="earned", warn_about_items=False)
+    with caplog.at_level(logging.WARNING, logger="trl_multiagent"):
+        environment.score([worthless], [{"aux": "", "main": "def f(x):\n    return True"}], [[]])
+    assert not caplog.records
+
+
 def test_junk_earns_nothing_for_tests_on_a_benchmark(sandbox, shared_data):
     items = load_code_dataset(str(shared_data / "humaneval.jsonl"), split="test[:48]").to_list()[::4]
     for item in items:

@@ -74,4 +74,4 @@ def test_a_folder_that_cannot_be_written_costs_the_record_and_not_the_run(sandbo
     runner = ProgramRunner(sandbox, tmp_path / "file" / "kept")
     with caplog.at_level(logging.WARNING):
         assert runner.run([READS_A_FILE])[0].passed == 0
-    assert "could not be kept" in caplog.text
+    assert "could not be stored" in caplog.text
