@@ -1,6 +1,7 @@
 import gc
 import json
 import os
+import signal
 
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -24,6 +25,8 @@ CACHED = {
     "mbpp_sanitized.jsonl": ("google-research-datasets/mbpp", "sanitized"),
 }
 torch.set_num_threads(1)  # the models here are too small to share
+# Tests send Ctrl-C. A shell that starts the tests in the background has them ignore it, and all their child processes too
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # The files that take longest, in this order. When workers share the tests, these start first, so that all workers end together

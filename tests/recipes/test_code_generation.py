@@ -269,7 +269,7 @@ def test_the_rest_of_what_is_known_of_a_checkpoint_before_models_are_loaded(save
     weights = copy / "checkpoint-2" / "agents" / "aux" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
     message = refusal("true")
-    assert "checkpoint-2 is damaged: not as it was saved: agents/aux/adapter_model.safetensors." in message
+    assert "checkpoint-2 is damaged: changed since it was saved: agents/aux/adapter_model.safetensors." in message
     assert f"the checkpoint before it that is complete: {copy / 'checkpoint-1'}." in message
 
 
