@@ -251,8 +251,7 @@ class CheckpointMixin(Base):
 
         Raises:
             ValueError: On all processes, if on any of them the checkpoint is damaged, belongs to another run, or has
-            taken all
-                steps.
+                taken all steps.
         """
         saved = verify_checkpoint(folder)
         changes = differences(saved["settings"], self._settings)

@@ -5,19 +5,15 @@ TRL's `GRPOTrainer._compute_loss` provides the probability ratio, the clipping, 
 expects a single model. This file holds all the adaptations that a team needs:
 
 1. `GRPOTrainer.__init__` would load a reference model, start vLLM and disable dropout for a single model. Some
-arguments
-   therefore have other values while it runs ([`GRPOLossMixin._init_grpo`]).
+   arguments therefore have other values while it runs ([`GRPOLossMixin._init_grpo`]).
 2. `_compute_loss` calls a model. Instead, it receives the outputs of one forward pass of the whole team
    ([`GRPOLossMixin.policy_loss`]).
 3. `_compute_loss` averages over the rows of a micro-batch. A factor corrects for rows that were left out and for
-padding
-   rows ([`GRPOLossMixin._set_loss_scale`]).
-4. GRPOTrainer computes the importance sampling ratios of vLLM's completions for a single model. Here they are computed
-per
-   agent and added to the rows ([`GRPOLossMixin._correct_sampling`]).
+   padding rows ([`GRPOLossMixin._set_loss_scale`]).
+4. GRPOTrainer computes the importance sampling ratios of vLLM's completions for a single model. Here they are
+   computed per agent and added to the rows ([`GRPOLossMixin._correct_sampling`]).
 5. GRPOTrainer's metrics are means over one micro-batch. Here they are weighted by the number of tokens. The clipping
-metrics
-   are dropped, because an on-policy update never clips ([`GRPOLossMixin._add_token_means`]).
+   metrics are dropped, because an on-policy update never clips ([`GRPOLossMixin._add_token_means`]).
 """
 
 import contextlib
