@@ -270,7 +270,7 @@ def test_the_rest_of_what_is_known_of_a_checkpoint_before_models_are_loaded(save
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
     message = refusal("true")
     assert "checkpoint-2 is damaged: changed since it was saved: agents/aux/adapter_model.safetensors." in message
-    assert f"the checkpoint before it that is complete: {copy / 'checkpoint-1'}." in message
+    assert f"the last complete checkpoint before it: {copy / 'checkpoint-1'}." in message
 
 
 def test_allowed_changes_of_a_recipe(saved_run, tmp_path):
