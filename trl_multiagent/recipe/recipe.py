@@ -129,12 +129,12 @@ class Recipe:
         Makes the task's environment.
 
         Raises:
-            ValueError: the number of its roles is not `num_agents`.
+            ConfigError: the number of its roles is not `num_agents`.
         """
         environment = self.task.make_environment(self.task_settings)
         roles = environment.roles
         if len(roles) != self.num_agents:
-            raise ValueError(
+            raise ConfigError(
                 f"`{self.algorithm}.num_agents` is {self.num_agents}, but the task has {len(roles)} roles: {', '.join(roles)}."
             )
         return environment

@@ -30,7 +30,10 @@ def run_recipe(algorithm: str, task: Task, argv: Sequence[str] | None = None, pr
     recipe = parse_recipe(algorithm, task, argv, prog)
     if not recipe.dry_run:
         recipe.introduce()
-    environment = recipe.make_environment()
+    try:
+        environment = recipe.make_environment()
+    except ConfigError as error:
+        sys.exit(f"{recipe.prog}: error: {error}")
     if recipe.dry_run:
         from trl_multiagent.recipe.plan import print_plan
 

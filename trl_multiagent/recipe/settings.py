@@ -183,7 +183,9 @@ def rename(algorithm: str, layer: dict[str, Any]) -> None:
         if found:
             twice, other = pop_path(layer, new)
             if twice and other != value:
-                raise ConfigError(f"`{old}: {value}` and `{new}: {other}` are one setting; give one of them.")
+                raise ConfigError(
+                    f"`{old}: {value}` and `{new}: {other}` are the same setting; give only one of them."
+                )
             set_path(layer, new, value)
 
 

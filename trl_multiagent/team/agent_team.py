@@ -67,7 +67,7 @@ class AgentTeam(nn.Module):
     Args:
         models (`dict[str, PreTrainedModel | PeftModel]`):
             The agents by role, in the order of the environment's roles. The same model for all roles makes a team with
-            shared weights. A `PeftModel` must have an adapter with the name of each role that it stands for.
+            shared weights. A `PeftModel` must have an adapter named after each role that uses it.
         tokenizers (`dict[str, PreTrainedTokenizerBase]`):
             The tokenizer of each role. Roles may have the same tokenizer object.
 
@@ -319,14 +319,14 @@ class AgentTeam(nn.Module):
 
         Args:
             item (`dict` or `str`):
-                A row of the task's dataset, or the text of its `prompt` column. A text alone is answered once and not
-                scored, which takes the other columns.
+                A row of the task's dataset, or the text of its `prompt` column. A text alone is answered in one turn.
+                It is not scored, because scoring needs the other columns.
             environment ([`Environment`]):
                 The task; its roles are those of the team.
             num_turns (`int`, *optional*, defaults to `1`):
                 Turns of the episode.
             use_chat_template (`bool`, *optional*):
-                As in training: by default each agent does where its tokenizer has a chat template.
+                Whether prompts are chat messages. By default they are for agents whose tokenizer has a chat template.
             **generation_kwargs:
                 Fields of [`~transformers.GenerationConfig`]; by default sampling at temperature 1, 256 tokens.
 

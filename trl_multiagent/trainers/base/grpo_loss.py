@@ -43,9 +43,13 @@ class GRPOLossMixin(Base):
 
     def _init_grpo(self, args: GRPOConfig, **kwargs: Any) -> None:
         """Initializes GRPOTrainer without what it would do to a single model."""
-        changes = {"beta": 0.0, "sync_ref_model": False, "use_vllm": False, "disable_dropout": False}
-        # With `luspo`, TRL warns about token-level ratios. The level makes no difference, as on-policy ratios are 1
-        with _temporarily_set(args, router_aux_loss_coef=None, importance_sampling_level="sequence", **changes):
+        changes: dict[str, Any] = {"beta": 0.0, "sync_ref_model": False, "use_vllm": False, "disable_dropout": False}
+        changes["router_aux_loss_coef"] = None
+        if (
+            args.loss_type == "luspo"
+        ):  # with it, TRL warns about token-level ratios. On-policy ratios are 1 at any level
+            changes["importance_sampling_level"] = "sequence"
+        with _temporarily_set(args, **changes):
             super().__init__(args=args, **kwargs)
         self.beta = args.beta
         self.use_vllm = args.use_vllm

@@ -393,8 +393,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         All processes get the same number of rows; padding rows fill the gap.
         """
         args, roles = self.args, self.team.trained_roles
-        all_rows = collect_rows(levels, self.advantages(levels))
-        rows = self.rows_to_train(all_rows)
+        with fail_together(self.accelerator):
+            all_rows = collect_rows(levels, self.advantages(levels))
+            rows = self.rows_to_train(all_rows)
 
         # The loss is a mean over the rows of all processes, and all micro-batches have the same number of rows
         tokens = [sum(row.num_tokens(role) for row in all_rows) for role in roles]

@@ -28,14 +28,16 @@ logger = logging.get_logger(__name__)
 
 class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
     """
-    Makes a TRL trainer (`GRPOTrainer`, `DPOTrainer`, `RewardTrainer`) train an [`AgentTeam`].
+    Makes a TRL trainer of causal language models, such as `GRPOTrainer` or `DPOTrainer`, train an [`AgentTeam`].
 
     The mixin precedes the TRL trainer in the bases, and [`TeamConfig`] precedes the TRL configuration in the bases of
     the configuration class. The inherited methods expect one model and one tokenizer. Within
     [`~TeamTrainerMixin.agent_scope`] they act on one agent, and their metrics are logged as `agents/<role>/...`.
 
-    A subclass calls `_prepare_team` before it initializes the TRL trainer, and `_set_up_agents` after that. It can
-    override
+    A subclass calls `_prepare_team` before it initializes the TRL trainer, and `_set_up_agents` after that. In between, it
+    undoes what the TRL trainer did to the forward of the team as if that were a single model: most of them patch it with
+    `add_fused_lm_head`, which belongs on each of `team.base_models` (tests/trainers/test_team_mixin.py has an example).
+    A subclass can override
 
     - `_attributes_of_agent`: the trainer's attributes that differ between agents;
     - `_run_settings` and `_reference`: the settings that a checkpoint must match, and the reference model that it
