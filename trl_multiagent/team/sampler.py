@@ -34,13 +34,22 @@ class TeamSampler:
         use_chat_template (`bool`, *optional*):
             Whether prompts are rendered as chat messages. By default, they are for each agent whose tokenizer has a
             chat template.
+        token_budget (`int`, *optional*):
+            Upper bound of the number of prompt and completion tokens in one `generate` call. By default, there is none.
         **generation_kwargs:
             Fields of [`~transformers.GenerationConfig`]. By default, at most 256 tokens are sampled at temperature 1.
     """
 
-    def __init__(self, team: SamplingTeam, use_chat_template: bool | None = None, **generation_kwargs: Any):
+    def __init__(
+        self,
+        team: SamplingTeam,
+        use_chat_template: bool | None = None,
+        token_budget: int | None = None,
+        **generation_kwargs: Any,
+    ):
         self.team = team
         self.use_chat_template = use_chat_template
+        self.token_budget = token_budget
         self.generation_kwargs = generation_kwargs
 
     def __call__(self, nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
@@ -52,7 +61,7 @@ class TeamSampler:
         defaults = {"max_new_tokens": 256, "do_sample": True, "pad_token_id": tokenizer.pad_token_id}
         config = GenerationConfig(**{**defaults, "eos_token_id": self.team.end_tokens(role), **self.generation_kwargs})
         with self.team.evaluating(), self.team.activate(role) as agent:
-            groups = generate_groups(agent, prompt_ids, num_generations, config)
+            groups = generate_groups(agent, prompt_ids, num_generations, config, self.token_budget)
         return [
             Samples(ids, group, tokenizer.batch_decode(group, skip_special_tokens=True))
             for ids, group in zip(prompt_ids, groups, strict=True)
