@@ -93,7 +93,7 @@ class PreferenceConfig:
     def __post_init__(self) -> None:
         minima = {"preference_num_candidates": 1 if self.comparator_policy else 2, "preference_pairs_per_sample": 1}
         minima |= {"comparator_num_candidates": 1, "comparator_history_k": 1, "max_completion_length": 1}
-        minima |= {"items_per_chunk": 1, "generation_token_budget": 1, "environment_steps_per_pair": 0, "top_k": 0}
+        minima |= {"items_per_chunk": 1, "generation_token_budget": 1, "environment_steps_per_pair": 1, "top_k": 0}
         for name, minimum in minima.items():
             value = getattr(self, name)
             if value is not None and value < minimum:
