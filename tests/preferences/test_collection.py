@@ -117,7 +117,9 @@ def test_an_interrupted_collection_is_continued_bit_for_bit(collected, tmp_path,
     with pytest.raises(ValueError, match="unfinished collection"):
         load_preferences(str(tmp_path), ("aux", "main"))
     scored = []
-    environment = tiny_environment(reward=named(lambda completions, **_: scored.extend(completions) or count_reward(completions)))
+    environment = tiny_environment(
+        reward=named(lambda completions, **_: scored.extend(completions) or count_reward(completions))
+    )
     assert collect(tmp_path, environment=environment).to_list() == collected[0].to_list()
     assert len(scored) == 4 * (12 - 5 * (calls - 1))  # what was there is not sampled again
 
@@ -197,7 +199,9 @@ def test_three_agents_and_chat_templates(tmp_path):
 
 
 def test_no_pairs_is_a_warning_and_an_empty_dataset(tmp_path, caplog):
-    preferences = collect(tmp_path, environment=tiny_environment(reward=lambda completions, **_: [1.0] * len(completions)))
+    preferences = collect(
+        tmp_path, environment=tiny_environment(reward=lambda completions, **_: [1.0] * len(completions))
+    )
     assert len(preferences) == 0 and {"aux_prompt", "main_chosen", "item_id"} <= set(preferences.column_names)
     assert "Only 0 of 12 items have answers with different rewards" in caplog.text
     with pytest.raises(ValueError, match="has no rows"):

@@ -21,9 +21,7 @@ def config(folder, policy, **changes):
 def collect(folder, policy, team=None, round=0, comparator=None, **changes):
     team = tiny_team() if team is None else team
     settings = config(folder, policy, **changes)
-    return collect_preferences(
-        team, tiny_environment(), tiny_items(4), settings, round=round, comparator=comparator
-    )
+    return collect_preferences(team, tiny_environment(), tiny_items(4), settings, round=round, comparator=comparator)
 
 
 def test_the_team_itself_samples_other_answers_the_second_time(tmp_path):
@@ -52,13 +50,18 @@ def test_a_copy_keeps_the_weights_it_was_made_of(form, tmp_path):
 
 
 def test_history_is_the_team_of_an_earlier_round(tmp_path):
-    teams = {k: AgentTeam({r: tiny_llama(10 * k + i) for i, r in enumerate(("aux", "main"))}, tokenizers()) for k in range(2)}
+    teams = {
+        k: AgentTeam({r: tiny_llama(10 * k + i) for i, r in enumerate(("aux", "main"))}, tokenizers())
+        for k in range(2)
+    }
     for k, team in teams.items():
         team.save_pretrained(tmp_path / f"round_{k}")
     names = {}
     for round, k in ((0, 1), (1, 1), (2, 1), (2, 2), (3, 9)):
         comparator = make_comparator(
-            tiny_team(), config(tmp_path, "history", policy_checkpoint_dir=str(tmp_path), comparator_history_k=k), round
+            tiny_team(),
+            config(tmp_path, "history", policy_checkpoint_dir=str(tmp_path), comparator_history_k=k),
+            round,
         )
         names[round, k] = comparator.name
         if comparator.name.startswith("history"):
@@ -119,9 +122,7 @@ class Scripted:
 
 
 def nodes():
-    return [
-        Node({}, (), {"aux": f"Help {k}.", "main": [{"role": "user", "content": f"Do {k}."}]}) for k in range(2)
-    ]
+    return [Node({}, (), {"aux": f"Help {k}.", "main": [{"role": "user", "content": f"Do {k}."}]}) for k in range(2)]
 
 
 def test_a_centralized_model_sees_both_assignments_and_answers_in_blocks(tmp_path):
@@ -138,7 +139,13 @@ def test_a_centralized_model_sees_both_assignments_and_answers_in_blocks(tmp_pat
 
 @pytest.mark.parametrize(
     ("text", "block"),
-    [("<aux>a</aux>", "a"), ("<aux>\na\nb\n</aux>", "a\nb"), ("<aux>\n\n  a", "\n  a"), ("a", ""), ("<main>a</main>", "")],
+    [
+        ("<aux>a</aux>", "a"),
+        ("<aux>\na\nb\n</aux>", "a\nb"),
+        ("<aux>\n\n  a", "\n  a"),
+        ("a", ""),
+        ("<main>a</main>", ""),
+    ],
 )
 def test_blocks(text, block):
     assert tagged_block(text, "aux") == block

@@ -42,14 +42,14 @@ def generate_groups(
         end-of-sequence token.
     """
     completions: list[list[list[int]]] = [[] for _ in prompt_ids]
-    for chunk, number in _chunks(prompt_ids, num_generations, generation_config.max_new_tokens, token_budget):
+    for chunk, number in plan_calls(prompt_ids, num_generations, generation_config.max_new_tokens, token_budget):
         groups = _generate_chunk(model, [prompt_ids[k] for k in chunk], number, generation_config)
         for k, group in zip(chunk, groups, strict=True):
             completions[k] += group
     return completions
 
 
-def _chunks(
+def plan_calls(
     prompt_ids: list[list[int]], num_generations: int, max_new_tokens: int, token_budget: int | None
 ) -> list[tuple[list[int], int]]:
     """Splits the work into `generate` calls: the indices of the prompts of each call, and the number of completions of each."""

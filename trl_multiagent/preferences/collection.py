@@ -152,8 +152,7 @@ class _Collection:
         self.round, self.comparator, self.accelerator = round, comparator, accelerator
         self.folder = Path(config.output_dir)
         self.candidates_folder = self.folder / CANDIDATES_FOLDER
-        size = config.items_per_chunk
-        self.chunks = [range(k, min(k + size, len(dataset))) for k in range(0, len(dataset), size)]
+        self.chunks = chunks_of(len(dataset), config.items_per_chunk)
         self.item_ids = item_ids(dataset)
         self.settings = self._describe()
         self.is_complete = self._is_complete()
@@ -314,7 +313,9 @@ class _Collection:
             except ValueError as error:
                 raise ValueError(f"{path} is damaged: {error}. Remove it, and collect again.") from None
             if [isinstance(line, dict) and line.get("index") for line in lines] != list(chunk):
-                raise ValueError(f"{path} is damaged: it does not hold the items {chunk}. Remove it, and collect again.")
+                raise ValueError(
+                    f"{path} is damaged: it does not hold the items {chunk}. Remove it, and collect again."
+                )
             records += lines
         return records
 
@@ -339,11 +340,7 @@ class _Collection:
             )
             for record, of_item in zip(records, pairs, strict=True)
         ]
-        rows = [
-            self._row(record, pair)
-            for record, of_item in zip(records, selected, strict=True)
-            for pair in of_item
-        ]
+        rows = [self._row(record, pair) for record, of_item in zip(records, selected, strict=True) for pair in of_item]
         preferences = make_dataset(rows, roles, [record["prompts"] for record in records])
         if rows:
             check_preferences(preferences, roles, "the collected preferences")
@@ -366,14 +363,22 @@ class _Collection:
     def _row(self, record: dict[str, Any], pair: Pair) -> dict[str, Any]:
         chosen, rejected = pair.chosen, pair.rejected
         others = {ITEM_ID: record["item_id"], ROUND: self.round, CHOSEN_BY: chosen.by, REJECTED_BY: rejected.by}
-        row = make_row(
-            record["prompts"], chosen.texts, rejected.texts, chosen.reward, rejected.reward, **others
-        )
+        row = make_row(record["prompts"], chosen.texts, rejected.texts, chosen.reward, rejected.reward, **others)
         for side, candidate in (("chosen", chosen), ("rejected", rejected)):
             for name, value in candidate.metrics.items():
                 column = f"{side}_{name}"
                 row[column if column not in row else f"{side}_metric_{name}"] = value
         return row
+
+
+def chunks_of(num_items: int, size: int) -> list[range]:
+    """The items of each chunk, by their positions."""
+    return [range(k, min(k + size, num_items)) for k in range(0, num_items, size)]
+
+
+def finished_chunks(folder: Path, number: int) -> int:
+    """How many of a number of chunks a folder holds."""
+    return sum((folder / CANDIDATES_FOLDER / CHUNK_FILE.format(k)).is_file() for k in range(number))
 
 
 def item_ids(dataset: Dataset) -> list[str]:
@@ -391,9 +396,7 @@ def count_tokens(node: Node) -> int:
     return sum(len(ids) for samples in node.samples.values() for ids in samples.completion_ids)
 
 
-def make_dataset(
-    rows: list[dict[str, Any]], roles: Sequence[str], prompts: Sequence[dict[str, Any]]
-) -> Dataset:
+def make_dataset(rows: list[dict[str, Any]], roles: Sequence[str], prompts: Sequence[dict[str, Any]]) -> Dataset:
     """
     Makes a dataset of rows whose components may differ. It has the right columns even if there are no rows.
 
@@ -405,7 +408,9 @@ def make_dataset(
     messages = [{"role": Value("string"), "content": Value("string")}]
     features: dict[str, Any] = {}
     for role in roles:
-        features |= dict.fromkeys(text_columns(role), Value("string") if isinstance(prompts[0][role], str) else messages)
+        features |= dict.fromkeys(
+            text_columns(role), Value("string") if isinstance(prompts[0][role], str) else messages
+        )
     features |= dict.fromkeys((CHOSEN_REWARD, REJECTED_REWARD), Value("float64"))
     features |= {ITEM_ID: Value("string"), ROUND: Value("int64"), CHOSEN_BY: Value("string")}
     features |= {REJECTED_BY: Value("string")}

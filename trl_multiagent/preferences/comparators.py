@@ -107,7 +107,9 @@ def history_folder(config: PreferenceConfig, round: int) -> Path | None:
     assert config.policy_checkpoint_dir is not None  # the configuration has checked it
     folder = Path(config.policy_checkpoint_dir) / ROUND_FOLDER.format(max(0, round - config.comparator_history_k))
     if not (folder / TEAM_FILE).is_file():
-        raise ValueError(f"`comparator_policy: history` needs the team of an earlier round, but {folder} holds no team.")
+        raise ValueError(
+            f"`comparator_policy: history` needs the team of an earlier round, but {folder} holds no team."
+        )
     return folder
 
 
@@ -211,7 +213,9 @@ class SequentialSampler:
 
 def assignments(roles: Sequence[str], prompts: dict[str, Prompt]) -> str:
     """The assignments of all roles in one text."""
-    texts = [f"<assignment of {role}>\n{text_of(prompts[role]).strip()}\n</assignment of {role}>\n\n" for role in roles]
+    texts = [
+        f"<assignment of {role}>\n{text_of(prompts[role]).strip()}\n</assignment of {role}>\n\n" for role in roles
+    ]
     return f"You answer for the roles {', '.join(roles)}, who solve one task together.\n\n{''.join(texts)}"
 
 

@@ -1,10 +1,9 @@
 """The settings of a collection of preferences."""
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trl_multiagent.environments.task import setting
 from trl_multiagent.preferences.pairs import PAIR_SELECTIONS
 
 
@@ -45,50 +44,73 @@ class PreferenceConfig:
         ValueError: a value is impossible, or contradicts another one.
     """
 
-    output_dir: str = setting("Folder of the collected preferences.", "outputs/preferences")
-    preference_num_candidates: int = setting("Joint answers that are sampled per item.", 80)
-    preference_pairs_per_sample: int | None = setting("Pairs that are kept per item; null keeps all.", 16)
-    pair_selection: Literal["reward_gap", "random", "all", "comparator_reward"] = setting(
-        "Which pairs are kept: those with the largest gap of rewards first, random ones, all, or those whose comparator has the "
-        "greatest reward first.",
-        "reward_gap",
+    output_dir: str = field(default="outputs/preferences", metadata={"help": "Folder of the collected preferences."})
+    preference_num_candidates: int = field(default=80, metadata={"help": "Joint answers that are sampled per item."})
+    preference_pairs_per_sample: int | None = field(
+        default=16, metadata={"help": "Pairs that are kept per item; null keeps all."}
     )
-    use_environment_step: bool = setting("Whether pairs count as env steps, as CoMLRL counts them.", True)
-    environment_steps_per_pair: int = setting("Env steps per pair in this count.", 2)
-    log_reward_distribution: bool = setting("Whether to draw the rewards and the gaps, in rewards.png.", False)
-    comparator_policy: Literal["current", "current_copy", "history", "model"] | None = setting(
-        "Policy that samples the other answer of each pair: the team itself, a copy of it that is not trained, the team of an "
-        "earlier round, or other models. By default, both answers are candidates of the team."
+    pair_selection: Literal["reward_gap", "random", "all", "comparator_reward"] = field(
+        default="reward_gap",
+        metadata={
+            "help": "Which pairs are kept: those with the largest gap of rewards first, random ones, all, or those whose comparator has the greatest reward first."
+        },
     )
-    comparator_generation_mode: Literal["decentralized", "centralized", "sequential"] = setting(
-        "How `comparator_policy: model` answers: one agent per role; one model for all roles at once, in tagged blocks; or one "
-        "model, role by role.",
-        "decentralized",
+    use_environment_step: bool = field(
+        default=True, metadata={"help": "Whether pairs count as env steps, as CoMLRL counts them."}
     )
-    comparator_model_name: str | None = setting("Model id or folder, or the folder of a saved team, of `model`.")
-    comparator_agents: list[str] | None = setting("Model ids of `model`, one per role.")  # noqa: RUF009
-    comparator_num_candidates: int | None = setting(
-        "Joint answers of the comparator per item; by default as many as the team's."
+    environment_steps_per_pair: int = field(default=2, metadata={"help": "Env steps per pair in this count."})
+    log_reward_distribution: bool = field(
+        default=False, metadata={"help": "Whether to draw the rewards and the gaps, in rewards.png."}
     )
-    comparator_history_k: int = setting("How many rounds ago the team of `history` was saved.", 1)
-    policy_checkpoint_dir: str | None = setting("Folder of the teams of earlier rounds, round_0, round_1, ...")
-    max_completion_length: int = setting("Tokens of a completion at most.", 256)
-    temperature: float = setting("Temperature of the sampling.", 1.0)
-    top_p: float = setting("Nucleus of the sampling.", 1.0)
-    top_k: int | None = setting("Most likely tokens that are sampled from; null or 0 for all.")
-    min_p: float | None = setting("Least probability of a token, relative to the most likely one.")
-    repetition_penalty: float = setting("Penalty of repeated tokens.", 1.0)
-    use_chat_template: bool | None = setting(
-        "Chat messages for all (true) or no (false) agents; by default for those with a chat template."
+    comparator_policy: Literal["current", "current_copy", "history", "model"] | None = field(
+        default=None,
+        metadata={
+            "help": "Policy that samples the other answer of each pair: the team itself, a copy of it that is not trained, the team of an earlier round, or other models. By default, both answers are candidates of the team."
+        },
     )
-    generation_token_budget: int | None = setting(
-        "Upper bound of prompt and completion tokens in one generate call.", 262144
+    comparator_generation_mode: Literal["decentralized", "centralized", "sequential"] = field(
+        default="decentralized",
+        metadata={
+            "help": "How `comparator_policy: model` answers: one agent per role; one model for all roles at once, in tagged blocks; or one model, role by role."
+        },
     )
-    items_per_chunk: int = setting("Items that are sampled, scored and written together.", 16)
-    reward_scale: float = setting("Factor applied to every reward.", 1.0)
-    reward_shift: float = setting("Added to every reward, after the scale.", 0.0)
-    seed: int = setting("Random seed.", 42)
-    disable_tqdm: bool = setting("Whether there is no progress bar.", False)
+    comparator_model_name: str | None = field(
+        default=None, metadata={"help": "Model id or folder, or the folder of a saved team, of `model`."}
+    )
+    comparator_agents: list[str] | None = field(default=None, metadata={"help": "Model ids of `model`, one per role."})
+    comparator_num_candidates: int | None = field(
+        default=None, metadata={"help": "Joint answers of the comparator per item; by default as many as the team's."}
+    )
+    comparator_history_k: int = field(
+        default=1, metadata={"help": "How many rounds ago the team of `history` was saved."}
+    )
+    policy_checkpoint_dir: str | None = field(
+        default=None, metadata={"help": "Folder of the teams of earlier rounds, round_0, round_1, ..."}
+    )
+    max_completion_length: int = field(default=256, metadata={"help": "Tokens of a completion at most."})
+    temperature: float = field(default=1.0, metadata={"help": "Temperature of the sampling."})
+    top_p: float = field(default=1.0, metadata={"help": "Nucleus of the sampling."})
+    top_k: int | None = field(
+        default=None, metadata={"help": "Most likely tokens that are sampled from; null or 0 for all."}
+    )
+    min_p: float | None = field(
+        default=None, metadata={"help": "Least probability of a token, relative to the most likely one."}
+    )
+    repetition_penalty: float = field(default=1.0, metadata={"help": "Penalty of repeated tokens."})
+    use_chat_template: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Chat messages for all (true) or no (false) agents; by default for those with a chat template."
+        },
+    )
+    generation_token_budget: int | None = field(
+        default=262144, metadata={"help": "Upper bound of prompt and completion tokens in one generate call."}
+    )
+    items_per_chunk: int = field(default=16, metadata={"help": "Items that are sampled, scored and written together."})
+    reward_scale: float = field(default=1.0, metadata={"help": "Factor applied to every reward."})
+    reward_shift: float = field(default=0.0, metadata={"help": "Added to every reward, after the scale."})
+    seed: int = field(default=42, metadata={"help": "Random seed."})
+    disable_tqdm: bool = field(default=False, metadata={"help": "Whether there is no progress bar."})
 
     def __post_init__(self) -> None:
         minima = {"preference_num_candidates": 1 if self.comparator_policy else 2, "preference_pairs_per_sample": 1}
@@ -99,12 +121,16 @@ class PreferenceConfig:
             if value is not None and value < minimum:
                 raise ValueError(f"`{name}` is {value}, it must be at least {minimum}.")
         if self.temperature <= 0.0:
-            raise ValueError(f"`temperature` is {self.temperature}, it must be positive: without chance there are no pairs.")
+            raise ValueError(
+                f"`temperature` is {self.temperature}, it must be positive: without chance there are no pairs."
+            )
         choices = {"pair_selection": PAIR_SELECTIONS, "comparator_policy": (None, *COMPARATOR_POLICIES)}
         choices["comparator_generation_mode"] = ("decentralized", "centralized", "sequential")
         for name, values in choices.items():
             if getattr(self, name) not in values:
-                raise ValueError(f"`{name}` is {getattr(self, name)!r}, it must be one of {', '.join(map(str, values))}.")
+                raise ValueError(
+                    f"`{name}` is {getattr(self, name)!r}, it must be one of {', '.join(map(str, values))}."
+                )
         if self.pair_selection == "all" and self.preference_pairs_per_sample is not None:
             raise ValueError("`pair_selection: all` keeps every pair: set `preference_pairs_per_sample` to null.")
         if self.pair_selection == "comparator_reward" and self.comparator_policy is None:
@@ -114,7 +140,9 @@ class PreferenceConfig:
     def _check_comparator(self) -> None:
         policy, mode = self.comparator_policy, self.comparator_generation_mode
         if policy == "history" and self.policy_checkpoint_dir is None:
-            raise ValueError("`comparator_policy: history` needs `policy_checkpoint_dir`, the folder of the earlier teams.")
+            raise ValueError(
+                "`comparator_policy: history` needs `policy_checkpoint_dir`, the folder of the earlier teams."
+            )
         if policy == "model" and (self.comparator_model_name is None) == (self.comparator_agents is None):
             raise ValueError("`comparator_policy: model` needs either `comparator_model_name` or `comparator_agents`.")
         if mode != "decentralized" and (policy != "model" or self.comparator_model_name is None):

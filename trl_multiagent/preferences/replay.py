@@ -2,10 +2,8 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
-
-from trl_multiagent.environments.task import setting
 
 
 # The peer's names, and ours
@@ -17,13 +15,23 @@ REPLAY_MODES |= {"nearest_k": "last_k", "last_k": "last_k", "lambda_decay": "lam
 class ReplayConfig:
     """The settings of the replay, part of the section of an iterative algorithm."""
 
-    preference_replay_mode: Literal[
-        "none", "current", "all", "all_history", "last_k", "nearest_k", "lambda_decay"
-    ] = setting("Rounds that preferences are drawn from: none (only the current one), all, last_k, lambda_decay.", "none")
-    preference_replay_k: int = setting("Number of rounds for last_k, the current one included.", 1)
-    preference_replay_lambda: float = setting("Factor of a round's weight per round of age for lambda_decay.", 0.5)
-    preference_replay_sample_size: int | None = setting(
-        "Preferences to train on in each round; by default as many as the current round has."
+    preference_replay_mode: Literal["none", "current", "all", "all_history", "last_k", "nearest_k", "lambda_decay"] = (
+        field(
+            default="none",
+            metadata={
+                "help": "Rounds that preferences are drawn from: none (only the current one), all, last_k, lambda_decay."
+            },
+        )
+    )
+    preference_replay_k: int = field(
+        default=1, metadata={"help": "Number of rounds for last_k, the current one included."}
+    )
+    preference_replay_lambda: float = field(
+        default=0.5, metadata={"help": "Factor of a round's weight per round of age for lambda_decay."}
+    )
+    preference_replay_sample_size: int | None = field(
+        default=None,
+        metadata={"help": "Preferences to train on in each round; by default as many as the current round has."},
     )
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from huggingface_hub import DatasetCardData
 
-from trl_multiagent.preference_rows import text_columns
+from trl_multiagent.preference_rows import CHOSEN_BY, CHOSEN_REWARD, text_columns
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.preferences.pairs import Pair
 
@@ -58,7 +58,10 @@ def summarize(
     own, others = candidates_of(records, "candidates"), candidates_of(records, "comparator")
     kept = [pair for of_item in selected for pair in of_item]
     texts = [
-        {tuple(sorted(candidate["texts"].items())) for candidate in (*record["candidates"], *record.get("comparator", ()))}
+        {
+            tuple(sorted(candidate["texts"].items()))
+            for candidate in (*record["candidates"], *record.get("comparator", ()))
+        }
         for record in records
     ]
     completions = sum(len(record["candidates"]) * len(record["prompts"]) for record in records)
@@ -142,7 +145,9 @@ def draw_rewards(records: list[dict[str, Any]], selected: list[list[Pair]], path
         right.hist(gaps, BINS, color="tab:blue")
         right.axvline(fmean(gaps), color="black", linestyle=":", label=f"mean {fmean(gaps):.2f}")
         right.legend(frameon=False, fontsize="small")
-    right.set(title="Gaps of the pairs", xlabel="reward of the chosen minus that of the rejected answer", ylabel="pairs")
+    right.set(
+        title="Gaps of the pairs", xlabel="reward of the chosen minus that of the rejected answer", ylabel="pairs"
+    )
     right.set_xlim(left=0)
     for axes in (left, right):
         axes.grid(alpha=0.2)
@@ -153,7 +158,11 @@ def draw_rewards(records: list[dict[str, Any]], selected: list[list[Pair]], path
 def preference_card(facts: Facts, roles: Sequence[str], columns: Sequence[str], config: PreferenceConfig) -> str:
     """Writes the card of the dataset: what its columns are, how it was made, and what came out."""
     data = DatasetCardData(tags=["trl-multiagent", "preference"], pretty_name="Joint preferences")
-    components = [name for name in columns if name.startswith(("chosen_", "rejected_"))]
+    components = ", ".join(
+        f"`{name.removeprefix('chosen_')}`"
+        for name in columns
+        if name.startswith("chosen_") and name not in (CHOSEN_REWARD, CHOSEN_BY)
+    )
     by_role = "\n".join(
         "| {}, {}, {} | prompt, chosen and rejected answer of `{}` |".format(
             *(f"`{name}`" for name in text_columns(role)), role
@@ -175,7 +184,9 @@ the greater joint reward. Made with trl_multiagent, which extends [TRL](https://
 | --- | --- |
 {by_role}
 | `item_id`, `round` | the item, and the round of the collection |
-| {", ".join(f"`{name}`" for name in components)} | the joint rewards, who sampled the answers, and components of the rewards |
+| `chosen_reward`, `rejected_reward` | the joint rewards |
+| `chosen_by`, `rejected_by` | the policies that sampled the answers |
+| `chosen_<name>`, `rejected_<name>` | components of the rewards: {components or "none"} |
 
 ```python
 from trl_multiagent.preferences import load_preferences

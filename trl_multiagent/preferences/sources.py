@@ -42,7 +42,9 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
             raise ValueError(f"{path} holds {what}.")
         preferences = select_rows(load_from_disk(path), split, name)
     elif path.is_absolute() or name.count("/") != 1:
-        raise FileNotFoundError(f"There is no folder {name}. Preferences are in a folder, a {LOCAL_FILE}, or on the Hub.")
+        raise FileNotFoundError(
+            f"There is no folder {name}. Preferences are in a folder, a {LOCAL_FILE}, or on the Hub."
+        )
     else:
         preferences = load_dataset(name, split=split or "train")
     check_preferences(preferences, roles, name)

@@ -33,6 +33,10 @@ ALGORITHMS = {
     ),
 }
 
+# The class whose fields are the keys of each section. Preferences are collected with the section of the algorithm that learns from them
+SECTION_CLASSES = {name: algorithm.config for name, algorithm in ALGORITHMS.items()}
+SECTION_CLASSES["madpo"] = "trl_multiagent.recipe.preference_section.MADPOSection"
+
 
 def import_class(path: str) -> Any:
     """Imports a class, or another object of a module, by a path such as `package.module.Class`."""

@@ -174,14 +174,6 @@ class Recipe:
         model, frozen = self.agent_model, self.training_args.frozen_agents or []
         if not set(frozen) <= set(roles):
             raise ValueError(f"`{self.algorithm}.frozen_agents` is {frozen}, but the roles are {list(roles)}.")
-        quantization = {}
-        if model.load_in_4bit or model.load_in_8bit:
-            quantization["quantization_config"] = BitsAndBytesConfig(
-                load_in_4bit=model.load_in_4bit,
-                load_in_8bit=model.load_in_8bit,
-                bnb_4bit_quant_type="nf4",
-                bnb_4bit_compute_dtype="bfloat16" if self.training_args.bf16 else "float32",
-            )
         return AgentTeam.from_pretrained(
             self.models(),
             roles,
@@ -189,7 +181,7 @@ class Recipe:
             share_weights=model.share_weights,
             seed=self.training_args.seed,
             dtype=self.dtype,
-            **quantization,
+            **quantization_arguments(model, "bfloat16" if self.training_args.bf16 else "float32"),
         )
 
     def outline(self, roles: Sequence[str]) -> AgentTeam | None:
@@ -280,6 +272,19 @@ class Recipe:
         if self.training_args.push_to_hub:  # last, so that nothing is lost if the push fails
             name = self.dataset.name
             trainer.push_to_hub(dataset_name=hub_id(name) if name and self.dataset.may_be_hub_id else None)
+
+
+def quantization_arguments(model: AgentModel, compute_dtype: str) -> dict[str, BitsAndBytesConfig]:
+    """The arguments of `AgentTeam.from_pretrained` that quantize the base of a LoRA team, if the settings ask for it."""
+    if not (model.load_in_4bit or model.load_in_8bit):
+        return {}
+    config = BitsAndBytesConfig(
+        load_in_4bit=model.load_in_4bit,
+        load_in_8bit=model.load_in_8bit,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=compute_dtype,
+    )
+    return {"quantization_config": config}
 
 
 def build_recipe(settings: Settings, training_args: MAGRPOConfig, dry_run: bool = False) -> Recipe:

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from trl_multiagent.environments.task import Task
-from trl_multiagent.recipe.algorithms import ALGORITHMS
+from trl_multiagent.recipe.algorithms import ALGORITHMS, SECTION_CLASSES
 from trl_multiagent.recipe.comlrl import HISTORY, NO_EFFECT, OTHER_ALGORITHMS, RENAMED, UNAVAILABLE
 from trl_multiagent.recipe.fields import class_names, read_fields
 from trl_multiagent.recipe.sections import LORA_CONFIG, NOT_IN_PEFT, VALUES, AlgorithmExtras, sections_of
@@ -59,7 +59,7 @@ def make_parser(algorithm: str, task: Task, prog: str | None = None) -> argparse
     recipe.add_argument("--output_base_dir", metavar="FOLDER", help="Short for --override output.base_dir=FOLDER.")
     recipe.add_argument("--num_epochs", nargs="*", metavar="N", help="Short for --num_train_epochs N.")
 
-    config = ALGORITHMS[algorithm].config
+    config = SECTION_CLASSES[algorithm]
     # By class. A field is listed under the most derived class that defines it or changes its default
     flags: dict[str, dict[str, tuple[str, Any]]] = {"AlgorithmExtras": {}}
     for extra in dataclasses.fields(AlgorithmExtras):
@@ -264,7 +264,7 @@ def known_settings(algorithm: str, task: Task) -> dict[str, Any]:
     known = dict(VALUES)
     for section, cls in sections_of(task).items():
         known |= section_settings(section, cls)
-    known |= {f"{algorithm}.{name}": field.hint for name, field in read_fields(ALGORITHMS[algorithm].config).items()}
+    known |= {f"{algorithm}.{name}": field.hint for name, field in read_fields(SECTION_CLASSES[algorithm]).items()}
     known |= section_settings(algorithm, AlgorithmExtras)
     known |= {
         f"peft.{name}": field.hint for name, field in read_fields(LORA_CONFIG).items() if name not in NOT_IN_PEFT
