@@ -1,5 +1,6 @@
 """
-The command `trl-multiagent`: `env` for bug reports, `push` to the Hub, `train` to launch a recipe without a script.
+The command `trl-multiagent`: `env` for bug reports, `push` to the Hub, `train` to launch a recipe without a script, `collect` to
+collect preferences.
 
 Slow libraries are imported where they are needed, so that help, versions and errors appear at once.
 """
@@ -26,7 +27,9 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "that are there already are not sent again.",
         allow_abbrev=False,
     )
-    push.add_argument("folder", metavar="FOLDER", help="Folder that a team or a trainer saved.")
+    push.add_argument(
+        "folder", metavar="FOLDER", help="Folder that a team or a trainer saved, or of collected preferences."
+    )
     push.add_argument("repo_id", metavar="REPO_ID", help="Repository, created if it does not exist.")
     push.add_argument(
         "--private", action="store_true", default=None, help="Make a repository that is created private."
@@ -44,8 +47,17 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         allow_abbrev=False,
         add_help=False,
     )
-    train.add_argument("--accelerate_config", metavar="FILE", help="Configuration for `accelerate launch`.")
-    train.add_argument("--num_processes", metavar="N", help="Number of processes, for `accelerate launch`.")
+    collect = commands.add_parser(
+        "collect",
+        help="Collect joint preferences, to train on them later.",
+        description="Collects joint preferences of a team. All other arguments go to the recipe: `trl-multiagent collect --help` "
+        "lists them.",
+        allow_abbrev=False,
+        add_help=False,
+    )
+    for command in (train, collect):
+        command.add_argument("--accelerate_config", metavar="FILE", help="Configuration for `accelerate launch`.")
+        command.add_argument("--num_processes", metavar="N", help="Number of processes, for `accelerate launch`.")
     run = commands.add_parser(
         "run", help="What `train` launches in every process.", allow_abbrev=False, add_help=False
     )
@@ -54,8 +66,10 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     return parser, train
 
 
-def launch(algorithm: str, accelerate_config: str | None, num_processes: str | None, argv: Sequence[str]) -> None:
-    """Starts `trl-multiagent run` in the given number of processes."""
+def launch(
+    command: Sequence[str], accelerate_config: str | None, num_processes: str | None, argv: Sequence[str]
+) -> None:
+    """Starts a command of `trl-multiagent` in the given number of processes."""
     from accelerate.commands.launch import launch_command, launch_command_parser
 
     options = []
@@ -63,7 +77,7 @@ def launch(algorithm: str, accelerate_config: str | None, num_processes: str | N
         options += ["--config_file", accelerate_config]
     if num_processes is not None:
         options += ["--num_processes", num_processes]
-    target = ["--module", "trl_multiagent.cli", "run", algorithm, *argv]
+    target = ["--module", "trl_multiagent.cli", *command, *argv]
     try:
         launch_command(launch_command_parser().parse_args(options + target))
     except subprocess.CalledProcessError as error:
@@ -78,6 +92,14 @@ def run(algorithm: str, argv: Sequence[str]) -> None:
     run_recipe(algorithm, TASK, argv, prog=f"trl-multiagent train {algorithm}")
 
 
+def collect(argv: Sequence[str]) -> None:
+    """Collects preferences in this process, as the script in recipes/code_generation does."""
+    from trl_multiagent.demo.task import TASK
+    from trl_multiagent.recipe.collection import run_collection
+
+    run_collection(TASK, argv, prog="trl-multiagent collect")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     parser, train = make_parsers()
@@ -87,12 +109,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.command in ("env", "push") and rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     elif arguments.command == "push":
+        from trl_multiagent.preferences.sources import is_collection, push_preferences
         from trl_multiagent.team.files import push_folder
 
         options = vars(arguments)
         options.pop("command")
+        push = push_preferences if is_collection(arguments.folder) else push_folder
         try:
-            print(push_folder(**options).commit_url)
+            print(push(**options).commit_url)
         except (ValueError, RuntimeError) as error:
             sys.exit(f"trl-multiagent push: error: {error}")
     elif arguments.command == "env":
@@ -100,10 +124,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         print(f"trl-multiagent {trl_multiagent.__version__}")
         print_env()
+    elif arguments.command == "collect" and not (arguments.accelerate_config or arguments.num_processes):
+        collect(rest)
+    elif arguments.command == "collect":
+        launch(["collect"], arguments.accelerate_config, arguments.num_processes, rest)
     elif arguments.command == "run" or {"-h", "--help"} & set(rest):
         run(arguments.algorithm, rest)
     else:
-        launch(arguments.algorithm, arguments.accelerate_config, arguments.num_processes, rest)
+        launch(["run", arguments.algorithm], arguments.accelerate_config, arguments.num_processes, rest)
 
 
 if __name__ == "__main__":

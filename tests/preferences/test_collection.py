@@ -143,7 +143,7 @@ def test_what_is_complete_is_not_collected_again_and_other_settings_are_refused(
     assert len(every) == facts(folder)["numbers"]["pairs_possible"] > len(collected[0])
     assert {row["aux_chosen"] for row in collected[0]} <= {row["aux_chosen"] for row in every}
     (folder / "candidates" / "chunk_00001.jsonl").write_text("{}")
-    with pytest.raises(ValueError, match="chunk_00001.jsonl is damaged"):
+    with pytest.raises(ValueError, match=r"chunk_00001\.jsonl is damaged"):
         collect(folder, environment=nothing)
     full = tmp_path / "full"
     full.mkdir()

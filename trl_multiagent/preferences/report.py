@@ -17,6 +17,7 @@ from trl_multiagent.preferences.pairs import Pair
 logger = logging.getLogger(__name__)
 
 PICTURE_FILE = "rewards.png"
+HUB_FILE = "data/train-00000-of-00001.parquet"  # of a dataset on the Hub
 FEW_ITEMS = 0.1  # share of the items with pairs below which there is a warning
 BINS = 16
 
@@ -157,7 +158,11 @@ def draw_rewards(records: list[dict[str, Any]], selected: list[list[Pair]], path
 
 def preference_card(facts: Facts, roles: Sequence[str], columns: Sequence[str], config: PreferenceConfig) -> str:
     """Writes the card of the dataset: what its columns are, how it was made, and what came out."""
-    data = DatasetCardData(tags=["trl-multiagent", "preference"], pretty_name="Joint preferences")
+    data = DatasetCardData(
+        tags=["trl-multiagent", "preference"],
+        pretty_name="Joint preferences",
+        configs=[{"config_name": "default", "data_files": [{"split": "train", "path": HUB_FILE}]}],
+    )
     components = ", ".join(
         f"`{name.removeprefix('chosen_')}`"
         for name in columns

@@ -1,16 +1,18 @@
 """Loads datasets of joint preferences from folders, files and the Hub, and pushes them."""
 
+import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from datasets import Dataset, load_dataset, load_from_disk
-from huggingface_hub import CommitInfo, HfApi
+from huggingface_hub import CommitInfo
 
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE, LOCAL_SUFFIXES, read_file, select_rows
-from trl_multiagent.hub.push import access_error_with_advice, upload_error_with_advice
+from trl_multiagent.hub.push import open_repo, push_command_advice, upload_folder
 from trl_multiagent.preference_rows import check_preferences
-from trl_multiagent.preferences.collection import CANDIDATES_FOLDER, DATASET_STATE
-from trl_multiagent.preferences.report import PICTURE_FILE
+from trl_multiagent.preferences.collection import CANDIDATES_FOLDER, DATASET_STATE, FACTS_FILE
+from trl_multiagent.preferences.report import HUB_FILE, PICTURE_FILE
 
 
 def load_preferences(name: str, roles: Sequence[str], split: str | None = None) -> Dataset:
@@ -56,17 +58,39 @@ def is_unfinished(folder: Path) -> bool:
     return (folder / CANDIDATES_FOLDER).is_dir()
 
 
+def is_collection(folder: str | Path) -> bool:
+    """Whether a folder holds collected preferences, all of them."""
+    return all((Path(folder) / name).is_file() for name in (DATASET_STATE, FACTS_FILE))
+
+
 def push_preferences(
-    folder: str | Path, repo_id: str, *, private: bool | None = None, token: str | None = None
+    folder: str | Path,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    token: str | None = None,
+    revision: str | None = None,
+    commit_message: str = "Upload preferences",
+    create_pr: bool = False,
 ) -> CommitInfo:
     """
     Uploads collected preferences and their card to a dataset repository. The candidates stay on this machine.
 
     Args:
-        folder (`str` or `Path`): Folder of a collection.
-        repo_id (`str`): Repository, created if it does not exist.
-        private (`bool`, *optional*): Whether a repository that is created is private.
-        token (`str`, *optional*): Token with write access; by default the one of `hf auth login` or of the variable `HF_TOKEN`.
+        folder (`str` or `Path`):
+            Folder of a collection.
+        repo_id (`str`):
+            Repository, created if it does not exist.
+        private (`bool`, *optional*):
+            Whether a repository that is created is private.
+        token (`str`, *optional*):
+            Token with write access; by default the one of `hf auth login` or of the variable `HF_TOKEN`.
+        revision (`str`, *optional*):
+            Branch, created if it does not exist; by default `main`.
+        commit_message (`str`, *optional*, defaults to `"Upload preferences"`):
+            Message of the commit.
+        create_pr (`bool`, *optional*, defaults to `False`):
+            Whether to open a pull request, which needs no write access.
 
     Returns:
         [`~huggingface_hub.CommitInfo`]
@@ -76,18 +100,14 @@ def push_preferences(
         RuntimeError: the Hub cannot be reached, it refuses the upload, or the upload is interrupted.
     """
     folder = Path(folder)
-    if not (folder / DATASET_STATE).is_file() or not (folder / "README.md").is_file():
+    if not is_collection(folder):
         raise ValueError(f"{folder} holds no complete collection of preferences.")
-    api = HfApi(token=token)
-    with access_error_with_advice(repo_id):
-        repo_id = api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True).repo_id
-    with upload_error_with_advice(repo_id, "Push the preferences again."):
-        # The card comes first: `Dataset.push_to_hub` adds the description of the columns to the card that it finds
-        api.upload_folder(
-            repo_id=repo_id,
-            repo_type="dataset",
-            folder_path=folder,
-            allow_patterns=["README.md", PICTURE_FILE],
-            commit_message="Upload card",
-        )
-        return load_from_disk(folder).push_to_hub(repo_id, token=token, commit_message="Upload preferences")
+    repo_id = open_repo(repo_id, private, token, revision, create_pr, repo_type="dataset")
+    with tempfile.TemporaryDirectory() as upload:
+        for path in (folder / "README.md", folder / PICTURE_FILE):
+            if path.is_file():
+                shutil.copy(path, upload)
+        (Path(upload) / HUB_FILE).parent.mkdir()
+        load_from_disk(folder).to_parquet(Path(upload) / HUB_FILE)
+        advice = push_command_advice(folder, repo_id)
+        return upload_folder(upload, repo_id, advice, token, revision, commit_message, create_pr, repo_type="dataset")
