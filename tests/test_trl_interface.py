@@ -155,6 +155,7 @@ DPO_ATTRIBUTES = [
     "_tokenizer",
     "_metrics",
     "_total_train_tokens",
+    "_precompute_engine",
 ]
 # Private attributes and arguments besides these methods, and the source that has them
 PRIVATE = {

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from accelerate.utils import tqdm
 from datasets import Dataset, concatenate_datasets
+from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.utils import logging
 from trl import DPOTrainer
-from trl.models import unwrap_model_for_generation
+from trl.models import prepare_deepspeed, unwrap_model_for_generation
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
@@ -309,13 +311,22 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
             self.eval_dataset = self._precompute_ref_logps(self.eval_dataset, "eval", batch_size)
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
+        # DPOTrainer's method caches its result next to the dataset, which for a dataset in memory is another folder in
+        # every process. Here the result is part of the dataset, which the caller can save
         if not self._is_set_up or not self._is_tokenized(dataset) or self._has_references(dataset):
             return dataset
-        computed = super()._precompute_ref_logps(dataset, name, batch_size)
-        sides = [computed["ref_chosen_logps"][:], computed["ref_rejected_logps"][:]]
-        for k, role in enumerate(self.team.roles):
-            for column, side in zip(reference_columns(role), sides, strict=True):
-                dataset = dataset.add_column(column, [logps[k] for logps in side])
+        batches = self.accelerator.prepare(DataLoader(dataset, batch_size=batch_size, collate_fn=self.data_collator))
+        if self.is_deepspeed_enabled and self._precompute_engine is None:  # as in DPOTrainer
+            self._precompute_engine = prepare_deepspeed(self.model, self.accelerator)
+        model = self._precompute_engine or self.model
+        logps = []
+        for batch in tqdm(batches, desc=f"Computing reference log probs for {name} dataset"):
+            chosen, rejected = self.compute_ref_log_probs(model, batch)
+            logps.append(self.accelerator.gather_for_metrics(torch.stack([chosen, rejected], dim=1)).float().cpu())
+        by_role = torch.cat(logps).permute(2, 1, 0)  # role, side, row
+        for role, sides in zip(self.team.roles, by_role.tolist(), strict=True):
+            for column, values in zip(reference_columns(role), sides, strict=True):
+                dataset = dataset.add_column(column, values)
         return dataset
 
     def compute_ref_log_probs(
