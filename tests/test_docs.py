@@ -8,7 +8,9 @@ import pytest
 from datasets import Dataset
 
 import trl_multiagent.environments.base
+from trl_multiagent import Task
 from trl_multiagent.demo.task import TASK
+from trl_multiagent.preferences import load_preferences
 from trl_multiagent.recipe.run import parse_recipe
 
 from tiny import tiny_team, tiny_trainer
@@ -96,6 +98,25 @@ def test_team_examples(tiny_model, tmp_path):
     config.write_text(settings + "dataset:\n  name: demo\n")
     recipe = parse_recipe("magrpo", TASK, ["--config", str(config), "--dry_run"])
     assert recipe.peft_config.r == 16 and recipe.agent_model.share_weights is False
+
+
+def test_preference_examples(tiny_model, tmp_path, monkeypatch):
+    collect, own_task, replay = python_blocks(ROOT / "docs" / "preferences.md")
+    monkeypatch.chdir(tmp_path)
+    code = collect.replace('"Qwen/Qwen2.5-0.5B-Instruct"', repr(tiny_model))
+    code = code.replace("PreferenceConfig(", "PreferenceConfig(max_completion_length=8, ")
+    names = {"items": Dataset.from_dict({"topic": ["rain", "snow", "wind"]})}
+    exec(code, names)
+    assert len(names["preferences"]) > 3 and names["preferences"].column_names[0] == "poet_prompt"
+
+    names["TASK"] = Task(lambda settings: names["environment"], lambda settings: (names["items"], None))
+    argv = ["collect", "--model_name", tiny_model, "--preference_num_candidates", "3", "--max_completion_length", "4"]
+    monkeypatch.setattr("sys.argv", [*argv, "--output_dir", "own"])
+    exec(own_task, names)
+    assert load_preferences("own/preferences", ("poet", "critic")).num_rows > 0
+
+    exec(replay, names)
+    assert len(names["drawn"]) == 125 and {number for number, _ in names["drawn"]} == {0, 1, 2}
 
 
 def test_task_example(tmp_path, monkeypatch, capsys):

@@ -1,6 +1,8 @@
 """Joint preferences, and trainers on them, that the tests of MADPO share."""
 
+import torch
 from datasets import Dataset
+from transformers import TrainerCallback
 
 from trl_multiagent import MADPOConfig, MADPOTrainer
 from trl_multiagent.preference_rows import make_row
@@ -55,3 +57,19 @@ def pair_trainer(folder, team=None, trainer=MADPOTrainer, **arguments):
     own = {name: arguments.pop(name) for name in names if name in arguments}
     own.setdefault("train_dataset", pairs(team.roles))
     return trainer(team, pair_config(folder, **arguments), **own)
+
+
+class Shift(TrainerCallback):
+    """Changes the agents when the training begins, so that they differ from their reference policies."""
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        shift(model)
+
+
+def shift(team):
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in team.parameters():
+            if parameter.requires_grad:
+                parameter.mul_(1 + 0.3 * torch.rand_like(parameter))
+    return team

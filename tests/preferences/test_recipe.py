@@ -59,7 +59,12 @@ def test_keys_of_the_peer(tmp_path):
     section |= {"environment_steps_per_pair": 2, "collaboration_mode": "decentralized", "max_new_tokens": 256}
     section |= {"joint_mode": "aligned", "rollout_buffer_size": 4, "train_batch_size": 4, "eval_interval": 4}
     section |= {"eval_num_samples": 4, "eval_batch_size": 1, "logging_steps": 50, "early_termination_threshold": None}
-    section |= {"reference_kl_enabled": False, "parallel_training": "none", "agent_devices": ["cuda:0"], "discount": 0.9}
+    section |= {
+        "reference_kl_enabled": False,
+        "parallel_training": "none",
+        "agent_devices": ["cuda:0"],
+        "discount": 0.9,
+    }
     section |= {"advantage_normalization": True, "num_agents": 2}
     sampling = {"temperature": 0.6, "top_p": 0.6, "top_k": None, "type": "qwen", "max_length": 2048}
     path = tmp_path / "peer.yaml"
@@ -109,7 +114,9 @@ def test_the_demo_has_a_plan(tmp_path, monkeypatch, capsys):
     assert "16 per item, each of 2 completions" in out and "aux: demo, main: demo" in out
 
 
-@pytest.mark.parametrize("form", [[], ["agent_model.share_weights=true"], ["peft.r=2"]], ids=["full", "shared", "lora"])
+@pytest.mark.parametrize(
+    "form", [[], ["agent_model.share_weights=true"], ["peft.r=2"]], ids=["full", "shared", "lora"]
+)
 def test_a_collection(form, tiny_model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     argv = ["--model_name", tiny_model, "--preference_num_candidates", "4", "--max_completion_length", "6"]
@@ -139,7 +146,9 @@ def test_the_command_runs_here_or_launches_processes(monkeypatch, capsys):
 
 
 def test_help_needs_no_slow_library():
-    code = "import sys; from trl_multiagent.cli import main\ntry: main(['collect', '--help'])\nexcept SystemExit: pass\n"
+    code = (
+        "import sys; from trl_multiagent.cli import main\ntry: main(['collect', '--help'])\nexcept SystemExit: pass\n"
+    )
     code += "assert not sys.modules.keys() & {'torch', 'transformers', 'datasets'}"
     import subprocess
 

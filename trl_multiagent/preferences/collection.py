@@ -107,7 +107,7 @@ def collect_preferences(
 
     Raises:
         TypeError: `dataset` is not a `datasets.Dataset`.
-        ValueError: the roles of team and environment differ, or the folder holds another collection.
+        ValueError: the roles of team and environment differ, the weights are sharded, or the folder holds another collection.
         TaskError: the environment failed, see [`~environments.base.judge`].
     """
     if not isinstance(dataset, Dataset):
@@ -116,6 +116,11 @@ def collect_preferences(
         raise ValueError("`dataset` has no items.")
     if team.roles != tuple(environment.roles):
         raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
+    if any(parameter.numel() == 0 for parameter in team.parameters()):
+        raise ValueError(
+            "The weights of the team are sharded over several processes (ZeRO-3), so they cannot sample here: save the team, and "
+            "collect with a team that is loaded from its folder."
+        )
     if comparator is None:
         comparator = make_comparator(team, config, round)
     accelerator = Accelerator()
@@ -281,7 +286,9 @@ class _Collection:
         prompts = {}
         for role in self.team.roles:
             as_chat = uses_chat_template(self.team.tokenizers[role], self.config.use_chat_template)
-            prompts[role] = whole_prompt(role, (), node.prompts[role], as_chat)
+            prompt = whole_prompt(role, (), node.prompts[role], as_chat)
+            # All rows have the same form, so other keys of messages are left out
+            prompts[role] = prompt if isinstance(prompt, str) else [without_other_keys(message) for message in prompt]
         return prompts
 
     def _count_truncated(self, node: Node) -> int:
@@ -389,6 +396,11 @@ def item_ids(dataset: Dataset) -> list[str]:
             if len(set(names)) == len(names):
                 return names
     return [str(k) for k in range(len(dataset))]
+
+
+def without_other_keys(message: dict[str, str]) -> dict[str, str]:
+    """A chat message with its role and content only."""
+    return {key: message[key] for key in ("role", "content")}
 
 
 def count_tokens(node: Node) -> int:

@@ -78,7 +78,7 @@ def matched_pairs(candidates: list[Candidate], others: list[Candidate]) -> list[
     Ties are dropped, and so are pairs whose texts an earlier pair has. If one list is longer, its last candidates have no
     partner.
     """
-    pairs = {}
+    pairs: dict[tuple[tuple[str, ...], tuple[str, ...]], Pair] = {}
     for candidate, other in zip(candidates, others, strict=False):
         for chosen, rejected in ((candidate, other), (other, candidate)):
             if _can_be_chosen(chosen, rejected):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task, TaskSettings
+from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.recipe.arguments import Settings, check_settings
 from trl_multiagent.recipe.settings import ConfigError, make_parser, merge, read_layers, suggestion
 
@@ -131,8 +132,14 @@ def run_collection(task: Task, argv: Sequence[str] | None = None, prog: str | No
             print(f"{prog}: note: {note}", file=sys.stderr)
     items = collection.load_items()
     team = collection.load_team(environment.roles)
+    config = collection.config
+    if config.comparator_model_name in task.models:
+        with state.main_process_first():
+            config = dataclasses.replace(config, comparator_model_name=task.models[config.comparator_model_name]())
     try:
-        preferences = collect_preferences(team, environment, items, collection.config)
+        preferences = collect_preferences(team, environment, items, config)
+    except TaskError:
+        raise  # its traceback says where the code of the task failed
     except ValueError as error:
         sys.exit(f"{prog}: error: {error}")
     if state.is_main_process:

@@ -8,7 +8,7 @@ from trl_multiagent.trainers.madpo_config import MADPOConfig
 
 
 @dataclass
-class MADPOSection(PreferenceConfig, MADPOConfig):
+class MADPOSection(PreferenceConfig, MADPOConfig):  # type: ignore[misc]
     """
     The section `madpo`. Only its fields are read, from its source; it has no instances.
     """
@@ -20,7 +20,6 @@ class MADPOSection(PreferenceConfig, MADPOConfig):
             "by default, to `preferences` in `output_dir` or `output.base_dir`."
         },
     )
-    output_dir: str | None = field(default=None, metadata={"help": "Folder of the run."})
     num_agents: int | None = field(default=None, metadata={"help": "Number of agents."})
     num_turns: Literal[1] = field(default=1, metadata={"help": "Preferences are about one turn."})
     collaboration_mode: Literal["decentralized"] = field(

@@ -5,17 +5,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from accelerate.utils import tqdm
 from datasets import Dataset, concatenate_datasets
+from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.utils import logging
 from trl import DPOTrainer
-from trl.models import unwrap_model_for_generation
+from trl.models import prepare_deepspeed, unwrap_model_for_generation
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.hub.model_card import environment_name
-from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.preference_rows import (
     CHOSEN_REWARD,
     check_preferences,
@@ -44,7 +44,7 @@ LARGEST_FALL = 0.5  # of the chosen answers' log-probability per token, in nats,
 AgentBatch = dict[str, torch.Tensor]  # what `DataCollatorForPreference` makes of the rows of one agent
 
 
-class MADPOTrainer(TeamTrainerMixin, TaskMetricsMixin, DPOTrainer):
+class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
     """
     Trainer for Multi-Agent Direct Preference Optimization (MADPO): DPO, introduced in [Direct Preference Optimization:
     Your Language Model is Secretly a Reward Model](https://huggingface.co/papers/2305.18290), on joint answers.
@@ -124,6 +124,7 @@ class MADPOTrainer(TeamTrainerMixin, TaskMetricsMixin, DPOTrainer):
     args: MADPOConfig
     _is_set_up = False  # whether the agents have been set up
     _sizes: torch.Tensor | None = None  # mean numbers of pairs and of chosen tokens in the step's micro-batches
+    _num_micro_batches = 1  # of the step
     _first_chosen_logp: float | None = None  # per token, in the first log of a run without a reference
     _has_warned = False  # that the chosen answers' log-probability fell
 
@@ -145,8 +146,8 @@ class MADPOTrainer(TeamTrainerMixin, TaskMetricsMixin, DPOTrainer):
         self.args, self.environment = args, environment
         self.env_step = 0  # scored joint answers that were trained on, by all processes
         self._prepare_team(team, args)
-        self._router_loss_coefs = router_loss_coefs(team, args)
-        train_dataset = self._tokenize(train_dataset, "train_dataset")
+        self._router_loss_coefs, self._expert_loads = router_loss_coefs(team, args), {}
+        train_dataset = self._tokenize_pairs(train_dataset, "train_dataset")
         if isinstance(eval_dataset, dict):
             eval_dataset = {
                 name: self._tokenize_for_evaluation(dataset, f"eval_dataset[{name!r}]")
@@ -185,7 +186,7 @@ class MADPOTrainer(TeamTrainerMixin, TaskMetricsMixin, DPOTrainer):
         # DPOTrainer patched the team's forward to return log-probabilities. The forwards of the agents do that
         del self.team.__dict__["forward"]
         self.precompute_ref_logps = False  # except in `compute_loss`, see there
-        self.aux_loss_enabled = False  # except in the scope of an agent
+        self.aux_loss_enabled = False  # DPOTrainer's is computed per micro-batch; see `_router_loss`
         self._agent_losses = [
             pair for pair in zip(self.loss_types, self.loss_weights, strict=True) if pair[0] == "sft"
         ]
@@ -195,13 +196,10 @@ class MADPOTrainer(TeamTrainerMixin, TaskMetricsMixin, DPOTrainer):
     # Overrides of the team mixin
 
     def _attributes_of_agent(self, role: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        coef = self._router_loss_coefs.get(role, 0.0)
         return {
             **super()._attributes_of_agent(role, tokenizer),
             "loss_types": [name for name, _ in self._agent_losses],
             "loss_weights": [weight for _, weight in self._agent_losses],
-            "aux_loss_enabled": coef != 0.0,
-            "router_aux_loss_coef": coef,
             "_total_train_tokens": 0,  # so that the tokens are counted once, with the joint answers
         }
 
@@ -215,9 +213,6 @@ class MADPOTrainer(TeamTrainerMixin, TaskMetricsMixin, DPOTrainer):
     def _card_facts(self) -> dict[str, Any]:
         facts = {**super()._card_facts(), "preference pairs": len(self.train_dataset)}
         return {**facts, "env steps": self.env_step} if self._counts_env_steps else facts
-
-    def _card_environment(self) -> str | None:
-        return None if self.environment is None else environment_name(self.environment)
 
     # Data
 
@@ -239,9 +234,9 @@ class MADPOTrainer(TeamTrainerMixin, TaskMetricsMixin, DPOTrainer):
         if self.environment is not None and isinstance(dataset, Dataset):
             if not roles_of_columns(dataset.column_names):
                 return dataset
-        return self._tokenize(dataset, name)
+        return self._tokenize_pairs(dataset, name)
 
-    def _tokenize(self, dataset: Dataset, name: str) -> Dataset:
+    def _tokenize_pairs(self, dataset: Dataset, name: str) -> Dataset:
         """
         Checks joint preferences, and adds the columns `"<role>/prompt_ids"`, `"<role>/chosen_ids"` and
         `"<role>/rejected_ids"`.
@@ -296,9 +291,6 @@ class MADPOTrainer(TeamTrainerMixin, TaskMetricsMixin, DPOTrainer):
                 "tokens, including their prompts: what exceeds it, and the end of the answer, is not trained. Raise it."
             )
 
-    def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns = []  # no column is removed
-
     # Reference policy
 
     def _has_references(self, dataset: Dataset) -> bool:
@@ -319,13 +311,22 @@ class MADPOTrainer(TeamTrainerMixin, TaskMetricsMixin, DPOTrainer):
             self.eval_dataset = self._precompute_ref_logps(self.eval_dataset, "eval", batch_size)
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
+        # DPOTrainer's method caches its result next to the dataset, which for a dataset in memory is another folder in
+        # every process. Here the result is part of the dataset, which the caller can save
         if not self._is_set_up or not self._is_tokenized(dataset) or self._has_references(dataset):
             return dataset
-        computed = super()._precompute_ref_logps(dataset, name, batch_size)
-        sides = [computed["ref_chosen_logps"][:], computed["ref_rejected_logps"][:]]
-        for k, role in enumerate(self.team.roles):
-            for column, side in zip(reference_columns(role), sides, strict=True):
-                dataset = dataset.add_column(column, [logps[k] for logps in side])
+        batches = self.accelerator.prepare(DataLoader(dataset, batch_size=batch_size, collate_fn=self.data_collator))
+        if self.is_deepspeed_enabled and self._precompute_engine is None:  # as in DPOTrainer
+            self._precompute_engine = prepare_deepspeed(self.model, self.accelerator)
+        model = self._precompute_engine or self.model
+        logps = []
+        for batch in tqdm(batches, desc=f"Computing reference log probs for {name} dataset"):
+            chosen, rejected = self.compute_ref_log_probs(model, batch)
+            logps.append(self.accelerator.gather_for_metrics(torch.stack([chosen, rejected], dim=1)).float().cpu())
+        by_role = torch.cat(logps).permute(2, 1, 0)  # role, side, row
+        for role, sides in zip(self.team.roles, by_role.tolist(), strict=True):
+            for column, values in zip(reference_columns(role), sides, strict=True):
+                dataset = dataset.add_column(column, values)
         return dataset
 
     def compute_ref_log_probs(
@@ -360,6 +361,10 @@ class MADPOTrainer(TeamTrainerMixin, TaskMetricsMixin, DPOTrainer):
         sizes = sum(self._count(batch) for batch in batches).to(self.accelerator.device)
         sizes = self.accelerator.reduce(sizes, "sum")
         self._sizes = sizes / (len(batches) * self.accelerator.num_processes)
+        self._num_micro_batches = len(batches)
+        for role in self._router_loss_coefs:
+            inputs = (self._forward_inputs(role, self._prepare_inputs(batch)[role]) for batch in batches)
+            self._expert_loads[role] = self._expert_load(role, inputs)
         if self._counts_env_steps:
             self.env_step += self.args.environment_steps_per_pair * round(sizes[0].item())
         return batches, num_items
@@ -379,10 +384,8 @@ class MADPOTrainer(TeamTrainerMixin, TaskMetricsMixin, DPOTrainer):
         """Builds the arguments of an agent's forward that returns the log-probabilities of its answers."""
         labels = batch["input_ids"].masked_fill(batch["completion_mask"] == 0, -100)
         inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": labels}
-        routers = without_router_logits(self.team.agents[role])
-        if with_router_loss and role in self._router_loss_coefs:
-            routers = {"output_router_logits": True}
-        return {**inputs, **routers, "fused_lm_head": True}
+        token_weights = batch["attention_mask"].float() if with_router_loss else None
+        return {**inputs, **self._router_inputs(role, token_weights), "fused_lm_head": True}
 
     def compute_loss(
         self,
@@ -423,6 +426,8 @@ class MADPOTrainer(TeamTrainerMixin, TaskMetricsMixin, DPOTrainer):
             for role in self.team.trained_roles:
                 scale = scales[1 + self.team.roles.index(role)]
                 loss = loss + scale * self._agent_loss(role, outputs[role], inputs[role], references[role])
+                if role in self._router_loss_coefs and self.model.training:
+                    loss = loss + self._scaled_router_loss(role, outputs[role].aux_loss)
             joint_inputs = join_batches([inputs[role] for role in self.team.roles], list(references.values()))
             joint_outputs = join_outputs([outputs[role] for role in self.team.roles])
             loss = loss + scales[0] * self._compute_loss(lambda **_: joint_outputs, joint_inputs, False)
@@ -446,6 +451,14 @@ class MADPOTrainer(TeamTrainerMixin, TaskMetricsMixin, DPOTrainer):
             for metrics in self._metrics.values():
                 metrics.pop("num_tokens", None)
         return loss
+
+    def _scaled_router_loss(self, role: str, expert_sums: torch.Tensor) -> torch.Tensor:
+        """Computes the part of a micro-batch in an agent's router loss, and adds it to the metrics."""
+        # The loss is a sum over micro-batches and processes, of which gradients are means
+        router_loss = self._router_loss(role, expert_sums) * self._num_micro_batches * self.accelerator.num_processes
+        mean = self.accelerator.reduce(router_loss.detach(), "mean").item()
+        self._metrics["train"][f"agents/{role}/aux_loss"].append(mean)
+        return self._router_loss_coefs[role] * router_loss
 
     def _texts(self, inputs: dict[str, AgentBatch]) -> list[dict[str, str]]:
         """Returns the texts of a micro-batch for a failure report."""

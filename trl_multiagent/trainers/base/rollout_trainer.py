@@ -20,9 +20,7 @@ from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_h
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.hub.model_card import environment_name
 from trl_multiagent.models.generation import generate_groups
-from trl_multiagent.models.router_loss import expert_load
 from trl_multiagent.models.vllm_generation import check_vllm, make_generations
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
@@ -49,7 +47,7 @@ from trl_multiagent.trainers.base.task_metrics import TaskMetricsMixin
 from trl_multiagent.trainers.base.team_mixin import TeamTrainerMixin, router_loss_coefs
 
 
-class RolloutTrainer(TeamTrainerMixin, TaskMetricsMixin, GRPOLossMixin, GRPOTrainer):
+class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
     """
     Base class of the trainers that learn from rollout trees. Each optimizer step samples one batch of trees with the
     current team and uses it once.
@@ -108,7 +106,7 @@ class RolloutTrainer(TeamTrainerMixin, TaskMetricsMixin, GRPOLossMixin, GRPOTrai
         self._totals = StepTotals()
         self._prepare_team(team, args)
         self._router_loss_coefs = router_loss_coefs(team, args)
-        self._expert_loads: dict[str, torch.Tensor] = {}  # by role, of the current batch
+        self._expert_loads = {}
         reference = None if args.beta == 0.0 else self._make_reference()
         self._init_grpo(
             args,
@@ -183,9 +181,6 @@ class RolloutTrainer(TeamTrainerMixin, TaskMetricsMixin, GRPOLossMixin, GRPOTrai
 
     def _card_facts(self) -> dict[str, Any]:
         return {**super()._card_facts(), "env steps": self.env_step}
-
-    def _card_environment(self) -> str:
-        return environment_name(self.environment)
 
     # Data: a batch has `items_per_device` items, each the root of one tree
 
@@ -390,7 +385,9 @@ class RolloutTrainer(TeamTrainerMixin, TaskMetricsMixin, GRPOLossMixin, GRPOTrai
             if role in self._router_loss_coefs:
                 router_weights = torch.tensor([1.0] * len(rows) + [0.0] * (num_rows - len(rows)))
                 tensors["router_weights"] = router_weights.to(self.accelerator.device)
-                self._expert_loads[role] = self._expert_load(role, tensors)
+                chunks = split_rows(tensors, args.per_device_train_batch_size)
+                inputs = (forward_inputs(self.team.agents[role], trim_padding(chunk)) for chunk in chunks)
+                self._expert_loads[role] = self._expert_load(role, inputs)
             batch[role] = tensors
         return join_agents(batch)
 
@@ -405,21 +402,6 @@ class RolloutTrainer(TeamTrainerMixin, TaskMetricsMixin, GRPOLossMixin, GRPOTrai
                 outputs = model(team_inputs={role: forward_inputs(agent, chunk)})
                 logps.append(outputs[role].log_probs[:, -chunk["completion_ids"].size(1) :])
         return torch.cat(logps)
-
-    @torch.no_grad()
-    def _expert_load(self, role: str, rows: dict[str, torch.Tensor]) -> torch.Tensor:
-        """
-        Computes the load of an agent's experts over the batch of all processes, see
-        [`~models.router_loss.expert_load`].
-        """
-        agent = self.team.agents[role]
-        sent = 0.0
-        with self.team.evaluating(), self.accelerator.autocast():
-            for chunk in split_rows(rows, self.args.per_device_train_batch_size):
-                outputs = self.model_wrapped(team_inputs={role: forward_inputs(agent, trim_padding(chunk))})
-                sent = sent + outputs[role].aux_loss[0]
-        experts_per_token = agent.config.get_text_config().num_experts_per_tok
-        return expert_load(self.accelerator.reduce(sent, "sum"), experts_per_token)
 
     # Loss: one forward pass of the team, a loss per agent, one backward pass
 
@@ -442,7 +424,11 @@ class RolloutTrainer(TeamTrainerMixin, TaskMetricsMixin, GRPOLossMixin, GRPOTrai
         for role in rows:
             losses[role] = self.agent_loss(role, outputs[role], rows[role])
             if role in self._router_loss_coefs:
-                losses[role] = losses[role] + self._router_loss(role, outputs[role])
+                router_loss = self._router_loss(role, outputs[role].aux_loss)
+                self._totals.router_losses[role] += router_loss.detach()
+                # This loss is a sum over processes, but gradients are averaged over processes
+                factor = self._router_loss_coefs[role] * self.accelerator.num_processes
+                losses[role] = losses[role] + factor * router_loss
             self._totals.losses[role] += losses[role].detach()
         with fail_together(
             self.accelerator
@@ -452,15 +438,6 @@ class RolloutTrainer(TeamTrainerMixin, TaskMetricsMixin, GRPOLossMixin, GRPOTrai
                     records = [record for nodes in self._levels for record in joint_action_records(nodes)]
                     self._abort_with_report(f"The loss of agent {role!r} is {loss.item()}", joint_actions=records)
         return sum(losses.values())
-
-    def _router_loss(self, role: str, outputs: FusedCausalLMOutput) -> torch.Tensor:
-        """
-        Computes the weighted router loss of a mixture of experts on one micro-batch, see [`~models.router_loss`].
-        """
-        router_loss = self._expert_loads[role] @ outputs.aux_loss[1]
-        self._totals.router_losses[role] += router_loss.detach()
-        # This loss is a sum over processes, but gradients are averaged over processes
-        return self._router_loss_coefs[role] * router_loss * self.accelerator.num_processes
 
     def training_step(
         self, model: torch.nn.Module, inputs: list[dict], num_items_in_batch: torch.Tensor | None = None

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from accelerate.utils import gather_object
 
 from trl_multiagent.environments.base import Environment, scoring_metrics
+from trl_multiagent.hub.model_card import environment_name
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.distribution import fail_together
@@ -18,10 +19,13 @@ else:
 
 
 class TaskMetricsMixin(Base):
-    """Adds what the agents reached in an environment to a trainer's metrics."""
+    """Adds what the agents reached in an environment to a trainer's metrics and model card."""
 
     team: AgentTeam
-    environment: Environment
+    environment: Environment | None
+
+    def _card_environment(self) -> str | None:
+        return None if self.environment is None else environment_name(self.environment)
 
     def _add_task_metrics(self, mode: str, levels: list[list[Node]]) -> RolloutTotals:
         """

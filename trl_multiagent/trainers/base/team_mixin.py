@@ -22,13 +22,14 @@ from trl_multiagent.trainers.base.distribution import check_distribution
 from trl_multiagent.trainers.base.hub_mixin import TeamHubMixin
 from trl_multiagent.trainers.base.reference import ReferenceMixin
 from trl_multiagent.trainers.base.rescue import SaveError, save_team
+from trl_multiagent.trainers.base.router import RouterLossMixin
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
 logger = logging.get_logger(__name__)
 
 
-class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin):
+class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLossMixin):
     """
     Makes a TRL trainer of causal language models, such as `GRPOTrainer` or `DPOTrainer`, train an [`AgentTeam`].
 
