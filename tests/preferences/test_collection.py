@@ -150,6 +150,8 @@ def test_what_is_complete_is_not_collected_again_and_other_settings_are_refused(
     (full / "thesis.tex").write_text("")
     with pytest.raises(ValueError, match="holds other files"):
         collect(full)
+    with pytest.raises(ValueError, match=r"thesis\.tex is a file"):
+        collect(full / "thesis.tex")
 
 
 def test_two_processes_collect_what_one_does(collected, forked, tmp_path):
@@ -161,6 +163,18 @@ def test_two_processes_collect_what_one_does(collected, forked, tmp_path):
     assert 0 not in done.codes and "Process 1" in done.stderr and "ZeroDivisionError" in done.stderr
     assert len(list((tmp_path / "broken" / "candidates").glob("chunk_*"))) == 2
     assert collect(tmp_path / "broken").to_list() == collected[0].to_list()
+
+
+def test_processes_under_deepspeed_share_the_work(collected, forked, tmp_path):
+    """The weights are those of a team that no trainer holds, so nothing is sharded."""
+    pytest.importorskip("deepspeed")
+    zero = {"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}}
+    zero |= dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto")
+    (tmp_path / "zero.json").write_text(json.dumps(zero))
+    done = forked.run(HELPERS / "two_collectors.py", tmp_path, processes=2, zero=tmp_path / "zero.json")
+    assert done.codes == [0, 0], done.stderr[-4000:]
+    assert done.stderr.count("/7 [") > 0 and "/12 [" not in done.stderr  # this process had 7 of the 12 items
+    assert load_from_disk(tmp_path / "whole").to_list() == collected[0].to_list()
 
 
 def test_rounds_and_seeds_differ_and_generators_outside_do_not_change(collected, tmp_path):
@@ -268,6 +282,7 @@ def test_the_picture_of_the_rewards(tmp_path):
     ("changes", "problem"),
     [
         ({"preference_num_candidates": 1}, "`preference_num_candidates` is 1, it must be at least 2"),
+        ({"reward_scale": float("nan")}, "`reward_scale` is nan, it must be a finite number"),
         ({"temperature": 0.0}, "without chance there are no pairs"),
         ({"pair_selection": "best"}, "it must be one of reward_gap, random, all, comparator_reward"),
         ({"pair_selection": "all"}, "set `preference_pairs_per_sample` to null"),
@@ -281,6 +296,36 @@ def test_the_picture_of_the_rewards(tmp_path):
 def test_impossible_settings(changes, problem, tmp_path):
     with pytest.raises(ValueError, match=problem):
         settings(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "problem"),
+    [
+        ("", "The prompt of 'main' for item 2 is empty"),
+        ([{"role": "user", "content": ""}], "The prompt of 'main' for item 2 is empty"),
+        (
+            [{"role": "assistant", "content": "So"}],
+            "The prompt of 'main' for item 2 ends with a message of the assistant",
+        ),
+    ],
+)
+def test_prompts_are_checked_before_anything_is_sampled(prompt, problem, tmp_path):
+    template = None if prompt == "" else "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+    prompts = {"aux": "Help {x}:", "main": lambda item: prompt if item["x"] == "100" * 3 else "Do:"}
+    environment = FunctionEnvironment(prompts, named(lambda **_: 1 / 0))
+    with pytest.raises(ValueError, match=problem):
+        collect(tmp_path, tiny_team(chat_template=template), environment)
+    assert list((tmp_path / "candidates").glob("chunk*")) == []
+
+
+def test_messages_with_other_keys_and_texts_in_between(tmp_path):
+    message = {"role": "user", "content": "Help:", "name": "bob"}
+    environment = FunctionEnvironment(
+        {"aux": lambda item: [message] if item["x"] == "1" else "Help:", "main": "Do {x}:"}, count_reward
+    )
+    team = tiny_team(chat_template="{% for m in messages %}{{ m['content'] }}\n{% endfor %}")
+    preferences = collect(tmp_path, team, environment)
+    assert {json.dumps(prompt) for prompt in preferences["aux_prompt"]} == {'[{"role": "user", "content": "Help:"}]'}
 
 
 def test_arguments_that_do_not_fit(tmp_path):

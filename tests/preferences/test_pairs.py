@@ -21,7 +21,8 @@ def test_all_pairs_of_different_rewards_in_the_order_of_the_candidates():
     assert names(all_pairs(candidates(1.0, 3.0, 1.0, 2.0))) == ["ba", "bc", "bd", "da", "dc"]
     assert names(all_pairs(candidates(2.0, 2.0, 2.0))) == []
     assert names(all_pairs(candidates(0.0, -0.0))) == []
-    assert names(all_pairs(candidates(1.0, 1.0 + 1e-12))) == ["ba"]  # no gap is too small
+    assert names(all_pairs(candidates(1.0, 1.0 + 1e-9))) == ["ba"]  # no gap is too small
+    assert names(all_pairs(candidates(0.3, 0.1 + 0.2))) == names(all_pairs(candidates(0.0, 0.1 + 0.2 - 0.3))) == []
     assert all_pairs([]) == [] and all_pairs(candidates(1.0)) == []
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from datasets import Dataset, Features, Value, load_from_disk
 from tqdm.auto import tqdm
 from transformers import set_seed
@@ -48,7 +48,7 @@ from trl_multiagent.preferences.report import (
 )
 from trl_multiagent.rollout.episodes import play_candidates
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
-from trl_multiagent.rollout.tree import Node
+from trl_multiagent.rollout.tree import Node, Samples
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.distribution import fail_together
 from trl_multiagent.trainers.base.run_settings import (
@@ -116,6 +116,7 @@ def collect_preferences(
         raise ValueError("`dataset` has no items.")
     if team.roles != tuple(environment.roles):
         raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
+    start_processes()
     if any(parameter.numel() == 0 for parameter in team.parameters()):
         raise ValueError(
             "The weights of the team are sharded over several processes (ZeRO-3), so they cannot sample here: save the team, and "
@@ -138,6 +139,23 @@ def collect_preferences(
     if accelerator.is_main_process:
         warn_if_few_pairs(json.loads((collection.folder / FACTS_FILE).read_text())["numbers"])
     return preferences
+
+
+def start_processes() -> PartialState:
+    """
+    Connects the processes of this run, unless that was done before.
+
+    Raises:
+        ValueError: accelerate found only one of several processes.
+    """
+    # Under DeepSpeed, accelerate connects processes without a GPU only if it is told that there is none
+    state = PartialState(cpu=not torch.accelerator.is_available())
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if launched > 1 and state.num_processes == 1:
+        raise ValueError(
+            f"{launched} processes were launched, but they are not connected: check the accelerate config."
+        )
+    return state
 
 
 class _Collection:
@@ -191,6 +209,8 @@ class _Collection:
         Raises:
             ValueError: it holds something else.
         """
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"{self.folder} is a file: collect preferences in an empty or a new folder.")
         path = self.candidates_folder / SETTINGS_FILE
         if not path.is_file():
             if self.folder.is_dir() and any(path.name != CANDIDATES_FOLDER for path in self.folder.iterdir()):
@@ -242,7 +262,14 @@ class _Collection:
     def sample_chunk(self, number: int) -> list[dict[str, Any]]:
         """Samples and scores one chunk. Returns one record per item, as plain values."""
         items = [self.dataset[k] for k in self.chunks[number]]
-        own = self._play(items, number, "team", team_sampler(self.team, self.config), "current")
+        sampler = team_sampler(self.team, self.config)
+
+        def sample_team(nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
+            for item, node in zip(self.chunks[number], nodes, strict=True):
+                self._check_prompts(item, node)
+            return sampler(nodes, num_candidates)
+
+        own = self._play(items, number, "team", sample_team, "current")
         others = None
         if self.comparator is not None:
             # The comparator has random numbers of its own, or it would repeat what the same team has sampled
@@ -290,6 +317,18 @@ class _Collection:
             # All rows have the same form, so other keys of messages are left out
             prompts[role] = prompt if isinstance(prompt, str) else [without_other_keys(message) for message in prompt]
         return prompts
+
+    def _check_prompts(self, item: int, node: Node) -> None:
+        """Refuses prompts that a row of preferences must not have, before anything is sampled from them."""
+        for role, prompt in self._prompts(node).items():
+            text = prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt)
+            if not text:
+                raise ValueError(f"The prompt of {role!r} for item {item} is empty: the environment must write one.")
+            if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
+                raise ValueError(
+                    f"The prompt of {role!r} for item {item} ends with a message of the assistant. Such a message belongs to "
+                    "the answer: end the prompt with a message of the user."
+                )
 
     def _count_truncated(self, node: Node) -> int:
         """Number of the agents' completions that have no end-of-sequence token."""

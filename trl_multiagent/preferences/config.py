@@ -1,6 +1,7 @@
 """The settings of a collection of preferences."""
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -120,6 +121,9 @@ class PreferenceConfig:
             value = getattr(self, name)
             if value is not None and value < minimum:
                 raise ValueError(f"`{name}` is {value}, it must be at least {minimum}.")
+        for name in ("temperature", "reward_scale", "reward_shift"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"`{name}` is {getattr(self, name)}, it must be a finite number.")
         if self.temperature <= 0.0:
             raise ValueError(
                 f"`temperature` is {self.temperature}, it must be positive: without chance there are no pairs."

@@ -1,10 +1,13 @@
 """Pairs of joint answers, of which one has the greater reward. Plain data: no model, no dataset."""
 
+import math
 import random
 from dataclasses import dataclass, field
 from typing import Any
 
 
+# Rewards that differ by less are equal. 0.1 + 0.2 and 0.3 are different floating-point numbers
+ROUNDING = 1e-12
 PAIR_SELECTIONS = ("reward_gap", "random", "all", "comparator_reward")
 
 
@@ -87,7 +90,8 @@ def matched_pairs(candidates: list[Candidate], others: list[Candidate]) -> list[
 
 
 def _can_be_chosen(chosen: Candidate, rejected: Candidate) -> bool:
-    differ = chosen.reward > rejected.reward and chosen.key != rejected.key
+    tied = math.isclose(chosen.reward, rejected.reward, rel_tol=ROUNDING, abs_tol=ROUNDING)
+    differ = chosen.reward > rejected.reward and not tied and chosen.key != rejected.key
     return differ and any(text.strip() for text in chosen.texts.values())
 
 

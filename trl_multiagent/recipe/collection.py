@@ -76,13 +76,13 @@ class Collection:
 
     def load_team(self, roles: Sequence[str]) -> AgentTeam:
         """Loads the team that samples, on the device of this process."""
-        from accelerate import PartialState
         from peft import LoraConfig
 
+        from trl_multiagent.preferences.collection import start_processes
         from trl_multiagent.recipe.recipe import PEFT_DEFAULTS, quantization_arguments
         from trl_multiagent.team.agent_team import AgentTeam
 
-        state, settings = PartialState(), self.settings
+        state, settings = start_processes(), self.settings
         model = settings.sections["agent_model"]
         names = settings.model_names
         if isinstance(names, str) and names in self.task.models:
@@ -116,16 +116,17 @@ def run_collection(task: Task, argv: Sequence[str] | None = None, prog: str | No
     try:
         collection = parse_collection(task, argv, prog)
         environment = collection.make_environment()
+        from trl_multiagent.recipe.results import check_folder  # takes as long as TRL
+
+        check_folder("`preference_dataset`", Path(collection.config.output_dir))
     except ConfigError as error:
         sys.exit(f"{prog}: error: {error}")
     if collection.dry_run:
         return print_cost(collection, environment)
 
-    from accelerate import PartialState
+    from trl_multiagent.preferences.collection import collect_preferences, start_processes
 
-    from trl_multiagent.preferences.collection import collect_preferences
-
-    state = PartialState()
+    state = start_processes()
     logging.basicConfig(format="%(message)s")
     if state.is_main_process:
         for note in collection.settings.notes:
