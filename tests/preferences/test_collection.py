@@ -10,12 +10,13 @@ import pytest
 import torch
 from datasets import Dataset, load_from_disk
 
-from trl_multiagent import FunctionEnvironment
+from trl_multiagent import FunctionEnvironment, MADPOTrainer
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.preference_rows import check_preferences
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences, load_preferences
 from trl_multiagent.preferences.collection import seeded
 
+from pairs import pair_config
 from tiny import FORMS, count_reward, team_of, tiny_environment, tiny_items, tiny_team
 
 
@@ -82,6 +83,13 @@ def test_it_is_an_ordinary_dataset_with_a_card(collected):
     card = (folder / "README.md").read_text()
     assert "| preference_num_candidates | 4 |" in card and "FunctionEnvironment(reward_funcs=[count_reward]" in card
     assert f"| pairs | {len(preferences)} |" in card
+
+
+def test_a_team_learns_from_what_was_collected(collected, tmp_path):
+    trainer = MADPOTrainer(tiny_team(), pair_config(tmp_path, max_steps=6), collected[0])
+    trainer.train()
+    margins = [entry["rewards/margins"] for entry in trainer.state.log_history if "rewards/margins" in entry]
+    assert margins[0] == 0.0 < margins[-1]
 
 
 class Interrupted(Exception):
