@@ -1,0 +1,1 @@
+"""The files that `trl-multiagent init` writes: a small task to start from."""
