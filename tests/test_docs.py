@@ -88,7 +88,7 @@ def test_team_examples(tiny_model, tmp_path):
     names["lora"].save_pretrained(tmp_path)
     test = "def check(candidate):\n    assert candidate(1) == 2\n"
     names["item"] = {"prompt": "def f(x):\n    pass\n", "entry_point": "f", "test": test}
-    exec(use.replace('"outputs/job_7/final_model"', repr(str(tmp_path))).replace("=256", "=8"), names)
+    exec(use.replace('"outputs/job_7"', repr(str(tmp_path))).replace("=256", "=8"), names)
     assert len(names["turns"]) == 2 and names["turns"][1].outcome.reward >= 0.0
 
     (settings,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "teams.md").read_text(), flags=re.DOTALL)
