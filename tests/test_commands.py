@@ -16,7 +16,7 @@ from trl_multiagent import cli
 
 
 ROOT = Path(__file__).resolve().parents[1]
-PROGRAMS = ("accelerate", "trl-multiagent", "python", ".venv/bin/python", "make", "sbatch", "trl_multiagent")
+PROGRAMS = ("accelerate", "trl-multiagent", "python", ".venv/bin/python", "make", "sbatch")
 # What a reader replaces by a name of their own
 PLACEHOLDERS = {
     "CONFIG.yaml": "recipes/code_generation/configs/magrpo_he_config.yaml",

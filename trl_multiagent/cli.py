@@ -133,13 +133,12 @@ def check_accelerate_config(file: str) -> None:
 
 def init(folder: str) -> None:
     """Writes a task to start from, and says how to train it."""
-    from trl_multiagent.recipe.init import write_task
-    from trl_multiagent.recipe.settings import ConfigError
+    from trl_multiagent.new_task import write_task
 
     try:
         for path in write_task(folder):
             print(f"Wrote {path}")
-    except ConfigError as error:
+    except ValueError as error:
         fail("trl-multiagent init", error)
     change = "" if folder == "." else f"cd {shlex.quote(folder)} && "
     print(f"Train it with: {change}trl-multiagent train magrpo --config config.yaml")

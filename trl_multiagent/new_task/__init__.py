@@ -1,12 +1,10 @@
-"""Writes a small task to start from."""
+"""A small task to start from, `task.py` and `config.yaml`, and the function behind `trl-multiagent init`, which writes them."""
 
 from pathlib import Path
 
-from trl_multiagent.recipe.settings import ConfigError
-
 
 FILES = ("task.py", "config.yaml")
-TEMPLATES = Path(__file__).parent / "new_task"
+TEMPLATES = Path(__file__).parent
 
 
 def write_task(folder: str | Path) -> list[Path]:
@@ -20,16 +18,16 @@ def write_task(folder: str | Path) -> list[Path]:
         `list[Path]`: The files.
 
     Raises:
-        ConfigError: one of the files exists already, or the folder cannot be written to.
+        ValueError: one of the files exists already, or the folder cannot be written to.
     """
     targets = [Path(folder) / name for name in FILES]
     existing = [str(path) for path in targets if path.exists()]
     if existing:
-        raise ConfigError(f"{' and '.join(existing)} would be overwritten. Choose another folder.")
+        raise ValueError(f"{' and '.join(existing)} would be overwritten. Choose another folder.")
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         for path in targets:
             path.write_text((TEMPLATES / path.name).read_text())
     except OSError as error:
-        raise ConfigError(f"The task cannot be written to {folder}: {error.strerror}.") from error
+        raise ValueError(f"The task cannot be written to {folder}: {error.strerror}.") from error
     return targets

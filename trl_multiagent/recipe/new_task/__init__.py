@@ -1,1 +1,0 @@
-"""The files that `trl-multiagent init` writes: a small task to start from."""
