@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
+from matplotlib.image import imread
 
 import trl_multiagent.environments.base
 from trl_multiagent.demo.task import TASK
@@ -38,6 +39,34 @@ def test_readme_example(forked, tiny_model, tmp_path):
     assert done.codes == [0], done.stderr[-4000:]
     assert (tmp_path / "haiku" / "agents" / "poet" / "config.json").is_file()
     assert "'reward':" in done.stdout
+
+
+def test_migration_example(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    example, wrapper = python_blocks(ROOT / "docs" / "migrating.md")
+    code = example.replace('"Qwen/Qwen2.5-0.5B-Instruct"', repr(tiny_model))
+    small = "max_completion_length=8, max_steps=1, items_per_device=1, use_cpu=True, bf16=False, save_strategy='no'"
+    code = code.replace("max_completion_length=64, max_steps=100", small)
+    assert code.count(tiny_model) == 1 and small in code
+    names = {}
+    exec(code, names)
+    assert names["trainer"].state.log_history[0]["step"] == 1 and (tmp_path / "stories" / "team.json").is_file()
+    exec(wrapper, names)
+
+    def lengths(first, second):
+        return [len(a) - len(b) for a, b in zip(first, second, strict=True)]
+
+    wrapped = names["per_agent"](lengths, ["first", "second"])
+    assert wrapped([{"first": "aa", "second": "b"}, {"first": "", "second": "b"}], topic=["x", "y"]) == [1, -1]
+    assert wrapped.__name__ == "lengths"
+
+
+def test_the_picture_of_the_tree_is_drawn_by_its_script(tmp_path):
+    script = ROOT / "docs" / "images" / "make_rollout_tree.py"
+    names = {"__name__": "script", "__file__": str(script)}
+    exec(script.read_text(), names)
+    names["draw"](tmp_path / "tree.png")
+    assert imread(tmp_path / "tree.png").shape == imread(script.with_name("rollout_tree.png")).shape
 
 
 @pytest.mark.parametrize(
@@ -88,7 +117,7 @@ def test_team_examples(tiny_model, tmp_path):
     names["lora"].save_pretrained(tmp_path)
     test = "def check(candidate):\n    assert candidate(1) == 2\n"
     names["item"] = {"prompt": "def f(x):\n    pass\n", "entry_point": "f", "test": test}
-    exec(use.replace('"outputs/job_7/final_model"', repr(str(tmp_path))).replace("=256", "=8"), names)
+    exec(use.replace('"outputs/job_7"', repr(str(tmp_path))).replace("=256", "=8"), names)
     assert len(names["turns"]) == 2 and names["turns"][1].outcome.reward >= 0.0
 
     (settings,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "teams.md").read_text(), flags=re.DOTALL)
@@ -99,7 +128,7 @@ def test_team_examples(tiny_model, tmp_path):
 
 
 def test_task_example(tmp_path, monkeypatch, capsys):
-    task, script = python_blocks(ROOT / "docs" / "tasks.md")
+    _, task, script = python_blocks(ROOT / "docs" / "tasks.md")
     (tmp_path / "task.py").write_text(task)
     (tmp_path / "topics.json").write_text('[{"topic": "rain"}, {"topic": "snow"}]')
     monkeypatch.syspath_prepend(tmp_path)

@@ -182,7 +182,7 @@ class AgentTeam(nn.Module):
         roles = None if roles is None else check_agent_names(roles)
         hub = hub_arguments(model_init_kwargs)
 
-        team_file = find_file(name, TEAM_FILE, **hub) if isinstance(name, str) else None
+        team_file = find_file(name, TEAM_FILE, **hub, required=roles is None) if isinstance(name, str) else None
         if isinstance(name, str) and team_file is not None:
             saved = read_team_file(team_file)
             if roles is not None and roles != saved.roles:
