@@ -51,6 +51,8 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
     def _prepare_team(self, team: AgentTeam, args: TeamConfig) -> None:
         """Checks and applies the arguments that concern the agents. Called before the TRL trainer is initialized."""
         check_agent_settings(team, args)
+        if args.ddp_find_unused_parameters is None:
+            args.ddp_find_unused_parameters = False  # every backward pass reaches every trained agent
         self.team = team
         team.freeze(args.frozen_agents or ())
         team.uses_dropout = not args.disable_dropout
@@ -70,8 +72,6 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
     def _set_up_agents(self) -> None:
         """Collects the attributes that `agent_scope` swaps. Called after the TRL trainer is initialized."""
         check_distribution(self.accelerator)
-        if self.args.ddp_find_unused_parameters is None:
-            self.args.ddp_find_unused_parameters = False  # every backward pass reaches every trained agent
         self.add_callback(CheckpointCallback(self))
         self._agent_attributes = {
             role: self._attributes_of_agent(role, tokenizer) for role, tokenizer in self.team.tokenizers.items()
