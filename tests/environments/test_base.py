@@ -7,7 +7,14 @@ import pandas
 import pytest
 import torch
 
-from trl_multiagent.environments import Environment, FunctionEnvironment, Outcome, TaskError, Turn, base
+from trl_multiagent.environments import (
+    Environment,
+    FunctionEnvironment,
+    Outcome,
+    TaskError,
+    Turn,
+    function_environment,
+)
 from trl_multiagent.environments.base import ask, judge, scoring_metrics
 
 
@@ -33,7 +40,7 @@ def score(env, items=ITEMS, actions=ACTIONS):
 
 
 def test_the_docstring_example_runs():
-    results = doctest.testmod(base)
+    results = doctest.testmod(function_environment)
     assert results.attempted == 2 and results.failed == 0
 
 
