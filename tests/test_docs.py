@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-import trl_multiagent.environments.base
+import trl_multiagent.environments.function_environment
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.recipe.run import parse_recipe
 
@@ -22,7 +22,7 @@ def python_blocks(path):
 
 
 def test_docstring_examples():
-    result = doctest.testmod(trl_multiagent.environments.base)
+    result = doctest.testmod(trl_multiagent.environments.function_environment)
     assert result.attempted > 0 and result.failed == 0
 
 

@@ -266,12 +266,14 @@ def test_chat_prompts_of_the_environment(tmp_path):
 def test_completions_table(tmp_path):
     trainer = tiny_trainer(tmp_path, num_turns=2, log_completions=True, items_per_device=1, num_generations=2)
     trainer.train()
+    assert not [path for path in (tmp_path / "completions").iterdir() if path.name != "completions_00001.parquet"]
     table = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
     assert list(table["turn"]) == [1, 1, 2, 2, 2, 2]
     node = trainer._levels[0][0]
     assert list(table["reward"][:2]) == pytest.approx(node.rewards)
     assert list(table["return"][:2]) == pytest.approx(node.returns)
-    assert table["completion"][0] == f"[aux] {node.joint_actions[0]['aux']}\n[main] {node.joint_actions[0]['main']}"
+    for role in ("aux", "main"):
+        assert list(table[f"completion/{role}"][:2]) == [action[role] for action in node.joint_actions]
 
 
 def test_agents_learn_at_their_own_rates(tmp_path):
