@@ -63,13 +63,19 @@ def trace_rows(
                 places[id(child)] = (tree, f"{path.rstrip('/')}/{action}", path)
             of_node = {} if advantages is None else advantages[turn][k]
             values = {role: x.tolist() for role, x in of_node.items()}
-            prompts = {f"prompt/{role}": prompt_text(prompt) for role, prompt in node.prompts.items()}
-            common = {"step": step, "split": split, "process": process, "tree": tree, "item": item_id(node.item)}
+            prompts = {f"prompt/{role}": _plain(prompt_text(prompt)) for role, prompt in node.prompts.items()}
+            common = {
+                "step": step,
+                "split": split,
+                "process": process,
+                "tree": tree,
+                "item": _plain(item_id(node.item)),
+            }
             common |= {"node": path, "parent": parent, "turn": turn + 1}
             for action, (index, texts) in enumerate(zip(node.indices, node.joint_actions, strict=True)):
                 outcome = node.outcomes[action]
                 row = {**common, "action": action, **prompts}
-                row |= {f"completion/{role}": text for role, text in texts.items()}
+                row |= {f"completion/{role}": _plain(text) for role, text in texts.items()}
                 row |= {"reward": node.rewards[action], "return": node.returns[action]}
                 for role, g in zip(node.samples, index, strict=True):
                     row[f"advantage/{role}"] = values[role][g] if role in values else None
@@ -100,4 +106,7 @@ def prompt_text(prompt: Prompt) -> str:
 
 
 def _plain(value: Any) -> Any:
-    return value if value is None or isinstance(value, str | int | float) else str(value)
+    """A number, `None`, or a text without lone surrogates, which files cannot hold."""
+    if value is None or isinstance(value, int | float):
+        return value
+    return str(value).encode("utf-8", "replace").decode()

@@ -107,9 +107,6 @@ def as_frame(rows: list[TraceRow]) -> pd.DataFrame:
             frame[name] = frame[name].astype(float)
         elif name.startswith("extra/") and len({type(x) for x in frame[name] if x is not None}) > 1:
             frame[name] = [None if x is None else str(x) for x in frame[name]]
-        elif name.startswith(("prompt/", "completion/")):
-            # Parquet has no lone surrogates, which a tokenizer may produce
-            frame[name] = [x.encode("utf-8", "replace").decode() for x in frame[name]]
     return frame
 
 
