@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import random
+import textwrap
 from collections import defaultdict
 from pathlib import Path
 
@@ -185,7 +186,8 @@ def changes(old: str, new: str) -> list[tuple[str, str]]:
 
 def cut(lines: list[tuple[str, str]], width: int, number: int) -> Text:
     """The first lines of a text, broken at the width of a column."""
-    pieces = [(line[k : k + width], style) for line, style in lines for k in range(0, max(1, len(line)), width)]
+    wrap = textwrap.TextWrapper(width, drop_whitespace=False, break_on_hyphens=False).wrap
+    pieces = [(piece, style) for line, style in lines for piece in wrap(line) or [""]]
     text = Text("\n").join(Text(piece, style) for piece, style in pieces[:number])
     if len(pieces) > number:
         text.append(f"\n... {len(pieces) - number} more lines", "dim")
