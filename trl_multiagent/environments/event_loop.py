@@ -20,6 +20,7 @@ class EventLoop:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: weakref.finalize | None = None
 
     def __reduce__(self) -> tuple[type["EventLoop"], tuple[()]]:
         return EventLoop, ()
@@ -27,22 +28,26 @@ class EventLoop:
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future:
         """Starts a coroutine and returns its future result."""
         if self._loop is None or self._pid != os.getpid() or not self._thread.is_alive():
-            self._start()
+            self._loop = self._start()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def abandon(self) -> None:
         """Leaves the loop to itself, because a coroutine blocks it. The next coroutine starts another one."""
-        self._stop.detach()
+        self._detach()
         self._loop = None
 
-    def _start(self) -> None:
-        if self._loop is not None:
-            self._stop.detach()  # in a forked process, the loop belongs to the parent
-        self._loop = asyncio.new_event_loop()
+    def _detach(self) -> None:
+        if self._stop is not None:
+            self._stop.detach()
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        self._detach()  # in a forked process, the former loop belongs to the parent
+        loop = asyncio.new_event_loop()
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=_run, args=(self._loop,), name="async-rewards", daemon=True)
+        self._thread = threading.Thread(target=_run, args=(loop,), name="async-rewards", daemon=True)
         self._thread.start()
-        self._stop = weakref.finalize(self, _stop, self._loop, self._thread, self._pid)  # also when Python exits
+        self._stop = weakref.finalize(self, _stop, loop, self._thread, self._pid)  # also when Python exits
+        return loop
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.data_utils import apply_chat_template
 from trl.trainer.utils import get_config_model_id
 
@@ -28,10 +29,15 @@ class RewardModel:
     """
 
     def __init__(self, model: str | nn.Module, tokenizer: PreTrainedTokenizerBase | None = None):
+        self._placed = not isinstance(model, str)
+        if isinstance(model, str) and is_deepspeed_zero3_enabled():
+            raise ValueError(
+                f"Under ZeRO-3, the reward model {model!r} would be loaded in parts. Load it before the training arguments are "
+                "made, and give the model instead of its id."
+            )
         try:
             if isinstance(model, str):
                 model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
-                model.to(torch.accelerator.current_accelerator() or "cpu")
             name = get_config_model_id(model.config)
             self.tokenizer = AutoTokenizer.from_pretrained(name) if tokenizer is None else tokenizer
         except (OSError, ValueError) as error:
@@ -46,6 +52,9 @@ class RewardModel:
     @torch.inference_mode()
     def __call__(self, prompts: list, completions: list, **kwargs: Any) -> list[float]:
         texts = [self._text(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+        if not self._placed:  # not earlier: a process learns which device is its own when the trainer is made
+            self.model.to(torch.accelerator.current_accelerator() or "cpu")
+            self._placed = True
         device = next(self.model.parameters()).device
         training = self.model.training
         self.model.eval()

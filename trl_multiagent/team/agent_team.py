@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import dataclasses
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -369,14 +368,14 @@ class AgentTeam(nn.Module):
         sampler = TeamSampler(self, use_chat_template, generation_token_budget, **generation_kwargs)
         items = [item] if isinstance(item, str | Mapping) else list(item)
         texts = [isinstance(x, str) for x in items]
-        for x, is_text in zip(items, texts, strict=True):
-            if not is_text and not isinstance(x, Mapping):
+        for x in items:
+            if not isinstance(x, str | Mapping):
                 raise TypeError(f"An item is {x!r}: it must be a row of the dataset, which is a dict, or a text.")
         if any(texts) and not all(texts):
             raise TypeError("Some items are texts and some are rows of a dataset: give either texts or rows.")
         if any(texts) and isinstance(num_turns, int) and num_turns > 1:
             raise ValueError("Several turns need feedback, and that needs a whole item: give a row of the dataset.")
-        rows = [{"prompt": x} if is_text else dict(x) for x, is_text in zip(items, texts, strict=True)]
+        rows = [{"prompt": x} if isinstance(x, str) else dict(x) for x in items]
 
         def score(nodes: list[Node]) -> list[list[Outcome]]:
             if any(texts):
@@ -386,7 +385,7 @@ class AgentTeam(nn.Module):
         with self.evaluating():
             episodes = turns_of_episodes(play_episodes(rows, environment, sampler, score, num_turns=num_turns))
         if any(texts):
-            episodes = [[dataclasses.replace(turn, outcome=None)] for (turn,) in episodes]
+            episodes = [[Turn(turn.prompts, turn.joint_action, None)] for (turn,) in episodes]  # type: ignore[arg-type]
         return episodes[0] if isinstance(item, str | Mapping) else episodes
 
     def end_tokens(self, role: str) -> list[int]:

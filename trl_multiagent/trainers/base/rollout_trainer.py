@@ -89,6 +89,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
     """
 
     args: RolloutConfig
+    log_completions: bool
     _buffered_inputs: list[dict[str, torch.Tensor]] | None
 
     def __init__(
