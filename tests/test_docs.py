@@ -12,7 +12,7 @@ import trl_multiagent.environments.function_environment
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.recipe.run import parse_recipe
 
-from tiny import tiny_team, tiny_trainer
+from tiny import tiny_environment, tiny_items, tiny_team, tiny_trainer
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -139,6 +139,18 @@ def test_team_examples(tiny_model, tmp_path):
     config.write_text(settings + "dataset:\n  name: demo\n")
     recipe = parse_recipe("magrpo", TASK, ["--config", str(config), "--dry_run"])
     assert recipe.peft_config.r == 16 and recipe.agent_model.share_weights is False
+
+
+def test_preference_examples(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    training, evaluation = python_blocks(ROOT / "docs" / "madpo.md")
+    names = {}
+    exec(training.replace('"Qwen/Qwen2.5-0.5B-Instruct"', repr(tiny_model)), names)
+    assert trl_multiagent.AgentTeam.from_pretrained("poets").roles == ("poet", "critic")
+    names |= {"held_out_pairs": names["preferences"], "environment": tiny_environment(["poet", "critic"])}
+    names["held_out_items"] = tiny_items(2)
+    exec(evaluation, names)
+    assert {"eval_pairs_loss", "eval_reward"} <= names["trainer"].evaluate().keys()
 
 
 def test_task_example(tmp_path, monkeypatch, capsys):

@@ -165,6 +165,9 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         if self.use_vllm:
             self._check_vllm()
 
+    def steps_per_epoch(self, num_rows: int) -> int:
+        return num_rows // (self.items_per_device * self.world_size)
+
     @property
     def joint_actions_per_node(self) -> int:
         """Number of joint actions of one node: G (align) or G^N (cross)."""

@@ -3,10 +3,11 @@ The mixin of all team trainers: it applies single-model methods to one agent at 
 """
 
 import contextlib
+import json
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from accelerate.utils import DistributedType, set_seed
@@ -20,14 +21,16 @@ from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin
 from trl_multiagent.trainers.base.distribution import check_distribution
 from trl_multiagent.trainers.base.hub_mixin import TeamHubMixin
+from trl_multiagent.trainers.base.reference import ReferenceMixin
 from trl_multiagent.trainers.base.rescue import SaveError, save_team
+from trl_multiagent.trainers.base.router import RouterLossMixin
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
 logger = logging.get_logger(__name__)
 
 
-class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
+class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLossMixin):
     """
     Makes a TRL trainer of causal language models, such as `GRPOTrainer` or `DPOTrainer`, train an [`AgentTeam`].
 
@@ -163,6 +166,17 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
                 norm = factor * torch.nn.utils.get_total_norm(gradients).item()
                 self._metrics["train"][f"agents/{role}/grad_norm"].append(norm)
         return total
+
+    # Failures
+
+    def _abort_with_report(self, problem: str, **records: list[dict]) -> NoReturn:
+        """Ends the run with an error, and writes the items and texts that led to it to the output folder."""
+        folder = Path(self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"failure_step{self.state.global_step}_process{self.accelerator.process_index}.json"
+        report = {"problem": problem, "agents": list(self.team.roles), **records}
+        path.write_text(json.dumps(report, indent=2, default=repr) + "\n")
+        raise FloatingPointError(f"{problem} at step {self.state.global_step}. Items and completions are in {path}.")
 
     # Saving and loading the team: `team.json`, and one standard folder per agent
 
