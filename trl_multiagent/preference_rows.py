@@ -66,7 +66,7 @@ def make_row(
     """
     row: dict[str, Any] = {}
     for role, prompt in prompts.items():
-        answers = chosen[role], rejected[role]
+        answers: tuple[str | Messages, ...] = (chosen[role], rejected[role])
         if not isinstance(prompt, str):
             answers = tuple([{"role": "assistant", "content": answer}] for answer in answers)
         row |= dict(zip(text_columns(role), (prompt, *answers), strict=True))

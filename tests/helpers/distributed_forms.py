@@ -89,7 +89,7 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
 
 def update_on_preferences(teams: Path, output: Path, pairs_per_device: int, case: str) -> dict:
     form, settings = PREFERENCES[case]
-    settings = {"optim": "sgd", "learning_rate": 0.3, "max_grad_norm": 1.0, **settings}
+    settings = {"optim": "sgd", "learning_rate": 0.3, "max_grad_norm": 1.0, "max_completion_length": 256, **settings}
     args = pair_config(output / case, per_device_train_batch_size=pairs_per_device, **settings)
     team = AgentTeam.from_pretrained(str(teams / form))
     trainer = MADPOTrainer(team, args, pairs(team.roles), tiny_items(5), tiny_environment(team.roles))

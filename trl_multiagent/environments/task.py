@@ -36,6 +36,13 @@ class DatasetSource:
     name: str | None = setting("Source of the data, such as a Hub id or the path of a file.")
     train_split: str | None = setting("Rows to train on, such as 'test[33:163]'.")
     eval_split: str | None = setting("Rows to evaluate on; without it there is no evaluation.")
+    size: int | None = setting("Use the first n of the rows to train on.")
+    eval_size: int | None = setting("Use the first n of the rows to evaluate on.")
+
+    def __post_init__(self) -> None:
+        for name, size in {"size": self.size, "eval_size": self.eval_size}.items():
+            if size is not None and size < 1:
+                raise ValueError(f"`dataset.{name}` is {size}, it must be at least 1 or null.")
 
     @property
     def may_be_hub_id(self) -> bool:
@@ -85,6 +92,9 @@ class Task:
             Returns a text to print before anything is loaded, or `None`.
         callbacks (`Callable[[TaskSettings, Trainer], list[TrainerCallback]]`, *optional*):
             Returns the callbacks to add to the trainer.
+        roles (`list[str]` or `Callable[[dict[str, Any]], list[str]]`, *optional*):
+            The agents' roles, or a function from the sections to the roles. If it is given, `num_agents` is their number by
+            default; otherwise it is 2.
 
     Example:
 
@@ -111,3 +121,4 @@ class Task:
     models: dict[str, Callable[[], str]] = dataclasses.field(default_factory=dict)
     introduction: Callable[[TaskSettings], str | None] | None = None
     callbacks: Callable[[TaskSettings, Trainer], list[TrainerCallback]] | None = None
+    roles: Sequence[str] | Callable[[dict[str, Any]], Sequence[str]] | None = None

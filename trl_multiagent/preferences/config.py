@@ -114,6 +114,7 @@ class PreferenceConfig:
     disable_tqdm: bool = field(default=False, metadata={"help": "Whether there is no progress bar."})
 
     def __post_init__(self) -> None:
+        self.top_k = self.top_k or 0  # null and 0 mean the same
         minima = {"preference_num_candidates": 1 if self.comparator_policy else 2, "preference_pairs_per_sample": 1}
         minima |= {"comparator_num_candidates": 1, "comparator_history_k": 1, "max_completion_length": 1}
         minima |= {"items_per_chunk": 1, "generation_token_budget": 1, "environment_steps_per_pair": 1, "top_k": 0}
@@ -159,7 +160,7 @@ class PreferenceConfig:
     def sampling_kwargs(self) -> dict[str, Any]:
         """The fields of [`~transformers.GenerationConfig`]."""
         kwargs = {"max_new_tokens": self.max_completion_length, "temperature": self.temperature, "top_p": self.top_p}
-        kwargs |= {"top_k": self.top_k or 0, "repetition_penalty": self.repetition_penalty, "disable_compile": True}
+        kwargs |= {"top_k": self.top_k, "repetition_penalty": self.repetition_penalty, "disable_compile": True}
         return kwargs if self.min_p is None else {**kwargs, "min_p": self.min_p}
 
     @property

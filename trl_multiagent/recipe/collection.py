@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.recipe.arguments import Settings, check_settings
-from trl_multiagent.recipe.settings import ConfigError, make_parser, merge, read_layers, suggestion
+from trl_multiagent.recipe.arguments import Settings
+from trl_multiagent.recipe.run import read_settings
+from trl_multiagent.recipe.settings import ConfigError
 
 
 if TYPE_CHECKING:
@@ -71,8 +72,11 @@ class Collection:
         return environment
 
     def load_items(self) -> Dataset:
-        """Loads the items to collect preferences for: the task's training set."""
-        return self.task.load_datasets(self.task_settings)[0]
+        """Loads the items to collect preferences for: the task's training set, or its first `dataset.size` rows."""
+        from trl_multiagent.recipe.recipe import first_rows
+
+        dataset, _ = self.task.load_datasets(self.task_settings)
+        return first_rows(dataset, self.settings.sections["dataset"].size)
 
     def load_team(self, roles: Sequence[str]) -> AgentTeam:
         """Loads the team that samples, on the device of this process."""
@@ -101,14 +105,16 @@ class Collection:
         return team if model.load_in_4bit or model.load_in_8bit else team.to(state.device)
 
 
-def run_collection(task: Task, argv: Sequence[str] | None = None, prog: str | None = None) -> None:
+def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     """
     Collects preferences for a task, or prints what that will cost if `--dry_run` is given. Wrong settings end the program.
 
     A collection that was interrupted is continued if the program is started again with the same settings.
 
     Args:
-        task ([`~trl_multiagent.environments.task.Task`]): What the preferences are about.
+        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
+            What the preferences are about; or, if the user chooses that, the tasks that have a name, see
+            [`~trl_multiagent.recipe.tasks.choose_task`].
         argv (`list[str]`, *optional*): Arguments; by default those of the command line.
         prog (`str`, *optional*): Name of the program in messages; by default that of the script.
     """
@@ -134,9 +140,11 @@ def run_collection(task: Task, argv: Sequence[str] | None = None, prog: str | No
     items = collection.load_items()
     team = collection.load_team(environment.roles)
     config = collection.config
-    if config.comparator_model_name in task.models:
+    if config.comparator_model_name in collection.task.models:
         with state.main_process_first():
-            config = dataclasses.replace(config, comparator_model_name=task.models[config.comparator_model_name]())
+            config = dataclasses.replace(
+                config, comparator_model_name=collection.task.models[config.comparator_model_name]()
+            )
     try:
         preferences = collect_preferences(team, environment, items, config)
     except TaskError:
@@ -149,25 +157,22 @@ def run_collection(task: Task, argv: Sequence[str] | None = None, prog: str | No
     state.destroy_process_group()
 
 
-def parse_collection(task: Task, argv: Sequence[str] | None, prog: str) -> Collection:
+def parse_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None, prog: str) -> Collection:
     """
     Reads and checks the settings of a collection, without loading a model or data.
 
     Args:
-        task ([`~trl_multiagent.environments.task.Task`]): What the preferences are about.
+        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
+            What the preferences are about; or, if the user chooses that, the tasks that have a name, see
+            [`~trl_multiagent.recipe.tasks.choose_task`].
         argv (`list[str]` or `None`): Arguments; by default those of the command line.
         prog (`str`): Name of the program in the help.
 
     Raises:
         ConfigError: a setting is wrong.
     """
-    parser = make_parser(SECTION, task, prog)
-    arguments, unknown = parser.parse_known_args(argv)
-    if unknown:
-        flags = [flag for action in parser._actions for flag in action.option_strings]
-        raise ConfigError(f"unknown argument {unknown[0]!r}{suggestion(unknown[0], flags)}")
-    settings = check_settings(SECTION, task, merge(read_layers(SECTION, arguments)))
-    return Collection(settings, make_config(settings), arguments.dry_run, prog)
+    settings, dry_run = read_settings(SECTION, task, argv, prog)
+    return Collection(settings, make_config(settings), dry_run, prog)
 
 
 def make_config(settings: Settings) -> PreferenceConfig:

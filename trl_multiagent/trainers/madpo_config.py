@@ -1,5 +1,5 @@
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from trl import DPOConfig
 
@@ -96,7 +96,7 @@ class MADPOConfig(TeamConfig, DPOConfig):
 
     def __post_init__(self) -> None:
         if isinstance(self.loss_type, str):
-            self.loss_type = [self.loss_type]
+            self.loss_type: list[str] = [self.loss_type]
         self._check_values()
         super().__post_init__()
 
@@ -114,7 +114,7 @@ class MADPOConfig(TeamConfig, DPOConfig):
         check_minima(self, {"environment_steps_per_pair": 1, "num_turns": 1, "max_completion_length": 1, "top_k": 0})
         if self.beta <= 0.0:
             raise ValueError(f"`beta` is {self.beta}, it must be greater than 0.")
-        unsupported = {
+        unsupported: dict[str, tuple[Any, str]] = {
             "ld_alpha": (None, "it compares the lengths of two single answers, and a joint answer has several"),
             "padding_free": (False, "TRL's DPOTrainer does not support it either"),
             "use_liger_kernel": (False, "it replaces the forward that computes the log-probabilities"),
@@ -128,12 +128,9 @@ class MADPOConfig(TeamConfig, DPOConfig):
         if self.use_weighting and "sft" in self.loss_type:
             raise ValueError("`use_weighting` applies to pairs, but the 'sft' loss has none: leave one of them out.")
         if self.reference_free:
-            for name, value in {
-                "precompute_ref_log_probs": False,
-                "sync_ref_model": False,
-                "f_divergence_type": "reverse_kl",
-            }.items():
-                if getattr(self, name) != value:
+            needing = {"precompute_ref_log_probs": False, "sync_ref_model": False, "f_divergence_type": "reverse_kl"}
+            for name, off in needing.items():
+                if getattr(self, name) != off:
                     raise ValueError(
                         f"`{name}={getattr(self, name)!r}` needs a reference policy, but `reference_free` is true."
                     )

@@ -122,6 +122,11 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
     ]
 
     args: MADPOConfig
+    train_dataset: Dataset
+    eval_dataset: Any
+    loss_types: list[str]
+    loss_weights: list[float]
+    _precompute_engine: Any
     _is_set_up = False  # whether the agents have been set up
     _sizes: torch.Tensor | None = None  # mean numbers of pairs and of chosen tokens in the step's micro-batches
     _num_micro_batches = 1  # of the step
