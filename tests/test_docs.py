@@ -8,11 +8,11 @@ import pytest
 from datasets import Dataset
 from matplotlib.image import imread
 
-import trl_multiagent.environments.base
+import trl_multiagent.environments.function_environment
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.recipe.run import parse_recipe
 
-from tiny import tiny_team, tiny_trainer
+from tiny import tiny_environment, tiny_items, tiny_team, tiny_trainer
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,7 +23,7 @@ def python_blocks(path):
 
 
 def test_docstring_examples():
-    result = doctest.testmod(trl_multiagent.environments.base)
+    result = doctest.testmod(trl_multiagent.environments.function_environment)
     assert result.attempted > 0 and result.failed == 0
 
 
@@ -80,10 +80,14 @@ def test_links_and_commands_name_files_that_exist(path):
         assert (ROOT / target).exists(), target
 
 
+async def grade(left, right):
+    return len(left)
+
+
 def test_environment_examples(tmp_path):
-    first, second = python_blocks(ROOT / "docs" / "environments.md")
-    names = {}
-    exec(first + second, names)
+    first, rewards, second = python_blocks(ROOT / "docs" / "environments.md")
+    names = {"grade": grade}
+    exec(first + rewards + second, names)
     functions = names["environment"]
     item = {"thing": "grass", "limit": 3}
     outcome, other = functions.score(
@@ -92,6 +96,11 @@ def test_environment_examples(tmp_path):
     assert (round(outcome.reward, 6), other.reward) == (0.9, 0.0)
     turn = trl_multiagent.Turn(functions.prompts(item, []), {"left": "green", "right": "green"}, outcome)
     assert functions.prompts(item, [turn])["right"] == "You agreed. Name the colour of grass again:"
+    actions = [{"left": "green", "right": "<think>x</think>green"}, {"left": "abc", "right": "abc"}]
+    for _ in range(2):
+        outcomes = names["judged"].score([item, item], actions, [[], []])
+        assert [outcome.reward for outcome in outcomes] == [0.0 + 5.0 + 1.0, 1.0 + 3.0 + 0.0]
+        assert [outcome.extra for outcome in outcomes] == [{"grade": 5}, {"grade": 3}]
     numbers = names["GuessTheNumber"]()
     trainer = tiny_trainer(
         tmp_path,
@@ -99,9 +108,14 @@ def test_environment_examples(tmp_path):
         numbers,
         train_dataset=Dataset.from_dict({"number": [10, 50, 90]}),
         num_turns=2,
+        trace_steps=1,
+        max_steps=2,
     )
     trainer.train()
     assert trainer.state.log_history[0]["turn_2/error"] > 0
+    (reading,) = python_blocks(ROOT / "docs" / "output.md")
+    exec(reading.replace("outputs/job_7", str(tmp_path)), names)
+    assert len(names["trace"]) == trainer.env_step and len(names["best"]) == len(set(names["trace"]["item"]))
 
 
 def test_team_examples(tiny_model, tmp_path):
@@ -125,6 +139,18 @@ def test_team_examples(tiny_model, tmp_path):
     config.write_text(settings + "dataset:\n  name: demo\n")
     recipe = parse_recipe("magrpo", TASK, ["--config", str(config), "--dry_run"])
     assert recipe.peft_config.r == 16 and recipe.agent_model.share_weights is False
+
+
+def test_preference_examples(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    training, evaluation = python_blocks(ROOT / "docs" / "madpo.md")
+    names = {}
+    exec(training.replace('"Qwen/Qwen2.5-0.5B-Instruct"', repr(tiny_model)), names)
+    assert trl_multiagent.AgentTeam.from_pretrained("poets").roles == ("poet", "critic")
+    names |= {"held_out_pairs": names["preferences"], "environment": tiny_environment(["poet", "critic"])}
+    names["held_out_items"] = tiny_items(2)
+    exec(evaluation, names)
+    assert {"eval_pairs_loss", "eval_reward"} <= names["trainer"].evaluate().keys()
 
 
 def test_task_example(tmp_path, monkeypatch, capsys):

@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_multiagent.environments.base import FunctionEnvironment, Prompt, ask_one, check_prompt, check_roles
+from trl_multiagent.environments.base import Prompt, ask_one, check_prompt, check_roles
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE, LOCAL_SUFFIXES, read_file, select_rows
+from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.imports import import_object
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 # These packages import their classes lazily, so the modules that define them cannot be found in the packages' source
 DEFINED_IN = {
     ("transformers", "TrainingArguments"): "transformers.training_args",
+    ("trl", "DPOConfig"): "trl.trainer.dpo_config",
     ("trl", "GRPOConfig"): "trl.trainer.grpo_config",
 }
 

@@ -62,6 +62,13 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         vllm_adapter_dir (`str`, *optional*):
             Folder through which vLLM receives the adapters of a LoRA team. A server must have access to it under the
             same path. Defaults to `vllm_adapters` in the output folder.
+        trace_steps (`int`, *optional*):
+            Writes the rollouts to `trace/` in the output folder, one file per process and this many steps. A row holds
+            one joint action, see [`~rollout.trace`]. By default, no trace is written.
+        trace_format (`str`, *optional*, defaults to `"parquet"`):
+            `"parquet"` or `"jsonl"`.
+        trace_max_files (`int`, *optional*, defaults to `100`):
+            Number of files that are kept per process; the oldest are deleted.
 
     > [!NOTE]
     > These parameters have default values different from [`~trl.GRPOConfig`]:
@@ -86,6 +93,7 @@ class RolloutConfig(TeamConfig, GRPOConfig):
     )
     free_prefixes_on_resume: ClassVar[tuple[str, ...]] = (
         *TeamConfig.free_prefixes_on_resume,
+        "trace_",
         "vllm_enable_",
         "vllm_g",
         "vllm_max_",
@@ -132,6 +140,11 @@ class RolloutConfig(TeamConfig, GRPOConfig):
     vllm_adapter_dir: str | None = field(
         default=None, metadata={"help": "Folder through which vLLM receives the adapters of a LoRA team."}
     )
+    trace_steps: int | None = field(
+        default=None, metadata={"help": "Writes the rollouts to a file per process and this many steps."}
+    )
+    trace_format: str = field(default="parquet", metadata={"help": "'parquet' or 'jsonl'."})
+    trace_max_files: int = field(default=100, metadata={"help": "Files of the trace that are kept per process."})
     num_generations: int = field(
         default=4, metadata={"help": "Completions that each agent samples at a node, G in the formulas."}
     )
@@ -151,6 +164,9 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         self.num_generations = num_generations
         if self.use_vllm:
             self._check_vllm()
+
+    def steps_per_epoch(self, num_rows: int) -> int:
+        return num_rows // (self.items_per_device * self.world_size)
 
     @property
     def joint_actions_per_node(self) -> int:
@@ -188,9 +204,12 @@ class RolloutConfig(TeamConfig, GRPOConfig):
                 "handoff": (None, "random", "best"),
                 "loss_type": LOSS_TYPES,
                 "scale_rewards": ("none", False),
+                "trace_format": ("parquet", "jsonl"),
             },
         )
-        check_minima(self, {"num_turns": 1, "num_generations": 1, "num_generations_eval": 1})
+        check_minima(self, {"num_turns": 1, "num_generations": 1, "num_generations_eval": 1, "trace_max_files": 1})
+        if self.trace_steps is not None:
+            check_minima(self, {"trace_steps": 1})
         if self.items_per_device is not None and self.items_per_device < 1:
             raise ValueError(f"`items_per_device` is {self.items_per_device}, it must be at least 1.")
         unsupported = {
