@@ -11,8 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from datasets import Dataset
 
 from trl_multiagent.environments.code_generation.task import TASK
+from trl_multiagent.environments.task import Task
 from trl_multiagent.recipe import results
 from trl_multiagent.recipe.algorithms import ALGORITHMS, import_class
 from trl_multiagent.recipe.arguments import check_settings, make_training_args
@@ -184,6 +186,50 @@ def test_two_names_of_one_setting_in_one_place_must_agree(parse, error_of):
     assert parse({"magrpo": {"learning_rate": 1e-5, "agent_learning_rate": 1e-5}}).training_args.learning_rate == 1e-5
 
 
+@pytest.mark.parametrize(
+    ("sections", "field", "value", "note"),
+    [
+        (
+            {"agent_model": {"temperature": 0.7}, "magrpo": {"temperature": 0.8}},
+            "temperature",
+            0.8,
+            "agent_model.temperature (`magrpo.temperature` is used)",
+        ),
+        ({"agent_model": {"top_p": 0.7}, "magrpo": {"top_p": 0.8}}, "top_p", 0.8, "agent_model.top_p"),
+        ({"agent_model": {"top_k": 40}, "magrpo": {"top_k": None}}, "top_k", 0, "agent_model.top_k"),
+        ({"agent_model": {"top_k": None}, "magrpo": {"top_k": 40}}, "top_k", 40, ""),
+        ({"agent_model": {"top_p": 0.7}, "magrpo": {"top_p": 0.7}}, "top_p", 0.7, ""),
+        ({"seed": 1, "magrpo": {"seed": 2}}, "seed", 1, "magrpo.seed (`seed` is used)"),
+        (
+            {"magrpo": {"reward_shift": -1}, "reward_processor": {"shift": -4}},
+            "reward_shift",
+            -1,
+            "`reward_processor.shift: -4` is not used, because `magrpo.reward_shift` is -1.",
+        ),
+        ({"magrpo": {"reward_shift": None}}, "reward_shift", 0.0, ""),
+        ({"magrpo": {"reward_shift": None}, "reward_processor": {"shift": -4}}, "reward_shift", -4, ""),
+        ({"magrpo": {"discount": None, "temperature": None, "beta": None}}, "temperature", 1.0, ""),
+    ],
+)
+def test_two_sections_of_a_file_that_set_the_same_thing(parse, sections, field, value, note):
+    recipe = parse(sections)
+    assert getattr(recipe.training_args, field) == value
+    assert note in recipe.stderr and len(recipe.stderr.splitlines()) == (note != "")
+
+
+def test_an_override_wins_over_the_algorithms_section_of_the_file(parse):
+    recipe = parse({"magrpo": {"temperature": 0.8}}, "--override", "agent_model.temperature=0.2")
+    assert recipe.training_args.temperature == 0.2 and recipe.stderr == ""
+
+
+def test_the_first_rows(parse, monkeypatch):
+    rows = Dataset.from_dict({"task_id": list(range(20))})
+    sections = {"dataset": {"split": "test", "size": 7, "eval_split": "test", "eval_size": 5}}
+    recipe = parse(merge([sections, {"magrpo": {"eval_num_samples": 9}}]))
+    monkeypatch.setattr(recipe, "task", Task(lambda settings: None, lambda settings: (rows, rows)))
+    assert [len(dataset) for dataset in recipe.load_datasets()] == [7, 5] and recipe.dataset.train_split == "test"
+
+
 def test_the_reward_processor_can_be_switched_off(parse):
     recipe = parse({"reward_processor": {"enabled": False, "scale_factor": 2.0, "shift": -4}})
     assert (recipe.training_args.reward_scale, recipe.training_args.reward_shift) == (1.0, 0.0)
@@ -327,11 +373,6 @@ def test_known_settings_without_effect_are_named_in_one_line(parse):
         ({"magrpo": {"rollout_buffer_size": 0}}, [], ["rollout_buffer_size", "at least 1"]),
         ({"magrpo": {"eval_interval": 4, "eval_steps": 4}}, [], ["eval_interval", "eval_steps"]),
         ({"magrpo": {"eval_interval": 4}}, [], ["`dataset.eval_split`"]),
-        (
-            {"magrpo": {"reward_shift": -1}, "reward_processor": {"shift": -4}},
-            [],
-            ["reward_processor.shift", "-4", "-1"],
-        ),
         ({"magrpo": {"beta": 0.2, "reference_kl_enabled": True}}, [], ["reference_kl_coef", "0.1", "0.2"]),
         (
             {"external": {"mode": "expert_edits"}},
@@ -359,6 +400,7 @@ def test_known_settings_without_effect_are_named_in_one_line(parse):
         ({"grpo": {"num_turns": 1}}, [], ["`grpo`", "trains with `magrpo`"]),
         ({"agents": ["a"]}, [], ["`agents` has 1 entries for 2 agents"]),
         ({"agent_model": {"name": None}}, [], ["`agent_model.name` is missing"]),
+        ({"dataset": {"size": 0}}, [], ["`dataset.size` is 0, it must be at least 1"]),
         ({"dataset": {"name": None}}, [], ["`dataset.name` is missing"]),
         ({"dataset": {"name": "nowhere/humaneval.jsonl"}}, [], ["`dataset.name`", "nowhere/humaneval.jsonl"]),
         ({}, ["--resume_from_checkpoint", "nowhere"], ["resume_from_checkpoint", "'nowhere'"]),

@@ -8,6 +8,7 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import trl_multiagent
 from trl_multiagent.recipe.algorithms import ALGORITHMS
@@ -44,8 +45,14 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         allow_abbrev=False,
         add_help=False,
     )
-    train.add_argument("--accelerate_config", metavar="FILE", help="Configuration for `accelerate launch`.")
-    train.add_argument("--num_processes", metavar="N", help="Number of processes, for `accelerate launch`.")
+    train.add_argument(
+        "--accelerate_config",
+        metavar="FILE",
+        help="Configuration for `accelerate launch`: a file, or the name of one of this package, such as ddp or zero3.",
+    )
+    train.add_argument(
+        "--num_processes", metavar="N", type=positive, help="Number of processes, for `accelerate launch`."
+    )
     run = commands.add_parser(
         "run", help="What `train` launches in every process.", allow_abbrev=False, add_help=False
     )
@@ -54,20 +61,64 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     return parser, train
 
 
-def launch(algorithm: str, accelerate_config: str | None, num_processes: str | None, argv: Sequence[str]) -> None:
-    """Starts `trl-multiagent run` in the given number of processes."""
-    from accelerate.commands.launch import launch_command, launch_command_parser
+def positive(text: str) -> int:
+    """Reads a number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1.")
+    return int(text)
 
+
+def launch(algorithm: str, accelerate_config: str | None, num_processes: int | None, argv: Sequence[str]) -> None:
+    """Checks the settings, then starts `trl-multiagent run` in the given number of processes."""
+    from trl_multiagent.demo.task import TASK
+    from trl_multiagent.recipe.config_files import ACCELERATE, config_file
+    from trl_multiagent.recipe.run import read_settings
+    from trl_multiagent.recipe.settings import ConfigError
+
+    prog = f"trl-multiagent train {algorithm}"
     options = []
-    if accelerate_config is not None:
-        options += ["--config_file", accelerate_config]
+    try:
+        if accelerate_config is not None:
+            file = config_file("--accelerate_config", accelerate_config, ACCELERATE)
+            options += ["--config_file", file]
+        read_settings(algorithm, TASK, argv, prog)
+        if accelerate_config is not None:
+            check_accelerate_config(file)  # last, because accelerate takes seconds to import
+    except ConfigError as error:
+        fail(prog, error)
     if num_processes is not None:
-        options += ["--num_processes", num_processes]
+        options += ["--num_processes", str(num_processes)]
+
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
     target = ["--module", "trl_multiagent.cli", "run", algorithm, *argv]
     try:
         launch_command(launch_command_parser().parse_args(options + target))
     except subprocess.CalledProcessError as error:
         sys.exit(error.returncode)  # the process has printed its error
+    except ChildFailedError as error:
+        sys.exit(error.get_first_failure()[1].exitcode)
+
+
+def check_accelerate_config(file: str) -> None:
+    """Refuses a file that `accelerate launch` cannot read."""
+    from accelerate.commands.config.config_args import load_config_from_file
+    from yaml import YAMLError
+
+    from trl_multiagent.recipe.settings import ConfigError
+
+    try:
+        load_config_from_file(file)
+    except (YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:  # as the file is wrong
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"--accelerate_config {file} is not a configuration of accelerate: {problem}") from error
+
+
+def fail(prog: str, error: Exception) -> NoReturn:
+    """Ends the program as `argparse` does after a wrong argument."""
+    print(f"{prog}: error: {error}", file=sys.stderr)
+    sys.exit(2)
 
 
 def run(algorithm: str, argv: Sequence[str]) -> None:

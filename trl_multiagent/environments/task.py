@@ -36,6 +36,13 @@ class DatasetSource:
     name: str | None = setting("Source of the data, such as a Hub id or the path of a file.")
     train_split: str | None = setting("Rows to train on, such as 'test[33:163]'.")
     eval_split: str | None = setting("Rows to evaluate on; without it there is no evaluation.")
+    size: int | None = setting("Use the first n of the rows to train on.")
+    eval_size: int | None = setting("Use the first n of the rows to evaluate on.")
+
+    def __post_init__(self) -> None:
+        for name, size in {"size": self.size, "eval_size": self.eval_size}.items():
+            if size is not None and size < 1:
+                raise ValueError(f"`dataset.{name}` is {size}, it must be at least 1 or null.")
 
     @property
     def may_be_hub_id(self) -> bool:

@@ -139,9 +139,8 @@ def complete_arguments(settings: Settings) -> None:
         raise ConfigError(
             f"`grpo.num_agents` is {arguments['num_agents']}: GRPO trains one agent; MAGRPO trains several."
         )
-    for name, null in {"top_k": 0, "report_to": "none"}.items():  # TRL's way to say null
-        if arguments.get(name, null) is None:
-            arguments[name] = null
+    if arguments.get("report_to", "none") is None:
+        arguments["report_to"] = "none"  # TRL's way to say null
     if "handoff" not in arguments and set(arguments.get("turn_gradient_weights") or [1.0]) != {1.0}:
         arguments["handoff"] = "random"
         notes.append(f"`{algorithm}.turn_gradient_weights` weigh a chain of turns: `{algorithm}.handoff` is 'random'.")
@@ -150,10 +149,12 @@ def complete_arguments(settings: Settings) -> None:
         set_once("beta", coefficient, f"{algorithm}.reference_kl_coef")
 
     processor: RewardProcessor = settings.sections["reward_processor"]
-    if processor.enabled and processor.scale_factor is not None:
-        set_once("reward_scale", processor.scale_factor, "reward_processor.scale_factor")
-    if processor.enabled and processor.shift is not None:
-        set_once("reward_shift", processor.shift, "reward_processor.shift")
+    for name, argument in {"scale_factor": "reward_scale", "shift": "reward_shift"}.items():
+        value = getattr(processor, name)
+        if processor.enabled and value is not None and arguments.setdefault(argument, value) != value:
+            notes.append(
+                f"`reward_processor.{name}: {value}` is not used, because `{algorithm}.{argument}` is {arguments[argument]}."
+            )
     if settings.sections["output"].verbose:
         arguments.setdefault("log_completions", True)
     if settings.sections["wandb"].project is not None:

@@ -147,19 +147,20 @@ class Recipe:
 
     def load_datasets(self) -> tuple[Dataset, Dataset | None]:
         """
-        Loads the task's training set and, if it has one, its evaluation set of at most `eval_num_samples` items.
+        Loads the task's training set and, if it has one, its evaluation set; of each, the first rows only if the settings say so.
 
         Raises:
             ConfigError: there are fewer items than one optimizer step takes.
         """
         train_dataset, eval_dataset = self.task.load_datasets(self.task_settings)
+        train_dataset = first_rows(train_dataset, self.dataset.size)
         if len(train_dataset) < self.items_per_step:
             raise ConfigError(
                 f"`dataset.train_split` selects {len(train_dataset)} items, fewer than the {self.items_per_step} of one "
                 f"optimizer step. Lower `{self.algorithm}.items_per_device`."
             )
-        if eval_dataset is not None and self.eval_num_samples is not None:
-            eval_dataset = eval_dataset.select(range(min(self.eval_num_samples, len(eval_dataset))))
+        if eval_dataset is not None:
+            eval_dataset = first_rows(first_rows(eval_dataset, self.dataset.eval_size), self.eval_num_samples)
         return train_dataset, eval_dataset
 
     def models(self) -> str | list[str]:
@@ -336,6 +337,11 @@ def build_recipe(settings: Settings, training_args: MAGRPOConfig, dry_run: bool 
         resume_from_checkpoint=resume_from_checkpoint,
         notes=notes,
     )
+
+
+def first_rows(dataset: Dataset, number: int | None) -> Dataset:
+    """The first rows of a dataset; all of them if `number` is `None`."""
+    return dataset if number is None else dataset.select(range(min(number, len(dataset))))
 
 
 def choose_folder(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.recipe.algorithms import ALGORITHMS
-from trl_multiagent.recipe.arguments import check_settings, make_training_args
+from trl_multiagent.recipe.arguments import Settings, check_settings, make_training_args
+from trl_multiagent.recipe.config_files import RECIPES, config_file
 from trl_multiagent.recipe.settings import ConfigError, make_parser, merge, read_layers, suggestion
 
 
@@ -65,23 +67,46 @@ def parse_recipe(algorithm: str, task: Task, argv: Sequence[str] | None = None, 
     Returns:
         [`~trl_multiagent.recipe.recipe.Recipe`]
     """
-    parser = make_parser(algorithm, task, prog)
-    arguments, unknown = parser.parse_known_args(argv)
+    prog = prog or Path(sys.argv[0]).name
     try:
-        if unknown:
-            flags = [flag for action in parser._actions for flag in action.option_strings]
-            raise ConfigError(f"unknown argument {unknown[0]!r}{suggestion(unknown[0], flags)}")
-        settings = check_settings(algorithm, task, merge(read_layers(algorithm, arguments)))
+        settings, dry_run = read_settings(algorithm, task, argv, prog)
         training_args = make_training_args(settings)
         from trl_multiagent.recipe.recipe import build_recipe  # takes as long as TRL, for datasets, PEFT and the team
 
-        recipe = build_recipe(settings, training_args, arguments.dry_run)
+        recipe = build_recipe(settings, training_args, dry_run)
     except ConfigError as error:
-        sys.exit(f"{parser.prog}: error: {error}")
+        sys.exit(f"{prog}: error: {error}")
     logging.basicConfig(format="%(message)s")
-    recipe.prog = parser.prog
+    recipe.prog = prog
     if recipe.training_args.process_index == 0:
         logging.getLogger("trl_multiagent").setLevel(logging.INFO)
         for note in recipe.notes:
-            print(f"{parser.prog}: note: {note}", file=sys.stderr)
+            print(f"{prog}: note: {note}", file=sys.stderr)
     return recipe
+
+
+def read_settings(algorithm: str, task: Task, argv: Sequence[str] | None, prog: str) -> tuple[Settings, bool]:
+    """
+    Reads and checks the settings of a run, as far as is possible without importing TRL.
+
+    Args:
+        algorithm (`str`): Name of the algorithm's section.
+        task ([`~trl_multiagent.environments.task.Task`]): What to train on.
+        argv (`list[str]` or `None`): Arguments; by default those of the command line.
+        prog (`str`): Name of the program in the help.
+
+    Returns:
+        `tuple[Settings, bool]`: The settings, and whether to print the plan only.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+    parser = make_parser(algorithm, task, prog)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flags = [flag for action in parser._actions for flag in action.option_strings]
+        raise ConfigError(f"unknown argument {unknown[0]!r}{suggestion(unknown[0], flags)}")
+    if arguments.config is not None:
+        arguments.config = config_file("--config", arguments.config, RECIPES)
+    settings = check_settings(algorithm, task, merge(read_layers(algorithm, arguments)))
+    return settings, arguments.dry_run

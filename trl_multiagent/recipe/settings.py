@@ -21,7 +21,15 @@ import yaml
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.recipe.algorithms import ALGORITHMS
-from trl_multiagent.recipe.comlrl import HISTORY, NO_EFFECT, OTHER_ALGORITHMS, RENAMED, UNAVAILABLE
+from trl_multiagent.recipe.comlrl import (
+    HISTORY,
+    NO_EFFECT,
+    NULL_IS_DEFAULT,
+    OTHER_ALGORITHMS,
+    RENAMED,
+    SECOND_WINS,
+    UNAVAILABLE,
+)
 from trl_multiagent.recipe.fields import class_names, read_fields
 from trl_multiagent.recipe.sections import LORA_CONFIG, NOT_IN_PEFT, VALUES, AlgorithmExtras, sections_of
 
@@ -176,13 +184,20 @@ def pop_path(layer: dict[str, Any], path: str) -> tuple[bool, Any]:
 
 
 def rename(algorithm: str, layer: dict[str, Any]) -> None:
-    """Replaces alternative names of settings by ours, in place."""
-    for old, new in RENAMED.items():
-        old, new = old.format(algorithm=algorithm), new.format(algorithm=algorithm)
+    """
+    Replaces alternative names of settings by ours, in place. A value that is not used, because ours has another one, stays under its
+    alternative name; [`check`] reports it.
+    """
+    for name, our_name in RENAMED.items():
+        old, new = name.format(algorithm=algorithm), our_name.format(algorithm=algorithm)
         found, value = pop_path(layer, old)
         if found:
             twice, other = pop_path(layer, new)
-            if twice and other != value:
+            if twice and other != value and name in SECOND_WINS:
+                if value is not None:
+                    set_path(layer, old, value)
+                value = other
+            elif twice and other != value:
                 raise ConfigError(
                     f"`{old}: {value}` and `{new}: {other}` are the same setting; give only one of them."
                 )
@@ -221,6 +236,8 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
     sections = sections_of(task)
     known = known_settings(algorithm, task)
     no_effect = [path.format(algorithm=algorithm) for path in NO_EFFECT]
+    not_used = {old.format(algorithm=algorithm): new.format(algorithm=algorithm) for old, new in SECOND_WINS.items()}
+    null_is_default = [path.format(algorithm=algorithm) for path in NULL_IS_DEFAULT]
     values: dict[str, dict[str, Any]] = {section: {} for section in ("", algorithm, "peft", *sections)}
     without_effect: list[str] = []
     history: dict[str, Any] = {}
@@ -238,10 +255,14 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
             if path in no_effect:
                 if value not in (None, {}, []):
                     without_effect.append(path)
+            elif path in not_used:
+                without_effect.append(f"{path} (`{not_used[path]}` is used)")
             elif path in HISTORY:
                 history[path] = value
             elif path in known:
                 owner, _, name = path.rpartition(".")
+                if value is None and path in null_is_default:
+                    continue
                 values[owner][name] = check_type(algorithm, path, value, known[path])
             else:
                 raise ConfigError(
@@ -269,7 +290,6 @@ def known_settings(algorithm: str, task: Task) -> dict[str, Any]:
     known |= {
         f"peft.{name}": field.hint for name, field in read_fields(LORA_CONFIG).items() if name not in NOT_IN_PEFT
     }
-    known[f"{algorithm}.top_k"] = int | None
     return known
 
 
