@@ -8,7 +8,6 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 import trl_multiagent
 from trl_multiagent.recipe.algorithms import ALGORITHMS
@@ -73,7 +72,7 @@ def launch(algorithm: str, accelerate_config: str | None, num_processes: int | N
     from trl_multiagent.demo.task import TASK
     from trl_multiagent.recipe.config_files import ACCELERATE, config_file
     from trl_multiagent.recipe.run import read_settings
-    from trl_multiagent.recipe.settings import ConfigError
+    from trl_multiagent.recipe.settings import ConfigError, fail
 
     prog = f"trl-multiagent train {algorithm}"
     options = []
@@ -113,12 +112,6 @@ def check_accelerate_config(file: str) -> None:
     except (YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:  # as the file is wrong
         problem = " ".join(str(error).split())
         raise ConfigError(f"--accelerate_config {file} is not a configuration of accelerate: {problem}") from error
-
-
-def fail(prog: str, error: Exception) -> NoReturn:
-    """Ends the program as `argparse` does after a wrong argument."""
-    print(f"{prog}: error: {error}", file=sys.stderr)
-    sys.exit(2)
 
 
 def run(algorithm: str, argv: Sequence[str]) -> None:

@@ -12,7 +12,8 @@ from trl_multiagent.environments.task import Task
 from trl_multiagent.recipe.algorithms import ALGORITHMS
 from trl_multiagent.recipe.arguments import Settings, check_settings, make_training_args
 from trl_multiagent.recipe.config_files import RECIPES, config_file
-from trl_multiagent.recipe.settings import ConfigError, make_parser, merge, read_layers, suggestion
+from trl_multiagent.recipe.settings import ConfigError, fail, make_parser, merge, read_layers, suggestion
+from trl_multiagent.sandbox import SandboxError
 
 
 if TYPE_CHECKING:
@@ -34,13 +35,13 @@ def run_recipe(algorithm: str, task: Task, argv: Sequence[str] | None = None, pr
         recipe.introduce()
     try:
         environment = recipe.make_environment()
-    except ConfigError as error:
-        sys.exit(f"{recipe.prog}: error: {error}")
-    if recipe.dry_run:
-        from trl_multiagent.recipe.plan import print_plan
+        if recipe.dry_run:
+            from trl_multiagent.recipe.plan import print_plan
 
-        return print_plan(recipe, environment.roles)
-    train_dataset, eval_dataset = recipe.load_datasets()
+            return print_plan(recipe, environment.roles)
+        train_dataset, eval_dataset = recipe.load_datasets()
+    except (ValueError, OSError, SandboxError) as error:  # of the task: rows, splits, files, the machine's protection
+        fail(recipe.prog, error)
     recipe.check_run(environment, train_dataset)
     trainer = ALGORITHMS[algorithm].trainer_class()(
         team=recipe.load_team(environment.roles),
@@ -75,7 +76,7 @@ def parse_recipe(algorithm: str, task: Task, argv: Sequence[str] | None = None, 
 
         recipe = build_recipe(settings, training_args, dry_run)
     except ConfigError as error:
-        sys.exit(f"{prog}: error: {error}")
+        fail(prog, error)
     logging.basicConfig(format="%(message)s")
     recipe.prog = prog
     if recipe.training_args.process_index == 0:

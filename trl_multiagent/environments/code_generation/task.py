@@ -47,7 +47,6 @@ class CodeDataset(DatasetSource):
         return self.name
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.source.endswith(LOCAL_SUFFIXES) and not Path(self.source).is_file():
             raise ValueError(f"`dataset.name` is {self.name!r}, but there is no such file in {Path.cwd()}.")
 
