@@ -619,7 +619,9 @@ def test_fields_are_read_from_the_source_as_python_would(path):
         assert (read[field.name].default, read[field.name].help) == (default, field.metadata.get("help", ""))
         assert describe_type(read[field.name].hint) == describe_type(hints[field.name])
         enumerations = [
-            option for option in typing.get_args(hints[field.name]) if isinstance(option, type) and issubclass(option, Enum)
+            option
+            for option in typing.get_args(hints[field.name])
+            if isinstance(option, type) and issubclass(option, Enum)
         ]
         limits = {"choices": tuple(x.value for x in enumerations[0])} if enumerations else {}
         assert read[field.name].limits == {**limits, **limits_of(cls).get(field.name, {})}
@@ -715,7 +717,9 @@ def test_the_sandbox_and_what_counts_as_collaboration(parse, tmp_path):
 
 
 def test_wrong_sandbox_settings(parse, error_of):
-    assert "`sandbox.min_tier` is 'chroot', it must be one of 'rlimits'" in error_of({"sandbox": {"min_tier": "chroot"}})
+    assert "`sandbox.min_tier` is 'chroot', it must be one of 'rlimits'" in error_of(
+        {"sandbox": {"min_tier": "chroot"}}
+    )
     assert "did you mean `sandbox.workers`?" in error_of({"sandbox": {"worker": 2}})
     assert "sandbox.workers must be at least 1, got 0." in error_of({"sandbox": {"workers": 0}})
 

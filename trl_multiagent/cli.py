@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 import trl_multiagent
+from trl_multiagent.quiet import quiet_libraries
 from trl_multiagent.recipe.algorithms import ALGORITHMS
 
 
@@ -124,6 +125,7 @@ def run(algorithm: str, argv: Sequence[str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
+    quiet_libraries()
     parser, train = make_parsers()
     if argv in (["train", "-h"], ["train", "--help"]):
         return train.print_help()

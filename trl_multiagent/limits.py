@@ -160,7 +160,11 @@ def read_value(value: Any, hint: Any) -> Any:
     """
     if value is False and any(isinstance(option, type) and issubclass(option, Enum) for option in options_of(hint)):
         return "no"  # YAML reads a bare `no` as false
-    if float in options_of(hint) and isinstance(value, str) and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", value):
+    if (
+        float in options_of(hint)
+        and isinstance(value, str)
+        and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", value)
+    ):
         return float(value)  # YAML reads 1e-5, without a point, as text
     adapter = TypeAdapter(hint, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
     for candidate in [value] if isinstance(value, list | dict | None) else [value, [value]]:

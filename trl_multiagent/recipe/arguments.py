@@ -12,6 +12,7 @@ from trl_multiagent.recipe.algorithms import ALGORITHMS
 from trl_multiagent.recipe.fields import read_fields
 from trl_multiagent.recipe.sections import AgentModel, AlgorithmExtras, RewardProcessor, sections_of
 from trl_multiagent.recipe.settings import ConfigError, check
+from trl_multiagent.rollout.tree_size import check_tree_size
 
 
 if TYPE_CHECKING:
@@ -93,6 +94,12 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
     )
     complete_arguments(settings)
     note_without_effect(settings, without_effect)
+    fields = read_fields(ALGORITHMS[algorithm].config)
+    tree = ("num_generations", "num_turns", "joint_mode", "handoff", "num_agents")
+    try:
+        check_tree_size(*(settings.arguments.get(name, fields[name].default) for name in tree))
+    except ValueError as error:
+        raise ConfigError(f"section `{algorithm}`: {error}") from error
     if settings.agents is not None and len(settings.agents) != settings.num_agents:
         raise ConfigError(
             f"`agents` has {len(settings.agents)} entries for {settings.num_agents} agents (`num_agents`)."
@@ -239,6 +246,15 @@ def complete_arguments(settings: Settings) -> None:
         notes.append(f"`{algorithm}.train_batch_size` has no effect: every optimizer step uses the whole batch.")
     if extras.eval_interval is not None and ("eval_strategy" in arguments or "eval_steps" in arguments):
         raise ConfigError(f"`{algorithm}.eval_interval` sets `eval_strategy` and `eval_steps`; give one or the other.")
+    evaluates = (
+        "eval_interval"
+        if extras.eval_interval
+        else "eval_strategy"
+        if arguments.get("eval_strategy", "no") != "no"
+        else None
+    )
+    if evaluates is not None and settings.sections["dataset"].eval_split is None:
+        raise ConfigError(f"`{algorithm}.{evaluates}` asks for evaluation, but there is no `dataset.eval_split`.")
     if "gradient_accumulation_steps" not in arguments and arguments.get("per_device_train_batch_size", 1) == 1:
         arguments.setdefault("items_per_device", 1)
 
@@ -265,6 +281,4 @@ def make_training_args(settings: Settings) -> "MAGRPOConfig":
         raise ConfigError(f"section `{algorithm}`: {error}") from error
     except (AttributeError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError) as error:
         raise ConfigError(f"section `{algorithm}`: {describe(error)}") from error
-    if args.eval_strategy != "no" and settings.sections["dataset"].eval_split is None:
-        raise ConfigError(f"section `{algorithm}` asks for evaluation, but there is no `dataset.eval_split`.")
     return args

@@ -22,7 +22,7 @@ from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.hub.model_card import RECIPE_FILE, hub_id
 from trl_multiagent.recipe.arguments import Settings
-from trl_multiagent.recipe.results import check_folder, check_push, check_team_folder, try_folders
+from trl_multiagent.recipe.results import check_folder, check_push, check_repo_id, check_team_folder, try_folders
 from trl_multiagent.recipe.sections import PEFT_DEFAULTS, AgentModel, Output, Wandb
 from trl_multiagent.recipe.settings import ConfigError, fail, pop_path
 from trl_multiagent.team.adapters import check_adapter_config
@@ -333,6 +333,10 @@ def build_recipe(settings: Settings, training_args: MAGRPOConfig, dry_run: bool 
     """
     algorithm, merged, values, notes = settings.algorithm, settings.merged, settings.values, list(settings.notes)
     output: Output = settings.sections["output"]
+    names = settings.model_names if isinstance(settings.model_names, list) else [settings.model_names]
+    for name in names:
+        if name not in settings.task.models and not Path(name).is_dir():
+            check_repo_id("agent_model.name" if settings.agents is None else "agents", name)
     if "wandb" in training_args.report_to and not is_wandb_available():
         not_installed = "`wandb` is not installed: pip install wandb, or set `wandb.project` to null."
         if not dry_run:

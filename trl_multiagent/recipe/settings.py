@@ -257,7 +257,7 @@ def merge(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
     try:
         return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge(*layers)))
     except OmegaConfBaseException as error:
-        raise ConfigError(error) from error
+        raise wrong_reference(error) from error
 
 
 def resolve(merged: dict[str, Any]) -> dict[str, Any]:
@@ -265,11 +265,16 @@ def resolve(merged: dict[str, Any]) -> dict[str, Any]:
     try:
         return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(merged), resolve=True))
     except OmegaConfBaseException as error:
-        problem = str(error).split("\n")[0]
-        raise ConfigError(
-            f"`{getattr(error, 'full_key', None) or 'a setting'}` has a reference `${{...}}` that has no value: {problem}. "
-            "Name another setting, or write \\${ for text."
-        ) from error
+        raise wrong_reference(error) from error
+
+
+def wrong_reference(error: OmegaConfBaseException) -> ConfigError:
+    """The error for a text that looks like a reference."""
+    problem = str(error).split("\n")[0]
+    return ConfigError(
+        f"`{error.full_key or 'a setting'}` is not a valid reference `${{...}}` to another setting: {problem}. "
+        "Correct it, or write \\${ for text."
+    )
 
 
 # Checks

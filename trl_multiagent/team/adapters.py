@@ -33,7 +33,8 @@ ADAPTER_PARTS = ("lora_", "modules_to_save.", "trainable_tokens_", "token_adapte
 BASE_CHANGING_INITS = ("pissa", "olora", "corda", "eva", "loftq", "lora_ga")
 
 LORA_DEFAULTS = {
-    field.name: None if field.default is dataclasses.MISSING else field.default for field in dataclasses.fields(LoraConfig)
+    field.name: None if field.default is dataclasses.MISSING else field.default
+    for field in dataclasses.fields(LoraConfig)
 }
 
 

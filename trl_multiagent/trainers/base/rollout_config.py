@@ -1,5 +1,4 @@
 import difflib
-import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -8,6 +7,7 @@ from trl import GRPOConfig
 from trl.import_utils import is_vllm_available
 
 from trl_multiagent.limits import check_arguments
+from trl_multiagent.rollout.tree_size import check_tree_size
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
@@ -47,7 +47,6 @@ FIXED_IN_GENERATION = {
     "output_attentions": (False, TOKENS_ONLY),
     "output_hidden_states": (False, TOKENS_ONLY),
 }
-LARGEST_TREE = 1000000  # joint actions of one item
 SAMPLING_CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
@@ -318,21 +317,7 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         Raises:
             ValueError: the tree of one item is too large.
         """
-        # Level t of a tree has G^(N*t) joint actions (cross) or G^t (align). In a chain, every level is as large as the first
-        agents = (self.num_agents or 1) if self.joint_mode == "cross" else 1
-        turns = 1 if self.handoff is not None else self.num_turns
-        levels = [agents * turn for turn in range(1, turns + 1)]
-        digits = levels[-1] * math.log10(self.num_generations)
-        if digits > 9 or sum(self.num_generations**level for level in levels) > LARGEST_TREE:
-            powers = [
-                f"{self.num_generations}^{level}" for level in (levels if turns < 4 else [*levels[:2], levels[-1]])
-            ]
-            powers[-1:] = ["...", powers[-1]] if turns > 3 else powers[-1:]
-            raise ValueError(
-                f"the rollout tree of one item is too large: `num_generations` {self.num_generations}, `num_turns` "
-                f"{self.num_turns} and `joint_mode` {self.joint_mode!r} make {' + '.join(powers)} joint actions, about "
-                f"1e{digits:.0f}, and {LARGEST_TREE} are possible. Lower `num_generations` or `num_turns`, or set `handoff`."
-            )
+        check_tree_size(self.num_generations, self.num_turns, self.joint_mode, self.handoff, self.num_agents)
 
     def _check_generation_kwargs(self) -> None:
         kwargs = self.generation_kwargs or {}
