@@ -21,6 +21,15 @@ def python_blocks(path):
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
 
+def test_the_table_of_trl_arguments_is_current():
+    names = {"__file__": str(ROOT / "docs" / "trl_arguments.py"), "__name__": "trl_arguments"}
+    exec((ROOT / "docs" / "trl_arguments.py").read_text(), names)
+    page = names["PAGE"].read_text()
+    assert names["updated"](page) == page, "run `python docs/trl_arguments.py`"
+    for name in names["read_fields"]("trl.trainer.grpo_config.GRPOConfig"):
+        assert f"`{name}`" in names["table"](), name
+
+
 def test_docstring_examples():
     result = doctest.testmod(trl_multiagent.environments.base)
     assert result.attempted > 0 and result.failed == 0

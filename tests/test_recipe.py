@@ -14,19 +14,22 @@ import pytest
 import torch
 import yaml
 from datasets import Dataset
+from trl import ModelConfig, get_peft_config
 
+from trl_multiagent import AgentTeam
 from trl_multiagent.environments.code_generation.task import TASK
 from trl_multiagent.environments.task import Task
 from trl_multiagent.limits import describe_type, limits_of
 from trl_multiagent.recipe import results
 from trl_multiagent.recipe.algorithms import ALGORITHMS, import_class
 from trl_multiagent.recipe.arguments import check_settings, make_training_args
+from trl_multiagent.recipe.comlrl import RENAMED
 from trl_multiagent.recipe.fields import class_names, read_fields
 from trl_multiagent.recipe.plan import count, print_plan, slice_length
 from trl_multiagent.recipe.recipe import build_recipe, set_up_wandb
 from trl_multiagent.recipe.run import parse_recipe
-from trl_multiagent.recipe.sections import LORA_CONFIG, Wandb
-from trl_multiagent.recipe.settings import ConfigError, make_parser, merge, parse_value
+from trl_multiagent.recipe.sections import LORA_CONFIG, TRL_NAMES, Wandb
+from trl_multiagent.recipe.settings import ConfigError, known_settings, make_parser, merge, parse_value
 from trl_multiagent.sandbox import SandboxError, sandbox
 from trl_multiagent.trainers.base.checkpoint_files import FORMAT_VERSION, STATE_FILE
 
@@ -84,6 +87,16 @@ def error_of(parse, capsys):
         ("../shared/data.jsonl", "../shared/data.jsonl"),
         ("", ""),
         ("a=b", "a=b"),
+        ("[wandb,tensorboard]", ["wandb", "tensorboard"]),
+        ("{main: 1e-5}", {"main": 1e-5}),
+        ("[16:]", "[16:]"),
+        ("[33:59]", "[33:59]"),
+        ("Answer: yes", "Answer: yes"),
+        ("a, b", "a, b"),
+        ("[a", "[a"),
+        ("012", "012"),
+        ("2024-01-01", "2024-01-01"),
+        ("on", "on"),
     ],
 )
 def test_values_on_the_command_line(text, value):
@@ -123,6 +136,7 @@ def test_override_is_split_at_the_first_equals_sign_and_may_be_repeated(parse):
         (["--turn_gradient_weights", "1"], "turn_gradient_weights", [1]),
         (["--report_to", "tensorboard"], "report_to", ["tensorboard"]),
         (["--report_to", "none"], "report_to", []),
+        (["--override", "grpo.report_to=[tensorboard]"], "report_to", ["tensorboard"]),
         (["--agent_learning_rates", '{"main": 1e-5}'], "agent_learning_rates", {"main": 1e-5}),
         (["--temperature", "0.5"], "temperature", 0.5),
         (["--log_completions"], "log_completions", True),
@@ -742,6 +756,64 @@ def test_the_section_peft(parse, section):
     assert config.target_modules == ({"q_proj"} if "target_modules" in section else "all-linear")
     assert parse({"peft": None}).peft_config is None
     assert parse({}, "--override", "peft.target_modules=all-linear", "peft.use_dora=true").peft_config.use_dora is True
+
+
+def test_the_fields_of_trl_model_config_are_settings():
+    known = known_settings("magrpo", TASK)
+    renamed = list({**RENAMED, **TRL_NAMES})
+    for field in dataclasses.fields(ModelConfig):
+        assert f"agent_model.{field.name}" in [*known, *renamed], field.name
+
+
+def test_adapters_and_models_as_trl_describes_them(parse, tiny_model):
+    flags = [
+        "--model_name_or_path",
+        tiny_model,
+        "--use_peft",
+        "--lora_r",
+        "4",
+        "--lora_target_modules",
+        "q_proj",
+        "v_proj",
+    ]
+    recipe = parse({"agent_model": {"name": None}}, *flags, "--attn_implementation", "eager", "--dtype", "float32")
+    expected = get_peft_config(ModelConfig(use_peft=True, lora_r=4, lora_target_modules=["q_proj", "v_proj"]))
+    assert recipe.peft_config == expected and recipe.peft_config.lora_alpha == 32
+    team = recipe.load_team(["aux", "main"])
+    assert team.has_adapters and team.agents["aux"].config._attn_implementation == "eager"
+    sections = {"agent_model": {"name": tiny_model}, "magrpo": {"model_init_kwargs": {"use_safetensors": False}}}
+    with pytest.raises(OSError, match="pytorch_model"):  # the arguments reach `from_pretrained`
+        parse(sections).load_team(["aux", "main"])
+
+
+def test_quantization_as_trl_describes_it(parse, monkeypatch):
+    loaded = {}
+    monkeypatch.setattr(AgentTeam, "from_pretrained", lambda *args, **kwargs: loaded.update(kwargs))
+    sections = {
+        "agent_model": {"load_in_4bit": True, "use_bnb_nested_quant": True, "revision": "v2", "use_peft": True}
+    }
+    parse({**sections, "magrpo": {"trust_remote_code": True}}).load_team(["aux", "main"])
+    config = loaded["quantization_config"]
+    assert config.load_in_4bit and config.bnb_4bit_use_double_quant and config.bnb_4bit_quant_type == "nf4"
+    assert loaded["revision"] == "v2" and loaded["trust_remote_code"] is True and loaded["peft_config"].r == 16
+
+
+def test_references_to_other_settings(parse, error_of, monkeypatch):
+    monkeypatch.setenv("SCRATCH", "/scratch")
+    monkeypatch.setenv("RUN_ID", "7")
+    recipe = parse({"output": {"base_dir": "runs-${seed}"}, "seed": 5, "wandb": {"name": "a \\${b}"}})
+    assert recipe.run_folder == Path("runs-5/job_7") and recipe.wandb.name == "a ${b}"
+    assert recipe.merged["output"]["base_dir"] == "runs-${seed}"
+    assert "`output.base_dir`" in error_of({"output": {"base_dir": "${nowhere}"}})
+
+
+def test_settings_that_have_no_effect_in_this_run(parse):
+    section = {"num_turns": 2, "handoff": "best", "discount": 0.5, "vllm_mode": "server", "do_train": True}
+    stderr = parse({"magrpo": section, "agents": ["a", "b"]}).stderr
+    assert len(stderr.splitlines()) == 1
+    assert "agent_model.name (`agents` is used)" in stderr and "magrpo.vllm_mode (`use_vllm` is off)" in stderr
+    assert "magrpo.do_train (" in stderr and "magrpo.discount (the return of a chain's" in stderr
+    assert parse({"magrpo": {"num_turns": 2, "discount": 0.5}}).stderr == ""
 
 
 @pytest.mark.parametrize(

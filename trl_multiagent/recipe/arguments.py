@@ -234,6 +234,8 @@ def complete_arguments(settings: Settings) -> None:
             notes.append(
                 f"`reward_processor.{name}: {value}` is not used, because `{algorithm}.{argument}` is {arguments[argument]}."
             )
+    if settings.sections["agent_model"].trust_remote_code:
+        arguments["trust_remote_code"] = True  # for vLLM
     if settings.sections["output"].verbose:
         arguments.setdefault("log_completions", True)
     if settings.sections["wandb"].project is not None:

@@ -96,6 +96,8 @@ class TeamConfig(Base):
         "hub_always_push": {"needs": "push_to_hub"},
         "hub_revision": {"needs": "push_to_hub"},
         "greater_is_better": {"needs": "metric_for_best_model"},
+        "trust_remote_code": {"differs": "for vLLM only; `AgentTeam.from_pretrained` loads the models"},
+        "model_init_kwargs": {"refused": "pass them to `AgentTeam.from_pretrained`, which loads the models"},
         "do_train": {"no_effect": "a trainer trains when `train()` is called"},
         "do_eval": {"no_effect": "`eval_strategy` says whether there is an evaluation"},
         "do_predict": {"no_effect": "there is no prediction"},
