@@ -25,11 +25,12 @@ from trl_multiagent.recipe.algorithms import ALGORITHMS, import_class
 from trl_multiagent.recipe.arguments import check_settings, make_training_args
 from trl_multiagent.recipe.comlrl import RENAMED
 from trl_multiagent.recipe.fields import class_names, read_fields
+from trl_multiagent.recipe.parser import make_parser
 from trl_multiagent.recipe.plan import count, print_plan, slice_length
 from trl_multiagent.recipe.recipe import build_recipe, set_up_wandb
 from trl_multiagent.recipe.run import parse_recipe
 from trl_multiagent.recipe.sections import LORA_CONFIG, TRL_NAMES, Wandb
-from trl_multiagent.recipe.settings import ConfigError, known_settings, make_parser, merge, parse_value
+from trl_multiagent.recipe.settings import ConfigError, known_settings, merge, parse_value
 from trl_multiagent.sandbox import SandboxError, sandbox
 from trl_multiagent.trainers.base.checkpoint_files import FORMAT_VERSION, STATE_FILE
 

@@ -179,7 +179,7 @@ def note_without_effect(settings: Settings, without_effect: list[str]) -> None:
     fields = read_fields(ALGORITHMS[algorithm].config)
     for name, value in arguments.items():
         needed = fields[name].limits.get("needs")
-        off = (None, False, 0, "no", {}, [])
+        off: tuple[Any, ...] = (None, False, 0, "no", {}, [])
         if (
             needed is not None
             and arguments.get(needed, fields[needed].default) in off

@@ -11,11 +11,11 @@ import builtins
 import importlib.util
 import typing
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from trl_multiagent.limits import options_of
 
@@ -27,7 +27,8 @@ DEFINED_IN = {
 }
 
 
-class ConfigField(NamedTuple):
+@dataclass(frozen=True)
+class ConfigField:
     """
     One field of a configuration class.
 
@@ -43,7 +44,7 @@ class ConfigField(NamedTuple):
     default: Any
     help: str
     owner: str
-    limits: Mapping[str, Any] = MappingProxyType({})
+    limits: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_fields(path: str) -> dict[str, ConfigField]:
@@ -56,8 +57,7 @@ def read_fields(path: str) -> dict[str, ConfigField]:
     module, _, name = path.rpartition(".")
     fields, limits = _read_class(module, name)
     return {
-        name: field._replace(limits={**enumerated(field.hint), **limits.get(name, {})})
-        for name, field in fields.items()
+        name: replace(one, limits={**enumerated(one.hint), **limits.get(name, {})}) for name, one in fields.items()
     }
 
 

@@ -125,7 +125,7 @@ class Recipe:
     def model_init_kwargs(self) -> dict[str, Any]:
         """The arguments for loading models that the user gave."""
         model = self.agent_model
-        given = {"revision": model.revision, "attn_implementation": model.attn_implementation}
+        given: dict[str, Any] = {"revision": model.revision, "attn_implementation": model.attn_implementation}
         given["trust_remote_code"] = model.trust_remote_code or None
         return {name: value for name, value in given.items() if value is not None} | (model.model_init_kwargs or {})
 

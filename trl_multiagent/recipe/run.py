@@ -13,8 +13,8 @@ from trl_multiagent.quiet import quiet_libraries
 from trl_multiagent.recipe.algorithms import ALGORITHMS
 from trl_multiagent.recipe.arguments import Settings, check_settings, make_training_args
 from trl_multiagent.recipe.config_files import RECIPES, config_file
-from trl_multiagent.recipe.settings import ConfigError, fail, make_parser, merge, read_layers, suggestion
-from trl_multiagent.sandbox import SandboxError
+from trl_multiagent.recipe.parser import make_parser
+from trl_multiagent.recipe.settings import ConfigError, fail, merge, read_layers, suggestion
 
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def run_recipe(algorithm: str, task: Task, argv: Sequence[str] | None = None, pr
 
             return print_plan(recipe, environment.roles)
         train_dataset, eval_dataset = recipe.load_datasets()
-    except (ValueError, OSError, SandboxError) as error:  # of the task: rows, splits, files, the machine's protection
+    except (ValueError, OSError, RuntimeError) as error:  # of the task: rows, splits, files, the machine's protection
         fail(recipe.prog, error)
     recipe.check_run(environment, train_dataset)
     trainer = ALGORITHMS[algorithm].trainer_class()(

@@ -32,7 +32,7 @@ from trl_multiagent.recipe.comlrl import (
     SECOND_WINS,
     UNAVAILABLE,
 )
-from trl_multiagent.recipe.fields import ConfigField, class_names, read_fields
+from trl_multiagent.recipe.fields import ConfigField, read_fields
 from trl_multiagent.recipe.sections import (
     LORA_CONFIG,
     NOT_IN_PEFT,
@@ -56,76 +56,6 @@ def fail(prog: str, error: Exception) -> NoReturn:
     """Ends the program as `argparse` does after a wrong argument: one line, and exit status 2."""
     print(f"{prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
     sys.exit(2)
-
-
-def make_parser(algorithm: str, task: Task, prog: str | None = None) -> argparse.ArgumentParser:
-    """The command line of a recipe. Every field of the algorithm's configuration class is a flag."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        usage="%(prog)s --config FILE [--override KEY=VALUE ...] [--dry_run] [--FIELD VALUE ...]",
-        description=f"Trains a team with the settings of the section '{algorithm}'. A flag wins over --override, and "
-        "--override over the file.",
-        epilog=describe_sections(algorithm, task),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-    )
-    recipe = parser.add_argument_group("recipe")
-    recipe.add_argument("--config", metavar="FILE", default=None, help="YAML file with the sections listed below.")
-    recipe.add_argument(
-        "--override",
-        metavar="KEY=VALUE",
-        nargs="+",
-        action="extend",
-        default=[],
-        help=f"Single settings, such as agent_model.name=Qwen/Qwen2.5-0.5B {algorithm}.num_turns=2.",
-    )
-    recipe.add_argument(
-        "--dry_run", action="store_true", default=False, help="Check everything, print the plan, stop."
-    )
-    recipe.add_argument("--model_name", metavar="NAME", help="Short for --override agent_model.name=NAME.")
-    recipe.add_argument("--output_base_dir", metavar="FOLDER", help="Short for --override output.base_dir=FOLDER.")
-    recipe.add_argument("--num_epochs", nargs="*", metavar="N", help="Short for --num_train_epochs N.")
-
-    trl = parser.add_argument_group("flags for the model and the data, named as in TRL's scripts")
-    for flag, path in TRL_FLAGS.items():
-        trl.add_argument(f"--{flag}", metavar="VALUE", help=f"Short for --override {path}=VALUE.")
-    for field in dataclasses.fields(AgentModel):
-        if field.name not in ("name", "model_init_kwargs", "trust_remote_code"):
-            help = f"Short for --override agent_model.{field.name}=VALUE. {field.metadata['help']}"
-            trl.add_argument(f"--{field.name}", nargs="*", metavar="VALUE", help=help)
-
-    config = ALGORITHMS[algorithm].config
-    # By class. A field is listed under the most derived class that defines it or changes its default
-    flags: dict[str, dict[str, tuple[str, Any]]] = {"AlgorithmExtras": {}}
-    for extra in dataclasses.fields(AlgorithmExtras):
-        flags["AlgorithmExtras"][extra.name] = (extra.metadata["help"], extra.default)
-    for name, field in read_fields(config).items():
-        if name not in flags["AlgorithmExtras"]:
-            flags.setdefault(field.owner, {})[name] = (field.help, field.default)
-    for owner in ["AlgorithmExtras", *class_names(config)]:
-        group = parser.add_argument_group(f"flags from {owner}, also keys of the section '{algorithm}'")
-        for name, (help, default) in flags.get(owner, {}).items():
-            text = f"{help} (default: {default})".replace("%%", "%").replace("%", "%%")
-            group.add_argument(f"--{name}", nargs="*", metavar="VALUE", help=text)
-    return parser
-
-
-def describe_sections(algorithm: str, task: Task) -> str:
-    """The list of all sections and their settings, for the end of `--help`."""
-    lines = ["sections of the YAML file:", "  agents: list of model ids, one per agent, instead of agent_model.name"]
-    lines += ["  seed: random seed", f"  {algorithm}: every flag of the groups above"]
-    for section, cls in sections_of(task).items():
-        lines.append(f"  {section}:")
-        lines += [f"    {field.name}: {field.metadata['help']}" for field in dataclasses.fields(cls)]
-    lines += [
-        "  peft:",
-        "    Gives every agent a LoRA adapter on a common base. Fields of peft.LoraConfig: r, lora_alpha,",
-        "    lora_dropout, target_modules ('all-linear' by default), ... {} takes the defaults.",
-    ]
-    if task.models:
-        lines.append(f"agent_model.name also takes models that this task builds: {', '.join(task.models)}.")
-    return "\n".join(lines)
 
 
 # Layers
@@ -347,14 +277,14 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
 def known_settings(algorithm: str, task: Task) -> dict[str, ConfigField]:
     """All settings, by path."""
     known = {path: ConfigField(hint, None, "", "") for path, hint in VALUES.items()}
-    known["seed"] = known["seed"]._replace(limits=read_fields(ALGORITHMS[algorithm].config)["seed"].limits)
+    known["seed"] = dataclasses.replace(known["seed"], limits=read_fields(ALGORITHMS[algorithm].config)["seed"].limits)
     for section, cls in sections_of(task).items():
         known |= section_settings(section, cls)
     known |= {f"{algorithm}.{name}": field for name, field in read_fields(ALGORITHMS[algorithm].config).items()}
     known |= section_settings(algorithm, AlgorithmExtras)
     for name, field in read_fields(LORA_CONFIG).items():
         if name not in NOT_IN_PEFT:
-            known[f"peft.{name}"] = field._replace(limits=LORA_LIMITS.get(name, {}))
+            known[f"peft.{name}"] = dataclasses.replace(field, limits=LORA_LIMITS.get(name, {}))
     return known
 
 
