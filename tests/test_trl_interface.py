@@ -25,6 +25,7 @@ from transformers.integrations import TensorBoardCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.modeling_layers import GradientCheckpointingLayer
 from trl import GRPOTrainer
+from trl.data_utils import apply_chat_template
 from trl.distributed import DistributedBackend
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
@@ -53,6 +54,7 @@ METHODS = {
         "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
         "training_step": ["self", "model", "inputs", "num_items_in_batch"],
         "prediction_step": ["self", "model", "inputs", "prediction_loss_only", "ignore_keys"],
+        "log": ["self", "logs", "start_time"],
         "_tokenize_prompts": ["self", "prompts"],
         "_get_train_sampler": ["self", "dataset"],
         "get_train_dataloader": ["self"],
@@ -84,6 +86,7 @@ METHODS = {
         "_save_optimizer_and_scheduler": ["self", "output_dir"],
         "_save_rng_state": ["self", "output_dir"],
         "_evaluate": ["self", "trial", "ignore_keys_for_eval", "skip_scheduler"],
+        "evaluate": ["self", "eval_dataset", "ignore_keys", "metric_key_prefix"],
         "_finalize_training": ["self", "trial", "num_train_samples", "start_time"],
         "create_optimizer": ["self", "model"],
     },
@@ -109,6 +112,7 @@ FUNCTIONS = {
         "generation_kwargs",
         "gradient_checkpointing_kwargs",
     ],
+    apply_chat_template: ["example", "processing_class", "tools", "template_kwargs"],
     add_fused_lm_head: ["model", "temperature", "cast_lm_head_to_fp32", "outputs"],
     create_model_from_path: ["model_id", "architecture", "kwargs"],
     get_comet_experiment_url: [],
@@ -125,11 +129,12 @@ ATTRIBUTES = [
     "generation_config",
     "generation_kwargs",
     "_metrics",
-    "_logs",
     "ref_model",
     "loss_type",
     "shuffle_dataset",
     "log_completions",
+    "log_unique_prompts",
+    "num_completions_to_print",
     "temperature",
     "hub_model_id",
     "importance_sampling_level",
@@ -226,6 +231,15 @@ def test_the_training_loop_counts_in_attributes_that_a_checkpoint_restores():
     assert "self._last_lr" in inspect.getsource(torch.optim.lr_scheduler.LRScheduler.get_last_lr), ADVICE
     saving = inspect.getsource(Trainer._save_checkpoint)
     assert all(f"self.{name}(" in saving for name in ("_get_output_dir", "_save_rng_state", "_push_from_checkpoint"))
+
+
+def test_logs():
+    """Metrics are put under other names, and the table of completions is left out, before GRPOTrainer logs."""
+    source = inspect.getsource(GRPOTrainer.log)
+    assert 'mode = "train" if self.model.training else "eval"' in source and 'f"eval_{key}"' in source, ADVICE
+    assert source.index("super().log(") < source.index("self.log_completions:"), ADVICE
+    assert "print_prompt_completions_sample(" not in source[: source.index("self.log_completions:")], ADVICE
+    assert 'logging_backend.log({"completions": logging_backend.Table(dataframe=df)})' in source, ADVICE
 
 
 def test_the_loss_reads_the_keys_that_are_known():

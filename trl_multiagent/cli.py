@@ -1,10 +1,12 @@
 """
-The command `trl-multiagent`: `env` for bug reports, `push` to the Hub, `train` to launch a recipe without a script.
+The command `trl-multiagent`: `train` launches a recipe without a script, `init` writes a task of one's own, `push` uploads to the Hub,
+`env` is for bug reports.
 
 Slow libraries are imported where they are needed, so that help, versions and errors appear at once.
 """
 
 import argparse
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,6 +14,13 @@ from collections.abc import Sequence
 import trl_multiagent
 from trl_multiagent.quiet import quiet_libraries
 from trl_multiagent.recipe.algorithms import ALGORITHMS
+
+
+# The tasks that have a name; the first is the default. Any other one is given as `package.module:NAME`
+TASKS = {
+    "code_generation": "trl_multiagent.demo.task:TASK",
+    "functions": "trl_multiagent.environments.functions:TASK",
+}
 
 
 def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
@@ -36,12 +45,20 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     push.add_argument("--revision", metavar="BRANCH", help="Branch, created if it does not exist; by default main.")
     push.add_argument("--commit_message", metavar="TEXT", default="Upload team", help="Message of the commit.")
     push.add_argument("--create_pr", action="store_true", help="Open a pull request instead.")
+    init = commands.add_parser(
+        "init",
+        help="Write a small task of your own to start from.",
+        description="Writes task.py and config.yaml: a task that trains as it is, on any machine and without downloads.",
+        allow_abbrev=False,
+    )
+    init.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help="Where to; by default here.")
     train = commands.add_parser(
         "train",
-        help="Train a team on code generation through `accelerate launch`.",
-        description="Trains a team on code generation through `accelerate launch`. All other arguments go to the "
-        "recipe: `trl-multiagent train magrpo --help` lists them.",
-        usage="%(prog)s ALGORITHM [--accelerate_config FILE] [--num_processes N] --config FILE [recipe arguments]",
+        help="Train a team through `accelerate launch`, on code generation or on a task of your own.",
+        description="Trains a team through `accelerate launch`, on code generation or on the task that --task names. All "
+        "other arguments go to the recipe: `trl-multiagent train magrpo --help` lists them.",
+        usage="%(prog)s ALGORITHM [--accelerate_config FILE] [--num_processes N] [--task TASK] --config FILE "
+        "[recipe arguments]",
         allow_abbrev=False,
         add_help=False,
     )
@@ -70,7 +87,6 @@ def positive(text: str) -> int:
 
 def launch(algorithm: str, accelerate_config: str | None, num_processes: int | None, argv: Sequence[str]) -> None:
     """Checks the settings, then starts `trl-multiagent run` in the given number of processes."""
-    from trl_multiagent.demo.task import TASK
     from trl_multiagent.recipe.config_files import ACCELERATE, config_file
     from trl_multiagent.recipe.run import read_settings
     from trl_multiagent.recipe.settings import ConfigError, fail
@@ -81,7 +97,7 @@ def launch(algorithm: str, accelerate_config: str | None, num_processes: int | N
         if accelerate_config is not None:
             file = config_file("--accelerate_config", accelerate_config, ACCELERATE)
             options += ["--config_file", file]
-        read_settings(algorithm, TASK, argv, prog)
+        read_settings(algorithm, TASKS, argv, prog)
         if accelerate_config is not None:
             check_accelerate_config(file)  # last, because accelerate takes seconds to import
     except ConfigError as error:
@@ -115,12 +131,25 @@ def check_accelerate_config(file: str) -> None:
         raise ConfigError(f"--accelerate_config {file} is not a configuration of accelerate: {problem}") from error
 
 
+def init(folder: str) -> None:
+    """Writes a task to start from, and says how to train it."""
+    from trl_multiagent.new_task import write_task
+    from trl_multiagent.recipe.settings import fail
+
+    try:
+        for path in write_task(folder):
+            print(f"Wrote {path}")
+    except ValueError as error:
+        fail("trl-multiagent init", error)
+    change = "" if folder == "." else f"cd {shlex.quote(folder)} && "
+    print(f"Train it with: {change}trl-multiagent train magrpo --config config.yaml")
+
+
 def run(algorithm: str, argv: Sequence[str]) -> None:
-    """Trains in this process, as the scripts in recipes/code_generation do."""
-    from trl_multiagent.demo.task import TASK
+    """Trains in this process."""
     from trl_multiagent.recipe.run import run_recipe
 
-    run_recipe(algorithm, TASK, argv, prog=f"trl-multiagent train {algorithm}")
+    run_recipe(algorithm, TASKS, argv, prog=f"trl-multiagent train {algorithm}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -130,8 +159,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if argv in (["train", "-h"], ["train", "--help"]):
         return train.print_help()
     arguments, rest = parser.parse_known_args(argv)
-    if arguments.command in ("env", "push") and rest:
+    if arguments.command in ("env", "init", "push") and rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    elif arguments.command == "init":
+        init(arguments.folder)
     elif arguments.command == "push":
         from trl_multiagent.team.files import push_folder
 

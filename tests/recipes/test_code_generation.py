@@ -150,6 +150,7 @@ def test_scripts_train_a_tiny_team(algorithm, config, tiny_model, shared_data, t
         f"agent_model.name={tiny_model}",
         f"dataset.name={shared_data / FILES[config.rpartition('_')[2]]}",
         f"output.base_dir={tmp_path}",
+        "output.save_final_model=false",
         *("--max_steps", "1", "--max_completion_length", "8", "--save_strategy", "no", "--disable_tqdm"),
         *("--eval_interval", "0"),
     )
@@ -157,7 +158,7 @@ def test_scripts_train_a_tiny_team(algorithm, config, tiny_model, shared_data, t
     merged = yaml.safe_load((folder / "config.yaml").read_text())
     assert merged["agent_model"]["name"] == tiny_model
     assert merged[algorithm]["max_steps"] == 1
-    assert not (folder / "final_model").exists()
+    assert not (folder / "team.json").exists()
 
 
 @pytest.mark.parametrize("peft", ["peft=null", "peft.r=4"])
@@ -165,14 +166,14 @@ def test_saved_and_resumed(tiny_model, shared_data, tmp_path, peft):
     arguments = [
         *("--config", str(RECIPES / "configs" / "magrpo_he_config.yaml"), "--override"),
         *(f"agent_model.name={tiny_model}", f"dataset.name={shared_data / FILES['he']}"),
-        *(f"output.base_dir={tmp_path}", "output.save_final_model=true", "magrpo.eval_interval=0", peft),
+        *(f"output.base_dir={tmp_path}", "magrpo.eval_interval=0", peft),
         *("--max_completion_length", "8", "--save_steps", "1", "--disable_tqdm"),
     ]
     run_script("magrpo", *arguments, "--max_steps", "1")
     (folder,) = tmp_path.iterdir()
-    team = AgentTeam.from_pretrained(str(folder / "final_model"))
+    team = AgentTeam.from_pretrained(str(folder))
     assert team.roles == ("aux", "main") and team.has_adapters == (peft == "peft.r=4")
-    assert AutoModelForCausalLM.from_pretrained(folder / "final_model" / "agents" / "aux")
+    assert AutoModelForCausalLM.from_pretrained(folder / "agents" / "aux")
 
     run_script("magrpo", *arguments, "--max_steps", "2", "--resume_from_checkpoint", str(folder / "checkpoint-1"))
     assert list(tmp_path.iterdir()) == [folder]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,6 +87,9 @@ class Task:
             Returns a text to print before anything is loaded, or `None`.
         callbacks (`Callable[[TaskSettings, Trainer], list[TrainerCallback]]`, *optional*):
             Returns the callbacks to add to the trainer.
+        roles (`list[str]` or `Callable[[dict[str, Any]], list[str]]`, *optional*):
+            The agents' roles, or a function from the sections to the roles. If it is given, `num_agents` is their number by
+            default; otherwise it is 2.
 
     Example:
 
@@ -113,3 +116,4 @@ class Task:
     models: dict[str, Callable[[], str]] = dataclasses.field(default_factory=dict)
     introduction: Callable[[TaskSettings], str | None] | None = None
     callbacks: Callable[[TaskSettings, Trainer], list[TrainerCallback]] | None = None
+    roles: Sequence[str] | Callable[[dict[str, Any]], Sequence[str]] | None = None

@@ -213,7 +213,11 @@ def complete_arguments(settings: Settings) -> None:
 
     if values[""].get("seed") is not None:
         arguments["seed"] = values[""]["seed"]
-    arguments.setdefault("num_agents", 1 if algorithm == "grpo" else 2)
+    roles = settings.task.roles
+    if roles is None:
+        arguments.setdefault("num_agents", 1 if algorithm == "grpo" else 2)
+    else:
+        arguments.setdefault("num_agents", len(roles(settings.sections) if callable(roles) else roles))
     if algorithm == "grpo" and arguments["num_agents"] != 1:
         raise ConfigError(
             f"`grpo.num_agents` is {arguments['num_agents']}: GRPO trains one agent; MAGRPO trains several."

@@ -36,6 +36,11 @@ RENAMED = {
     "{algorithm}.external_original_prompt": "external.original_prompt",
     "{algorithm}.external_previous_response": "external.previous_response",
     "dataset.split": "dataset.train_split",
+    # Short forms of our own
+    "prompts": "functions.prompts",
+    "reward_funcs": "functions.reward_funcs",
+    "reward_weights": "functions.reward_weights",
+    "transition": "functions.transition",
 }
 
 # If one file sets both names in a line of this table to different values, the second is used, and a note says so. For other

@@ -35,6 +35,11 @@ def make_parser(algorithm: str, task: Task, prog: str | None = None) -> argparse
     recipe.add_argument(
         "--dry_run", action="store_true", default=False, help="Check everything, print the plan, stop."
     )
+    recipe.add_argument(
+        "--task",
+        metavar="TASK",
+        help="What to train on: package.module:NAME of a `Task`, or a name of `trl-multiagent`.",
+    )
     recipe.add_argument("--model_name", metavar="NAME", help="Short for --override agent_model.name=NAME.")
     recipe.add_argument("--output_base_dir", metavar="FOLDER", help="Short for --override output.base_dir=FOLDER.")
     recipe.add_argument("--num_epochs", nargs="*", metavar="N", help="Short for --num_train_epochs N.")
@@ -66,10 +71,10 @@ def make_parser(algorithm: str, task: Task, prog: str | None = None) -> argparse
 def describe_sections(algorithm: str, task: Task) -> str:
     """The list of all sections and their settings, for the end of `--help`."""
     lines = ["sections of the YAML file:", "  agents: list of model ids, one per agent, instead of agent_model.name"]
-    lines += ["  seed: random seed", f"  {algorithm}: every flag of the groups above"]
+    lines += ["  task: the same as --task", "  seed: random seed", f"  {algorithm}: every flag of the groups above"]
     for section, cls in sections_of(task).items():
         lines.append(f"  {section}:")
-        lines += [f"    {field.name}: {field.metadata['help']}" for field in dataclasses.fields(cls)]
+        lines += [f"    {field.name}: {field.metadata.get('help', '')}" for field in dataclasses.fields(cls)]
     lines += [
         "  peft:",
         "    Gives every agent a LoRA adapter on a common base. Fields of peft.LoraConfig: r, lora_alpha,",

@@ -65,7 +65,7 @@ def print_plan(recipe: Recipe, roles: Sequence[str]) -> None:
         "optimizer steps": f"{'unknown' if steps is None else steps} ({length})",
         "env steps": "unknown" if steps is None else f"{steps * env_steps}{or_fewer}",
         "output folder": recipe.run_folder,
-        "trained team": recipe.team_folder if recipe.output.save_final_model else "not saved: output.save_final_model",
+        "trained team": recipe.team_folder if recipe.saves_team else "not saved, as output.save_final_model is false",
         "reported to": ", ".join(args.report_to) or "none",
     }
     print("Dry run: no model was loaded, nothing was written.", *remarks, sep="\n")

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.hub.model_card import RECIPE_FILE, hub_id
+from trl_multiagent.hub.model_card import CARD_FILE, CURVE_FILE, RECIPE_FILE, hub_id, rename_card
 from trl_multiagent.recipe.arguments import Settings
 from trl_multiagent.recipe.results import check_folder, check_push, check_repo_id, check_team_folder, try_folders
 from trl_multiagent.recipe.sections import PEFT_DEFAULTS, AgentModel, Output, Wandb
@@ -104,10 +105,10 @@ class Recipe:
 
     @property
     def team_folder(self) -> Path:
-        """Folder of the trained team. A push uploads the run's folder, so a team that is pushed is saved directly in it."""
+        """Folder of the trained team: the run's, so that one folder holds all results and can be pushed, or `output.save_path`."""
         if self.output.save_path and self.output.save_final_model:
             return Path(self.output.save_path)
-        return self.run_folder if self.training_args.push_to_hub else self.run_folder / "final_model"
+        return self.run_folder
 
     @property
     def saves_team(self) -> bool:
@@ -145,7 +146,8 @@ class Recipe:
         roles = environment.roles
         if len(roles) != self.num_agents:
             raise ConfigError(
-                f"`{self.algorithm}.num_agents` is {self.num_agents}, but the task has {len(roles)} roles: {', '.join(roles)}."
+                f"`{self.algorithm}.num_agents` is {self.num_agents}, but the task has {len(roles)} roles: {', '.join(roles)}. "
+                f"Set it to {len(roles)}."
             )
         args = self.training_args
         for name in ("frozen_agents", "agent_learning_rates", "vllm_server_base_urls"):
@@ -287,7 +289,8 @@ class Recipe:
 
     def train_and_save(self, trainer: Trainer) -> None:
         """
-        Trains the team. Saves the merged settings in the run's folder, and the team if `output.save_final_model` is set.
+        Trains the team. Saves the merged settings in the run's folder and, unless `output.save_final_model` is false, the team, its
+        model card and its learning curve in the team's folder.
 
         If the team cannot be saved in its folder, it is saved in another place.
 
@@ -306,16 +309,35 @@ class Recipe:
         trainer.train(resume_from_checkpoint=self.resume_from_checkpoint)
         if not self.saves_team:
             return
+        name = self.dataset.name
+        dataset_name = hub_id(name) if name and self.dataset.may_be_hub_id else None
         try:
             with fail_together(accelerator):
                 trainer.save_model(str(self.team_folder), _internal_call=True)  # this does not push
+            with fail_together(accelerator):
+                self.write_card(trainer, dataset_name)
         except (SaveError, OtherProcessError) as error:
             raise RuntimeError(str(error)) from error
         if trainer.is_world_process_zero():
             print(f"Saved team       {self.team_folder}", flush=True)
         if self.training_args.push_to_hub:  # last, so that nothing is lost if the push fails
-            name = self.dataset.name
-            trainer.push_to_hub(dataset_name=hub_id(name) if name and self.dataset.may_be_hub_id else None)
+            trainer.push_to_hub(dataset_name=dataset_name)
+
+    def write_card(self, trainer: Trainer, dataset_name: str | None) -> None:
+        """
+        Writes the model card and the learning curve to the team's folder, and copies the settings.
+
+        Raises:
+            SaveError: a file could not be written.
+        """
+        try:
+            trainer.create_model_card(dataset_name=dataset_name)
+            if trainer.is_world_process_zero() and self.team_folder.absolute() != self.run_folder.absolute():
+                copy_run_files(self.run_folder, self.team_folder)
+        except OSError as error:
+            raise SaveError(
+                f"The model card could not be written ({error}). The team itself is in {self.team_folder.absolute()}."
+            ) from error
 
 
 def build_recipe(settings: Settings, training_args: MAGRPOConfig, dry_run: bool = False) -> Recipe:
@@ -402,6 +424,14 @@ def make_peft_config(settings: Settings) -> LoraConfig | None:
     except (ValueError, TypeError) as error:
         raise ConfigError(f"section `{where}`: {error}") from error
     return config
+
+
+def copy_run_files(run_folder: Path, team_folder: Path) -> None:
+    """Copies the settings, the model card and the learning curve of a run to the folder of its team."""
+    for name in (RECIPE_FILE, CARD_FILE, CURVE_FILE):
+        if (run_folder / name).is_file():
+            shutil.copy(run_folder / name, team_folder / name)
+    rename_card(team_folder, str(team_folder.absolute()))
 
 
 def choose_folder(

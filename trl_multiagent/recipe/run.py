@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,19 +15,24 @@ from trl_multiagent.recipe.arguments import Settings, check_settings, make_train
 from trl_multiagent.recipe.config_files import RECIPES, config_file
 from trl_multiagent.recipe.parser import make_parser
 from trl_multiagent.recipe.settings import ConfigError, fail, merge, read_layers, suggestion
+from trl_multiagent.recipe.tasks import check_task, choose_task
 
 
 if TYPE_CHECKING:
     from trl_multiagent.recipe.recipe import Recipe
 
 
-def run_recipe(algorithm: str, task: Task, argv: Sequence[str] | None = None, prog: str | None = None) -> None:
+def run_recipe(
+    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
+) -> None:
     """
     Trains a team on a task, or prints the plan of the run if `--dry_run` is given. Wrong settings end the program.
 
     Args:
         algorithm (`str`): Name of the algorithm's section, a key of [`~trl_multiagent.recipe.algorithms.ALGORITHMS`].
-        task ([`~trl_multiagent.environments.task.Task`]): What to train on.
+        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
+            What to train on; or, if the user chooses that, the tasks that have a name, see
+            [`~trl_multiagent.recipe.tasks.choose_task`].
         argv (`list[str]`, *optional*): Arguments; by default those of the command line.
         prog (`str`, *optional*): Name of the program in messages; by default that of the script.
     """
@@ -56,13 +61,17 @@ def run_recipe(algorithm: str, task: Task, argv: Sequence[str] | None = None, pr
     trainer.accelerator.end_training()
 
 
-def parse_recipe(algorithm: str, task: Task, argv: Sequence[str] | None = None, prog: str | None = None) -> Recipe:
+def parse_recipe(
+    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
+) -> Recipe:
     """
     Reads and checks the settings of a run, without loading a model or data. Wrong settings end the program.
 
     Args:
         algorithm (`str`): Name of the algorithm's section.
-        task ([`~trl_multiagent.environments.task.Task`]): What to train on.
+        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
+            What to train on; or, if the user chooses that, the tasks that have a name, see
+            [`~trl_multiagent.recipe.tasks.choose_task`].
         argv (`list[str]`, *optional*): Arguments; by default those of the command line.
         prog (`str`, *optional*): Name of the program in messages; by default that of the script.
 
@@ -88,13 +97,15 @@ def parse_recipe(algorithm: str, task: Task, argv: Sequence[str] | None = None, 
     return recipe
 
 
-def read_settings(algorithm: str, task: Task, argv: Sequence[str] | None, prog: str) -> tuple[Settings, bool]:
+def read_settings(
+    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None, prog: str
+) -> tuple[Settings, bool]:
     """
     Reads and checks the settings of a run, as far as is possible without importing TRL.
 
     Args:
         algorithm (`str`): Name of the algorithm's section.
-        task ([`~trl_multiagent.environments.task.Task`]): What to train on.
+        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): See [`run_recipe`].
         argv (`list[str]` or `None`): Arguments; by default those of the command line.
         prog (`str`): Name of the program in the help.
 
@@ -104,6 +115,10 @@ def read_settings(algorithm: str, task: Task, argv: Sequence[str] | None, prog: 
     Raises:
         ConfigError: a setting is wrong.
     """
+    has_own_task = isinstance(task, Task)
+    if not isinstance(task, Task):
+        task = choose_task(algorithm, task, argv, prog)
+    check_task(task)
     parser = make_parser(algorithm, task, prog)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -112,4 +127,9 @@ def read_settings(algorithm: str, task: Task, argv: Sequence[str] | None, prog: 
     if arguments.config is not None:
         arguments.config = config_file("--config", arguments.config, RECIPES)
     settings = check_settings(algorithm, task, merge(read_layers(algorithm, arguments)))
+    if has_own_task and settings.values[""].get("task") is not None:
+        raise ConfigError(
+            f"`task` is {settings.values['']['task']!r}, but {prog} trains on a task of its own. Remove it, or start "
+            f"`trl-multiagent train {algorithm}`."
+        )
     return settings, arguments.dry_run

@@ -87,8 +87,8 @@ class Output:
     base_dir: str = setting(
         "Folder for the folders of the runs: job_<id>, or mt_job_<id> with several turns.", "outputs"
     )
-    save_final_model: bool = setting("Whether to save the team after training.", False)
-    save_path: str | None = setting("Where to save it; by default final_model in the run's folder.")
+    save_final_model: bool = setting("Whether to save the team and its model card after training.", True)
+    save_path: str | None = setting("Where to save them; by default in the run's folder.")
     verbose: bool = setting("Whether to show prompts and completions; the same as `log_completions`.", False)
 
 
@@ -155,11 +155,16 @@ NOT_IN_PEFT = (
 )
 PEFT_DEFAULTS = {"target_modules": "all-linear"}
 
-VALUES = {"agents": list[str] | None, "seed": int | None}  # top-level keys that are not sections
+VALUES = {"task": str | None, "agents": list[str] | None, "seed": int | None}  # top-level keys that are not sections
+SHARED_SECTIONS: dict[str, type] = {
+    "agent_model": AgentModel,
+    "dataset": DatasetSource,
+    "output": Output,
+    "reward_processor": RewardProcessor,
+    "wandb": Wandb,
+}
 
 
 def sections_of(task: Task) -> dict[str, type]:
     """The dataclass of each section, by name: the sections that every task has, and the task's own."""
-    shared: dict[str, type] = {"agent_model": AgentModel, "dataset": DatasetSource, "output": Output}
-    shared |= {"reward_processor": RewardProcessor, "wandb": Wandb}
-    return shared | task.settings
+    return SHARED_SECTIONS | task.settings

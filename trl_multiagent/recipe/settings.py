@@ -102,7 +102,8 @@ def flag_layer(algorithm: str, arguments: argparse.Namespace) -> dict[str, Any]:
     flags = {name: value for name, value in vars(arguments).items() if name not in ("config", "override", "dry_run")}
     agent_model = [field.name for field in dataclasses.fields(AgentModel)]
     layer: dict[str, Any] = {}
-    for name, path in {"model_name": "agent_model.name", "output_base_dir": "output.base_dir", **TRL_FLAGS}.items():
+    short = {"task": "task", "model_name": "agent_model.name", "output_base_dir": "output.base_dir"}
+    for name, path in {**short, **TRL_FLAGS}.items():
         if name in flags:
             set_once(layer, f"--{name}", path, flags.pop(name))
     for name, texts in flags.items():

@@ -99,6 +99,13 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         vllm_adapter_dir (`str`, *optional*):
             Folder through which vLLM receives the adapters of a LoRA team. A server must have access to it under the
             same path. Defaults to `vllm_adapters` in the output folder.
+        trace_steps (`int`, *optional*):
+            Writes the rollouts to `trace/` in the output folder, one file per process and this many steps. A row holds
+            one joint action, see [`~rollout.trace`]. By default, no trace is written.
+        trace_format (`str`, *optional*, defaults to `"parquet"`):
+            `"parquet"` or `"jsonl"`.
+        trace_max_files (`int`, *optional*, defaults to `100`):
+            Number of files that are kept per process; the oldest are deleted.
 
     > [!NOTE]
     > These parameters have default values different from [`~trl.GRPOConfig`]:
@@ -123,6 +130,7 @@ class RolloutConfig(TeamConfig, GRPOConfig):
     )
     free_prefixes_on_resume: ClassVar[tuple[str, ...]] = (
         *TeamConfig.free_prefixes_on_resume,
+        "trace_",
         "vllm_enable_",
         "vllm_g",
         "vllm_max_",
@@ -137,6 +145,9 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         "num_generations": {"ge": 1},
         "num_generations_eval": {"ge": 1, "le": 1000000},
         "num_agents": {"ge": 1, "le": 1000},
+        "trace_steps": {"ge": 1},
+        "trace_format": {"choices": ("parquet", "jsonl"), "needs": "trace_steps"},
+        "trace_max_files": {"ge": 1, "needs": "trace_steps"},
         "joint_mode": {"choices": ("align", "cross", "aligned", "crossed")},
         "handoff": {"choices": ("random", "best")},
         "discount": {"ge": 0, "le": 1},
@@ -260,6 +271,11 @@ class RolloutConfig(TeamConfig, GRPOConfig):
     vllm_adapter_dir: str | None = field(
         default=None, metadata={"help": "Folder through which vLLM receives the adapters of a LoRA team."}
     )
+    trace_steps: int | None = field(
+        default=None, metadata={"help": "Writes the rollouts to a file per process and this many steps."}
+    )
+    trace_format: str = field(default="parquet", metadata={"help": "'parquet' or 'jsonl'."})
+    trace_max_files: int = field(default=100, metadata={"help": "Files of the trace that are kept per process."})
     num_generations: int = field(
         default=4, metadata={"help": "Completions that each agent samples at a node, G in the formulas."}
     )
