@@ -272,7 +272,7 @@ class OwnEnvironment(FunctionEnvironment):
             {"train_dataset": tiny_items(12).map(lambda row: {"x": row["x"] + "!"})},
             ["train_dataset: '12 items with x"],
         ),
-        ({"environment": OtherEnvironment({"aux": "", "main": ""}, [])}, ["FunctionEnvironment", "OtherEnvironment"]),
+        ({"environment": OtherEnvironment({"aux": "", "main": ""}, count_reward)}, ["FunctionEnvironment", "OtherEnvironment"]),
         (
             {"environment": functions(prompts={"aux": "{x}", "main": lambda item: "What?"})},
             ["environment prompts: {'aux': 'Task {x}, part aux:'", "{'aux': '{x}', 'main': 'function <lambda>'}"],
