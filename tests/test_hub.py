@@ -440,37 +440,31 @@ except SystemExit as error:
 
 
 @pytest.mark.parametrize("form", ["full", "lora"])
-def test_a_run_is_pushed_by_the_command_and_the_snippets_of_its_card_load_it(server, client, tmp_path, form):
+def test_a_run_is_pushed_by_the_command_and_the_snippets_of_its_card_load_it(
+    server, client, tiny_model, tmp_path, form
+):
     code = """
-from peft import LoraConfig
-from tiny import byte_tokenizer, tiny_llama, tiny_team, tiny_trainer
-from trl_multiagent import AgentTeam
+from tiny import byte_tokenizer, tiny_llama
 from trl_multiagent.cli import main
 if form == "lora":
     tiny_llama().push_to_hub("user/tiny-base")
     byte_tokenizer().push_to_hub("user/tiny-base")
-    config = LoraConfig(r=4, target_modules="all-linear")
-    team = AgentTeam.from_pretrained("user/tiny-base", ["aux", "main"], peft_config=config)
-else:
-    team = tiny_team()
-trainer = tiny_trainer(folder, team, save_strategy="steps", max_steps=2)
-trainer.train()
-trainer.save_model()
-trainer.create_model_card()
+main(["run", "magrpo", "--output_dir", folder, "--max_steps", "2", "--max_completion_length", "6", "--save_steps", "1",
+    "--logging_steps", "1", "--override", "prompts={'aux': 'Left {x}: ', 'main': 'Right {x}: '}",
+    "reward_funcs=tiny.count_reward", f"dataset.name={folder}/items.jsonl",
+    *([f"agent_model.name={model}"] if form == "full" else ["agent_model.name=user/tiny-base", "peft.r=4"])])
 main(["push", folder, "user/" + form + "-run"])
 """
-    client(code, folder=str(tmp_path), form=form)
+    (tmp_path / "items.jsonl").write_text('{"x": "1"}\n{"x": "2"}\n')
+    client(code, folder=str(tmp_path), form=form, model=tiny_model)
     files = server.repos[f"user/{form}-run"].files()
-    assert set(files) >= {"README.md", "team.json", "reward_curve.png", "training_args.bin"}
+    assert set(files) >= {"README.md", "team.json", "reward_curve.png", "training_args.bin", "config.yaml"}
     assert not any(path.startswith("checkpoint-") for path in files)
     card = files["README.md"].decode()
     assert str(tmp_path) not in card and f"# Model Card for {form}-run\n" in card
     for target in re.findall(r"\]\(\./([^)]+)\)", card):
         assert any(path == target or path.startswith(f"{target}/") for path in files), target
     whole, alone = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
-    if form == "lora":  # its base is on no Hub
-        alone = alone.replace("FOLDER_OF_THE_BASE_MODEL", "user/tiny-base")
-        client("from tiny import tiny_llama; tiny_llama().push_to_hub('user/tiny-base')")
     code = """
 names = {}
 exec(whole, names)

@@ -7,6 +7,7 @@ Its trainers extend private methods, which may change in any release. These test
 
 import argparse
 import ast
+import dataclasses
 import inspect
 import re
 import textwrap
@@ -19,8 +20,9 @@ import trl
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
 from torch.optim.lr_scheduler import LRScheduler
-from transformers import GenerationMixin, Trainer
+from transformers import GenerationConfig, GenerationMixin, Trainer, TrainingArguments
 from transformers.integrations import TensorBoardCallback
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.modeling_layers import GradientCheckpointingLayer
 from trl import DPOTrainer, GRPOTrainer
 from trl.data_utils import apply_chat_template
@@ -40,6 +42,8 @@ from trl.trainer.utils import (
     split_tensor_dict,
 )
 
+from trl_multiagent.trainers.base.rollout_config import FIXED_IN_GENERATION, OWN_ARGUMENT
+from trl_multiagent.trainers.base.team_config import REPORT_TO
 from trl_multiagent.trainers.madpo_config import LOSS_TYPES, REFUSED_LOSS_TYPES
 
 
@@ -366,3 +370,12 @@ def test_generate_takes_a_filled_cache():
         ADVICE
     )
     assert list(inspect.signature(transformers.StaticCache).parameters)[:2] == ["config", "max_cache_len"], ADVICE
+
+
+def test_the_choices_that_are_listed_here_are_theirs():
+    assert set(REPORT_TO) - {"none", "all"} == set(INTEGRATION_TO_CALLBACK)
+    assert {"lr_scheduler_type", "optim", "eval_strategy"} <= {
+        field.name for field in dataclasses.fields(TrainingArguments)
+    }
+    assert list(inspect.signature(Trainer.get_optimizer_cls_and_kwargs).parameters)[:1] == ["args"]
+    assert vars(GenerationConfig()).keys() >= {*OWN_ARGUMENT, *FIXED_IN_GENERATION}

@@ -10,9 +10,9 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 import trl_multiagent
+from trl_multiagent.quiet import quiet_libraries
 from trl_multiagent.recipe.algorithms import ALGORITHMS
 
 
@@ -107,7 +107,7 @@ def launch(
     """Checks the settings, then starts a command of `trl-multiagent` in the given number of processes."""
     from trl_multiagent.recipe.config_files import ACCELERATE, config_file
     from trl_multiagent.recipe.run import read_settings
-    from trl_multiagent.recipe.settings import ConfigError
+    from trl_multiagent.recipe.settings import ConfigError, fail
 
     options = []
     try:
@@ -151,6 +151,7 @@ def check_accelerate_config(file: str) -> None:
 def init(folder: str) -> None:
     """Writes a task to start from, and says how to train it."""
     from trl_multiagent.new_task import write_task
+    from trl_multiagent.recipe.settings import fail
 
     try:
         for path in write_task(folder):
@@ -159,12 +160,6 @@ def init(folder: str) -> None:
         fail("trl-multiagent init", error)
     change = "" if folder == "." else f"cd {shlex.quote(folder)} && "
     print(f"Train it with: {change}trl-multiagent train magrpo --config config.yaml")
-
-
-def fail(prog: str, error: Exception) -> NoReturn:
-    """Ends the program as `argparse` does after a wrong argument."""
-    print(f"{prog}: error: {error}", file=sys.stderr)
-    sys.exit(2)
 
 
 def run(algorithm: str, argv: Sequence[str]) -> None:
@@ -183,6 +178,7 @@ def collect(argv: Sequence[str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
+    quiet_libraries()
     parser, train = make_parsers()
     if argv in (["train", "-h"], ["train", "--help"]):
         return train.print_help()

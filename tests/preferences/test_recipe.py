@@ -68,7 +68,7 @@ def test_keys_of_the_peer(tmp_path):
     section |= {"advantage_normalization": True, "num_agents": 2}
     sampling = {"temperature": 0.6, "top_p": 0.6, "top_k": None, "type": "qwen", "max_length": 2048}
     path = tmp_path / "peer.yaml"
-    path.write_text(yaml.safe_dump({"agent_model": sampling, "madpo": section, "dataset": {"name": "x"}}))
+    path.write_text(yaml.safe_dump({"agent_model": sampling, "madpo": section, "dataset": {"eval_split": "x"}}))
     config = parse("--config", str(path)).config
     assert (config.temperature, config.top_p, config.top_k, config.max_completion_length) == (0.6, 0.6, 0, 256)
 

@@ -670,8 +670,8 @@ def test_config_sizes():
         ({"num_turns": 2, "handoff": "best", "turn_gradient_weights": [1.0]}, "1 entries for 2 turns"),
         ({"num_turns": 2, "turn_gradient_weights": [1.0, 2.0]}, "set `handoff`"),
         ({"num_turns": 2, "joint_mode": "cross", "items_per_device": 1}, "needs `num_agents`"),
-        ({"num_iterations": 2}, "`num_iterations=2` is not supported"),
-        ({"use_liger_kernel": True}, "`use_liger_kernel=True` is not supported"),
+        ({"num_iterations": 2}, "`num_iterations` is 2, which is not supported"),
+        ({"use_liger_kernel": True}, "`use_liger_kernel` is True, which is not supported"),
         ({"steps_per_generation": 4}, "set `items_per_device`"),
         ({"entropy_coef": 0.01}, "depends on how a batch is split"),
         ({"trace_steps": 0}, "`trace_steps` is 0"),
@@ -685,7 +685,7 @@ def test_config_refusals(settings, message):
 
 
 def test_variant_configs_keep_their_mode():
-    with pytest.raises(ValueError, match="use another trainer"):
+    with pytest.raises(ValueError, match=r"`advantage_mode` is .max., it must be .rloo."):
         MARLOOConfig(output_dir="unused", advantage_mode="max")
 
 

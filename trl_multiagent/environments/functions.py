@@ -36,7 +36,6 @@ class Rows(DatasetSource):
     config: str | None = setting("Configuration of a dataset on the Hub.")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.name is None:
             raise ValueError(f"`dataset.name` is missing: a Hub id or the path of a {LOCAL_FILE}.")
         if self.is_file and not Path(self.name).is_file():

@@ -80,10 +80,8 @@ class Collection:
 
     def load_team(self, roles: Sequence[str]) -> AgentTeam:
         """Loads the team that samples, on the device of this process."""
-        from peft import LoraConfig
-
         from trl_multiagent.preferences.collection import start_processes
-        from trl_multiagent.recipe.recipe import PEFT_DEFAULTS, quantization_arguments
+        from trl_multiagent.recipe.recipe import loading_arguments, quantization
         from trl_multiagent.team.agent_team import AgentTeam
 
         state, settings = start_processes(), self.settings
@@ -92,17 +90,20 @@ class Collection:
         if isinstance(names, str) and names in self.task.models:
             with state.main_process_first():
                 names = self.task.models[names]()
-        on_cpu = state.device.type == "cpu"
+        dtype = "float32" if state.device.type == "cpu" else model.torch_dtype or "auto"
         team = AgentTeam.from_pretrained(
             names,
             roles,
-            peft_config=LoraConfig(**{**PEFT_DEFAULTS, **settings.values["peft"]}) if settings.has_peft else None,
+            peft_config=LoraConfig(**{**PEFT_DEFAULTS, **settings.values["peft"]})
+            if settings.has_peft_section
+            else None,
             share_weights=model.share_weights,
             seed=self.config.seed,
-            dtype="float32" if on_cpu else model.torch_dtype or "auto",
-            **quantization_arguments(model, "float32" if on_cpu else "bfloat16"),
+            dtype=dtype,
+            **quantization(model, "bfloat16" if dtype == "auto" else dtype),
+            **loading_arguments(model),
         )
-        return team if model.load_in_4bit or model.load_in_8bit else team.to(state.device)
+        return team if model.is_quantized else team.to(state.device)
 
 
 def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.task import Task
+from trl_multiagent.quiet import quiet_libraries
 from trl_multiagent.recipe.algorithms import ALGORITHMS
 from trl_multiagent.recipe.arguments import Settings, check_settings, make_training_args
 from trl_multiagent.recipe.config_files import RECIPES, config_file
-from trl_multiagent.recipe.settings import ConfigError, make_parser, merge, read_layers, suggestion
+from trl_multiagent.recipe.parser import make_parser
+from trl_multiagent.recipe.settings import ConfigError, fail, merge, read_layers, suggestion
 from trl_multiagent.recipe.tasks import check_task, choose_task
 
 
@@ -39,13 +41,13 @@ def run_recipe(
         recipe.introduce()
     try:
         environment = recipe.make_environment()
-    except ConfigError as error:
-        sys.exit(f"{recipe.prog}: error: {error}")
-    if recipe.dry_run:
-        from trl_multiagent.recipe.plan import print_plan
+        if recipe.dry_run:
+            from trl_multiagent.recipe.plan import print_plan
 
-        return print_plan(recipe, environment.roles)
-    train_dataset, eval_dataset = recipe.load_datasets()
+            return print_plan(recipe, environment.roles)
+        train_dataset, eval_dataset = recipe.load_datasets()
+    except (ValueError, OSError, RuntimeError) as error:  # of the task: rows, splits, files, the machine's protection
+        fail(recipe.prog, error)
     recipe.check_run(environment, train_dataset)
     trainer = ALGORITHMS[algorithm].trainer_class()(
         team=recipe.load_team(environment.roles),
@@ -77,6 +79,7 @@ def parse_recipe(
         [`~trl_multiagent.recipe.recipe.Recipe`]
     """
     prog = prog or Path(sys.argv[0]).name
+    quiet_libraries()
     try:
         settings, dry_run = read_settings(algorithm, task, argv, prog)
         training_args = make_training_args(settings)
@@ -84,7 +87,7 @@ def parse_recipe(
 
         recipe = build_recipe(settings, training_args, dry_run)
     except ConfigError as error:
-        sys.exit(f"{prog}: error: {error}")
+        fail(prog, error)
     logging.basicConfig(format="%(message)s")
     recipe.prog = prog
     if recipe.training_args.process_index == 0:

@@ -194,7 +194,8 @@ class AgentTeam(nn.Module):
             raise ValueError(f"{name} holds no {TEAM_FILE}: to start a team from a model, pass `roles`.")
 
         form = form_of_sources(sources, saved_form, peft_config, share_weights, hub)
-        tokenizers = {role: load_tokenizer(source, hub) for role, source in sources.items()}
+        trust = {"trust_remote_code": model_init_kwargs.get("trust_remote_code", False)}
+        tokenizers = {role: load_tokenizer(source, hub | trust) for role, source in sources.items()}
         if form == "lora":
             return cls({**load_adapters(sources, peft_config, seed, model_init_kwargs)}, tokenizers)
         return cls({**load_models(sources, form == "shared", seed, model_init_kwargs)}, tokenizers)
