@@ -94,9 +94,7 @@ class Collection:
         team = AgentTeam.from_pretrained(
             names,
             roles,
-            peft_config=LoraConfig(**{**PEFT_DEFAULTS, **settings.values["peft"]})
-            if settings.has_peft_section
-            else None,
+            peft_config=make_peft_config(settings),
             share_weights=model.share_weights,
             seed=self.config.seed,
             dtype=dtype,
