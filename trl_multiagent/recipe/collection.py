@@ -81,7 +81,7 @@ class Collection:
     def load_team(self, roles: Sequence[str]) -> AgentTeam:
         """Loads the team that samples, on the device of this process."""
         from trl_multiagent.preferences.collection import start_processes
-        from trl_multiagent.recipe.recipe import loading_arguments, quantization
+        from trl_multiagent.recipe.recipe import loading_arguments, make_peft_config, quantization
         from trl_multiagent.team.agent_team import AgentTeam
 
         state, settings = start_processes(), self.settings
