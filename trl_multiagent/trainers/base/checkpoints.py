@@ -22,6 +22,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, get_l
 from transformers.utils import logging
 
 from trl_multiagent.environments.task_errors import describe
+from trl_multiagent.team.critics import CRITICS_FOLDER
 from trl_multiagent.team.files import AGENTS_FOLDER, TEAM_FILE
 from trl_multiagent.trainers.base.checkpoint_files import (
     PROCESS_FILE,
@@ -171,8 +172,9 @@ class CheckpointMixin(Base):
             if (unfinished / TEAM_FILE).is_file():  # the team itself was written: moving it needs no more disk space
                 folder = fallback_folder(unfinished.parent.parent)
                 folder.mkdir()
-                for name in (AGENTS_FOLDER, TEAM_FILE):
-                    os.replace(unfinished / name, folder / name)
+                for name in (AGENTS_FOLDER, CRITICS_FOLDER, TEAM_FILE):
+                    if (unfinished / name).exists():
+                        os.replace(unfinished / name, folder / name)
                 raise SaveError(f"{problem} The team is in {folder.absolute()}.") from error
             if is_deepspeed_zero3_enabled():  # each process has only a part of the weights
                 raise
@@ -229,14 +231,16 @@ class CheckpointMixin(Base):
 
     def _checksum_of_frozen_weights(self) -> str | None:
         """
-        Returns a checksum of the weights that are not trained and not saved: the base of adapters, and the reference
-        policy. A resumed run must start with the same ones. `None` under ZeRO-3.
+        Returns a checksum of the weights that are not trained and not saved: the base of adapters, that of critics, and the
+        reference policy. A resumed run must start with the same ones. `None` under ZeRO-3.
         """
         if is_deepspeed_zero3_enabled():
             return None  # each process has only a part of the weights
         frozen = []
         if self.team.has_adapters:
-            frozen += [parameter for parameter in self.team.parameters() if not parameter.requires_grad]
+            frozen += [parameter for parameter in self.team.models.parameters() if not parameter.requires_grad]
+        if self.team.critics is not None:
+            frozen += [parameter for parameter in self.team.critics.parameters() if not parameter.requires_grad]
         reference = self._reference()
         if reference is not None and not self.args.sync_ref_model:
             frozen += reference.parameters()

@@ -276,6 +276,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
             early_termination_threshold=args.early_termination_threshold,
             discount=args.discount,
             process_reward=self._process_reward,
+            with_unvisited=self.team.critics is not None,
         )
 
     def _play_episodes(self, items: list[dict], num_episodes: int = 1, synchronized: bool = True) -> list[list[Node]]:
@@ -377,8 +378,12 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         micro_batches = self.args.gradient_accumulation_steps
         if self._step % micro_batches == 0 or self._buffered_inputs is None:
             batch = self._generate_and_score_completions(generation_batch)
-            self._buffered_inputs = split_tensor_dict(batch, micro_batches)
+            self._buffered_inputs = self._split_batch(batch, micro_batches)
         return self._buffered_inputs[self._step % micro_batches]
+
+    def _split_batch(self, batch: dict[str, torch.Tensor], micro_batches: int) -> list[dict[str, torch.Tensor]]:
+        """Splits the tensors of a batch into micro-batches."""
+        return split_tensor_dict(batch, micro_batches)
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> dict[str, torch.Tensor]:
         with fail_together(self.accelerator):
@@ -473,21 +478,34 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
             FloatingPointError: A loss is not finite; the completions are written to the output folder.
         """
         rows = {role: trim_padding(tensors_of_agent(inputs, role)) for role in self.team.trained_roles}
-        outputs = model(team_inputs={role: forward_inputs(self.team.agents[role], rows[role]) for role in rows})
+        outputs = model(
+            team_inputs={role: forward_inputs(self.team.agents[role], rows[role]) for role in rows},
+            **self._critic_inputs(inputs),
+        )
         losses = {}
         for role in rows:
             losses[role] = self.agent_loss(role, outputs[role], rows[role])
             if role in self._router_loss_coefs:
                 losses[role] = losses[role] + self._router_loss(role, outputs[role])
             self._totals.losses[role] += losses[role].detach()
+        losses |= self._critic_losses(outputs, inputs)
         with fail_together(
             self.accelerator
         ):  # before the backward pass, whose collectives would wait for a failed process
             for role, loss in losses.items():
                 if not loss.isfinite():
                     records = [record for nodes in self._levels for record in joint_action_records(nodes)]
-                    self._abort_with_report(f"The loss of agent {role!r} is {loss.item()}", records)
+                    name = f"agent {role!r}" if role in rows else role
+                    self._abort_with_report(f"The loss of {name} is {loss.item()}", records)
         return sum(losses.values())
+
+    def _critic_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
+        """Further arguments of the team's forward: those of the critics, if the algorithm has some."""
+        return {}
+
+    def _critic_losses(self, outputs: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The losses of the critics on a micro-batch, which are added to those of the agents, by their names in messages."""
+        return {}
 
     def _router_loss(self, role: str, outputs: FusedCausalLMOutput) -> torch.Tensor:
         """
