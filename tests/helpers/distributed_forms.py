@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from peft import LoraConfig
 
-from trl_multiagent import AgentTeam, MAGRPOTrainer
+from trl_multiagent import AgentTeam, IACConfig, IACTrainer, MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer
 from trl_multiagent.rollout.tree import Samples
 
 from process_group import end_process_group
@@ -31,10 +31,22 @@ CASES = {
     "frozen adapter": ("lora", {"frozen_agents": ["aux"]}),
     "fresh adapters": (None, {"beta": 0.1}),
     "experts": ("experts", {}),
+    "critics": ("full", {"gae_lambda": 0.95}),
+    "adapters as critics": ("lora", {"critic_form": "adapter", "gradient_checkpointing": True}),
+    "value heads": ("shared", {"critic_form": "head", "critic_value_head_hidden_dim": 8}),
+    "central critic on a frozen copy": ("full", {"critic_form": "adapter", "num_iterations": 2}),
 }
 
 
-class Deterministic(MAGRPOTrainer):
+ALGORITHMS = {  # of the cases with critics
+    "critics": (IACTrainer, IACConfig),
+    "adapters as critics": (IACTrainer, IACConfig),
+    "value heads": (IACTrainer, IACConfig),
+    "central critic on a frozen copy": (MAACTrainer, MAACConfig),
+}
+
+
+class Deterministic:
     def _sample_agent(self, role, nodes, num_generations, synchronized):
         if self.args.gradient_checkpointing:
             super()._sample_agent(
@@ -53,8 +65,12 @@ class Deterministic(MAGRPOTrainer):
 
 def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
     form, settings = CASES[case]
+    trainer_class, config_class = ALGORITHMS.get(case, (MAGRPOTrainer, MAGRPOConfig))
+    if case in ALGORITHMS:
+        settings = {"num_generations": 4, "discount": 0.7, "critic_learning_rate": 0.05, **settings}
     args = tiny_config(  # before the team, which ZeRO-3 loads in parts
         output / case,
+        config_class,
         items_per_device=items_per_device,
         per_device_train_batch_size=20,
         num_turns=2,
@@ -72,7 +88,8 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
         team = AgentTeam.from_pretrained(str(teams / "full/agents/aux"), ["aux", "main"], peft_config=config, seed=7)
     else:
         team = AgentTeam.from_pretrained(str(teams / form))
-    trainer = Deterministic(team, tiny_environment(team.roles), args, tiny_items(12))
+    trainer_class = type("DeterministicTrainer", (Deterministic, trainer_class), {})
+    trainer = trainer_class(team, tiny_environment(team.roles), args, tiny_items(12))
     trainer.train()
     trainer.save_model(str(output / case))
     accelerator = trainer.accelerator
@@ -83,6 +100,9 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
         "zero_stage": plugin.zero_stage if plugin is not None else None,
         "offload": plugin is not None and "offload_optimizer" in plugin.deepspeed_config["zero_optimization"],
         "early_terminated": [x["turn_1/early_terminated"] for x in trainer.state.log_history if "reward" in x],
+        "explained": [
+            x[name] for x in trainer.state.log_history for name in x if name.endswith("/explained_variance")
+        ],
     }
 
 

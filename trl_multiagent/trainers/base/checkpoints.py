@@ -348,6 +348,10 @@ class CheckpointMixin(Base):
             process = self.args.process_index
             self._load_process_state(json.loads((self._resumed / PROCESS_FILE.format(process)).read_text()))
 
+    def _is_between_batches(self) -> bool:
+        """Whether the next optimizer step begins with a new batch."""
+        return True
+
     def _load_process_state(self, state: dict[str, Any]) -> None:
         for mode, metrics in state["metrics"].items():
             self._metrics[mode].clear()
@@ -415,9 +419,11 @@ class CheckpointMixin(Base):
 
 class CheckpointCallback(TrainerCallback):
     """
-    Restores the state of a resumed run, and postpones a save that is due at the last step of an epoch to the end of
-    the epoch. The epoch's own evaluation and log come before it, so a run that resumes there begins with the next
-    epoch.
+    Restores the state of a resumed run, and postpones some saves.
+
+    A save that is due at the last step of an epoch is postponed to the end of the epoch. The epoch's own evaluation and
+    log come before it, so a run that resumes there begins with the next epoch. If a batch is used for several optimizer
+    steps, a save is postponed to the last of them, because a checkpoint has no batch.
     """
 
     def __init__(self, trainer: CheckpointMixin):
@@ -432,8 +438,10 @@ class CheckpointCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if control.should_save and (state.epoch == int(state.epoch) or control.should_training_stop):
-            self.save_is_due, control.should_save = True, False
+        if control.should_save or self.save_is_due:
+            ends_epoch = state.epoch == int(state.epoch) or control.should_training_stop
+            self.save_is_due = ends_epoch or not self.trainer._is_between_batches()
+            control.should_save = not self.save_is_due
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

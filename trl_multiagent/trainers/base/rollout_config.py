@@ -62,6 +62,13 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         vllm_adapter_dir (`str`, *optional*):
             Folder through which vLLM receives the adapters of a LoRA team. A server must have access to it under the
             same path. Defaults to `vllm_adapters` in the output folder.
+        importance_ratio (`str`, *optional*, defaults to `"agent"`):
+            With `num_iterations` above 1, a batch of trees is used for that many optimizer steps, and every token's loss is
+            -min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A). With `"agent"`, r is the token's probability under the
+            current policy, divided by that under the policy that sampled it. With `"joint"`, r is multiplied by the ratios
+            of the other agents in the joint action, each exp of its mean log-ratio over tokens, without gradient: the
+            product over all agents is clipped once. `epsilon`, `epsilon_high` and `delta` are those of
+            [`~trl.GRPOConfig`].
 
     > [!NOTE]
     > These parameters have default values different from [`~trl.GRPOConfig`]:
@@ -132,6 +139,12 @@ class RolloutConfig(TeamConfig, GRPOConfig):
     vllm_adapter_dir: str | None = field(
         default=None, metadata={"help": "Folder through which vLLM receives the adapters of a LoRA team."}
     )
+    importance_ratio: str = field(
+        default="agent",
+        metadata={
+            "help": "Ratio that is clipped if `num_iterations` > 1: of each 'agent', or the 'joint' one of all."
+        },
+    )
     num_generations: int = field(
         default=4, metadata={"help": "Completions that each agent samples at a node, G in the formulas."}
     )
@@ -190,19 +203,33 @@ class RolloutConfig(TeamConfig, GRPOConfig):
                 "scale_rewards": ("none", False),
             },
         )
-        check_minima(self, {"num_turns": 1, "num_generations": 1, "num_generations_eval": 1})
+        check_minima(self, {"num_turns": 1, "num_generations": 1, "num_generations_eval": 1, "num_iterations": 1})
+        check_choices(self, {"importance_ratio": ("agent", "joint")})
+        if self.importance_ratio == "joint" and self.joint_mode == "cross":
+            raise ValueError(
+                "`importance_ratio='joint'` needs `joint_mode='align'`: in 'cross', a completion belongs to several joint "
+                "actions."
+            )
         if self.items_per_device is not None and self.items_per_device < 1:
             raise ValueError(f"`items_per_device` is {self.items_per_device}, it must be at least 1.")
+        if (
+            self.load_best_model_at_end
+            and self.save_strategy == "steps"
+            and self.save_steps % self.num_iterations != 0
+        ):
+            raise ValueError(
+                f"`save_steps` is {self.save_steps}; with `load_best_model_at_end` it must be a multiple of `num_iterations`, "
+                f"{self.num_iterations}, because checkpoints are saved between batches."
+            )
         unsupported = {
-            "num_iterations": (1, "training is on-policy: a batch of trees is used for one optimizer step"),
-            "steps_per_generation": (None, "a batch of trees is used for one optimizer step; set `items_per_device`"),
+            "steps_per_generation": (None, "every optimizer step uses the whole batch; set `items_per_device`"),
             "generation_batch_size": (None, "set `items_per_device`"),
             "use_transformers_continuous_batching": (False, "a tree level is generated in one `generate` call"),
             "use_transformers_paged": (False, "a tree level is generated in one `generate` call"),
             "entropy_coef": (0.0, "the bonus depends on how a batch is split into micro-batches"),
             "use_adaptive_entropy": (False, "the bonus depends on how a batch is split into micro-batches"),
             "top_entropy_quantile": (1.0, "the quantile depends on how a batch is split into micro-batches"),
-            "off_policy_mask_threshold": (None, "training is on-policy"),
+            "off_policy_mask_threshold": (None, "set `num_iterations` and `epsilon`"),
             "cast_lm_head_to_fp32": (False, "load the agents in float32 instead"),
             "use_liger_kernel": (False, "it replaces the forward that computes the log-probabilities"),
             "reward_weights": (None, "the environment weights its reward functions"),

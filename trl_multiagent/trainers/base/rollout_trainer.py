@@ -52,7 +52,7 @@ from trl_multiagent.trainers.base.team_mixin import TeamTrainerMixin, router_los
 class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
     """
     Base class of the trainers that learn from rollout trees. Each optimizer step samples one batch of trees with the
-    current team and uses it once.
+    current team and uses it once, or for `num_iterations` optimizer steps.
 
     A subclass defines how returns become advantages ([`~RolloutTrainer.advantages`]) and the loss of an agent
     ([`~RolloutTrainer.agent_loss`]). It may leave rows out of the update ([`~RolloutTrainer.rows_to_train`]).
@@ -112,6 +112,11 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         self._totals = StepTotals()
         self._prepare_team(team, args)
         self._router_loss_coefs = router_loss_coefs(team, args)
+        if self._router_loss_coefs and args.num_iterations > 1:
+            raise ValueError(
+                "`num_iterations` above 1 does not go with the router loss of a mixture of experts, whose load is that of "
+                "the policy that sampled the batch. Set `router_aux_loss_coef` to 0.0 or `num_iterations` to 1."
+            )
         self._expert_loads: dict[str, torch.Tensor] = {}  # by role, of the current batch
         reference = self._make_reference(args)
         self._init_grpo(
@@ -238,7 +243,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
             data_source=self.train_dataset if dataset is None else dataset,
             mini_repeat_count=1,
             batch_size=self.args.items_per_device * self.accelerator.num_processes,
-            repeat_count=self.args.gradient_accumulation_steps,
+            repeat_count=self.args.gradient_accumulation_steps * self.num_iterations,
             shuffle=self.shuffle_dataset,
             seed=self.args.seed,
         )
@@ -374,9 +379,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
 
     def _prepare_inputs(self, generation_batch: list[dict]) -> dict[str, torch.Tensor]:
         # GRPOTrainer shuffles the rows of a generation batch, because it spreads them over several optimizer steps.
-        # Here all rows belong to one step, so they keep their order: adjacent siblings share their prompt
+        # Here each step uses all rows, so they keep their order: adjacent siblings share their prompt
         micro_batches = self.args.gradient_accumulation_steps
-        if self._step % micro_batches == 0 or self._buffered_inputs is None:
+        if self._step % (micro_batches * self.num_iterations) == 0 or self._buffered_inputs is None:
             batch = self._generate_and_score_completions(generation_batch)
             self._buffered_inputs = self._split_batch(batch, micro_batches)
         return self._buffered_inputs[self._step % micro_batches]
@@ -424,7 +429,10 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
             tensors["num_items_in_batch"] = sizes[:, 2 + k].sum()
             tensors = {name: x.to(self.accelerator.device) for name, x in tensors.items()}
             if self.beta != 0.0:
-                tensors["ref_per_token_logps"] = self._reference_logps(role, tensors)
+                with self._computing_as_reference():
+                    tensors["ref_per_token_logps"] = self._logps(self._reference_model(), role, tensors)
+            if self.num_iterations > 1:
+                tensors["old_per_token_logps"] = self._logps(self.model_wrapped, role, tensors)
             if role in self._router_loss_coefs:
                 router_weights = torch.tensor([1.0] * len(rows) + [0.0] * (num_rows - len(rows)))
                 tensors["router_weights"] = router_weights.to(self.accelerator.device)
@@ -432,16 +440,18 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
             batch[role] = tensors
         return join_agents(batch)
 
+    def _reference_model(self) -> torch.nn.Module:
+        return self.model_wrapped if self.team.has_adapters else self.ref_model
+
+    def _computing_as_reference(self) -> contextlib.AbstractContextManager[None]:
+        return self.team.as_reference() if self.team.has_adapters else contextlib.nullcontext()
+
     @torch.no_grad()
-    def _reference_logps(self, role: str, rows: dict[str, torch.Tensor]) -> torch.Tensor:
-        """
-        Computes the log-probabilities of one agent's completions under its reference policy. Shape: `completion_ids`.
-        """
-        model = self.model_wrapped if self.team.has_adapters else self.ref_model
+    def _logps(self, model: torch.nn.Module, role: str, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Computes the log-probabilities of one agent's completions under a team. Shape: `completion_ids`."""
         agent = self.accelerator.unwrap_model(model).agents[role]
-        as_reference = self.team.as_reference if self.team.has_adapters else contextlib.nullcontext
         logps = []
-        with as_reference(), self.team.evaluating(), self.accelerator.autocast():
+        with self.team.evaluating(), self.accelerator.autocast():
             for chunk in split_rows(rows, self.args.per_device_train_batch_size):
                 outputs = model(team_inputs={role: forward_inputs(agent, chunk)})
                 logps.append(outputs[role].log_probs[:, -chunk["completion_ids"].size(1) :])
@@ -482,6 +492,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
             team_inputs={role: forward_inputs(self.team.agents[role], rows[role]) for role in rows},
             **self._critic_inputs(inputs),
         )
+        if self.num_iterations > 1 and self.args.importance_ratio == "joint":
+            add_other_log_ratios(rows, {role: outputs[role].log_probs for role in rows})
         losses = {}
         for role in rows:
             losses[role] = self.agent_loss(role, outputs[role], rows[role])
@@ -572,8 +584,12 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         if environment:
             torch.save(environment, Path(output_dir) / ENVIRONMENT_FILE.format(self.args.process_index))
 
+    def _is_between_batches(self) -> bool:
+        return self.state.global_step % self.num_iterations == 0
+
     def _begin_training(self) -> None:
         super()._begin_training()
+        self._step = self.state.global_step * self.args.gradient_accumulation_steps
         if self._resumed is not None:
             environment = self._resumed / ENVIRONMENT_FILE.format(self.args.process_index)
             if environment.is_file():
@@ -634,6 +650,27 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         report = {"problem": problem, "agents": list(self.team.roles), "joint_actions": records}
         path.write_text(json.dumps(report, indent=2, default=repr) + "\n")
         raise FloatingPointError(f"{problem} at step {self.state.global_step}. Items and completions are in {path}.")
+
+
+def add_other_log_ratios(rows: dict[str, dict[str, torch.Tensor]], log_probs: dict[str, torch.Tensor]) -> None:
+    """
+    Adds `other_log_ratios` of shape `(num_rows,)` to the rows of each agent: the sum over the other agents of the mean over
+    their completion's tokens of log(pi / pi_old), without gradient.
+
+    Args:
+        rows (`dict[str, dict]`): The rows of each agent, with `old_per_token_logps`.
+        log_probs (`dict[str, torch.Tensor]`): The current log-probabilities of each agent; their last columns are those of
+            the completions.
+    """
+    ratios = {}
+    for role, tensors in rows.items():
+        old, mask = tensors["old_per_token_logps"], tensors["completion_mask"]
+        difference = (log_probs[role].detach()[:, -old.size(1) :] - old) * mask
+        ratios[role] = difference.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+    for role, tensors in rows.items():
+        tensors["other_log_ratios"] = sum(
+            (x for other, x in ratios.items() if other != role), torch.zeros_like(ratios[role])
+        )
 
 
 def check_team(team: AgentTeam, environment: Environment, num_agents: int | None) -> None:
