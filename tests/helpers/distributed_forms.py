@@ -67,7 +67,7 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
     form, settings = CASES[case]
     trainer_class, config_class = ALGORITHMS.get(case, (MAGRPOTrainer, MAGRPOConfig))
     if case in ALGORITHMS:
-        settings = {"num_generations": 4, "discount": 0.7, "critic_learning_rate": 0.05, **settings}
+        settings = {"num_generations": 4, "discount": 0.7, "critic_learning_rate": 0.1, **settings}
     args = tiny_config(  # before the team, which ZeRO-3 loads in parts
         output / case,
         config_class,
@@ -90,6 +90,10 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
         team = AgentTeam.from_pretrained(str(teams / form))
     trainer_class = type("DeterministicTrainer", (Deterministic, trainer_class), {})
     trainer = trainer_class(team, tiny_environment(team.roles), args, tiny_items(12))
+    if case in ALGORITHMS:
+        torch.manual_seed(5)
+        for head in team.critics.heads.values():  # or the critics' models would have no gradient in the first step
+            head[-1].weight.data.normal_(std=0.3)
     trainer.train()
     trainer.save_model(str(output / case))
     accelerator = trainer.accelerator

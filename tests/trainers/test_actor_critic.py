@@ -29,7 +29,7 @@ def critic_trainer(tmp_path, algorithm="iac", form="model", team=None, **setting
         tmp_path, team, trainer=trainer_class, config=config_class, critic_form=form, discount=0.7, **settings
     )
     torch.manual_seed(5)
-    for name, parameter in sorted(trainer.team.critics.heads.named_parameters()):
+    for _, parameter in sorted(trainer.team.critics.heads.named_parameters()):
         parameter.data.normal_(std=0.2)
     for scale in trainer.team.critics.scales.values():
         scale.update(0.3, 0.5)
@@ -348,7 +348,7 @@ def test_files(tmp_path):
     with pytest.raises(ValueError, match=r"has the critics \['aux', 'main'\] .* this run has \['central'\]"):
         other.team.load_weights(checkpoint)
     shutil.rmtree(checkpoint / "critics")
-    with pytest.raises(ValueError, match="is not complete: .*critics/aux"):
+    with pytest.raises(ValueError, match=r"is not complete: .*critics/aux"):
         critic_trainer(tmp_path / "run", save_strategy="steps", max_steps=2).train(resume_from_checkpoint=True)
 
 
