@@ -7,6 +7,7 @@ Its trainers extend private methods, which may change in any release. These test
 
 import argparse
 import ast
+import dataclasses
 import inspect
 import re
 import textwrap
@@ -19,10 +20,12 @@ import trl
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
 from torch.optim.lr_scheduler import LRScheduler
-from transformers import GenerationMixin, Trainer
+from transformers import GenerationConfig, GenerationMixin, Trainer, TrainingArguments
 from transformers.integrations import TensorBoardCallback
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.modeling_layers import GradientCheckpointingLayer
-from trl import GRPOTrainer
+from trl import DPOTrainer, GRPOTrainer
+from trl.data_utils import apply_chat_template
 from trl.distributed import DistributedBackend
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
@@ -39,6 +42,10 @@ from trl.trainer.utils import (
     split_tensor_dict,
 )
 
+from trl_multiagent.trainers.base.rollout_config import FIXED_IN_GENERATION, OWN_ARGUMENT
+from trl_multiagent.trainers.base.team_config import REPORT_TO
+from trl_multiagent.trainers.madpo_config import LOSS_TYPES, REFUSED_LOSS_TYPES
+
 
 METHODS = {
     GRPOTrainer: {
@@ -48,6 +55,7 @@ METHODS = {
         "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
         "training_step": ["self", "model", "inputs", "num_items_in_batch"],
         "prediction_step": ["self", "model", "inputs", "prediction_loss_only", "ignore_keys"],
+        "log": ["self", "logs", "start_time"],
         "_tokenize_prompts": ["self", "prompts"],
         "_get_train_sampler": ["self", "dataset"],
         "get_train_dataloader": ["self"],
@@ -55,7 +63,17 @@ METHODS = {
         "create_model_card": ["self", "model_name", "dataset_name", "tags"],
         "_load_optimizer_and_scheduler": ["self", "checkpoint"],
     },
+    DPOTrainer: {
+        "_prepare_dataset": ["self", "dataset", "processing_class", "args", "dataset_name"],
+        "_precompute_ref_logps": ["self", "dataset", "name", "batch_size"],
+        "compute_ref_log_probs": ["self", "model", "inputs"],
+        "_compute_loss": ["self", "model", "inputs", "return_outputs"],
+        "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
+        "prediction_step": ["self", "model", "inputs", "prediction_loss_only", "ignore_keys"],
+        "log": ["self", "logs", "start_time"],
+    },
     Trainer: {
+        "get_batch_samples": ["self", "epoch_iterator", "num_batches", "device"],
         "_get_dataloader": [
             "self",
             "dataset",
@@ -79,6 +97,7 @@ METHODS = {
         "_save_optimizer_and_scheduler": ["self", "output_dir"],
         "_save_rng_state": ["self", "output_dir"],
         "_evaluate": ["self", "trial", "ignore_keys_for_eval", "skip_scheduler"],
+        "evaluate": ["self", "eval_dataset", "ignore_keys", "metric_key_prefix"],
         "_finalize_training": ["self", "trial", "num_train_samples", "start_time"],
         "create_optimizer": ["self", "model"],
     },
@@ -104,6 +123,7 @@ FUNCTIONS = {
         "generation_kwargs",
         "gradient_checkpointing_kwargs",
     ],
+    apply_chat_template: ["example", "processing_class", "tools", "template_kwargs"],
     add_fused_lm_head: ["model", "temperature", "cast_lm_head_to_fp32", "outputs"],
     create_model_from_path: ["model_id", "architecture", "kwargs"],
     get_comet_experiment_url: [],
@@ -120,11 +140,12 @@ ATTRIBUTES = [
     "generation_config",
     "generation_kwargs",
     "_metrics",
-    "_logs",
     "ref_model",
     "loss_type",
     "shuffle_dataset",
     "log_completions",
+    "log_unique_prompts",
+    "num_completions_to_print",
     "temperature",
     "hub_model_id",
     "importance_sampling_level",
@@ -132,6 +153,18 @@ ATTRIBUTES = [
     "use_vllm",
     "vllm_importance_sampling_correction",
     "aux_loss_enabled",
+]
+# The same of `DPOTrainer`
+DPO_ATTRIBUTES = [
+    "precompute_ref_logps",
+    "loss_types",
+    "loss_weights",
+    "aux_loss_enabled",
+    "ref_model",
+    "_tokenizer",
+    "_metrics",
+    "_total_train_tokens",
+    "_precompute_engine",
 ]
 # Private attributes and arguments besides these methods, and the source that has them
 PRIVATE = {
@@ -187,6 +220,30 @@ def test_attributes():
     assert [name for name in ATTRIBUTES if f"self.{name} =" not in source] == [], ADVICE
 
 
+def test_attributes_of_dpo():
+    source = inspect.getsource(DPOTrainer.__init__)
+    assert [name for name in DPO_ATTRIBUTES if f"self.{name} =" not in source] == [], ADVICE
+
+
+def test_the_dpo_loss_reads_the_keys_and_calls_the_model_as_is_known():
+    """A team gives it the outputs of all agents, and the log-probabilities of their references."""
+    source = inspect.getsource(DPOTrainer._compute_loss)
+    read = set(re.findall(r'inputs\["(\w+)"\]', source))
+    keys = {"completion_mask", "input_ids", "attention_mask", "ref_chosen_logps", "ref_rejected_logps"}
+    assert read == keys and source.count("self.precompute_ref_logps") == 1, ADVICE
+    # The policy, and outputs that nobody asks for
+    assert source.count(" model(**model_kwargs") == 2, ADVICE
+    fields = set(re.findall(r"\boutputs\.(\w+)", source)) - {"log_probs"}
+    assert fields == {"aux_loss", "entropy", "is_top1", "log_sum_sq_probs", "mean_logits"}, ADVICE
+
+
+def test_the_losses_of_dpo_are_known():
+    """A new one is a function of joint log-ratios, or has to be refused."""
+    source = inspect.getsource(DPOTrainer._compute_loss)
+    known = {*LOSS_TYPES, *REFUSED_LOSS_TYPES}
+    assert set(re.findall(r'loss_type == "(\w+)"', source)) == known, ADVICE
+
+
 def test_pushes_in_the_background():
     assert "self.push_in_progress =" in inspect.getsource(Trainer.init_hf_repo), ADVICE
     assert "self.push_in_progress.jobs" in inspect.getsource(Trainer._push_from_checkpoint), ADVICE
@@ -221,6 +278,15 @@ def test_the_training_loop_counts_in_attributes_that_a_checkpoint_restores():
     assert "self._last_lr" in inspect.getsource(torch.optim.lr_scheduler.LRScheduler.get_last_lr), ADVICE
     saving = inspect.getsource(Trainer._save_checkpoint)
     assert all(f"self.{name}(" in saving for name in ("_get_output_dir", "_save_rng_state", "_push_from_checkpoint"))
+
+
+def test_logs():
+    """Metrics are put under other names, and the table of completions is left out, before GRPOTrainer logs."""
+    source = inspect.getsource(GRPOTrainer.log)
+    assert 'mode = "train" if self.model.training else "eval"' in source and 'f"eval_{key}"' in source, ADVICE
+    assert source.index("super().log(") < source.index("self.log_completions:"), ADVICE
+    assert "print_prompt_completions_sample(" not in source[: source.index("self.log_completions:")], ADVICE
+    assert 'logging_backend.log({"completions": logging_backend.Table(dataframe=df)})' in source, ADVICE
 
 
 def test_the_loss_reads_the_keys_that_are_known():
@@ -265,13 +331,13 @@ def private_names_of_others() -> set[str]:
                 own.add(node.arg)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 own.add(node.id)
-    extended = "".join(map(inspect.getsource, (Trainer, GRPOTrainer, VLLMGeneration, VLLMClient)))
+    extended = "".join(map(inspect.getsource, (Trainer, GRPOTrainer, DPOTrainer, VLLMGeneration, VLLMClient)))
     private = {name for name in used if re.fullmatch(r"_[a-zA-Z]\w*", name)}
     return {name for name in private if name not in own or re.search(rf"\b{name}\b", extended)}
 
 
 def test_every_private_name_in_use_is_listed():
-    listed = {*PRIVATE, *ATTRIBUTES, "_fields"}  # `_fields` of a syntax tree's nodes is documented
+    listed = {*PRIVATE, *ATTRIBUTES, *DPO_ATTRIBUTES, "_fields"}  # `_fields` of a syntax tree's nodes is documented
     for methods in METHODS.values():
         listed.update(methods, *methods.values())
     used = private_names_of_others()
@@ -304,3 +370,12 @@ def test_generate_takes_a_filled_cache():
         ADVICE
     )
     assert list(inspect.signature(transformers.StaticCache).parameters)[:2] == ["config", "max_cache_len"], ADVICE
+
+
+def test_the_choices_that_are_listed_here_are_theirs():
+    assert set(REPORT_TO) - {"none", "all"} == set(INTEGRATION_TO_CALLBACK)
+    assert {"lr_scheduler_type", "optim", "eval_strategy"} <= {
+        field.name for field in dataclasses.fields(TrainingArguments)
+    }
+    assert list(inspect.signature(Trainer.get_optimizer_cls_and_kwargs).parameters)[:1] == ["args"]
+    assert vars(GenerationConfig()).keys() >= {*OWN_ARGUMENT, *FIXED_IN_GENERATION}

@@ -378,8 +378,9 @@ def test_a_critic_with_another_tokenizer_reads_the_text(tmp_path):
     ("settings", "message"),
     [
         ({"critic_form": "tail"}, "`critic_form` is 'tail', it must be one of 'model', 'adapter', 'head'"),
+        ({"critic_lora_r": 0}, "`critic_lora_r` is 0"),
         ({"critic_type": "a"}, "`critic_type` is 'a'"),
-        ({"gae_lambda": 1.5}, "`gae_lambda` is 1.5, it must be from 0 to 1"),
+        ({"gae_lambda": 1.5}, "`gae_lambda` is 1.5, it must be at least 0 and at most 1"),
         ({"value_clip_range": 0.0}, "`value_clip_range` is 0.0"),
         ({"critic_form": "head", "critic_models": "m"}, "a head is on the agent's model"),
         ({"critic_form": "adapter", "critic_models": ["a", "b"]}, "puts all critics on one base"),
@@ -419,7 +420,7 @@ def test_a_joint_action_steps_a_critic_once(tmp_path):
     trainer = critic_trainer(tmp_path, "maac", team=team, num_generations=2, num_turns=2, items_per_device=2)
     batches = []
     make = trainer._make_batch
-    trainer._make_batch = lambda levels: batches.append(make(levels)) or batches[-1]
+    trainer._make_batch = lambda *args: batches.append(make(*args)) or batches[-1]
     trainer.train()
     joint_actions = sum(len(node.indices) for nodes in trainer._levels for node in nodes)
     assert batches[0]["critics/central/target_mask"].sum() == joint_actions == trainer.env_step

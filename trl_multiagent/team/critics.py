@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 CRITICS_FOLDER = "critics"
 CRITICS_FILE = "critics.json"
 HEAD_FILE = "value_head.safetensors"
-FORMS = ("model", "adapter", "head")
 SHARED_BASE = "base"  # name of the base that the adapters of all critics share
 
 

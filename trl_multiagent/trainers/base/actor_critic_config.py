@@ -1,9 +1,7 @@
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from trl_multiagent.team.critics import FORMS
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
-from trl_multiagent.trainers.base.team_config import check_choices, check_minima
 
 
 VALUE_LOSS_COEF = 0.6
@@ -58,7 +56,24 @@ class ActorCriticConfig(RolloutConfig):
 
     free_on_resume: ClassVar[tuple[str, ...]] = (*RolloutConfig.free_on_resume, "push_critics")
 
-    critic_form: str = field(default="model", metadata={"help": f"One of {', '.join(FORMS)}."})
+    limits: ClassVar[dict[str, dict[str, Any]]] = {
+        "critic_form": {"choices": ("model", "adapter", "head")},
+        "critic_type": {"choices": ("v", "q")},
+        "critic_learning_rate": {"ge": 0, "le": 1000},
+        "critic_value_head_hidden_dim": {"ge": 1, "le": 1000000},
+        "critic_lora_r": {"ge": 1, "le": 1000000},
+        "critic_lora_alpha": {"gt": 0, "le": 1000000},
+        "critic_max_length": {"ge": 1},
+        "value_loss_coef": {"ge": 0, "le": 1000000},
+        "value_clip_range": {"gt": 0},
+        "gae_lambda": {"ge": 0, "le": 1},
+        "push_critics": {"needs": "push_to_hub"},
+    }
+
+    critic_form: str = field(
+        default="model",
+        metadata={"help": "'model' of its own, 'adapter' on the agents' base, or 'head' on the agent."},
+    )
     critic_models: str | list[str] | None = field(
         default=None,
         metadata={"help": "Model that the critics start from, or one per critic; by default the agents'."},
@@ -98,15 +113,6 @@ class ActorCriticConfig(RolloutConfig):
 
     def _check_values(self) -> None:
         super()._check_values()
-        check_choices(self, {"critic_form": FORMS, "critic_type": ("v", "q")})
-        check_minima(self, {"critic_lora_r": 1, "critic_lora_alpha": 1, "value_loss_coef": 0})
-        for name in ("critic_value_head_hidden_dim", "critic_max_length"):
-            if getattr(self, name) is not None:
-                check_minima(self, {name: 1})
-        if not 0.0 <= self.gae_lambda <= 1.0:
-            raise ValueError(f"`gae_lambda` is {self.gae_lambda}, it must be from 0 to 1.")
-        if self.value_clip_range is not None and self.value_clip_range <= 0.0:
-            raise ValueError(f"`value_clip_range` is {self.value_clip_range}, it must be greater than 0.")
         if self.critic_form == "head" and self.critic_models is not None:
             raise ValueError(
                 "`critic_models` are for critics with a model of their own, but `critic_form` is 'head': a head is on the "

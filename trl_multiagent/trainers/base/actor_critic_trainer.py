@@ -95,7 +95,8 @@ class ActorCriticTrainer(RolloutTrainer):
         if args is None:
             args = self._config_class(f"{environment.roles[-1]}-{self._name}")
         self._advantages: dict[int, dict[str, torch.Tensor]] = {}  # of the current batch, by the id of the node
-        self._value_scales: dict[str, tuple[float, float]] = {}  # of the current batch
+        self._rows: dict[str, list[CriticRow]] = {}  # of the current batch, by critic
+        self._value_scales: dict[str, tuple[float, float]] = {}
         self._num_joint_actions = 0  # of the current batch, in all processes
         self._steps_unexplained: dict[str, int] = defaultdict(int)
         super().__init__(team, environment, args, train_dataset, eval_dataset, callbacks, optimizers)
@@ -183,20 +184,24 @@ class ActorCriticTrainer(RolloutTrainer):
         """
         return self.policy_loss(role, outputs, rows)
 
-    def _make_batch(self, levels: list[list[Node]]) -> dict[str, torch.Tensor]:
+    def _judge(self, levels: list[list[Node]]) -> None:
         critics = self.team.critics
         with fail_together(self.accelerator):
-            rows = {name: self._critic_rows(name, levels) for name in critics.names}
+            self._rows = {name: self._critic_rows(name, levels) for name in critics.names}
         self._value_scales = {name: critics.scales[name].shift_and_factor for name in critics.names}
         for name in critics.names:
-            self._predict(name, rows[name])
+            self._predict(name, self._rows[name])
             compute_targets(levels, name, self.args.discount, self.args.gae_lambda)
         self._compute_advantages(levels)
         self._log_critics(levels)
-        batch = super()._make_batch(levels)
+
+    def _make_batch(
+        self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]
+    ) -> dict[str, torch.Tensor]:
+        batch = super()._make_batch(levels, advantages)
         micro_batches = self.args.gradient_accumulation_steps
-        for name in critics.names:
-            trained = [row for row in rows[name] if row.joint_actions]
+        for name in self.team.critics.names:
+            trained = [row for row in self._rows[name] if row.joint_actions]
             num_rows = micro_batches * max(1, -(-self._most(len(trained)) // micro_batches))
             for key, x in self._critic_tensors(name, trained, num_rows).items():
                 batch[f"{critic_key(name)}/{key}"] = x.to(self.accelerator.device)

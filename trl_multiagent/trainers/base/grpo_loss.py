@@ -17,8 +17,6 @@ expects a single model. This file holds all the adaptations that a team needs:
    ([`GRPOLossMixin._add_token_means`]).
 """
 
-import contextlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +25,7 @@ from trl.trainer.utils import FusedCausalLMOutput
 
 from trl_multiagent.models.vllm_generation import sampling_correction
 from trl_multiagent.trainers.base.rollout_metrics import StepTotals
+from trl_multiagent.trainers.base.team_config import temporarily_set
 
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class GRPOLossMixin(Base):
             args.loss_type == "luspo"
         ):  # with it, TRL warns about token-level ratios. On-policy ratios are 1 at any level
             changes["importance_sampling_level"] = "sequence"
-        with _temporarily_set(args, **changes):
+        with temporarily_set(args, **changes):
             super().__init__(args=args, **kwargs)
         self.beta = args.beta
         self.use_vllm = args.use_vllm
@@ -129,16 +128,3 @@ class GRPOLossMixin(Base):
             self._totals.token_sums[role, name] += metrics.pop(name)[0] * tokens
         for name in [name for name in metrics if name.startswith("clip_ratio/")]:
             del metrics[name]
-
-
-@contextlib.contextmanager
-def _temporarily_set(args: GRPOConfig, **values: Any) -> Iterator[None]:
-    """Sets arguments to other values within the block."""
-    saved = {name: getattr(args, name) for name in values}
-    for name, value in values.items():
-        setattr(args, name, value)
-    try:
-        yield
-    finally:
-        for name, value in saved.items():
-            setattr(args, name, value)

@@ -5,36 +5,36 @@ An algorithm implements two methods, [`RolloutTrainer.advantages`] and [`Rollout
 """
 
 import contextlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 from torch.utils.data import DataLoader, Sampler
 from transformers import GenerationConfig, PreTrainedTokenizerBase, TrainerCallback
+from transformers.utils import logging
 from trl import GRPOTrainer
-from trl.models import prepare_deepspeed, unwrap_model_for_generation
-from trl.trainer.callbacks import SyncRefModelCallback
+from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_head, split_tensor_dict
 
-from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles, scoring_metrics
+from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.hub.model_card import environment_name
 from trl_multiagent.models.generation import generate_groups
-from trl_multiagent.models.router_loss import expert_load
 from trl_multiagent.models.vllm_generation import check_vllm, make_generations
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
+from trl_multiagent.rollout.trace import TraceRow, trace_rows
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
+from trl_multiagent.trainers.base.completions import log_completion_tables, print_trees
 from trl_multiagent.trainers.base.distribution import check_generation, error_barrier, fail_together
 from trl_multiagent.trainers.base.grpo_loss import GRPOLossMixin
+from trl_multiagent.trainers.base.reference import check_reference_sync
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
-from trl_multiagent.trainers.base.rollout_metrics import StepTotals, completion_lines, rollout_totals, sum_totals
+from trl_multiagent.trainers.base.rollout_metrics import StepTotals
 from trl_multiagent.trainers.base.rows import (
     Row,
     agent_tensors,
@@ -46,10 +46,18 @@ from trl_multiagent.trainers.base.rows import (
     trim_padding,
 )
 from trl_multiagent.trainers.base.run_settings import describe_environment
+from trl_multiagent.trainers.base.task_metrics import TaskMetricsMixin
 from trl_multiagent.trainers.base.team_mixin import TeamTrainerMixin, router_loss_coefs
+from trl_multiagent.trainers.base.trace_files import TraceFiles, remove_after
 
 
-class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
+logger = logging.get_logger(__name__)
+
+# Steps without a signal after which a line says so
+STEPS_WITHOUT_SIGNAL = 10
+
+
+class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
     """
     Base class of the trainers that learn from rollout trees. Each optimizer step samples one batch of trees with the
     current team and uses it once, or for `num_iterations` optimizer steps.
@@ -79,6 +87,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
     """
 
     args: RolloutConfig
+    log_completions: bool
     _buffered_inputs: list[dict[str, torch.Tensor]] | None
 
     def __init__(
@@ -92,11 +101,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
     ):
         check_team(team, environment, args.num_agents)
-        if args.sync_ref_model and team.has_adapters:
-            raise ValueError(
-                "`sync_ref_model` updates a separate reference model, but the reference of a LoRA team is its own "
-                "base. Leave it False, or train agents without adapters."
-            )
+        check_reference_sync(team, args)
         if args.use_vllm:
             check_vllm(team.policies, args)
         if not isinstance(train_dataset, Dataset):
@@ -110,6 +115,16 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         self.env_step = 0  # joint actions scored in training, by all processes
         self._levels: list[list[Node]] = []  # the nodes of the last batch, kept for failure reports
         self._totals = StepTotals()
+        self._logged: dict[str, list[float]] = {}  # by the reward functions, on the current batch
+        self._shown_rows: list[TraceRow] = []  # of the latest batch of all processes, if completions are logged
+        self._steps_without_signal = 0
+        self._warned_about_signal = False
+        self._trace: TraceFiles | None = None
+        if args.trace_steps is not None:
+            folder = Path(args.output_dir) / "trace"
+            self._trace = TraceFiles(
+                folder, args.process_index, args.trace_steps, args.trace_format, args.trace_max_files
+            )
         self._prepare_team(team, args)
         self._router_loss_coefs = router_loss_coefs(team, args)
         if self._router_loss_coefs and args.num_iterations > 1:
@@ -117,8 +132,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
                 "`num_iterations` above 1 does not go with the router loss of a mixture of experts, whose load is that of "
                 "the policy that sampled the batch. Set `router_aux_loss_coef` to 0.0 or `num_iterations` to 1."
             )
-        self._expert_loads: dict[str, torch.Tensor] = {}  # by role, of the current batch
-        reference = self._make_reference(args)
+        self._expert_loads = {}
+        reference = None if args.beta == 0.0 else self._make_reference()
         self._init_grpo(
             args,
             model=team,
@@ -136,7 +151,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         if args.use_vllm:
             eos_token_ids = {role: self._agent_attributes[role]["eos_token_ids"] for role in team.roles}
             self._generations = make_generations(team.policies, eos_token_ids, self.accelerator, args)
-        self._set_up_reference(reference)
+        self._set_up_reference(reference, self.temperature)
 
     def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
         """
@@ -193,38 +208,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
     def _card_facts(self) -> dict[str, Any]:
         return {**super()._card_facts(), "env steps": self.env_step}
 
-    def _card_environment(self) -> str:
-        return environment_name(self.environment)
-
-    # Reference policy: the initial policy of every agent
-
-    def _make_reference(self, args: RolloutConfig) -> AgentTeam | None:
-        """
-        Stores the initial policy of the team if there is a reference penalty. Returns a copy of the team, or `None` if
-        the agents have adapters, because the team itself then stores the reference.
-        """
-        if args.beta == 0.0:
-            return None
-        if self.team.has_adapters:
-            self.team.keep_reference()
-            return None
-        return self.team.frozen_copy()
-
-    def _set_up_reference(self, reference: AgentTeam | None) -> None:
-        if reference is None:
-            return
-        for model in reference.base_models:
-            add_fused_lm_head(model, temperature=self.temperature)
-        if self.is_deepspeed_enabled:
-            self.ref_model = prepare_deepspeed(reference, self.accelerator)
-        else:
-            self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
-        if self.args.sync_ref_model:
-            self.add_callback(SyncRefModelCallback(ref_model=self.ref_model, accelerator=self.accelerator))
-
-    def _reference(self) -> torch.nn.Module | None:
-        return self.ref_model
-
     # Data: a batch has `items_per_device` items, each the root of one tree
 
     def get_train_dataloader(self) -> DataLoader:
@@ -264,6 +247,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         Returns:
             `list[list[Turn]]`: The turns of each episode. Episode e of item i is entry `i * num_episodes + e`.
         """
+        self._logged = {}
         with self.team.evaluating():
             return turns_of_episodes(self._play_episodes(list(items), num_episodes, synchronized=False))
 
@@ -360,16 +344,21 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
             )
         return prompt_ids
 
+    @property
+    def _chat_roles(self) -> frozenset[str]:
+        setting = self.args.use_chat_template
+        return frozenset(role for role, x in self.team.tokenizers.items() if uses_chat_template(x, setting))
+
     def _score(self, nodes: list[Node], evaluation: bool = False) -> list[list[Outcome]]:
         """Scores all joint actions of a turn."""
         with self._timed("reward"):
             try:
-                return judge_nodes(self.environment, nodes, evaluation)
+                return judge_nodes(self.environment, nodes, evaluation, self._chat_roles, self.state, self._logged)
             except TaskError as error:
                 if error.position is None:
                     raise
                 records = joint_action_records(nodes, with_rewards=False)
-                self._abort_with_report(str(error), [records[error.position]])
+                self._abort_with_report(str(error), joint_actions=[records[error.position]])
 
     def _timed(self, phase: str) -> contextlib.AbstractContextManager[None]:
         # Evaluations are not timed, because they belong to no optimizer step
@@ -391,12 +380,22 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         return split_tensor_dict(batch, micro_batches)
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> dict[str, torch.Tensor]:
+        self._logged = {}
         with fail_together(self.accelerator):
             self._levels = self._play_trees(inputs)
         self._log_rollout("train", self._levels)
-        return self._make_batch(self._levels)
+        self._judge(self._levels)
+        with fail_together(self.accelerator):
+            advantages = self.advantages(self._levels)
+        self._record(self._levels, advantages)
+        return self._make_batch(self._levels, advantages)
 
-    def _make_batch(self, levels: list[list[Node]]) -> dict[str, torch.Tensor]:
+    def _judge(self, levels: list[list[Node]]) -> None:
+        """Called before [`~RolloutTrainer.advantages`], for what needs a model or other processes, such as critics."""
+
+    def _make_batch(
+        self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]
+    ) -> dict[str, torch.Tensor]:
         """
         Builds the training batch: tensors named `"<role>/<name>"`, which have the same rows for every trained agent.
 
@@ -404,13 +403,15 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         """
         args, roles = self.args, self.team.trained_roles
         with fail_together(self.accelerator):
-            all_rows = collect_rows(levels, self.advantages(levels))
+            all_rows = collect_rows(levels, advantages)
             rows = self.rows_to_train(all_rows)
 
         # The loss is a mean over the rows of all processes, and all micro-batches have the same number of rows
         tokens = [sum(row.num_tokens(role) for row in all_rows) for role in roles]
-        sizes = torch.tensor([[len(rows), len(all_rows), *tokens]], device=self.accelerator.device)
+        signals = sum(any(row.advantages.values()) for row in all_rows)
+        sizes = torch.tensor([[len(rows), len(all_rows), signals, *tokens]], device=self.accelerator.device)
         sizes = self.accelerator.gather(sizes)
+        self._watch_signal(sizes[:, 2].sum().item())
         micro_batches = args.gradient_accumulation_steps
         num_rows = micro_batches * max(1, -(-sizes[:, 0].max().item() // micro_batches))
         self._set_loss_scale(num_rows * self.accelerator.num_processes, sizes[:, 1].sum().item())
@@ -426,25 +427,21 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
                 args.mask_truncated_completions,
                 sampling_logps=self._corrects_sampling,
             )
-            tensors["num_items_in_batch"] = sizes[:, 2 + k].sum()
+            tensors["num_items_in_batch"] = sizes[:, 3 + k].sum()
             tensors = {name: x.to(self.accelerator.device) for name, x in tensors.items()}
             if self.beta != 0.0:
-                with self._computing_as_reference():
-                    tensors["ref_per_token_logps"] = self._logps(self._reference_model(), role, tensors)
+                with self._computing_as_reference() as reference:
+                    tensors["ref_per_token_logps"] = self._logps(reference, role, tensors)
             if self.num_iterations > 1:
                 tensors["old_per_token_logps"] = self._logps(self.model_wrapped, role, tensors)
             if role in self._router_loss_coefs:
                 router_weights = torch.tensor([1.0] * len(rows) + [0.0] * (num_rows - len(rows)))
                 tensors["router_weights"] = router_weights.to(self.accelerator.device)
-                self._expert_loads[role] = self._expert_load(role, tensors)
+                chunks = split_rows(tensors, args.per_device_train_batch_size)
+                inputs = (forward_inputs(self.team.agents[role], trim_padding(chunk)) for chunk in chunks)
+                self._expert_loads[role] = self._expert_load(role, inputs)
             batch[role] = tensors
         return join_agents(batch)
-
-    def _reference_model(self) -> torch.nn.Module:
-        return self.model_wrapped if self.team.has_adapters else self.ref_model
-
-    def _computing_as_reference(self) -> contextlib.AbstractContextManager[None]:
-        return self.team.as_reference() if self.team.has_adapters else contextlib.nullcontext()
 
     @torch.no_grad()
     def _logps(self, model: torch.nn.Module, role: str, rows: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -456,21 +453,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
                 outputs = model(team_inputs={role: forward_inputs(agent, chunk)})
                 logps.append(outputs[role].log_probs[:, -chunk["completion_ids"].size(1) :])
         return torch.cat(logps)
-
-    @torch.no_grad()
-    def _expert_load(self, role: str, rows: dict[str, torch.Tensor]) -> torch.Tensor:
-        """
-        Computes the load of an agent's experts over the batch of all processes, see
-        [`~models.router_loss.expert_load`].
-        """
-        agent = self.team.agents[role]
-        sent = 0.0
-        with self.team.evaluating(), self.accelerator.autocast():
-            for chunk in split_rows(rows, self.args.per_device_train_batch_size):
-                outputs = self.model_wrapped(team_inputs={role: forward_inputs(agent, trim_padding(chunk))})
-                sent = sent + outputs[role].aux_loss[0]
-        experts_per_token = agent.config.get_text_config().num_experts_per_tok
-        return expert_load(self.accelerator.reduce(sent, "sum"), experts_per_token)
 
     # Loss: one forward pass of the team, a loss per agent, one backward pass
 
@@ -498,7 +480,11 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         for role in rows:
             losses[role] = self.agent_loss(role, outputs[role], rows[role])
             if role in self._router_loss_coefs:
-                losses[role] = losses[role] + self._router_loss(role, outputs[role])
+                router_loss = self._router_loss(role, outputs[role].aux_loss)
+                self._totals.router_losses[role] += router_loss.detach()
+                # This loss is a sum over processes, but gradients are averaged over processes
+                factor = self._router_loss_coefs[role] * self.accelerator.num_processes
+                losses[role] = losses[role] + factor * router_loss
             self._totals.losses[role] += losses[role].detach()
         losses |= self._critic_losses(outputs, inputs)
         with fail_together(
@@ -508,7 +494,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
                 if not loss.isfinite():
                     records = [record for nodes in self._levels for record in joint_action_records(nodes)]
                     name = f"agent {role!r}" if role in rows else role
-                    self._abort_with_report(f"The loss of {name} is {loss.item()}", records)
+                    self._abort_with_report(f"The loss of {name} is {loss.item()}", joint_actions=records)
         return sum(losses.values())
 
     def _critic_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -518,15 +504,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
     def _critic_losses(self, outputs: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The losses of the critics on a micro-batch, which are added to those of the agents, by their names in messages."""
         return {}
-
-    def _router_loss(self, role: str, outputs: FusedCausalLMOutput) -> torch.Tensor:
-        """
-        Computes the weighted router loss of a mixture of experts on one micro-batch, see [`~models.router_loss`].
-        """
-        router_loss = self._expert_loads[role] @ outputs.aux_loss[1]
-        self._totals.router_losses[role] += router_loss.detach()
-        # This loss is a sum over processes, but gradients are averaged over processes
-        return self._router_loss_coefs[role] * router_loss * self.accelerator.num_processes
 
     def training_step(
         self, model: torch.nn.Module, inputs: list[dict], num_items_in_batch: torch.Tensor | None = None
@@ -540,6 +517,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         if self.accelerator.sync_gradients:
             self._log_step(self._totals)
             self._totals = StepTotals()
+            if self._trace is not None:
+                self._trace.end_step(self.state.global_step + 1)
         return loss
 
     def _load_best_model(self) -> None:
@@ -557,29 +536,27 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[None, None, None]:
+        self._logged = {}
         with fail_together(self.accelerator):
             levels = self._play_episodes(inputs)
         self._log_rollout("eval", levels)
+        self._record(levels)
         return None, None, None
 
-    # Checkpoints: metrics that were not logged yet, and the state of the environment
+    # Checkpoints: metrics and completions that were not logged yet, and the state of the environment
 
     def _process_state(self) -> dict[str, Any]:
-        table = {name: list(self._logs[name]) for name in ("prompt", "completion", "advantages")}
-        columns = {name: {column: list(x) for column, x in self._logs[name].items()} for name in ("rewards", "extra")}
-        return {**super()._process_state(), "env_step": self.env_step, "table": table, "columns": columns}
+        return {**super()._process_state(), "env_step": self.env_step, "shown_rows": self._shown_rows}
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
         self.env_step = state["env_step"]
-        for name, lines in state["table"].items():
-            self._logs[name].extend(lines)
-        for name, columns in state["columns"].items():
-            for column, lines in columns.items():
-                self._logs[name][column].extend(lines)
+        self._shown_rows = state.get("shown_rows", [])  # checkpoints of earlier releases have none
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
+        if self._trace is not None:
+            self._trace.flush()  # a run that resumes here does not sample these rows again
         environment = self.environment.state_dict()
         if environment:
             torch.save(environment, Path(output_dir) / ENVIRONMENT_FILE.format(self.args.process_index))
@@ -590,6 +567,13 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
     def _begin_training(self) -> None:
         super()._begin_training()
         self._step = self.state.global_step * self.args.gradient_accumulation_steps
+        if self._trace is not None and self.args.should_save:
+            removed = remove_after(self._trace.folder, self.state.global_step)
+            if removed:
+                logger.warning(
+                    f"{removed} files of the trace in {self._trace.folder} had steps of an earlier run that this run "
+                    f"repeats, after step {self.state.global_step}. They were deleted."
+                )
         if self._resumed is not None:
             environment = self._resumed / ENVIRONMENT_FILE.format(self.args.process_index)
             if environment.is_file():
@@ -613,43 +597,73 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
 
     def _log_rollout(self, mode: str, levels: list[list[Node]]) -> None:
         """Adds the metrics of one batch of trees of all processes to those that are logged next."""
-        eos_token_ids = {role: self._agent_attributes[role]["eos_token_ids"] for role in self.team.roles}
-        with fail_together(self.accelerator):
-            scoring = scoring_metrics(self.environment)
-        totals = sum_totals(gather_object([rollout_totals(levels, eos_token_ids, scoring, training=mode == "train")]))
-        metrics = self._metrics[mode]
-        for name, value in totals.scoring.items():
-            metrics[f"reward/{name}"].append(value)
-        for name, total in totals.totals.items():
-            metrics[name].append(total.mean)
-        rewards = totals.totals["reward"]
-        metrics["reward_std"].append(rewards.std)
+        totals, metrics = self._add_task_metrics(mode, levels, self._logged), self._metrics[mode]
         if mode == "train":
             self.state.num_input_tokens_seen += totals.num_tokens
-            self.env_step += rewards.count
+            self.env_step += totals.totals["reward"].count
             metrics["env_step"] = [self.env_step]
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]
+
+    def _watch_signal(self, signals: int) -> None:
+        """Says once if nothing was learned for several steps. `signals`: rows of the batch with an advantage."""
+        self._steps_without_signal = 0 if signals else self._steps_without_signal + 1
+        if self._steps_without_signal == STEPS_WITHOUT_SIGNAL and not self._warned_about_signal:
+            self._warned_about_signal = True
+            if self.accelerator.is_main_process:
+                logger.warning(
+                    f"In the last {STEPS_WITHOUT_SIGNAL} steps, all advantages were zero: the joint actions of every node "
+                    "had equal returns, so the agents learned nothing. Check the reward, or raise `num_generations` or "
+                    "`temperature`."
+                )
+
+    # Completions: the trace, the terminal, and the tables of trackers, which all show the same rows
+
+    def _record(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]] | None = None) -> None:
+        """Adds the joint actions of a batch to the trace and to the completions that are logged next."""
+        if self._trace is None and not self.log_completions:
+            return
+        training = advantages is not None
+        rows = trace_rows(
+            levels,
+            advantages,
+            step=self.state.global_step + training,
+            split="train" if training else self._eval_prefix,
+            process=self.accelerator.process_index,
+        )
+        if self._trace is not None:
+            self._trace.add(rows)
         if self.log_completions:
-            self._log_table(levels)
+            self._shown_rows = gather_object(rows)
 
-    def _log_table(self, levels: list[list[Node]]) -> None:
-        """Adds the joint actions of all processes to the table of completions."""
-        for line in gather_object(completion_lines(levels)):
-            self._logs["prompt"].append(line.prompt)
-            self._logs["completion"].append(line.completion)
-            self._logs["rewards"]["reward"].append(line.reward)
-            self._logs["extra"]["turn"].append(line.turn)
-            self._logs["extra"]["return"].append(line.expected_return)
-            self._logs["advantages"].append(line.advantage)
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        logs_completions, self.log_completions = (
+            self.log_completions,
+            False,
+        )  # GRPOTrainer's table does not know agents
+        try:
+            super().log(logs, start_time)
+        finally:
+            self.log_completions = logs_completions
+        if self._shown_rows and self.accelerator.is_main_process:
+            print_trees(self._shown_rows, self.num_completions_to_print)
+            log_completion_tables(self._shown_rows, self.args, self.log_unique_prompts)
+        self._shown_rows = []
 
-    def _abort_with_report(self, problem: str, records: list[dict]) -> NoReturn:
-        """Ends the run with an error, and writes the joint actions that led to it to the output folder."""
-        folder = Path(self.args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"failure_step{self.state.global_step}_process{self.accelerator.process_index}.json"
-        report = {"problem": problem, "agents": list(self.team.roles), "joint_actions": records}
-        path.write_text(json.dumps(report, indent=2, default=repr) + "\n")
-        raise FloatingPointError(f"{problem} at step {self.state.global_step}. Items and completions are in {path}.")
+    def evaluate(
+        self,
+        eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        if self._trace is not None and not self.is_in_train:
+            self._trace.flush()
+        return metrics
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        if self._trace is not None:
+            self._trace.flush()
+        return super()._finalize_training(*args, **kwargs)
 
 
 def add_other_log_ratios(rows: dict[str, dict[str, torch.Tensor]], log_probs: dict[str, torch.Tensor]) -> None:

@@ -289,8 +289,7 @@ def check_steps(folder: str, global_step: int, num_items: int, args: TeamConfig)
     if args.max_steps > 0:
         steps, reason = args.max_steps, f"`max_steps` is {args.max_steps}"
     else:
-        per_epoch = num_items // (args.items_per_device * args.world_size) * args.num_iterations
-        steps = math.ceil(args.num_train_epochs * per_epoch)
+        steps = math.ceil(args.num_train_epochs * args.steps_per_epoch(num_items))
         reason = f"`num_train_epochs` is {args.num_train_epochs:g}, which makes {steps}"
     if global_step >= steps:
         raise ValueError(

@@ -3,14 +3,16 @@ The mixin of all team trainers: it applies single-model methods to one agent at 
 """
 
 import contextlib
+import json
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from accelerate.utils import DistributedType, set_seed
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -21,14 +23,16 @@ from trl_multiagent.team.critics import CRITICS_FOLDER
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin
 from trl_multiagent.trainers.base.distribution import check_distribution
 from trl_multiagent.trainers.base.hub_mixin import TeamHubMixin
+from trl_multiagent.trainers.base.reference import ReferenceMixin
 from trl_multiagent.trainers.base.rescue import SaveError, save_team
+from trl_multiagent.trainers.base.router import RouterLossMixin
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
 logger = logging.get_logger(__name__)
 
 
-class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
+class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLossMixin):
     """
     Makes a TRL trainer of causal language models, such as `GRPOTrainer` or `DPOTrainer`, train an [`AgentTeam`].
 
@@ -49,10 +53,13 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
 
     team: AgentTeam
     _metrics: dict[str, defaultdict[str, list[float]]]
+    _eval_prefix = "eval"  # of the evaluation that is running
 
     def _prepare_team(self, team: AgentTeam, args: TeamConfig) -> None:
         """Checks and applies the arguments that concern the agents. Called before the TRL trainer is initialized."""
         check_agent_settings(team, args)
+        if args.ddp_find_unused_parameters is None:
+            args.ddp_find_unused_parameters = False  # every backward pass reaches every trained agent
         self.team = team
         team.freeze(args.frozen_agents or ())
         team.uses_dropout = not args.disable_dropout
@@ -73,8 +80,6 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
     def _set_up_agents(self) -> None:
         """Collects the attributes that `agent_scope` swaps. Called after the TRL trainer is initialized."""
         check_distribution(self.accelerator)
-        if self.args.ddp_find_unused_parameters is None:
-            self.args.ddp_find_unused_parameters = False  # every backward pass reaches every trained agent
         self.add_callback(CheckpointCallback(self))
         self._agent_attributes = {
             role: self._attributes_of_agent(role, tokenizer) for role, tokenizer in self.team.tokenizers.items()
@@ -89,6 +94,32 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
         # must not change the run. A resumed run restores its generators after this
         set_seed(self.args.seed, device_specific=True)
         super()._begin_training()
+
+    # Evaluation
+
+    def evaluate(
+        self,
+        eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        training, prefix = self.team.training, self._eval_prefix
+        self._eval_prefix = metric_key_prefix
+        try:
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        finally:  # an evaluation that failed must not leave its metrics or the team's mode behind
+            self._eval_prefix = prefix
+            self._metrics["eval"].clear()
+            self.team.train(training)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        # TRL's trainers put "eval_" before their metrics. With several evaluation sets, the name of the set follows
+        if self._eval_prefix.startswith("eval_"):
+            name = self._eval_prefix.removeprefix("eval_")
+            metrics = dict(self._metrics["eval"])
+            self._metrics["eval"].clear()
+            self._metrics["eval"].update({f"{name}_{key}": values for key, values in metrics.items()})
+        super().log(logs, start_time)
 
     @contextlib.contextmanager
     def agent_scope(self, role: str) -> Iterator[None]:
@@ -147,6 +178,17 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
                 prefix = f"agents/{name}" if name in self.team.roles else name
                 self._metrics["train"][f"{prefix}/grad_norm"].append(norm)
         return total
+
+    # Failures
+
+    def _abort_with_report(self, problem: str, **records: list[dict]) -> NoReturn:
+        """Ends the run with an error, and writes the items and texts that led to it to the output folder."""
+        folder = Path(self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"failure_step{self.state.global_step}_process{self.accelerator.process_index}.json"
+        report = {"problem": problem, "agents": list(self.team.roles), **records}
+        path.write_text(json.dumps(report, indent=2, default=repr) + "\n")
+        raise FloatingPointError(f"{problem} at step {self.state.global_step}. Items and completions are in {path}.")
 
     # Saving and loading the team: `team.json`, and one standard folder per agent
 
