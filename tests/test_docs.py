@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
+from matplotlib.image import imread
 
-import trl_multiagent.environments.base
+import trl_multiagent.environments.function_environment
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.recipe.run import parse_recipe
 
@@ -21,8 +22,17 @@ def python_blocks(path):
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
 
+def test_the_table_of_trl_arguments_is_current():
+    names = {"__file__": str(ROOT / "docs" / "trl_arguments.py"), "__name__": "trl_arguments"}
+    exec((ROOT / "docs" / "trl_arguments.py").read_text(), names)
+    page = names["PAGE"].read_text()
+    assert names["updated"](page) == page, "run `python docs/trl_arguments.py`"
+    for name in names["read_fields"]("trl.trainer.grpo_config.GRPOConfig"):
+        assert f"`{name}`" in names["table"](), name
+
+
 def test_docstring_examples():
-    result = doctest.testmod(trl_multiagent.environments.base)
+    result = doctest.testmod(trl_multiagent.environments.function_environment)
     assert result.attempted > 0 and result.failed == 0
 
 
@@ -40,6 +50,34 @@ def test_readme_example(forked, tiny_model, tmp_path):
     assert "'reward':" in done.stdout
 
 
+def test_migration_example(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    example, wrapper = python_blocks(ROOT / "docs" / "migrating.md")
+    code = example.replace('"Qwen/Qwen2.5-0.5B-Instruct"', repr(tiny_model))
+    small = "max_completion_length=8, max_steps=1, items_per_device=1, use_cpu=True, bf16=False, save_strategy='no'"
+    code = code.replace("max_completion_length=64, max_steps=100", small)
+    assert code.count(tiny_model) == 1 and small in code
+    names = {}
+    exec(code, names)
+    assert names["trainer"].state.log_history[0]["step"] == 1 and (tmp_path / "stories" / "team.json").is_file()
+    exec(wrapper, names)
+
+    def lengths(first, second):
+        return [len(a) - len(b) for a, b in zip(first, second, strict=True)]
+
+    wrapped = names["per_agent"](lengths, ["first", "second"])
+    assert wrapped([{"first": "aa", "second": "b"}, {"first": "", "second": "b"}], topic=["x", "y"]) == [1, -1]
+    assert wrapped.__name__ == "lengths"
+
+
+def test_the_picture_of_the_tree_is_drawn_by_its_script(tmp_path):
+    script = ROOT / "docs" / "images" / "make_rollout_tree.py"
+    names = {"__name__": "script", "__file__": str(script)}
+    exec(script.read_text(), names)
+    names["draw"](tmp_path / "tree.png")
+    assert imread(tmp_path / "tree.png").shape == imread(script.with_name("rollout_tree.png")).shape
+
+
 @pytest.mark.parametrize(
     "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
 )
@@ -51,10 +89,14 @@ def test_links_and_commands_name_files_that_exist(path):
         assert (ROOT / target).exists(), target
 
 
+async def grade(left, right):
+    return len(left)
+
+
 def test_environment_examples(tmp_path):
-    first, second = python_blocks(ROOT / "docs" / "environments.md")
-    names = {}
-    exec(first + second, names)
+    first, rewards, second = python_blocks(ROOT / "docs" / "environments.md")
+    names = {"grade": grade}
+    exec(first + rewards + second, names)
     functions = names["environment"]
     item = {"thing": "grass", "limit": 3}
     outcome, other = functions.score(
@@ -63,6 +105,11 @@ def test_environment_examples(tmp_path):
     assert (round(outcome.reward, 6), other.reward) == (0.9, 0.0)
     turn = trl_multiagent.Turn(functions.prompts(item, []), {"left": "green", "right": "green"}, outcome)
     assert functions.prompts(item, [turn])["right"] == "You agreed. Name the colour of grass again:"
+    actions = [{"left": "green", "right": "<think>x</think>green"}, {"left": "abc", "right": "abc"}]
+    for _ in range(2):
+        outcomes = names["judged"].score([item, item], actions, [[], []])
+        assert [outcome.reward for outcome in outcomes] == [0.0 + 5.0 + 1.0, 1.0 + 3.0 + 0.0]
+        assert [outcome.extra for outcome in outcomes] == [{"grade": 5}, {"grade": 3}]
     numbers = names["GuessTheNumber"]()
     trainer = tiny_trainer(
         tmp_path,
@@ -70,9 +117,14 @@ def test_environment_examples(tmp_path):
         numbers,
         train_dataset=Dataset.from_dict({"number": [10, 50, 90]}),
         num_turns=2,
+        trace_steps=1,
+        max_steps=2,
     )
     trainer.train()
     assert trainer.state.log_history[0]["turn_2/error"] > 0
+    (reading,) = python_blocks(ROOT / "docs" / "output.md")
+    exec(reading.replace("outputs/job_7", str(tmp_path)), names)
+    assert len(names["trace"]) == trainer.env_step and len(names["best"]) == len(set(names["trace"]["item"]))
 
 
 def test_team_examples(tiny_model, tmp_path):
@@ -88,7 +140,7 @@ def test_team_examples(tiny_model, tmp_path):
     names["lora"].save_pretrained(tmp_path)
     test = "def check(candidate):\n    assert candidate(1) == 2\n"
     names["item"] = {"prompt": "def f(x):\n    pass\n", "entry_point": "f", "test": test}
-    exec(use.replace('"outputs/job_7/final_model"', repr(str(tmp_path))).replace("=256", "=8"), names)
+    exec(use.replace('"outputs/job_7"', repr(str(tmp_path))).replace("=256", "=8"), names)
     assert len(names["turns"]) == 2 and names["turns"][1].outcome.reward >= 0.0
 
     (settings,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "teams.md").read_text(), flags=re.DOTALL)
@@ -111,7 +163,7 @@ def test_preference_examples(tiny_model, tmp_path, monkeypatch):
 
 
 def test_task_example(tmp_path, monkeypatch, capsys):
-    task, script = python_blocks(ROOT / "docs" / "tasks.md")
+    _, task, script = python_blocks(ROOT / "docs" / "tasks.md")
     (tmp_path / "task.py").write_text(task)
     (tmp_path / "topics.json").write_text('[{"topic": "rain"}, {"topic": "snow"}]')
     monkeypatch.syspath_prepend(tmp_path)
@@ -120,5 +172,6 @@ def test_task_example(tmp_path, monkeypatch, capsys):
     names["main"](["--model_name", "m", "--override", f"dataset.name={tmp_path}/topics.json", "--dry_run"])
     out = capsys.readouterr().out
     assert "poet: m, critic: m" in out and "2 items of" in out
-    with pytest.raises(SystemExit, match=r"`haiku\.max_words` is 0, it must be at least 1\."):
+    with pytest.raises(SystemExit):
         names["main"](["--model_name", "m", "--override", "haiku.max_words=0", "--dry_run"])
+    assert "`haiku.max_words` is 0, it must be at least 1." in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -241,7 +242,8 @@ finally:
     assert "whether 'user/far' has a file team.json: the Hugging Face Hub did not answer" in results["no roles"]
     assert "the Hugging Face Hub did not answer" in results["roles"]
     assert results["a cached model"] == "('aux', 'main')"
-    assert "user/solo holds no team.json" in results["a cached model, no roles"]
+    assert "whether 'user/solo' has a file team.json: the Hugging Face" in results["a cached model, no roles"]
+    assert not any("holds no team.json" in result for result in results.values())
 
 
 def test_a_name_of_neither_a_folder_nor_a_repository_is_reported(server, client):
@@ -440,10 +442,52 @@ except SystemExit as error:
     result = error.code
 """
     assert f"{tmp_path} holds no team.json" in client(code, arguments=["push", str(tmp_path), "user/none"])
+    assert "There is no folder nowhere" in client(code, arguments=["push", "nowhere", "user/none"])
+    (tmp_path / "final_model").mkdir()
+    (tmp_path / "final_model" / "team.json").touch()
+    assert f"do: {tmp_path}/final_model." in client(code, arguments=["push", str(tmp_path), "user/none"])
     (tmp_path / "team.json").touch()
     arguments = ["push", str(tmp_path), "user/none", "--token", READER]
     assert "Cannot push to 'user/none'" in client(code, arguments=arguments)
     assert client(code, arguments=["push", str(tmp_path), "user/none", "--privat"]) == 2
+
+
+@pytest.mark.parametrize("form", ["full", "lora"])
+def test_a_run_is_pushed_by_the_command_and_the_snippets_of_its_card_load_it(
+    server, client, tiny_model, tmp_path, form
+):
+    code = """
+from tiny import byte_tokenizer, tiny_llama
+from trl_multiagent.cli import main
+if form == "lora":
+    tiny_llama().push_to_hub("user/tiny-base")
+    byte_tokenizer().push_to_hub("user/tiny-base")
+main(["run", "magrpo", "--output_dir", folder, "--max_steps", "2", "--max_completion_length", "6", "--save_steps", "1",
+    "--logging_steps", "1", "--override", "prompts={'aux': 'Left {x}: ', 'main': 'Right {x}: '}",
+    "reward_funcs=tiny.count_reward", f"dataset.name={folder}/items.jsonl",
+    *([f"agent_model.name={model}"] if form == "full" else ["agent_model.name=user/tiny-base", "peft.r=4"])])
+main(["push", folder, "user/" + form + "-run"])
+"""
+    (tmp_path / "items.jsonl").write_text('{"x": "1"}\n{"x": "2"}\n')
+    client(code, folder=str(tmp_path), form=form, model=tiny_model)
+    files = server.repos[f"user/{form}-run"].files()
+    assert set(files) >= {"README.md", "team.json", "reward_curve.png", "training_args.bin", "config.yaml"}
+    assert not any(path.startswith("checkpoint-") for path in files)
+    card = files["README.md"].decode()
+    assert str(tmp_path) not in card and f"# Model Card for {form}-run\n" in card
+    for target in re.findall(r"\]\(\./([^)]+)\)", card):
+        assert any(path == target or path.startswith(f"{target}/") for path in files), target
+    whole, alone = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
+    code = """
+names = {}
+exec(whole, names)
+exec(alone, names)
+from tiny import tiny_environment
+turns = names["team"].collaborate({"x": "1"}, tiny_environment(), max_new_tokens=4)
+result = [names["team"].roles, type(names["model"]).__name__, names["tokenizer"].pad_token, len(turns)]
+"""
+    model = "PeftModel" if form == "lora" else "LlamaForCausalLM"
+    assert client(code, whole=whole, alone=alone) == [["aux", "main"], model, "<pad>", 1]
 
 
 def test_a_recipe_in_two_processes(server, client, tiny_model, tmp_path):

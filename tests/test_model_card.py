@@ -7,7 +7,14 @@ from matplotlib.image import imread
 import trl_multiagent
 from trl_multiagent import FunctionEnvironment
 from trl_multiagent.environments.code_generation import CodeGenerationEnvironment
-from trl_multiagent.hub.model_card import draw_reward_curve, environment_name, hub_id, summarize, team_card
+from trl_multiagent.hub.model_card import (
+    TrainingSummary,
+    draw_reward_curve,
+    environment_name,
+    hub_id,
+    summarize,
+    team_card,
+)
 
 from tiny import count_reward, team_of, tiny_team, tiny_trainer
 
@@ -50,6 +57,19 @@ def test_the_card_shows_how_to_load_one_agent():
 def test_a_card_of_one_agent():
     card = str(team_card(tiny_team(("main",)).summary(), "user/solo"))
     assert "One language model." in card and "team of" not in card
+
+
+def test_a_card_of_a_team_that_was_trained_without_an_environment():
+    team = tiny_team().summary()
+    training = TrainingSummary(
+        "MADPO", {}, None, {}, False, None, [], [], dict.fromkeys(("wandb", "trackio", "comet"))
+    )
+    card = str(team_card(team, "user/team", training=training))
+    assert "A team of 2 language models. It was made" in card and 'AgentTeam.from_pretrained("user/team")' in card
+    assert "task" not in card.partition("## Training")[0].partition("# Model Card")[2] and "collaborate" not in card
+    assert "environment" not in card
+    card = str(team_card(team, "user/team"))
+    assert "that solve one task together" in card and "`team.collaborate(item, environment)`" in card
 
 
 def test_environments_are_shown_by_their_repr():

@@ -22,7 +22,7 @@ def test_every_name_can_be_had():
         _ = trl_multiagent.PPOTrainer
 
 
-@pytest.mark.parametrize("module", ["sandbox", "cli", "environments"])
+@pytest.mark.parametrize("module", ["sandbox", "cli", "environments", "new_task"])
 def test_what_needs_no_torch_does_not_load_it(module):
     code = f"import sys, trl_multiagent.{module}; print(sys.modules.keys() & {{'torch', 'numpy', 'datasets'}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

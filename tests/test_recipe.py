@@ -3,25 +3,34 @@
 import dataclasses
 import errno
 import json
+import re
 import shutil
 import typing
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
+from datasets import Dataset
+from trl import ModelConfig, get_peft_config
 
+from trl_multiagent import AgentTeam
 from trl_multiagent.environments.code_generation.task import TASK
+from trl_multiagent.environments.task import Task
+from trl_multiagent.limits import describe_type, limits_of
 from trl_multiagent.recipe import results
 from trl_multiagent.recipe.algorithms import ALGORITHMS, import_class
 from trl_multiagent.recipe.arguments import check_settings, make_training_args
+from trl_multiagent.recipe.comlrl import RENAMED
 from trl_multiagent.recipe.fields import class_names, read_fields
+from trl_multiagent.recipe.parser import make_parser
 from trl_multiagent.recipe.plan import count, print_plan, slice_length
 from trl_multiagent.recipe.recipe import build_recipe, set_up_wandb
 from trl_multiagent.recipe.run import parse_recipe
-from trl_multiagent.recipe.sections import LORA_CONFIG, Wandb
-from trl_multiagent.recipe.settings import ConfigError, describe_type, make_parser, merge, parse_value
+from trl_multiagent.recipe.sections import LORA_CONFIG, TRL_NAMES, Wandb
+from trl_multiagent.recipe.settings import ConfigError, known_settings, merge, parse_value
 from trl_multiagent.sandbox import SandboxError, sandbox
 from trl_multiagent.trainers.base.checkpoint_files import FORMAT_VERSION, STATE_FILE
 
@@ -48,13 +57,15 @@ def parse(tmp_path, capsys):
 
 
 @pytest.fixture
-def error_of(parse):
-    """The message that wrong settings end with."""
+def error_of(parse, capsys):
+    """The line that wrong settings end with."""
 
     def error_of(*args, **kwargs) -> str:
         with pytest.raises(SystemExit) as exit_info:
             parse(*args, **kwargs)
-        return str(exit_info.value.code)
+        assert exit_info.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
 
     return error_of
 
@@ -77,6 +88,16 @@ def error_of(parse):
         ("../shared/data.jsonl", "../shared/data.jsonl"),
         ("", ""),
         ("a=b", "a=b"),
+        ("[wandb,tensorboard]", ["wandb", "tensorboard"]),
+        ("{main: 1e-5}", {"main": 1e-5}),
+        ("[16:]", "[16:]"),
+        ("[33:59]", "[33:59]"),
+        ("Answer: yes", "Answer: yes"),
+        ("a, b", "a, b"),
+        ("[a", "[a"),
+        ("012", "012"),
+        ("2024-01-01", "2024-01-01"),
+        ("on", "on"),
     ],
 )
 def test_values_on_the_command_line(text, value):
@@ -116,6 +137,7 @@ def test_override_is_split_at_the_first_equals_sign_and_may_be_repeated(parse):
         (["--turn_gradient_weights", "1"], "turn_gradient_weights", [1]),
         (["--report_to", "tensorboard"], "report_to", ["tensorboard"]),
         (["--report_to", "none"], "report_to", []),
+        (["--override", "grpo.report_to=[tensorboard]"], "report_to", ["tensorboard"]),
         (["--agent_learning_rates", '{"main": 1e-5}'], "agent_learning_rates", {"main": 1e-5}),
         (["--temperature", "0.5"], "temperature", 0.5),
         (["--log_completions"], "log_completions", True),
@@ -182,6 +204,50 @@ def test_two_names_of_one_setting_in_one_place_must_agree(parse, error_of):
     message = error_of({"magrpo": {"learning_rate": 1e-5, "agent_learning_rate": 2e-5}})
     assert "`magrpo.agent_learning_rate: 2e-05` and `magrpo.learning_rate: 1e-05`" in message
     assert parse({"magrpo": {"learning_rate": 1e-5, "agent_learning_rate": 1e-5}}).training_args.learning_rate == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("sections", "field", "value", "note"),
+    [
+        (
+            {"agent_model": {"temperature": 0.7}, "magrpo": {"temperature": 0.8}},
+            "temperature",
+            0.8,
+            "agent_model.temperature (`magrpo.temperature` is used)",
+        ),
+        ({"agent_model": {"top_p": 0.7}, "magrpo": {"top_p": 0.8}}, "top_p", 0.8, "agent_model.top_p"),
+        ({"agent_model": {"top_k": 40}, "magrpo": {"top_k": None}}, "top_k", 0, "agent_model.top_k"),
+        ({"agent_model": {"top_k": None}, "magrpo": {"top_k": 40}}, "top_k", 40, ""),
+        ({"agent_model": {"top_p": 0.7}, "magrpo": {"top_p": 0.7}}, "top_p", 0.7, ""),
+        ({"seed": 1, "magrpo": {"seed": 2}}, "seed", 1, "magrpo.seed (`seed` is used)"),
+        (
+            {"magrpo": {"reward_shift": -1}, "reward_processor": {"shift": -4}},
+            "reward_shift",
+            -1,
+            "`reward_processor.shift: -4` is not used, because `magrpo.reward_shift` is -1.",
+        ),
+        ({"magrpo": {"reward_shift": None}}, "reward_shift", 0.0, ""),
+        ({"magrpo": {"reward_shift": None}, "reward_processor": {"shift": -4}}, "reward_shift", -4, ""),
+        ({"magrpo": {"discount": None, "temperature": None, "beta": None}}, "temperature", 1.0, ""),
+    ],
+)
+def test_two_sections_of_a_file_that_set_the_same_thing(parse, sections, field, value, note):
+    recipe = parse(sections)
+    assert getattr(recipe.training_args, field) == value
+    assert note in recipe.stderr and len(recipe.stderr.splitlines()) == (note != "")
+
+
+def test_an_override_wins_over_the_algorithms_section_of_the_file(parse):
+    recipe = parse({"magrpo": {"temperature": 0.8}}, "--override", "agent_model.temperature=0.2")
+    assert recipe.training_args.temperature == 0.2 and recipe.stderr == ""
+
+
+def test_the_first_rows(parse, monkeypatch):
+    rows = Dataset.from_dict({"task_id": list(range(20))})
+    sections = {"dataset": {"split": "test", "size": 7, "eval_split": "test", "eval_size": 5}}
+    recipe = parse(merge([sections, {"magrpo": {"eval_num_samples": 9}}]))
+    monkeypatch.setattr(recipe, "task", Task(lambda settings: None, lambda settings: (rows, rows)))
+    assert [len(dataset) for dataset in recipe.load_datasets()] == [7, 5] and recipe.dataset.train_split == "test"
 
 
 def test_the_reward_processor_can_be_switched_off(parse):
@@ -320,18 +386,13 @@ def test_known_settings_without_effect_are_named_in_one_line(parse):
         ({"agent_model": "x"}, [], ["`agent_model` is 'x'", "section"]),
         ({"magrpo": {"handoff": None, "num_turns": 2, "turn_gradient_weights": [1.5, 0.5]}}, [], ["handoff"]),
         ({"magrpo": {"num_turns": 2, "turn_gradient_weights": [1.5]}}, [], ["1 entries for 2 turns"]),
-        ({"magrpo": {"joint_mode": "diagonal"}}, [], ["`joint_mode` is 'diagonal'"]),
+        ({"magrpo": {"joint_mode": "diagonal"}}, [], ["`magrpo.joint_mode` is 'diagonal'", "'align'"]),
         ({"magrpo": {"num_generations": 1}}, [], ["`num_generations`"]),
-        ({"magrpo": {"lr_scheduler_type": "wavy"}}, [], ["section `magrpo`", "wavy"]),
+        ({"magrpo": {"lr_scheduler_type": "wavy"}}, [], ["`magrpo.lr_scheduler_type`", "wavy", "'cosine'"]),
         ({"magrpo": {"items_per_device": 2, "rollout_buffer_size": 2}}, [], ["rollout_buffer_size", "give one"]),
         ({"magrpo": {"rollout_buffer_size": 0}}, [], ["rollout_buffer_size", "at least 1"]),
         ({"magrpo": {"eval_interval": 4, "eval_steps": 4}}, [], ["eval_interval", "eval_steps"]),
         ({"magrpo": {"eval_interval": 4}}, [], ["`dataset.eval_split`"]),
-        (
-            {"magrpo": {"reward_shift": -1}, "reward_processor": {"shift": -4}},
-            [],
-            ["reward_processor.shift", "-4", "-1"],
-        ),
         ({"magrpo": {"beta": 0.2, "reference_kl_enabled": True}}, [], ["reference_kl_coef", "0.1", "0.2"]),
         (
             {"external": {"mode": "expert_edits"}},
@@ -359,6 +420,7 @@ def test_known_settings_without_effect_are_named_in_one_line(parse):
         ({"grpo": {"num_turns": 1}}, [], ["`grpo`", "trains with `magrpo`"]),
         ({"agents": ["a"]}, [], ["`agents` has 1 entries for 2 agents"]),
         ({"agent_model": {"name": None}}, [], ["`agent_model.name` is missing"]),
+        ({"dataset": {"size": 0}}, [], ["`dataset.size` is 0, it must be at least 1"]),
         ({"dataset": {"name": None}}, [], ["`dataset.name` is missing"]),
         ({"dataset": {"name": "nowhere/humaneval.jsonl"}}, [], ["`dataset.name`", "nowhere/humaneval.jsonl"]),
         ({}, ["--resume_from_checkpoint", "nowhere"], ["resume_from_checkpoint", "'nowhere'"]),
@@ -376,7 +438,7 @@ def test_wrong_settings_are_named(error_of, sections, argv, parts):
 def test_a_missing_file_is_named(capsys):
     with pytest.raises(SystemExit) as exit_info:
         parse_recipe("magrpo", TASK, ["--config", "nowhere.yaml"])
-    assert "nowhere.yaml" in str(exit_info.value.code)
+    assert exit_info.value.code == 2 and "nowhere.yaml" in capsys.readouterr().err
 
 
 def test_sections_that_do_not_apply_may_be_empty(parse):
@@ -413,7 +475,7 @@ def test_folder_of_a_run(parse, monkeypatch):
     monkeypatch.setenv("RUN_ID", "my run/7")
     recipe = parse({"output": {"base_dir": "b"}})
     assert recipe.run_folder == Path("b/job_my_run_7")
-    assert recipe.team_folder == Path("b/job_my_run_7/final_model")
+    assert recipe.team_folder == Path("b/job_my_run_7") and recipe.saves_team
     recipe = parse({"output": {"save_path": "team", "save_final_model": True}})
     assert recipe.team_folder == Path("team") and recipe.saves_team
 
@@ -485,7 +547,7 @@ def in_the_way(tmp_path):
         shutil.rmtree(tmp_path / name.split("/")[0])
 
 
-def test_what_the_end_of_a_run_needs_is_tried_at_its_start(parse, tmp_path, monkeypatch):
+def test_what_the_end_of_a_run_needs_is_tried_at_its_start(parse, tmp_path, monkeypatch, capsys):
     environment = SimpleNamespace(roles=("aux", "main"))
     output = {"save_path": str(tmp_path / "team"), "save_final_model": True}
     recipe = parse({"output": output, "magrpo": {"output_dir": str(tmp_path / "run")}})
@@ -494,9 +556,10 @@ def test_what_the_end_of_a_run_needs_is_tried_at_its_start(parse, tmp_path, monk
     assert sorted(tmp_path.rglob("*")) == before  # what was tried is gone
     for name in in_the_way(tmp_path):
         there = sorted(tmp_path.rglob("*"))
-        with pytest.raises(SystemExit, match=f"error: .* cannot be written to .*{name}") as error:
+        with pytest.raises(SystemExit):
             recipe.check_run(environment, None)
-        assert "\n" not in error.value.code and sorted(tmp_path.rglob("*")) == there
+        (line,) = capsys.readouterr().err.splitlines()
+        assert re.search(f"error: .* cannot be written to .*{name}", line) and sorted(tmp_path.rglob("*")) == there
     (tmp_path / "team").mkdir()
     (tmp_path / "team" / "notes.txt").write_text("mine")
     recipe.check_run(environment, None)
@@ -506,8 +569,9 @@ def test_what_the_end_of_a_run_needs_is_tried_at_its_start(parse, tmp_path, monk
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(results.os, "fsync", full)
-    with pytest.raises(SystemExit, match="No space left on device"):
+    with pytest.raises(SystemExit):
         recipe.check_run(environment, None)
+    assert "No space left on device" in capsys.readouterr().err
 
 
 def test_resuming(parse, error_of, tmp_path, monkeypatch):
@@ -569,6 +633,14 @@ def test_fields_are_read_from_the_source_as_python_would(path):
         default = None if field.default is dataclasses.MISSING else field.default
         assert (read[field.name].default, read[field.name].help) == (default, field.metadata.get("help", ""))
         assert describe_type(read[field.name].hint) == describe_type(hints[field.name])
+        enumerations = [
+            option
+            for option in typing.get_args(hints[field.name])
+            if isinstance(option, type) and issubclass(option, Enum)
+        ]
+        limits = {"choices": tuple(x.value for x in enumerations[0])} if enumerations else {}
+        assert read[field.name].limits == {**limits, **limits_of(cls).get(field.name, {})}
+    assert limits_of(cls).keys() <= read.keys()
     assert class_names(path)[:-1] == [base.__name__ for base in cls.__mro__][: len(class_names(path)) - 1]
 
 
@@ -660,7 +732,9 @@ def test_the_sandbox_and_what_counts_as_collaboration(parse, tmp_path):
 
 
 def test_wrong_sandbox_settings(parse, error_of):
-    assert "`sandbox.min_tier` is 'chroot' (str), expected 'rlimits'" in error_of({"sandbox": {"min_tier": "chroot"}})
+    assert "`sandbox.min_tier` is 'chroot', it must be one of 'rlimits'" in error_of(
+        {"sandbox": {"min_tier": "chroot"}}
+    )
     assert "did you mean `sandbox.workers`?" in error_of({"sandbox": {"worker": 2}})
     assert "sandbox.workers must be at least 1, got 0." in error_of({"sandbox": {"workers": 0}})
 
@@ -685,6 +759,64 @@ def test_the_section_peft(parse, section):
     assert parse({}, "--override", "peft.target_modules=all-linear", "peft.use_dora=true").peft_config.use_dora is True
 
 
+def test_the_fields_of_trl_model_config_are_settings():
+    known = known_settings("magrpo", TASK)
+    renamed = list({**RENAMED, **TRL_NAMES})
+    for field in dataclasses.fields(ModelConfig):
+        assert f"agent_model.{field.name}" in [*known, *renamed], field.name
+
+
+def test_adapters_and_models_as_trl_describes_them(parse, tiny_model):
+    flags = [
+        "--model_name_or_path",
+        tiny_model,
+        "--use_peft",
+        "--lora_r",
+        "4",
+        "--lora_target_modules",
+        "q_proj",
+        "v_proj",
+    ]
+    recipe = parse({"agent_model": {"name": None}}, *flags, "--attn_implementation", "eager", "--dtype", "float32")
+    expected = get_peft_config(ModelConfig(use_peft=True, lora_r=4, lora_target_modules=["q_proj", "v_proj"]))
+    assert recipe.peft_config == expected and recipe.peft_config.lora_alpha == 32
+    team = recipe.load_team(["aux", "main"])
+    assert team.has_adapters and team.agents["aux"].config._attn_implementation == "eager"
+    sections = {"agent_model": {"name": tiny_model}, "magrpo": {"model_init_kwargs": {"use_safetensors": False}}}
+    with pytest.raises(OSError, match="pytorch_model"):  # the arguments reach `from_pretrained`
+        parse(sections).load_team(["aux", "main"])
+
+
+def test_quantization_as_trl_describes_it(parse, monkeypatch):
+    loaded = {}
+    monkeypatch.setattr(AgentTeam, "from_pretrained", lambda *args, **kwargs: loaded.update(kwargs))
+    sections = {
+        "agent_model": {"load_in_4bit": True, "use_bnb_nested_quant": True, "revision": "v2", "use_peft": True}
+    }
+    parse({**sections, "magrpo": {"trust_remote_code": True}}).load_team(["aux", "main"])
+    config = loaded["quantization_config"]
+    assert config.load_in_4bit and config.bnb_4bit_use_double_quant and config.bnb_4bit_quant_type == "nf4"
+    assert loaded["revision"] == "v2" and loaded["trust_remote_code"] is True and loaded["peft_config"].r == 16
+
+
+def test_references_to_other_settings(parse, error_of, monkeypatch):
+    monkeypatch.setenv("SCRATCH", "/scratch")
+    monkeypatch.setenv("RUN_ID", "7")
+    recipe = parse({"output": {"base_dir": "runs-${seed}"}, "seed": 5, "wandb": {"name": "a \\${b}"}})
+    assert recipe.run_folder == Path("runs-5/job_7") and recipe.wandb.name == "a ${b}"
+    assert recipe.merged["output"]["base_dir"] == "runs-${seed}"
+    assert "`output.base_dir`" in error_of({"output": {"base_dir": "${nowhere}"}})
+
+
+def test_settings_that_have_no_effect_in_this_run(parse):
+    section = {"num_turns": 2, "handoff": "best", "discount": 0.5, "vllm_mode": "server", "do_train": True}
+    stderr = parse({"magrpo": section, "agents": ["a", "b"]}).stderr
+    assert len(stderr.splitlines()) == 1
+    assert "agent_model.name (`agents` is used)" in stderr and "magrpo.vllm_mode (`use_vllm` is off)" in stderr
+    assert "magrpo.do_train (" in stderr and "magrpo.discount (the return of a chain's" in stderr
+    assert parse({"magrpo": {"num_turns": 2, "discount": 0.5}}).stderr == ""
+
+
 @pytest.mark.parametrize(
     ("sections", "has_adapters", "has_shared_weights"),
     [({}, False, False), ({"peft": {"r": 4}}, True, False), ({"agent_model": {"share_weights": True}}, False, True)],
@@ -705,8 +837,3 @@ def test_the_seed_decides_fresh_adapters(parse, tiny_model):
     differing = {name.partition(".lora_")[2] for name, x in first.items() if not torch.equal(x, other[name])}
     assert differing == {"A.aux.weight", "A.main.weight"}
     assert all(torch.equal(x, again[name]) for name, x in first.items())
-
-
-def test_unknown_frozen_agents_are_refused_before_loading(parse):
-    with pytest.raises(ValueError, match=r"`magrpo.frozen_agents` is \['helper'\], but the roles are"):
-        parse({"magrpo": {"frozen_agents": ["helper"]}}).load_team(["aux", "main"])

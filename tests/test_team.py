@@ -3,11 +3,13 @@ import shutil
 
 import pytest
 import torch
+from datasets import Dataset
 from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_multiagent import AgentTeam, FunctionEnvironment
+from trl_multiagent.environments import TaskError
 from trl_multiagent.trainers.base.rollout_trainer import check_team
 
 from tiny import FORMS, byte_tokenizer, count_reward, team_of, tiny_environment, tiny_llama, tiny_team
@@ -419,6 +421,85 @@ def test_collaborate_on_a_text():
         tiny_team().collaborate("Go.", environment, num_turns=2)
     with pytest.raises(ValueError, match=r"roles \['solo'\], the environment \['aux', 'main'\]"):
         tiny_team(("solo",)).collaborate("Go.", environment)
+
+
+def test_collaborate_on_many_items():
+    team = tiny_team()
+    environment = Dialogue({"aux": "", "main": ""}, count_reward)
+    items = [{"prompt": text} for text in ("Go.", "Stop here.", "", "Go.")]
+    alone = [team.collaborate(item, environment, num_turns=2, temperature=0, max_new_tokens=6) for item in items]
+    calls = []
+    for agent in team.agents.values():
+        agent.register_forward_pre_hook(lambda *_: calls.append(0))
+    for given in (items, tuple(items), (item for item in items), Dataset.from_list(items)):
+        calls.clear()
+        assert team.collaborate(given, environment, num_turns=2, temperature=0, max_new_tokens=6) == alone
+        assert len(calls) <= 2 * 2 * 7  # two turns of two agents: a prompt and six tokens each
+    split = team.collaborate(items, environment, 2, generation_token_budget=1, temperature=0.0, max_new_tokens=6)
+    assert split == alone
+    assert (
+        team.collaborate([], environment) == []
+        and len(team.collaborate(items[:1], environment, max_new_tokens=2)) == 1
+    )
+    texts = team.collaborate(["Go.", "Stop here."], environment, temperature=0, max_new_tokens=6)
+    assert [(turn.joint_action, turn.outcome) for (turn,) in texts] == [
+        (turns[0].joint_action, None) for turns in alone[:2]
+    ]
+    torch.manual_seed(0)
+    samples = team.collaborate([items[0]] * 3, environment, temperature=5.0, max_new_tokens=6)
+    assert len({turn.joint_action["main"] for (turn,) in samples}) > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"temperatur": 1}, "Unknown argument `temperatur=1`: did you mean `temperature`\\?"),
+        ({"max_completion_length": 8}, "Unknown argument `max_completion_length=8`: did you mean `max_new_tokens`\\?"),
+        ({"xyz": None}, "Unknown argument `xyz=None`: use a field of"),
+        ({"num_turns": 0}, "`num_turns` is 0, it must be a whole number of at least 1"),
+        ({"num_turns": -1}, "`num_turns` is -1"),
+        ({"num_turns": 1.5}, "`num_turns` is 1.5"),
+        ({"num_turns": True}, "`num_turns` is True"),
+        ({"temperature": -1}, "`temperature` is -1, it must be a number from 0"),
+        ({"temperature": float("nan")}, "`temperature` is nan"),
+        ({"temperature": "0"}, "`temperature` is '0'"),
+        ({"temperature": 0, "do_sample": True}, "which `do_sample=True` contradicts"),
+        ({"top_p": 2}, "`top_p` is 2, it must be a number from 0 to 1"),
+        ({"top_k": -1}, "`top_k` is -1"),
+        ({"max_new_tokens": 0}, "`max_new_tokens` must be greater than 0"),
+        ({"num_return_sequences": 2}, "`num_return_sequences` cannot be set here: pass an item several times"),
+        ({"return_dict_in_generate": True}, "`return_dict_in_generate` cannot be set here"),
+        ({"item": [{"prompt": "Go."}, "Go."]}, "Some items are texts and some are rows"),
+        ({"item": [["Go."]]}, "An item is \\['Go.'\\]: it must be a row"),
+        ({"item": ["Go."], "num_turns": 2}, "needs a whole item"),
+    ],
+)
+def test_collaborate_refuses(arguments, message):
+    team = tiny_team()
+    environment = Dialogue({"aux": "", "main": ""}, count_reward)
+    with pytest.raises((TypeError, ValueError), match=message) as error:
+        team.collaborate(**{"item": {"prompt": "Go."}, "environment": environment, **arguments})
+    assert "\n" not in str(error.value)
+    assert team.training
+
+
+def test_an_error_leaves_the_team_in_its_mode():
+    team = tiny_team()
+    with pytest.raises(TaskError):
+        team.collaborate(
+            {"prompt": "Go."}, Dialogue({"aux": "", "main": ""}, lambda **columns: None), max_new_tokens=2
+        )
+    assert team.training and team.active == "aux"
+
+
+def test_sampling_is_at_temperature_one_whatever_the_model_was_saved_with():
+    team = tiny_team()
+    for agent in team.agents.values():
+        agent.generation_config.update(temperature=1e-4, top_k=1, repetition_penalty=1.5)
+    torch.manual_seed(0)
+    environment = Dialogue({"aux": "", "main": ""}, count_reward)
+    samples = team.collaborate(["Go."] * 8, environment, max_new_tokens=4)
+    assert len({turn.joint_action["main"] for (turn,) in samples}) > 4
 
 
 def test_collaborate_as_chat():

@@ -7,6 +7,7 @@ Its trainers extend private methods, which may change in any release. These test
 
 import argparse
 import ast
+import dataclasses
 import inspect
 import re
 import textwrap
@@ -19,10 +20,12 @@ import trl
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
 from torch.optim.lr_scheduler import LRScheduler
-from transformers import GenerationMixin, Trainer
+from transformers import GenerationConfig, GenerationMixin, Trainer, TrainingArguments
 from transformers.integrations import TensorBoardCallback
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.modeling_layers import GradientCheckpointingLayer
 from trl import DPOTrainer, GRPOTrainer
+from trl.data_utils import apply_chat_template
 from trl.distributed import DistributedBackend
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
@@ -39,6 +42,8 @@ from trl.trainer.utils import (
     split_tensor_dict,
 )
 
+from trl_multiagent.trainers.base.rollout_config import FIXED_IN_GENERATION, OWN_ARGUMENT
+from trl_multiagent.trainers.base.team_config import REPORT_TO
 from trl_multiagent.trainers.madpo_config import LOSS_TYPES, REFUSED_LOSS_TYPES
 
 
@@ -50,6 +55,7 @@ METHODS = {
         "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
         "training_step": ["self", "model", "inputs", "num_items_in_batch"],
         "prediction_step": ["self", "model", "inputs", "prediction_loss_only", "ignore_keys"],
+        "log": ["self", "logs", "start_time"],
         "_tokenize_prompts": ["self", "prompts"],
         "_get_train_sampler": ["self", "dataset"],
         "get_train_dataloader": ["self"],
@@ -91,6 +97,7 @@ METHODS = {
         "_save_optimizer_and_scheduler": ["self", "output_dir"],
         "_save_rng_state": ["self", "output_dir"],
         "_evaluate": ["self", "trial", "ignore_keys_for_eval", "skip_scheduler"],
+        "evaluate": ["self", "eval_dataset", "ignore_keys", "metric_key_prefix"],
         "_finalize_training": ["self", "trial", "num_train_samples", "start_time"],
         "create_optimizer": ["self", "model"],
     },
@@ -116,6 +123,7 @@ FUNCTIONS = {
         "generation_kwargs",
         "gradient_checkpointing_kwargs",
     ],
+    apply_chat_template: ["example", "processing_class", "tools", "template_kwargs"],
     add_fused_lm_head: ["model", "temperature", "cast_lm_head_to_fp32", "outputs"],
     create_model_from_path: ["model_id", "architecture", "kwargs"],
     get_comet_experiment_url: [],
@@ -132,11 +140,12 @@ ATTRIBUTES = [
     "generation_config",
     "generation_kwargs",
     "_metrics",
-    "_logs",
     "ref_model",
     "loss_type",
     "shuffle_dataset",
     "log_completions",
+    "log_unique_prompts",
+    "num_completions_to_print",
     "temperature",
     "hub_model_id",
     "importance_sampling_level",
@@ -270,6 +279,15 @@ def test_the_training_loop_counts_in_attributes_that_a_checkpoint_restores():
     assert all(f"self.{name}(" in saving for name in ("_get_output_dir", "_save_rng_state", "_push_from_checkpoint"))
 
 
+def test_logs():
+    """Metrics are put under other names, and the table of completions is left out, before GRPOTrainer logs."""
+    source = inspect.getsource(GRPOTrainer.log)
+    assert 'mode = "train" if self.model.training else "eval"' in source and 'f"eval_{key}"' in source, ADVICE
+    assert source.index("super().log(") < source.index("self.log_completions:"), ADVICE
+    assert "print_prompt_completions_sample(" not in source[: source.index("self.log_completions:")], ADVICE
+    assert 'logging_backend.log({"completions": logging_backend.Table(dataframe=df)})' in source, ADVICE
+
+
 def test_the_loss_reads_the_keys_that_are_known():
     """A new key of TRL's would be missing from the batch of a team."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer._compute_loss)))
@@ -351,3 +369,12 @@ def test_generate_takes_a_filled_cache():
         ADVICE
     )
     assert list(inspect.signature(transformers.StaticCache).parameters)[:2] == ["config", "max_cache_len"], ADVICE
+
+
+def test_the_choices_that_are_listed_here_are_theirs():
+    assert set(REPORT_TO) - {"none", "all"} == set(INTEGRATION_TO_CALLBACK)
+    assert {"lr_scheduler_type", "optim", "eval_strategy"} <= {
+        field.name for field in dataclasses.fields(TrainingArguments)
+    }
+    assert list(inspect.signature(Trainer.get_optimizer_cls_and_kwargs).parameters)[:1] == ["args"]
+    assert vars(GenerationConfig()).keys() >= {*OWN_ARGUMENT, *FIXED_IN_GENERATION}

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # what `__getattr__` gives at run time
         Task,
         TaskSettings,
         Turn,
+        role_reward,
     )
     from trl_multiagent.team.agent_team import AgentTeam
     from trl_multiagent.trainers.madpo_config import MADPOConfig
@@ -31,7 +32,7 @@ if TYPE_CHECKING:  # what `__getattr__` gives at run time
 __version__ = "0.1.0"
 
 # Modules are imported when one of their names is used, so that the sandbox and the command line do not wait for torch
-_ENVIRONMENTS = "Environment FunctionEnvironment JointAction Outcome Prompt Task TaskSettings Turn".split()
+_ENVIRONMENTS = "Environment FunctionEnvironment JointAction Outcome Prompt Task TaskSettings Turn role_reward".split()
 _PATHS = {name: f"trl_multiagent.environments.{name}" for name in _ENVIRONMENTS}
 _PATHS["AgentTeam"] = "trl_multiagent.team.agent_team.AgentTeam"
 _PATHS["MADPOConfig"] = "trl_multiagent.trainers.madpo_config.MADPOConfig"

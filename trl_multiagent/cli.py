@@ -1,16 +1,26 @@
 """
-The command `trl-multiagent`: `env` for bug reports, `push` to the Hub, `train` to launch a recipe without a script.
+The command `trl-multiagent`: `train` launches a recipe without a script, `init` writes a task of one's own, `push` uploads to the Hub,
+`env` is for bug reports.
 
 Slow libraries are imported where they are needed, so that help, versions and errors appear at once.
 """
 
 import argparse
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 
 import trl_multiagent
+from trl_multiagent.quiet import quiet_libraries
 from trl_multiagent.recipe.algorithms import ALGORITHMS
+
+
+# The tasks that have a name; the first is the default. Any other one is given as `package.module:NAME`
+TASKS = {
+    "code_generation": "trl_multiagent.demo.task:TASK",
+    "functions": "trl_multiagent.environments.functions:TASK",
+}
 
 
 def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
@@ -35,17 +45,31 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     push.add_argument("--revision", metavar="BRANCH", help="Branch, created if it does not exist; by default main.")
     push.add_argument("--commit_message", metavar="TEXT", default="Upload team", help="Message of the commit.")
     push.add_argument("--create_pr", action="store_true", help="Open a pull request instead.")
+    init = commands.add_parser(
+        "init",
+        help="Write a small task of your own to start from.",
+        description="Writes task.py and config.yaml: a task that trains as it is, on any machine and without downloads.",
+        allow_abbrev=False,
+    )
+    init.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help="Where to; by default here.")
     train = commands.add_parser(
         "train",
-        help="Train a team on code generation through `accelerate launch`.",
-        description="Trains a team on code generation through `accelerate launch`. All other arguments go to the "
-        "recipe: `trl-multiagent train magrpo --help` lists them.",
-        usage="%(prog)s ALGORITHM [--accelerate_config FILE] [--num_processes N] --config FILE [recipe arguments]",
+        help="Train a team through `accelerate launch`, on code generation or on a task of your own.",
+        description="Trains a team through `accelerate launch`, on code generation or on the task that --task names. All "
+        "other arguments go to the recipe: `trl-multiagent train magrpo --help` lists them.",
+        usage="%(prog)s ALGORITHM [--accelerate_config FILE] [--num_processes N] [--task TASK] --config FILE "
+        "[recipe arguments]",
         allow_abbrev=False,
         add_help=False,
     )
-    train.add_argument("--accelerate_config", metavar="FILE", help="Configuration for `accelerate launch`.")
-    train.add_argument("--num_processes", metavar="N", help="Number of processes, for `accelerate launch`.")
+    train.add_argument(
+        "--accelerate_config",
+        metavar="FILE",
+        help="Configuration for `accelerate launch`: a file, or the name of one of this package, such as ddp or zero3.",
+    )
+    train.add_argument(
+        "--num_processes", metavar="N", type=positive, help="Number of processes, for `accelerate launch`."
+    )
     run = commands.add_parser(
         "run", help="What `train` launches in every process.", allow_abbrev=False, add_help=False
     )
@@ -54,38 +78,91 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     return parser, train
 
 
-def launch(algorithm: str, accelerate_config: str | None, num_processes: str | None, argv: Sequence[str]) -> None:
-    """Starts `trl-multiagent run` in the given number of processes."""
-    from accelerate.commands.launch import launch_command, launch_command_parser
+def positive(text: str) -> int:
+    """Reads a number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1.")
+    return int(text)
 
+
+def launch(algorithm: str, accelerate_config: str | None, num_processes: int | None, argv: Sequence[str]) -> None:
+    """Checks the settings, then starts `trl-multiagent run` in the given number of processes."""
+    from trl_multiagent.recipe.config_files import ACCELERATE, config_file
+    from trl_multiagent.recipe.run import read_settings
+    from trl_multiagent.recipe.settings import ConfigError, fail
+
+    prog = f"trl-multiagent train {algorithm}"
     options = []
-    if accelerate_config is not None:
-        options += ["--config_file", accelerate_config]
+    try:
+        if accelerate_config is not None:
+            file = config_file("--accelerate_config", accelerate_config, ACCELERATE)
+            options += ["--config_file", file]
+        read_settings(algorithm, TASKS, argv, prog)
+        if accelerate_config is not None:
+            check_accelerate_config(file)  # last, because accelerate takes seconds to import
+    except ConfigError as error:
+        fail(prog, error)
     if num_processes is not None:
-        options += ["--num_processes", num_processes]
+        options += ["--num_processes", str(num_processes)]
+
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
     target = ["--module", "trl_multiagent.cli", "run", algorithm, *argv]
     try:
         launch_command(launch_command_parser().parse_args(options + target))
     except subprocess.CalledProcessError as error:
         sys.exit(error.returncode)  # the process has printed its error
+    except ChildFailedError as error:
+        sys.exit(error.get_first_failure()[1].exitcode)
+
+
+def check_accelerate_config(file: str) -> None:
+    """Refuses a file that `accelerate launch` cannot read."""
+    from accelerate.commands.config.config_args import load_config_from_file
+    from yaml import YAMLError
+
+    from trl_multiagent.recipe.settings import ConfigError
+
+    try:
+        load_config_from_file(file)
+    except (YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:  # as the file is wrong
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"--accelerate_config {file} is not a configuration of accelerate: {problem}") from error
+
+
+def init(folder: str) -> None:
+    """Writes a task to start from, and says how to train it."""
+    from trl_multiagent.new_task import write_task
+    from trl_multiagent.recipe.settings import fail
+
+    try:
+        for path in write_task(folder):
+            print(f"Wrote {path}")
+    except ValueError as error:
+        fail("trl-multiagent init", error)
+    change = "" if folder == "." else f"cd {shlex.quote(folder)} && "
+    print(f"Train it with: {change}trl-multiagent train magrpo --config config.yaml")
 
 
 def run(algorithm: str, argv: Sequence[str]) -> None:
-    """Trains in this process, as the scripts in recipes/code_generation do."""
-    from trl_multiagent.demo.task import TASK
+    """Trains in this process."""
     from trl_multiagent.recipe.run import run_recipe
 
-    run_recipe(algorithm, TASK, argv, prog=f"trl-multiagent train {algorithm}")
+    run_recipe(algorithm, TASKS, argv, prog=f"trl-multiagent train {algorithm}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
+    quiet_libraries()
     parser, train = make_parsers()
     if argv in (["train", "-h"], ["train", "--help"]):
         return train.print_help()
     arguments, rest = parser.parse_known_args(argv)
-    if arguments.command in ("env", "push") and rest:
+    if arguments.command in ("env", "init", "push") and rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    elif arguments.command == "init":
+        init(arguments.folder)
     elif arguments.command == "push":
         from trl_multiagent.team.files import push_folder
 

@@ -7,8 +7,16 @@ import pandas
 import pytest
 import torch
 
-from trl_multiagent.environments import Environment, FunctionEnvironment, Outcome, TaskError, Turn, base
+from trl_multiagent.environments import (
+    Environment,
+    FunctionEnvironment,
+    Outcome,
+    TaskError,
+    Turn,
+    function_environment,
+)
 from trl_multiagent.environments.base import ask, judge, scoring_metrics
+from trl_multiagent.environments.reward_functions import role_reward
 
 
 ITEMS = [{"topic": "rain", "level": 1}, {"topic": "snow", "level": 2}]
@@ -33,7 +41,7 @@ def score(env, items=ITEMS, actions=ACTIONS):
 
 
 def test_the_docstring_example_runs():
-    results = doctest.testmod(base)
+    results = doctest.testmod(function_environment)
     assert results.attempted == 2 and results.failed == 0
 
 
@@ -240,14 +248,47 @@ def test_partial_functions_and_callable_objects():
         score(environment(reward_funcs=Judge([])))
 
 
-def test_what_is_no_function_is_refused():
-    with pytest.raises(TypeError, match=r"'org/reward-model' \(str\), which is not a function"):
-        environment(reward_funcs=[matches, "org/reward-model"])
+def generator(completions, **columns):
+    yield from [1.0, 2.0]
 
 
-def test_a_wrong_number_of_weights_is_an_error():
-    with pytest.raises(ValueError, match="1 entries for 2 reward functions"):
-        environment(reward_funcs=[matches, levels], reward_weights=[1.0])
+async def async_generator(completions, **columns):
+    yield 1.0
+
+
+def positional(completions, /, **columns):
+    return [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"reward_funcs": [matches, 3]}, r"`reward_funcs` contains 3 \(int\), which is not a function"),
+        ({"reward_funcs": {"a": matches}}, r"\(dict\), which is not a function"),
+        ({"reward_funcs": None}, "contains None, which is not a function"),
+        ({"reward_funcs": role_reward("poet", None)}, "contains None, which is not a function"),
+        ({"reward_funcs": Judge}, "the class `Judge`: pass an instance"),
+        ({"reward_funcs": generator}, "`generator` contains `yield`"),
+        ({"reward_funcs": role_reward("poet", async_generator)}, "`async_generator` contains `yield`"),
+        ({"reward_funcs": positional}, "its parameter `completions` is positional only"),
+        ({"reward_funcs": partial(scaled, 1, 2, 3)}, "whose arguments do not fit"),
+        ({"reward_funcs": []}, "`reward_funcs` is empty"),
+        ({"reward_funcs": "org/reward-model"}, r"write `role_reward\('critic', ...\)` instead of 'org/reward-model'"),
+        ({"reward_funcs": role_reward("actor", matches)}, r"the role 'actor', but the roles are \['poet', 'critic'\]"),
+        ({"reward_weights": [1.0, 2.0]}, "2 entries for 1 reward functions"),
+        ({"reward_weights": []}, "0 entries for 1 reward functions"),
+        ({"reward_weights": ["1"]}, "must be a list of finite numbers"),
+        ({"reward_weights": [float("nan")]}, "must be a list of finite numbers"),
+        ({"prompts": {"poet": None}}, "The prompt of `poet` is None"),
+        ({"transition": "next"}, r"`transition` is 'next' \(str\), which is not a function"),
+        ({"reward_timeout": 0}, "must be a positive number of seconds"),
+        ({"reward_timeout": float("nan")}, "must be a positive number of seconds"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_when_the_environment_is_made(settings, message):
+    with pytest.raises((TypeError, ValueError), match=message) as error:
+        environment(**settings)
+    assert "\n" not in str(error.value)
 
 
 def test_later_turns_come_from_the_transition():
@@ -292,9 +333,11 @@ class Own(Environment):
         (None, "`Own.score` returned None; it must return a list of 2 outcomes."),
         ([Outcome(1.0)], "`Own.score` returned 1 outcomes for 2 joint actions"),
         (
-            [Outcome(1.0), 2.0],
-            "`Own.score` returned 2.0 (float) for joint action 2 of 2; it must return an `Outcome`.",
+            [Outcome(1.0), "good"],
+            "`Own.score` returned 'good' (str) for joint action 2 of 2; it must return an `Outcome` or a number.",
         ),
+        ([1.0, None], "`Own.score` returned None for joint action 2 of 2; it must return an `Outcome` or a number."),
+        ([1.0, float("nan")], "`Own.score` returned the reward nan for joint action 2 of 2"),
         ([Outcome(None), Outcome(1.0)], "`Own.score` returned the reward None for joint action 1 of 2"),
         ([Outcome(1.0), Outcome("good")], "`Own.score` returned the reward 'good' (str) for joint action 2 of 2"),
         ([Outcome(1.0), Outcome(float("inf"))], "`Own.score` returned the reward inf for joint action 2 of 2"),
@@ -315,6 +358,11 @@ def test_outcomes_become_plain_numbers():
     outcomes = judge(Own(given), ITEMS, ACTIONS, [[], []])
     assert [outcome.reward for outcome in outcomes] == [1.5, 2.0] and outcomes[0].metrics == {"length": 3.0, "ok": 1.0}
     assert all(type(x) is float for x in [outcomes[1].reward, *outcomes[0].metrics.values()])
+
+
+def test_a_number_stands_for_an_outcome():
+    outcomes = judge(Own((1, torch.tensor(0.5))), ITEMS, ACTIONS, [[], []])
+    assert outcomes == [Outcome(1.0), Outcome(0.5)]
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def team_of(form: str, roles=("aux", "main")) -> AgentTeam:
         ]
     if form == "shared":
         models = [tiny_llama()] * len(roles)
-    if form.startswith("lora"):
+    if form.startswith(("lora", "dora")):
         bases = [tiny_llama(seed) for seed in range(2 if form == "lora on two bases" else 1)]
         copied = ["input_layernorm", "embed_tokens"] if form == "lora and whole modules" else None
         models = []
@@ -131,7 +131,12 @@ def team_of(form: str, roles=("aux", "main")) -> AgentTeam:
             base = bases[k % len(bases)]
             torch.manual_seed(100 + k)
             config = LoraConfig(
-                r=4, lora_alpha=16, target_modules="all-linear", init_lora_weights=False, modules_to_save=copied
+                r=4,
+                lora_alpha=16,
+                target_modules="all-linear",
+                init_lora_weights=False,
+                modules_to_save=copied,
+                use_dora=form == "dora",
             )
             if k < len(bases):
                 bases[k] = base = get_peft_model(base, config, adapter_name=role)

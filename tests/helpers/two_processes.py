@@ -45,6 +45,7 @@ def update(output: str, items_per_device: int, micro_batch: int, beta: float):
     )
     trainer.train()
     if trainer.accelerator.is_main_process:
+        assert trainer.accelerator.num_processes == 1 or not trainer.model_wrapped.find_unused_parameters
         log = [entry for entry in trainer.state.log_history if "reward" in entry]
         result = {"weights": trainer.team.state_dict(), "log": log, "processes": trainer.accelerator.num_processes}
         torch.save(result, f"{output}/{beta}.pt")

@@ -20,7 +20,6 @@ def arguments(tiny_model, tmp_path):
     sections = {
         "agent_model": {"name": tiny_model},
         "poem": {"letters": "aeo", "style": "ornate"},
-        "output": {"save_final_model": True},
         "magrpo": {"output_dir": str(tmp_path / "run"), "max_steps": 1, "max_completion_length": 8},
     }
     (tmp_path / "poem.yaml").write_text(yaml.safe_dump(sections))
@@ -38,8 +37,8 @@ def test_it_trains_through_accelerate_launch(arguments, tmp_path):
     launch = ["-m", "accelerate.commands.launch", "--config_file", str(ROOT / "accelerate_configs" / "single.yaml")]
     done = run([*launch, str(SCRIPT)], arguments, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "rewards/shared_letters" in done.stdout and f"Saved team       {tmp_path}/run/final_model" in done.stdout
-    assert AgentTeam.from_pretrained(str(tmp_path / "run" / "final_model")).roles == ("poet", "critic")
+    assert "rewards/shared_letters" in done.stdout and f"Saved team       {tmp_path}/run" in done.stdout
+    assert AgentTeam.from_pretrained(str(tmp_path / "run")).roles == ("poet", "critic")
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["poem"] == {
         "letters": "aeo",
         "style": "ornate",

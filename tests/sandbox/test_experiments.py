@@ -2,6 +2,7 @@
 
 import pytest
 
+from trl_multiagent.environments.python_code.state import keeps_state
 from trl_multiagent.sandbox import Program, Sandbox
 
 
@@ -171,8 +172,8 @@ def sandbox():
         yield sandbox
 
 
-def run(sandbox, source, checks=CHECKS, experiments=(), needed=range(7), watch=("aux",)):
-    program = Program(source, "f", checks, watch=watch, needed=(*needed,), experiments=experiments)
+def run(sandbox, source, checks=CHECKS, experiments=(), needed=range(7), watch=("aux",), **options):
+    program = Program(source, "f", checks, watch=watch, needed=(*needed,), experiments=experiments, **options)
     (verdict,) = sandbox.run([program])
     return verdict
 
@@ -193,6 +194,25 @@ def test_several_experiments_in_one_run_never_show_more_than_single_ones(sandbox
     assert (EXPERIMENTS[0] in verdict.effective) == (EXPERIMENTS[0] in expected)
     if name == "a helper that is needed":
         assert verdict.effective == EXPERIMENTS
+
+
+@pytest.mark.parametrize("name", [name for name, (aux, main, _) in TEAMS.items() if not keeps_state(aux + main)])
+def test_programs_without_state_show_the_same_in_one_process(sandbox, name):
+    source = "".join(TEAMS[name][:2])
+    for experiments in (EXPERIMENTS, EXPERIMENTS[::-1]):
+        apart, together = (run(sandbox, source, experiments=experiments, keeps_state=keeps) for keeps in (True, False))
+        assert together.effective == apart.effective
+        assert [check.status for check in together.checks] == [check.status for check in apart.checks]
+
+
+def test_only_a_program_that_keeps_state_gets_fresh_processes(sandbox):
+    fails_at_its_third_call = (
+        "N = []\ndef f(xs):\n    N.append(aux(xs))\n    return 10 * sum(xs) if len(N) < 3 else None\n"
+    )
+    source, experiments = SUM + fails_at_its_third_call, ("first", "echo")
+    for keeps, effective in ((True, ("first",)), (False, experiments)):
+        verdict = run(sandbox, source, experiments=experiments, needed=range(3), keeps_state=keeps)
+        assert verdict.effective == effective
 
 
 @pytest.mark.parametrize("name", HELPERS)

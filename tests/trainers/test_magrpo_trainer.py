@@ -7,10 +7,26 @@ import math
 import pandas as pd
 import pytest
 import torch
+from datasets import Dataset
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import RichProgressCallback
 
-from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOConfig, MARLOOConfig, MARLOOTrainer
+from trl_multiagent import (
+    AgentTeam,
+    FunctionEnvironment,
+    MAGRPOConfig,
+    MAGRPOTrainer,
+    MAREINFORCEConfig,
+    MAREINFORCETrainer,
+    MAReMaxConfig,
+    MAReMaxTrainer,
+    MARLOOConfig,
+    MARLOOTrainer,
+    role_reward,
+)
+from trl_multiagent.environments import TaskError
+from trl_multiagent.trainers.base import rollout_trainer
+from trl_multiagent.trainers.base.trace_files import read_trace
 
 from tiny import byte_tokenizer, count_reward, tiny_environment, tiny_items, tiny_team, tiny_trainer
 
@@ -266,12 +282,161 @@ def test_chat_prompts_of_the_environment(tmp_path):
 def test_completions_table(tmp_path):
     trainer = tiny_trainer(tmp_path, num_turns=2, log_completions=True, items_per_device=1, num_generations=2)
     trainer.train()
+    assert not [path for path in (tmp_path / "completions").iterdir() if path.name != "completions_00001.parquet"]
     table = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
     assert list(table["turn"]) == [1, 1, 2, 2, 2, 2]
     node = trainer._levels[0][0]
     assert list(table["reward"][:2]) == pytest.approx(node.rewards)
     assert list(table["return"][:2]) == pytest.approx(node.returns)
-    assert table["completion"][0] == f"[aux] {node.joint_actions[0]['aux']}\n[main] {node.joint_actions[0]['main']}"
+    for role in ("aux", "main"):
+        assert list(table[f"completion/{role}"][:2]) == [action[role] for action in node.joint_actions]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "config"),
+    [
+        (MAGRPOTrainer, MAGRPOConfig),
+        (MARLOOTrainer, MARLOOConfig),
+        (MAReMaxTrainer, MAReMaxConfig),
+        (MAREINFORCETrainer, MAREINFORCEConfig),
+    ],
+)
+def test_the_trace_has_the_advantages_that_are_trained(tmp_path, trainer, config):
+    settings = {"trace_steps": 1, "log_completions": True, "num_turns": 2, "joint_mode": "cross", "num_agents": 2}
+    made = tiny_trainer(tmp_path, trainer=trainer, config=config, num_generations=2, **settings)
+    made.train()
+    trace = read_trace(tmp_path / "trace")
+    assert len(trace) == made.env_step and set(trace["step"]) == {1}
+    pd.testing.assert_frame_equal(trace, pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet"))
+    trained = made.advantages(made._levels)
+    roots = trace[trace["turn"] == 1]
+    for k, role in enumerate(("aux", "main")):
+        expected = [
+            of_node[role][index[k]].item()
+            for node, of_node in zip(made._levels[0], trained[0], strict=True)
+            for index in node.indices
+        ]
+        assert list(roots[f"advantage/{role}"]) == pytest.approx(expected)
+    assert list(roots["metrics/rewards/count_reward"]) == pytest.approx(list(roots["reward"]))
+
+
+def test_the_trace_of_a_resumed_run_has_each_step_once(tmp_path):
+    settings = {"trace_steps": 3, "trace_format": "jsonl", "save_strategy": "steps", "save_steps": 2, "eval_steps": 2}
+    settings |= {"eval_strategy": "steps", "eval_dataset": tiny_items(2), "learning_rate": 0.01}
+    tiny_trainer(tmp_path, max_steps=5, **settings).train()
+    whole = read_trace(tmp_path / "trace")
+    expected = {(step, "train") for step in range(1, 6)} | {(step, "eval") for step in (2, 4, 5)}
+    assert set(zip(whole["step"], whole["split"], strict=True)) == expected
+    resumed = tiny_trainer(tmp_path, max_steps=5, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    again = read_trace(tmp_path / "trace")
+    pd.testing.assert_frame_equal(again, whole)
+    tiny_trainer(tmp_path, max_steps=1, **settings).train()
+    assert set(read_trace(tmp_path / "trace")["step"]) == {1}
+
+
+def test_reward_functions_get_what_the_trainer_knows(tmp_path):
+    seen = []
+
+    def spy(completions, completion_ids, trainer_state, log_metric, log_extra, **columns):
+        seen.append((trainer_state.global_step, [len(ids["aux"]) for ids in completion_ids]))
+        log_metric("longest", max(len(ids["aux"]) for ids in completion_ids))
+        log_extra("verdict", [f"verdict {k}" for k in range(len(completions))])
+        return count_reward(completions)
+
+    roles = {}
+
+    def of_main(prompts, completions, completion_ids, **columns):
+        roles["main"] = (prompts[0], completions[0])
+        return [0.0] * len(completions)
+
+    environment = tiny_environment()
+    environment = FunctionEnvironment(environment.templates, [spy, role_reward("main", of_main)])
+    team = tiny_team(chat_template=CHAT_TEMPLATE)
+    trainer = tiny_trainer(
+        tmp_path, team, environment, max_steps=2, logging_steps=2, log_completions=True, eval_dataset=tiny_items(2)
+    )
+    trainer.collaborate([{"x": "1"}])  # what is logged here belongs to no step
+    trainer.train()
+    assert [step for step, _ in seen] == [0, 0, 1] and all(len(lengths) == 8 for _, lengths in seen[1:])
+    assert trainer.state.log_history[0]["longest"] == pytest.approx(sum(max(x) for _, x in seen[1:]) / 2)
+    table = pd.read_parquet(tmp_path / "completions" / "completions_00002.parquet")
+    assert list(table["extra/verdict"]) == [f"verdict {k}" for k in range(8)]
+    assert [message["role"] for message in (roles["main"][0][0], roles["main"][1][0])] == ["user", "assistant"]
+    assert "eval_longest" in trainer.evaluate()
+    reward = AgentTeam.collaborate(
+        team, [{"x": "2"}] * 2, FunctionEnvironment(environment.templates, role_reward("main", of_main))
+    )
+    assert len(reward) == 2 and roles["main"][0][0]["content"] == "Task 2, part main:"
+
+
+def test_two_evaluation_sets_keep_two_names(tmp_path):
+    sets = {"easy": tiny_items(2), "hard": tiny_items(4)}
+    trainer = tiny_trainer(
+        tmp_path,
+        eval_dataset=sets,
+        num_turns=2,
+        max_steps=2,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_hard_return",
+        greater_is_better=True,
+        log_completions=True,
+        trace_steps=1,
+    )
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "eval_hard_return" in entry]
+    assert len(logs) == 2 and trainer.state.best_metric == max(entry["eval_hard_return"] for entry in logs)
+    metrics = trainer.evaluate()
+    for name in ("easy", "hard"):
+        assert metrics[f"eval_{name}_return"] == metrics[f"eval_{name}_turn_1/expected_return"]
+        assert metrics[f"eval_{name}_final_turn/reward"] == metrics[f"eval_{name}_turn_2/reward_mean"]
+        assert (tmp_path / "completions" / f"completions_00002_eval_{name}.parquet").is_file()
+    assert not [key for key in metrics if key.startswith(("eval_reward", "eval_return"))]
+    assert set(read_trace(tmp_path / "trace")["split"]) == {"train", "eval_easy", "eval_hard"}
+    assert "eval_return" in trainer.evaluate(sets["easy"])
+
+
+def test_an_evaluation_that_fails_leaves_nothing_behind(tmp_path):
+    def fails_on_the_last(completions, x, **columns):
+        if "9" in x:
+            raise RuntimeError("no judge")
+        return [float(len(c["aux"])) for c in completions]
+
+    trainer = tiny_trainer(
+        tmp_path, environment=tiny_environment(reward=fails_on_the_last), train_dataset=items("1", "2")
+    )
+    with pytest.raises(TaskError, match="no judge"):
+        trainer.evaluate({"first": items("1"), "second": items("1", "9")})
+    assert trainer.team.training and not trainer._metrics["eval"]
+    assert "eval_reward" in trainer.evaluate(items("1")) and trainer.team.training
+
+
+def items(*values):
+    return Dataset.from_dict({"x": list(values)})
+
+
+@pytest.mark.parametrize(("signal_at", "lines"), [(None, 1), (5, 1), (20, 1), (8, 0)])
+def test_a_line_says_that_nothing_is_learned(tmp_path, monkeypatch, signal_at, lines):
+    trainer = tiny_trainer(
+        tmp_path,
+        environment=tiny_environment(
+            reward=lambda completions, trainer_state, **columns: [
+                float(k) if trainer_state.global_step == signal_at else 1.0 for k in range(len(completions))
+            ]
+        ),
+        max_steps=17 if signal_at == 8 else 25,
+        max_completion_length=2,
+        num_generations=2,
+    )
+    warnings = []
+    monkeypatch.setattr(rollout_trainer.logger, "warning", warnings.append)
+    trainer.train()
+    assert len(warnings) == lines
+    assert not lines or warnings[0].startswith("In the last 10 steps, all advantages were zero")
 
 
 def test_agents_learn_at_their_own_rates(tmp_path):
@@ -505,10 +670,13 @@ def test_config_sizes():
         ({"num_turns": 2, "handoff": "best", "turn_gradient_weights": [1.0]}, "1 entries for 2 turns"),
         ({"num_turns": 2, "turn_gradient_weights": [1.0, 2.0]}, "set `handoff`"),
         ({"num_turns": 2, "joint_mode": "cross", "items_per_device": 1}, "needs `num_agents`"),
-        ({"num_iterations": 2}, "`num_iterations=2` is not supported"),
-        ({"use_liger_kernel": True}, "`use_liger_kernel=True` is not supported"),
+        ({"num_iterations": 2}, "`num_iterations` is 2, which is not supported"),
+        ({"use_liger_kernel": True}, "`use_liger_kernel` is True, which is not supported"),
         ({"steps_per_generation": 4}, "set `items_per_device`"),
         ({"entropy_coef": 0.01}, "depends on how a batch is split"),
+        ({"trace_steps": 0}, "`trace_steps` is 0"),
+        ({"trace_format": "csv"}, "`trace_format` is 'csv'"),
+        ({"trace_max_files": 0}, "`trace_max_files` is 0"),
     ],
 )
 def test_config_refusals(settings, message):
@@ -517,7 +685,7 @@ def test_config_refusals(settings, message):
 
 
 def test_variant_configs_keep_their_mode():
-    with pytest.raises(ValueError, match="use another trainer"):
+    with pytest.raises(ValueError, match=r"`advantage_mode` is .max., it must be .rloo."):
         MARLOOConfig(output_dir="unused", advantage_mode="max")
 
 

@@ -4,9 +4,9 @@ import statistics
 
 import pytest
 
-from trl_multiagent.environments import Outcome
+from trl_multiagent.environments import Outcome, TaskError
 from trl_multiagent.rollout.tree import Node, Samples
-from trl_multiagent.trainers.base.rollout_metrics import StepTotals, completion_lines, rollout_totals, sum_totals
+from trl_multiagent.trainers.base.rollout_metrics import StepTotals, rollout_totals, sum_totals
 
 
 def node(rewards, returns, *completions, metrics=()):
@@ -21,6 +21,7 @@ HERE = [
     [node([1.0, 3.0], [1.5, 4.5], [5, 9], [5])],
     [node([0.5, 0.5], [0.5, 0.5], [9], [5, 5, 9], metrics={"m": 2.0})],
 ]
+HERE[0][0].children = {0: HERE[1][0]}
 THERE = [[node([2.0, 2.0], [2.0, 2.0], [9], [9])]]  # ended at its first turn
 
 
@@ -36,6 +37,8 @@ def test_totals_of_processes_with_different_trees_add_up():
     assert whole.totals["reward"].std == pytest.approx(statistics.stdev(rewards))
     assert means["turn_1/reward_mean"] == 2.0 and means["turn_2/reward_mean"] == 0.5
     assert means["turn_1/expected_return"] == 2.5
+    assert means["return"] == means["turn_1/expected_return"] == 2.5
+    assert means["final_turn/reward"] == pytest.approx(statistics.fmean(rewards[2:]))
     assert means["turn_2/m"] == 2.0
     assert means["frac_reward_zero_std"] == pytest.approx(2 / 3)
     assert means["agents/solo/completions/mean_length"] == pytest.approx(9 / 6)
@@ -53,18 +56,17 @@ def test_the_deviation_of_a_single_reward_is_zero():
     assert sum_totals([totals([[node([2.0], [2.0], [9])]])]).totals["reward"].std == 0.0
 
 
-def test_the_table_has_a_line_per_joint_action():
-    lines = completion_lines(HERE)
-    assert [(line.turn, line.reward, line.expected_return, line.advantage) for line in lines[:2]] == [
-        (1, 1.0, 1.5, -1.5),
-        (1, 3.0, 4.5, 1.5),
-    ]
-    assert lines[0].prompt == "[solo] Ask" and lines[0].completion == "[solo] a"
-
-
 def test_phases_are_timed():
     step = StepTotals()
     for _ in range(2):
         with step.timed("generate"):
             pass
     assert step.seconds["generate"] > 0 and "reward" not in step.seconds
+
+
+def test_numbers_that_reward_functions_log():
+    parts = [totals(HERE, logged={"length": [1.0, 2.0]}), totals(THERE, logged={"length": [6.0]}), totals(THERE)]
+    assert sum_totals(parts).totals["length"].mean == 3.0
+    for name in ("reward", "turn_2/m", "env_step"):
+        with pytest.raises(TaskError, match=f"logged the metric '{name}', a name that the trainer uses"):
+            totals(HERE, logged={name: [1.0]})

@@ -15,7 +15,7 @@ from by_hand import CHECKPOINTING, distance, one_update, reference_gradients
 from tiny import FORMS, team_of, tiny_team, tiny_trainer
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, "dora"])
 @pytest.mark.parametrize("activations", CHECKPOINTING)
 def test_gradient_by_hand(tmp_path, form, activations):
     gradients, trainer, before = one_update(
@@ -47,7 +47,7 @@ def test_only_the_adapters_of_a_lora_team_change(tmp_path):
         assert torch.equal(x, before[name]) != ("lora_" in name), name
 
 
-@pytest.mark.parametrize("form", ["shared", "lora", "lora on two bases"])
+@pytest.mark.parametrize("form", ["shared", "lora", "lora on two bases", "dora"])
 def test_reference_penalty(tmp_path, form):
     """The reference policy is each agent's initial policy, here with adapters that change the output."""
     team = team_of(form)
@@ -96,7 +96,7 @@ def test_refusals(tmp_path, form, settings, message):
         tiny_trainer(tmp_path, team_of(form), **settings)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, "dora"])
 def test_resume_is_exact(tmp_path, form):
     settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-2}
     whole = tiny_trainer(tmp_path / "run", team_of(form), **settings)

@@ -1,4 +1,6 @@
-from trl_multiagent.environments.base import Environment, FunctionEnvironment, JointAction, Outcome, Prompt, Turn
+from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
+from trl_multiagent.environments.function_environment import FunctionEnvironment
+from trl_multiagent.environments.reward_functions import role_reward
 from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError
 
@@ -13,4 +15,5 @@ __all__ = [
     "TaskError",
     "TaskSettings",
     "Turn",
+    "role_reward",
 ]

@@ -1,26 +1,15 @@
-"""The interface of a task family, [`Environment`], and its simplest implementation: templates and TRL reward functions."""
+"""The interface of a task family, [`Environment`]."""
 
-import asyncio
-import inspect
 import json
 import keyword
 import math
 import unicodedata
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_multiagent.environments.task_errors import (
-    TaskError,
-    as_number,
-    as_rewards,
-    function_name,
-    show,
-    task_code,
-)
+from trl_multiagent.environments.task_errors import TaskError, as_number, show, task_code
 
 
 Prompt = str | list[dict[str, str]]  # plain text, or chat messages with "role" and "content"
@@ -76,11 +65,14 @@ class Outcome:
             Numbers to log. Their means over the joint actions of a turn are logged as `turn_{k}/{name}`.
         info (`Any`, *optional*):
             Data from which the environment builds the next turn's prompts. The trainer only stores it.
+        extra (`dict[str, Any]`, *optional*):
+            More columns of the joint action's row in the tables of completions and in the trace.
     """
 
     reward: float
     metrics: dict[str, float] = field(default_factory=dict)
     info: Any = None
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -145,7 +137,7 @@ class Environment(ABC):
             histories (`list[Sequence[Turn]]`): The past turns of each branch, oldest first; empty at the first turn.
 
         Returns:
-            `list[Outcome]`: One outcome per joint action, in order.
+            `list[Outcome]`: One outcome per joint action, in order. A number stands for an outcome with this reward.
         """
 
     def evaluate(
@@ -261,10 +253,13 @@ def judge(
         raise TaskError(
             f"{name} returned {len(outcomes)} outcomes for {count} joint actions; it must return one each."
         )
+    outcomes = list(outcomes)
     for position, outcome in enumerate(outcomes):
         where = f"for joint action {position + 1} of {count}"
         if not isinstance(outcome, Outcome):
-            raise TaskError(f"{name} returned {show(outcome)} {where}; it must return an `Outcome`.")
+            if as_number(outcome) is None:
+                raise TaskError(f"{name} returned {show(outcome)} {where}; it must return an `Outcome` or a number.")
+            outcome = outcomes[position] = Outcome(outcome)
         reward = as_number(outcome.reward)
         if reward is None:
             raise TaskError(f"{name} returned the reward {show(outcome.reward)} {where}; it must be a number.")
@@ -272,7 +267,7 @@ def judge(
             raise TaskError(f"{name} returned the reward {reward} {where}", position)
         outcome.reward = reward
         outcome.metrics = numbers_by_name(name, outcome.metrics)
-    return list(outcomes)
+    return outcomes
 
 
 def scoring_metrics(environment: Environment) -> dict[str, float]:
@@ -308,168 +303,3 @@ def numbers_by_name(name: str, metrics: Any) -> dict[str, float]:
             raise TaskError(f"{name} returned the metric {key!r} with the value {show(value)}; it must be a number.")
         numbers[key] = number
     return numbers
-
-
-class FunctionEnvironment(Environment):
-    """
-    An environment made of prompt templates and TRL reward functions.
-
-    Args:
-        prompts (`dict[str, str | Callable[[dict], Prompt]]`):
-            One entry per role, in the order of the agents: a `str.format` template filled with the item's columns, or
-            a function from the item to a prompt.
-        reward_funcs (`Callable` or `list[Callable]`):
-            TRL reward functions, plain or `async`. Each is called with `prompts` (list of `{role: prompt}`),
-            `completions` (list of `{role: text}`) and every column of the items as keyword arguments, and returns one
-            float per joint action, or `None` where it does not apply.
-        reward_weights (`list[float]`, *optional*):
-            Weight of each reward function, all 1.0 by default.
-        transition (`Callable[[dict, Sequence[Turn]], dict[str, Prompt]]`, *optional*):
-            Function `(item, history) -> {role: prompt}` that builds the prompts of the second and later turns. It is only
-            needed if `num_turns > 1`.
-
-    Example:
-
-    ```python
-    >>> environment = FunctionEnvironment(
-    ...     prompts={"poet": "Write a line about {topic}.", "critic": "Name a word for {topic}."},
-    ...     reward_funcs=lambda completions, **columns: [float(c["critic"] in c["poet"]) for c in completions],
-    ... )
-    >>> environment.prompts({"topic": "rain"}, [])
-    {'poet': 'Write a line about rain.', 'critic': 'Name a word for rain.'}
-
-    ```
-    """
-
-    def __init__(
-        self,
-        prompts: dict[str, str | Callable[[dict], Prompt]],
-        reward_funcs: Callable | list[Callable],
-        reward_weights: list[float] | None = None,
-        transition: Callable[[dict, Sequence[Turn]], dict[str, Prompt]] | None = None,
-    ):
-        if not isinstance(prompts, dict):
-            raise ValueError(f"`prompts` must be a dict with one entry per role, not {prompts!r}.")
-        self.roles = check_roles(list(prompts))
-        self.templates = prompts
-        self.reward_funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
-        for function in self.reward_funcs:
-            if not callable(function):
-                raise TypeError(f"`reward_funcs` contains {show(function)}, which is not a function.")
-        self.reward_weights = reward_weights or [1.0] * len(self.reward_funcs)
-        if len(self.reward_weights) != len(self.reward_funcs):
-            raise ValueError(
-                f"`reward_weights` has {len(self.reward_weights)} entries for {len(self.reward_funcs)} reward functions."
-            )
-        self.transition = transition
-        self.reward_names = _distinct([function_name(function) for function in self.reward_funcs])
-
-    def __repr__(self) -> str:
-        names = ", ".join(self.reward_names)
-        return f"FunctionEnvironment(reward_funcs=[{names}], reward_weights={self.reward_weights})"
-
-    def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
-        if not history:
-            return {role: self._first_prompt(role, template, item) for role, template in self.templates.items()}
-        if self.transition is None:
-            raise TaskError("More than one turn needs a `transition` that builds the next turn's prompts.")
-        name = f"The transition `{function_name(self.transition)}`"
-        with task_code(name):
-            prompts = self.transition(item, history)
-        check_prompts(name, prompts, self.roles)
-        return prompts
-
-    def resume_settings(self) -> dict[str, Any]:
-        """The templates, the weights, and the names of the functions. The code of the functions is not compared."""
-        return {
-            "prompts": {
-                role: f"function {function_name(template)}" if callable(template) else template
-                for role, template in self.templates.items()
-            },
-            "reward_funcs": self.reward_names,
-            "reward_weights": self.reward_weights,
-            "transition": None if self.transition is None else function_name(self.transition),
-        }
-
-    @staticmethod
-    def _first_prompt(role: str, template: str | Callable[[dict], Prompt], item: dict) -> Prompt:
-        if not callable(template):
-            return _fill(role, template, item)
-        name = f"The prompt function `{function_name(template)}` of {role!r}"
-        with task_code(name):
-            prompt = template(item)
-        check_prompt(name, prompt)
-        return prompt
-
-    def score(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
-    ) -> list[Outcome]:
-        kwargs = {name: [item[name] for item in items] for name in items[0]}
-        kwargs["prompts"] = [self.prompts(item, history) for item, history in zip(items, histories, strict=True)]
-        kwargs["completions"] = joint_actions
-        names = [f"The reward function `{name}`" for name in self.reward_names]
-        outputs = []
-        for name, function in zip(names, self.reward_funcs, strict=True):
-            with task_code(name):
-                outputs.append(function(**kwargs))
-        if any(inspect.isawaitable(output) for output in outputs):
-            with ThreadPoolExecutor(1) as thread:  # in a notebook, the current thread already runs an event loop
-                outputs = thread.submit(asyncio.run, _gather(names, outputs)).result()
-        outcomes = [Outcome(reward=0.0) for _ in joint_actions]
-        for name, key, weight, output in zip(names, self.reward_names, self.reward_weights, outputs, strict=True):
-            for outcome, reward in zip(outcomes, as_rewards(name, output, len(joint_actions)), strict=True):
-                if reward is not None:
-                    outcome.reward += weight * reward
-                    outcome.metrics[f"rewards/{key}"] = reward
-        unscored = next((k for k, outcome in enumerate(outcomes) if not outcome.metrics), None)
-        if unscored is not None:
-            raise TaskError(
-                f"Every reward function ({', '.join(self.reward_names)}) returned None for the joint action "
-                f"{joint_actions[unscored]!r} of item {items[unscored]!r}; at least one must score it."
-            )
-        return outcomes
-
-
-def _fill(role: str, template: str, item: dict) -> str:
-    try:
-        return template.format(**item)
-    except KeyError as error:
-        raise TaskError(
-            f"The prompt template of `{role}` needs the column {error}; the items have {', '.join(item)}."
-        ) from None
-    except (IndexError, ValueError, AttributeError, TypeError) as error:
-        raise TaskError(
-            f"The prompt template of `{role}` cannot be filled: {error}. Write {{column}} for a column's value, and {{{{ "
-            "or }} for a brace."
-        ) from error
-
-
-def _distinct(names: list[str]) -> list[str]:
-    """The names. A number is appended to a name that occurred before."""
-    seen: Counter[str] = Counter()
-    distinct = []
-    for name in names:
-        seen[name] += 1
-        distinct.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
-    return distinct
-
-
-async def _gather(names: list[str], outputs: list) -> list:
-    """Awaits the results of `async` reward functions concurrently. Results of other functions are returned as they are."""
-    tasks = {
-        k: asyncio.ensure_future(_result(names[k], output))
-        for k, output in enumerate(outputs)
-        if inspect.isawaitable(output)
-    }
-    try:
-        results = dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
-    finally:  # if one function failed, the results of the others are not needed
-        for task in tasks.values():
-            task.cancel()
-        await asyncio.gather(*tasks.values(), return_exceptions=True)
-    return [results.get(k, output) for k, output in enumerate(outputs)]
-
-
-async def _result(name: str, output: Awaitable) -> Any:
-    with task_code(name):
-        return await output

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback
 
 
-def setting(help: str, default: Any = None, choices: Sequence[Any] | None = None) -> Any:
+def setting(help: str, default: Any = None, **limits: Any) -> Any:
     """
     Describes one setting. Use it as the default of a field in the dataclass of a section.
 
     Args:
         help (`str`): Text for `--help`.
         default (`Any`, *optional*): Value of the setting if the user does not give one.
-        choices (`Sequence`, *optional*): The allowed values. By default, all values of the field's type are allowed.
+        **limits: The allowed values, as in [`~limits.Limits`]: `choices=("a", "b")`, or bounds of a number such as `ge=0, lt=1`. By
+            default, all values of the field's type are allowed. Numbers must be finite, and texts must not be blank.
     """
-    metadata = {"help": help} if choices is None else {"help": help, "choices": tuple(choices)}
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata={"help": help, **limits})
 
 
 @dataclass
@@ -36,6 +36,8 @@ class DatasetSource:
     name: str | None = setting("Source of the data, such as a Hub id or the path of a file.")
     train_split: str | None = setting("Rows to train on, such as 'test[33:163]'.")
     eval_split: str | None = setting("Rows to evaluate on; without it there is no evaluation.")
+    size: int | None = setting("Use the first n of the rows to train on.", ge=1)
+    eval_size: int | None = setting("Use the first n of the rows to evaluate on.", ge=1)
 
     @property
     def may_be_hub_id(self) -> bool:
@@ -85,6 +87,9 @@ class Task:
             Returns a text to print before anything is loaded, or `None`.
         callbacks (`Callable[[TaskSettings, Trainer], list[TrainerCallback]]`, *optional*):
             Returns the callbacks to add to the trainer.
+        roles (`list[str]` or `Callable[[dict[str, Any]], list[str]]`, *optional*):
+            The agents' roles, or a function from the sections to the roles. If it is given, `num_agents` is their number by
+            default; otherwise it is 2.
 
     Example:
 
@@ -111,3 +116,4 @@ class Task:
     models: dict[str, Callable[[], str]] = dataclasses.field(default_factory=dict)
     introduction: Callable[[TaskSettings], str | None] | None = None
     callbacks: Callable[[TaskSettings, Trainer], list[TrainerCallback]] | None = None
+    roles: Sequence[str] | Callable[[dict[str, Any]], Sequence[str]] | None = None

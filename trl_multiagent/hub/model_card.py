@@ -11,6 +11,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 
+CARD_FILE = "README.md"
 CURVE_FILE = "reward_curve.png"
 RECIPE_FILE = "config.yaml"
 TEMPLATE = Path(__file__).parent / "templates" / "team_card.md"
@@ -109,7 +110,7 @@ def team_card(
         team ([`TeamSummary`]):
             The team.
         repo_id (`str`):
-            The repository that the team is loaded from.
+            The repository or the folder that the team is loaded from.
         model_name (`str`, *optional*):
             Name of the team; by default that of the repository.
         dataset_name (`str`, *optional*):
@@ -137,7 +138,10 @@ def team_card(
         tags=list(dict.fromkeys([*TAGS, *(tags or []), *(["generated_from_trainer"] if training else [])])),
     )
     one = "One language model"
-    several = f"A team of {len(agents)} language models that solve one task together, each with its own completion"
+    several = f"A team of {len(agents)} language models"
+    has_environment = training is None or training.environment is not None
+    if has_environment:
+        several += " that solve one task together, each with its own completion"
     return ModelCard.from_template(
         card_data,
         template_path=str(TEMPLATE),
@@ -145,6 +149,7 @@ def team_card(
         repo_id=repo_id,
         dataset_name=dataset_name,
         description=one if len(agents) == 1 else several,
+        has_environment=has_environment,
         agents=agents,
         adapters=team.has_adapters,
         training=training,
@@ -153,6 +158,27 @@ def team_card(
         recipe_file=RECIPE_FILE,
         versions={name: metadata.version(package) for name, package in PACKAGES.items()},
     )
+
+
+def rename_card(folder: str | Path, repo_id: str) -> None:
+    """
+    Changes the card in a folder, if there is one that [`team_card`] wrote, so that it loads the team from another place.
+
+    Args:
+        folder (`str` or `Path`): The folder of the card.
+        repo_id (`str`): The repository or the folder that the team is loaded from.
+    """
+    path = Path(folder) / CARD_FILE
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    loading = re.search(r'AgentTeam\.from_pretrained\("([^"\n]+)"\)', text)
+    if loading is None:
+        return
+    name, new_name = (place.split("/")[-1] for place in (loading[1], repo_id))
+    text = text.replace(f'"{loading[1]}"', f'"{repo_id}"')
+    text = re.sub(
+        rf"^(# Model Card for |model_name: ){re.escape(name)}$", rf"\g<1>{new_name}", text, flags=re.MULTILINE
+    )
+    path.write_text(text, encoding="utf-8")
 
 
 def hub_id(name: str) -> str | None:

@@ -52,7 +52,9 @@ def adapter_parameters(model: PeftModel, adapter: str) -> list[nn.Parameter]:
     return [parameter for name, parameter in model.named_parameters() if adapter in name.split(".")]
 
 
-def find_file(name: str, file: str, revision: str | None = None, token: str | bool | None = None) -> str | None:
+def find_file(
+    name: str, file: str, revision: str | None = None, token: str | bool | None = None, required: bool = False
+) -> str | None:
     """
     Looks for a file in a folder or in a repository on the Hub.
 
@@ -61,11 +63,11 @@ def find_file(name: str, file: str, revision: str | None = None, token: str | bo
         file (`str`): Name of the file.
         revision (`str`, *optional*): Branch, tag or commit of the repository.
         token (`str` or `bool`, *optional*): Token with read access.
+        required (`bool`, *optional*, defaults to `False`): Whether the caller cannot go on without the file. If not, and the Hub
+            cannot be asked, a model or an adapter whose configuration is in the local cache has no files but the cached ones.
 
     Returns:
-        `str` or `None`: The local path of the file, which is downloaded if necessary; `None` if it does not exist. If the
-        Hub cannot be asked, a model or an adapter whose configuration is in the local cache has no files but the cached
-        ones.
+        `str` or `None`: The local path of the file, which is downloaded if necessary; `None` if it does not exist.
 
     Raises:
         OSError: `name` is neither a folder nor a repository that can be read, or the Hub cannot be asked.
@@ -77,11 +79,11 @@ def find_file(name: str, file: str, revision: str | None = None, token: str | bo
         return hf_hub_download(name, file, revision=revision, token=token)
     except LocalEntryNotFoundError as error:
         cached = [try_to_load_from_cache(name, config, revision=revision) for config in (MODEL_CONFIG, ADAPTER_CONFIG)]
-        if any(isinstance(path, str) for path in cached):
+        if not required and any(isinstance(path, str) for path in cached):
             return None
         raise OSError(
-            f"Cannot find out whether {name!r} has a file {file}: the Hugging Face Hub did not answer, and the repository is "
-            f"not in the local cache. Check the connection, HF_ENDPOINT and HF_HUB_OFFLINE. ({error.__cause__ or error!r})"
+            f"Cannot find out whether {name!r} has a file {file}: the Hugging Face Hub did not answer, and the file is not "
+            f"in the local cache. Check the connection, HF_ENDPOINT and HF_HUB_OFFLINE. ({error.__cause__ or error!r})"
         ) from error
     except EntryNotFoundError:
         return None

@@ -3,12 +3,16 @@
 import dataclasses
 import importlib.util
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task
+from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.recipe.algorithms import ALGORITHMS
+from trl_multiagent.recipe.fields import read_fields
 from trl_multiagent.recipe.sections import AgentModel, AlgorithmExtras, RewardProcessor, sections_of
 from trl_multiagent.recipe.settings import ConfigError, check
+from trl_multiagent.rollout.tree_size import check_tree_size
 
 
 if TYPE_CHECKING:
@@ -55,7 +59,7 @@ class Settings:
         return self.arguments["num_agents"]
 
     @property
-    def has_peft(self) -> bool:
+    def has_peft_section(self) -> bool:
         return self.merged.get("peft") is not None
 
 
@@ -75,6 +79,7 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
     model_names = agents if agents is not None else model.name
     if model_names is None:
         raise ConfigError("`agent_model.name` is missing: a model id or folder that every agent starts from.")
+    check_names(model_names, agents)
     check_team_form(model, agents, merged.get("peft") is not None)
     settings = Settings(
         algorithm=algorithm,
@@ -85,9 +90,16 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
         sections=sections,
         extras=AlgorithmExtras(**{k: v for k, v in values[algorithm].items() if k in EXTRAS}),
         arguments={k: v for k, v in values[algorithm].items() if k not in EXTRAS},
-        notes=[f"these settings have no effect here: {', '.join(without_effect)}."] if without_effect else [],
+        notes=[],
     )
     complete_arguments(settings)
+    note_without_effect(settings, without_effect)
+    fields = read_fields(ALGORITHMS[algorithm].config)
+    tree = ("num_generations", "num_turns", "joint_mode", "handoff", "num_agents")
+    try:
+        check_tree_size(*(settings.arguments.get(name, fields[name].default) for name in tree))
+    except ValueError as error:
+        raise ConfigError(f"section `{algorithm}`: {error}") from error
     if settings.agents is not None and len(settings.agents) != settings.num_agents:
         raise ConfigError(
             f"`agents` has {len(settings.agents)} entries for {settings.num_agents} agents (`num_agents`)."
@@ -95,29 +107,96 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
     return settings
 
 
-def check_team_form(model: AgentModel, agents: list[str] | None, has_peft: bool) -> None:
+def check_team_form(model: AgentModel, agents: list[str] | None, has_peft_section: bool) -> None:
     """
     Refuses settings from which no team can be made.
 
     Raises:
         ConfigError: settings exclude each other, or bitsandbytes is missing.
     """
-    if model.share_weights and has_peft:
+    if has_peft_section and model.use_peft:
+        raise ConfigError("`peft` and `agent_model.use_peft` both make the agents LoRA adapters; give one of them.")
+    if model.lora_arguments and not model.use_peft:
+        name = next(iter(model.lora_arguments))
+        raise ConfigError(f"`agent_model.{name}` has no effect without `agent_model.use_peft: true`; or use `peft`.")
+    has_adapters = has_peft_section or model.use_peft
+    if model.share_weights and has_adapters:
         raise ConfigError(
-            "`agent_model.share_weights` makes all agents one model, but `peft` gives every agent an adapter; choose one."
+            "`agent_model.share_weights` makes all agents one model, but `peft` or `agent_model.use_peft` gives every "
+            "agent an adapter; choose one."
         )
     if model.share_weights and agents is not None and len(set(agents)) > 1:
         raise ConfigError("`agent_model.share_weights` makes all agents one model, but `agents` lists several.")
-    if not (model.load_in_4bit or model.load_in_8bit):
+    own = {
+        "dtype",
+        "torch_dtype",
+        "revision",
+        "attn_implementation",
+        "trust_remote_code",
+        "quantization_config",
+        "device_map",
+    }
+    twice = sorted(own & (model.model_init_kwargs or {}).keys())
+    if twice:
+        raise ConfigError(
+            f"`agent_model.model_init_kwargs` must not have {twice[0]!r}, which is set elsewhere in `agent_model`."
+        )
+    if not model.is_quantized:
+        if model.quantization_arguments:
+            name = next(iter(model.quantization_arguments))
+            raise ConfigError(f"`agent_model.{name}` has no effect without `agent_model.load_in_4bit: true`.")
         return
     if model.load_in_4bit and model.load_in_8bit:
         raise ConfigError("`agent_model.load_in_4bit` and `load_in_8bit` are both true; choose one.")
-    if not has_peft:
-        raise ConfigError("Quantized weights cannot be trained: with `load_in_4bit` or `load_in_8bit`, set `peft`.")
+    if not has_adapters:
+        raise ConfigError(
+            "Quantized weights cannot be trained: with `load_in_4bit` or `load_in_8bit`, set `peft` or `agent_model.use_peft`."
+        )
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError(
             "`load_in_4bit` and `load_in_8bit` need bitsandbytes: pip install trl-multiagent[quantization]."
         )
+
+
+def check_names(names: str | list[str], agents: list[str] | None) -> None:
+    """
+    Refuses models that cannot exist: paths without a folder, and texts that are no id.
+
+    Raises:
+        ConfigError: there is no such folder, or a name is blank.
+    """
+    setting = "agent_model.name" if agents is None else "agents"
+    for name in [names] if isinstance(names, str) else names:
+        is_path = name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
+        if is_path and not Path(name).is_dir():
+            advice = " `~` is not expanded." if name.startswith("~") else ""
+            raise ConfigError(f"`{setting}` is {name!r}, but there is no such folder.{advice}")
+
+
+def note_without_effect(settings: Settings, without_effect: list[str]) -> None:
+    """Adds one note that names the settings that have no effect in this run."""
+    algorithm, arguments = settings.algorithm, settings.arguments
+    fields = read_fields(ALGORITHMS[algorithm].config)
+    for name, value in arguments.items():
+        needed = fields[name].limits.get("needs")
+        off: tuple[Any, ...] = (None, False, 0, "no", {}, [])
+        if (
+            needed is not None
+            and arguments.get(needed, fields[needed].default) in off
+            and value != fields[name].default
+        ):
+            without_effect.append(f"{algorithm}.{name} (`{needed}` is off)")
+    if settings.agents is not None and settings.sections["agent_model"].name is not None:
+        without_effect.append("agent_model.name (`agents` is used)")
+    given = settings.values[algorithm]
+    one_turn = arguments.get("num_turns", 1) == 1
+    if given.get("discount", 1.0) != 1.0 and (one_turn or arguments.get("handoff") is not None):
+        reason = "there is one turn" if one_turn else "the return of a chain's joint action is its reward"
+        without_effect.append(f"{algorithm}.discount ({reason})")
+    if given.get("handoff") is not None and one_turn:
+        without_effect.append(f"{algorithm}.handoff (there is one turn)")
+    if without_effect:
+        settings.notes.append(f"these settings have no effect here: {', '.join(without_effect)}.")
 
 
 def complete_arguments(settings: Settings) -> None:
@@ -134,14 +213,17 @@ def complete_arguments(settings: Settings) -> None:
 
     if values[""].get("seed") is not None:
         arguments["seed"] = values[""]["seed"]
-    arguments.setdefault("num_agents", 1 if algorithm == "grpo" else 2)
+    roles = settings.task.roles
+    if roles is None:
+        arguments.setdefault("num_agents", 1 if algorithm == "grpo" else 2)
+    else:
+        arguments.setdefault("num_agents", len(roles(settings.sections) if callable(roles) else roles))
     if algorithm == "grpo" and arguments["num_agents"] != 1:
         raise ConfigError(
             f"`grpo.num_agents` is {arguments['num_agents']}: GRPO trains one agent; MAGRPO trains several."
         )
-    for name, null in {"top_k": 0, "report_to": "none"}.items():  # TRL's way to say null
-        if arguments.get(name, null) is None:
-            arguments[name] = null
+    if arguments.get("report_to", "none") is None:
+        arguments["report_to"] = "none"  # TRL's way to say null
     if "handoff" not in arguments and set(arguments.get("turn_gradient_weights") or [1.0]) != {1.0}:
         arguments["handoff"] = "random"
         notes.append(f"`{algorithm}.turn_gradient_weights` weigh a chain of turns: `{algorithm}.handoff` is 'random'.")
@@ -150,10 +232,14 @@ def complete_arguments(settings: Settings) -> None:
         set_once("beta", coefficient, f"{algorithm}.reference_kl_coef")
 
     processor: RewardProcessor = settings.sections["reward_processor"]
-    if processor.enabled and processor.scale_factor is not None:
-        set_once("reward_scale", processor.scale_factor, "reward_processor.scale_factor")
-    if processor.enabled and processor.shift is not None:
-        set_once("reward_shift", processor.shift, "reward_processor.shift")
+    for name, argument in {"scale_factor": "reward_scale", "shift": "reward_shift"}.items():
+        value = getattr(processor, name)
+        if processor.enabled and value is not None and arguments.setdefault(argument, value) != value:
+            notes.append(
+                f"`reward_processor.{name}: {value}` is not used, because `{algorithm}.{argument}` is {arguments[argument]}."
+            )
+    if settings.sections["agent_model"].trust_remote_code:
+        arguments["trust_remote_code"] = True  # for vLLM
     if settings.sections["output"].verbose:
         arguments.setdefault("log_completions", True)
     if settings.sections["wandb"].project is not None:
@@ -162,12 +248,19 @@ def complete_arguments(settings: Settings) -> None:
 
     if extras.rollout_buffer_size is not None and "items_per_device" in arguments:
         raise ConfigError(f"`{algorithm}.rollout_buffer_size` sets `{algorithm}.items_per_device`; give one of them.")
-    if extras.rollout_buffer_size is not None and extras.rollout_buffer_size < 1:
-        raise ConfigError(f"`{algorithm}.rollout_buffer_size` is {extras.rollout_buffer_size}, it must be at least 1.")
     if extras.train_batch_size not in (None, extras.rollout_buffer_size):
         notes.append(f"`{algorithm}.train_batch_size` has no effect: every optimizer step uses the whole batch.")
     if extras.eval_interval is not None and ("eval_strategy" in arguments or "eval_steps" in arguments):
         raise ConfigError(f"`{algorithm}.eval_interval` sets `eval_strategy` and `eval_steps`; give one or the other.")
+    evaluates = (
+        "eval_interval"
+        if extras.eval_interval
+        else "eval_strategy"
+        if arguments.get("eval_strategy", "no") != "no"
+        else None
+    )
+    if evaluates is not None and settings.sections["dataset"].eval_split is None:
+        raise ConfigError(f"`{algorithm}.{evaluates}` asks for evaluation, but there is no `dataset.eval_split`.")
     if "gradient_accumulation_steps" not in arguments and arguments.get("per_device_train_batch_size", 1) == 1:
         arguments.setdefault("items_per_device", 1)
 
@@ -192,6 +285,6 @@ def make_training_args(settings: Settings) -> "MAGRPOConfig":
         args = config_class(**arguments)
     except (ValueError, ImportError) as error:
         raise ConfigError(f"section `{algorithm}`: {error}") from error
-    if args.eval_strategy != "no" and settings.sections["dataset"].eval_split is None:
-        raise ConfigError(f"section `{algorithm}` asks for evaluation, but there is no `dataset.eval_split`.")
+    except (AttributeError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError) as error:
+        raise ConfigError(f"section `{algorithm}`: {describe(error)}") from error
     return args

@@ -35,7 +35,39 @@ RENAMED = {
     "{algorithm}.termination_threshold": "{algorithm}.early_termination_threshold",
     "{algorithm}.external_original_prompt": "external.original_prompt",
     "{algorithm}.external_previous_response": "external.previous_response",
+    "dataset.split": "dataset.train_split",
+    # Short forms of our own
+    "prompts": "functions.prompts",
+    "reward_funcs": "functions.reward_funcs",
+    "reward_weights": "functions.reward_weights",
+    "transition": "functions.transition",
 }
+
+# If one file sets both names in a line of this table to different values, the second is used, and a note says so. For other
+# names in `RENAMED`, this is an error
+SECOND_WINS = {
+    "agent_model.temperature": "{algorithm}.temperature",
+    "agent_model.top_p": "{algorithm}.top_p",
+    "agent_model.top_k": "{algorithm}.top_k",
+    "agent_model.dtype": "agent_model.torch_dtype",
+    "wandb.run_name": "wandb.name",
+    "{algorithm}.seed": "seed",
+    "{algorithm}.external_original_prompt": "external.original_prompt",
+    "{algorithm}.external_previous_response": "external.previous_response",
+    "dataset.split": "dataset.train_split",
+}
+
+# Arguments of the trainer for which null means the default
+NULL_IS_DEFAULT = (
+    "{algorithm}.temperature",
+    "{algorithm}.top_p",
+    "{algorithm}.top_k",
+    "{algorithm}.reward_scale",
+    "{algorithm}.reward_shift",
+    "{algorithm}.beta",
+    "{algorithm}.discount",
+    "{algorithm}.advantage_normalization",
+)
 
 # Settings that are accepted and have no effect. If a run has some of them, it prints one note that lists them
 NO_EFFECT = (
@@ -43,6 +75,7 @@ NO_EFFECT = (
     "agent_model.max_length",
     "agent_model.special_tokens",
     "tokenizer",
+    "dataset.private",
     "external.expert_model",
     "external.external_prompt_passthrough",
     "wandb.config_sections",
@@ -50,6 +83,8 @@ NO_EFFECT = (
     "{algorithm}.parallel_training",
     "{algorithm}.agent_devices",
     "{algorithm}.reference_devices",
+    "{algorithm}.reference_kl_devices",
+    "{algorithm}.save_epochs",
     "{algorithm}.external_prompt_passthrough",
     "{algorithm}.epsilon_clip",
     "{algorithm}.early_termination_weight",

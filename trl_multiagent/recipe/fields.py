@@ -10,10 +10,14 @@ import ast
 import builtins
 import importlib.util
 import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, cast
+
+from trl_multiagent.limits import options_of
 
 
 # These packages import their classes lazily, so the modules that define them cannot be found in the packages' source
@@ -24,7 +28,8 @@ DEFINED_IN = {
 }
 
 
-class ConfigField(NamedTuple):
+@dataclass(frozen=True)
+class ConfigField:
     """
     One field of a configuration class.
 
@@ -33,12 +38,14 @@ class ConfigField(NamedTuple):
         default (`Any`): The default value; the source of the expression if it is not a constant; `None` for a default factory.
         help (`str`): The entry `help` of the field's metadata.
         owner (`str`): Name of the most derived class that defines the field.
+        limits ([`~limits.Limits`]): Its entry in `limits` of the class, and the values of its enumeration.
     """
 
     hint: Any
     default: Any
     help: str
     owner: str
+    limits: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_fields(path: str) -> dict[str, ConfigField]:
@@ -49,7 +56,20 @@ def read_fields(path: str) -> dict[str, ConfigField]:
         path (`str`): Path of the class, such as `trl.trainer.grpo_config.GRPOConfig`.
     """
     module, _, name = path.rpartition(".")
-    return _read_class(module, name)
+    fields, limits = _read_class(module, name)
+    return {
+        name: replace(one, limits={**enumerated(one.hint), **limits.get(name, {})}) for name, one in fields.items()
+    }
+
+
+def enumerated(hint: Any) -> dict[str, Any]:
+    """The choices of a field whose type is an enumeration."""
+    values = [
+        tuple(x.value for x in option)
+        for option in options_of(hint)
+        if isinstance(option, type) and issubclass(option, Enum)
+    ]
+    return {"choices": values[0]} if values else {}
 
 
 def class_names(path: str) -> list[str]:
@@ -62,23 +82,29 @@ def class_names(path: str) -> list[str]:
     return list(dict.fromkeys([name, *(other for base in bases for other in class_names(f"{found[0]}.{base}"))]))
 
 
-def _read_class(module: str, name: str) -> dict[str, ConfigField]:
+def _read_class(module: str, name: str) -> tuple[dict[str, ConfigField], dict[str, dict[str, Any]]]:
+    """The fields of a class and its `limits`, with those of its base classes."""
+    fields: dict[str, ConfigField] = {}
+    limits: dict[str, dict[str, Any]] = {}
     found = _find_class(module, name)
     if found is None:
-        return {}  # `object`, `Generic`, ...
+        return fields, limits  # `object`, `Generic`, ...
     module, definition = found
-    fields: dict[str, ConfigField] = {}
     for base in reversed(definition.bases):
         if isinstance(base, ast.Name):
-            fields |= _read_class(module, base.id)
+            inherited_fields, inherited_limits = _read_class(module, base.id)
+            fields |= inherited_fields
+            limits |= inherited_limits
     for statement in definition.body:
         if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
             continue
         if "ClassVar" in ast.unparse(statement.annotation):
+            if statement.target.id == "limits":
+                limits |= _evaluate(module, cast(ast.expr, statement.value))
             continue
         default, help = _read_value(module, statement.value)
         fields[statement.target.id] = ConfigField(_read_hint(module, statement.annotation), default, help, name)
-    return fields
+    return fields, limits
 
 
 def _read_value(module: str, value: ast.expr | None) -> tuple[Any, str]:
@@ -133,8 +159,10 @@ def _read_name(module: str, name: str) -> Any:
     if name in vars(typing):
         return vars(typing)[name]
     found = _find_class(module, name)
-    bases = [ast.unparse(base) for base in found[1].bases] if found is not None else []
-    return Enum(name, []) if any(base.endswith("Enum") for base in bases) else type(name, (), {})
+    if found is None or not any(ast.unparse(base).endswith("Enum") for base in found[1].bases):
+        return type(name, (), {})
+    members = [statement for statement in found[1].body if isinstance(statement, ast.Assign)]
+    return Enum(name, [(ast.unparse(member.targets[0]), _evaluate(found[0], member.value)) for member in members])
 
 
 def _find_class(module: str, name: str) -> tuple[str, ast.ClassDef] | None:

@@ -23,9 +23,8 @@ def print_plan(recipe: Recipe, roles: Sequence[str]) -> None:
         train_dataset, eval_dataset = recipe.load_datasets()
         num_train, num_eval = len(train_dataset), len(eval_dataset or ())
     except ConnectionError as error:
-        num_train, num_eval = slice_length(dataset.train_split), slice_length(dataset.eval_split)
-        if num_eval is not None and recipe.eval_num_samples is not None:
-            num_eval = min(num_eval, recipe.eval_num_samples)
+        num_train = at_most(slice_length(dataset.train_split), dataset.size)
+        num_eval = at_most(slice_length(dataset.eval_split), dataset.eval_size, recipe.eval_num_samples)
         remarks = [f"The dataset could not be reached, so its size is taken from the splits. {error}"]
     if args.process_index != 0:
         return
@@ -37,7 +36,7 @@ def print_plan(recipe: Recipe, roles: Sequence[str]) -> None:
     nodes = sum(args.nodes_per_turn)
     joint_actions = nodes * args.joint_actions_per_node  # each is one env step
     env_steps = recipe.items_per_step * joint_actions  # of one optimizer step
-    at_most = " at most" if args.early_termination_threshold is not None and args.num_turns > 1 else ""
+    or_fewer = " at most" if args.early_termination_threshold is not None and args.num_turns > 1 else ""
     if args.max_steps > 0:
         steps, length = args.max_steps, "max_steps"
     else:
@@ -60,13 +59,13 @@ def print_plan(recipe: Recipe, roles: Sequence[str]) -> None:
         "rollouts": f"{count(args.num_turns, 'turn')}, joint_mode {args.joint_mode}, handoff {args.handoff}, "
         f"{args.num_generations} completions per agent and node",
         "tree of an item": f"{count(nodes, 'node')}, {joint_actions} joint actions = env steps, "
-        f"{args.rows_per_item} rows{at_most}",
+        f"{args.rows_per_item} rows{or_fewer}",
         "optimizer step": f"{count(args.items_per_device, 'item')} x {count(args.world_size, 'process', 'processes')}, "
-        f"{env_steps} env steps{at_most}",
+        f"{env_steps} env steps{or_fewer}",
         "optimizer steps": f"{'unknown' if steps is None else steps} ({length})",
-        "env steps": "unknown" if steps is None else f"{steps * env_steps}{at_most}",
+        "env steps": "unknown" if steps is None else f"{steps * env_steps}{or_fewer}",
         "output folder": recipe.run_folder,
-        "trained team": recipe.team_folder if recipe.output.save_final_model else "not saved: output.save_final_model",
+        "trained team": recipe.team_folder if recipe.saves_team else "not saved, as output.save_final_model is false",
         "reported to": ", ".join(args.report_to) or "none",
     }
     print("Dry run: no model was loaded, nothing was written.", *remarks, sep="\n")
@@ -79,6 +78,11 @@ def count(number: int | None, one: str, many: str | None = None) -> str:
     if number is None:
         return f"unknown number of {many or one + 's'}"
     return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def at_most(rows: int | None, *limits: int | None) -> int | None:
+    """The number of rows that are left of `rows` after the limits that are not `None`; `None` if `rows` is unknown."""
+    return None if rows is None else min([rows, *(limit for limit in limits if limit is not None)])
 
 
 def slice_length(split: str | None) -> int | None:

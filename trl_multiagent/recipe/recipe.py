@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import re
-import sys
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,17 +13,20 @@ import yaml
 from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import BitsAndBytesConfig, Trainer
+from transformers import Trainer
 from transformers.integrations import is_deepspeed_zero3_enabled, is_wandb_available
 from transformers.trainer_utils import get_last_checkpoint
+from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
-from trl_multiagent.hub.model_card import RECIPE_FILE, hub_id
+from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.hub.model_card import CARD_FILE, CURVE_FILE, RECIPE_FILE, hub_id, rename_card
 from trl_multiagent.recipe.arguments import Settings
-from trl_multiagent.recipe.results import check_folder, check_push, check_team_folder, try_folders
+from trl_multiagent.recipe.results import check_folder, check_push, check_repo_id, check_team_folder, try_folders
 from trl_multiagent.recipe.sections import PEFT_DEFAULTS, AgentModel, Output, Wandb
-from trl_multiagent.recipe.settings import ConfigError, pop_path
+from trl_multiagent.recipe.settings import ConfigError, fail, pop_path
+from trl_multiagent.team.adapters import check_adapter_config
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import AGENTS_FOLDER, SHARED_FOLDER
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint, verify_checkpoint
@@ -102,10 +105,10 @@ class Recipe:
 
     @property
     def team_folder(self) -> Path:
-        """Folder of the trained team. A push uploads the run's folder, so a team that is pushed is saved directly in it."""
+        """Folder of the trained team: the run's, so that one folder holds all results and can be pushed, or `output.save_path`."""
         if self.output.save_path and self.output.save_final_model:
             return Path(self.output.save_path)
-        return self.run_folder if self.training_args.push_to_hub else self.run_folder / "final_model"
+        return self.run_folder
 
     @property
     def saves_team(self) -> bool:
@@ -120,6 +123,14 @@ class Recipe:
         return self.agent_model.torch_dtype or "auto"
 
     @property
+    def model_init_kwargs(self) -> dict[str, Any]:
+        """The arguments for loading models that the user gave."""
+        model = self.agent_model
+        given: dict[str, Any] = {"revision": model.revision, "attn_implementation": model.attn_implementation}
+        given["trust_remote_code"] = model.trust_remote_code or None
+        return {name: value for name, value in given.items() if value is not None} | (model.model_init_kwargs or {})
+
+    @property
     def items_per_step(self) -> int:
         """Number of items in one optimizer step, over all processes."""
         return self.training_args.items_per_device * self.training_args.world_size
@@ -129,13 +140,33 @@ class Recipe:
         Makes the task's environment.
 
         Raises:
-            ConfigError: the number of its roles is not `num_agents`.
+            ConfigError: the number of its roles is not `num_agents`, or a setting names another role.
         """
         environment = self.task.make_environment(self.task_settings)
         roles = environment.roles
         if len(roles) != self.num_agents:
             raise ConfigError(
-                f"`{self.algorithm}.num_agents` is {self.num_agents}, but the task has {len(roles)} roles: {', '.join(roles)}."
+                f"`{self.algorithm}.num_agents` is {self.num_agents}, but the task has {len(roles)} roles: {', '.join(roles)}. "
+                f"Set it to {len(roles)}."
+            )
+        args = self.training_args
+        for name in ("frozen_agents", "agent_learning_rates", "vllm_server_base_urls"):
+            unknown = [role for role in getattr(args, name) or () if role not in roles]
+            if unknown:
+                raise ConfigError(
+                    f"`{self.algorithm}.{name}` names {unknown[0]!r}, which is no role of the task: {', '.join(roles)}."
+                )
+        if set(roles) <= set(args.frozen_agents or ()):
+            raise ConfigError(f"`{self.algorithm}.frozen_agents` has all roles, so there is nothing to train.")
+        useless = sorted({*(args.frozen_agents or ())} & {*(args.agent_learning_rates or ())})
+        if useless:
+            raise ConfigError(
+                f"`{self.algorithm}.agent_learning_rates` has {useless[0]!r}, which is in `frozen_agents`."
+            )
+        if args.agent_learning_rates and self.agent_model.share_weights:
+            raise ConfigError(
+                f"`{self.algorithm}.agent_learning_rates` needs agents with separate weights, but "
+                "`agent_model.share_weights` is set; set one `learning_rate`."
             )
         return environment
 
@@ -147,19 +178,25 @@ class Recipe:
 
     def load_datasets(self) -> tuple[Dataset, Dataset | None]:
         """
-        Loads the task's training set and, if it has one, its evaluation set of at most `eval_num_samples` items.
+        Loads the task's training set and, if it has one, its evaluation set; of each, the first rows only if the settings say so.
 
         Raises:
-            ConfigError: there are fewer items than one optimizer step takes.
+            ConfigError: the data cannot be read, or has fewer items than one optimizer step takes.
         """
-        train_dataset, eval_dataset = self.task.load_datasets(self.task_settings)
+        try:
+            train_dataset, eval_dataset = self.task.load_datasets(self.task_settings)
+        except (ConnectionError, TaskError):
+            raise
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"section `dataset`: {error}") from error
+        train_dataset = first_rows(train_dataset, self.dataset.size)
         if len(train_dataset) < self.items_per_step:
             raise ConfigError(
                 f"`dataset.train_split` selects {len(train_dataset)} items, fewer than the {self.items_per_step} of one "
                 f"optimizer step. Lower `{self.algorithm}.items_per_device`."
             )
-        if eval_dataset is not None and self.eval_num_samples is not None:
-            eval_dataset = eval_dataset.select(range(min(self.eval_num_samples, len(eval_dataset))))
+        if eval_dataset is not None:
+            eval_dataset = first_rows(first_rows(eval_dataset, self.dataset.eval_size), self.eval_num_samples)
         return train_dataset, eval_dataset
 
     def models(self) -> str | list[str]:
@@ -171,17 +208,12 @@ class Recipe:
 
     def load_team(self, roles: Sequence[str]) -> AgentTeam:
         """Loads the team to train: full models, one model for all agents, or LoRA adapters."""
-        model, frozen = self.agent_model, self.training_args.frozen_agents or []
-        if not set(frozen) <= set(roles):
-            raise ValueError(f"`{self.algorithm}.frozen_agents` is {frozen}, but the roles are {list(roles)}.")
+        model = self.agent_model
         quantization = {}
-        if model.load_in_4bit or model.load_in_8bit:
-            quantization["quantization_config"] = BitsAndBytesConfig(
-                load_in_4bit=model.load_in_4bit,
-                load_in_8bit=model.load_in_8bit,
-                bnb_4bit_quant_type="nf4",
-                bnb_4bit_compute_dtype="bfloat16" if self.training_args.bf16 else "float32",
-            )
+        if model.is_quantized:
+            dtype = self.dtype if self.dtype != "auto" else "bfloat16" if self.training_args.bf16 else "float32"
+            config = ModelConfig(dtype=dtype, **model.quantization_arguments)
+            quantization["quantization_config"] = get_quantization_config(config)
         return AgentTeam.from_pretrained(
             self.models(),
             roles,
@@ -190,15 +222,21 @@ class Recipe:
             seed=self.training_args.seed,
             dtype=self.dtype,
             **quantization,
+            **self.model_init_kwargs,
         )
 
     def outline(self, roles: Sequence[str]) -> AgentTeam | None:
         """The team to train, without its weights; `None` if the team cannot be described without loading its weights."""
         model = self.agent_model
-        if model.load_in_4bit or model.load_in_8bit or is_deepspeed_zero3_enabled():
+        if model.is_quantized or is_deepspeed_zero3_enabled():
             return None
         team = AgentTeam.from_pretrained(
-            self.models(), roles, peft_config=self.peft_config, share_weights=model.share_weights, device_map="meta"
+            self.models(),
+            roles,
+            peft_config=self.peft_config,
+            share_weights=model.share_weights,
+            device_map="meta",
+            **self.model_init_kwargs,
         )
         if (
             team.has_adapters and self.peft_config is None
@@ -231,7 +269,7 @@ class Recipe:
             problems = [str(error)]
         problems = list(dict.fromkeys(gather_object(problems)))
         if problems:
-            sys.exit(f"{self.prog}: error: {' '.join(problems)}")
+            fail(self.prog, ConfigError(" ".join(problems)))
 
     def check_checkpoint(self, folder: str, environment: Environment, train_dataset: Dataset) -> None:
         """
@@ -251,7 +289,8 @@ class Recipe:
 
     def train_and_save(self, trainer: Trainer) -> None:
         """
-        Trains the team. Saves the merged settings in the run's folder, and the team if `output.save_final_model` is set.
+        Trains the team. Saves the merged settings in the run's folder and, unless `output.save_final_model` is false, the team, its
+        model card and its learning curve in the team's folder.
 
         If the team cannot be saved in its folder, it is saved in another place.
 
@@ -270,16 +309,35 @@ class Recipe:
         trainer.train(resume_from_checkpoint=self.resume_from_checkpoint)
         if not self.saves_team:
             return
+        name = self.dataset.name
+        dataset_name = hub_id(name) if name and self.dataset.may_be_hub_id else None
         try:
             with fail_together(accelerator):
                 trainer.save_model(str(self.team_folder), _internal_call=True)  # this does not push
+            with fail_together(accelerator):
+                self.write_card(trainer, dataset_name)
         except (SaveError, OtherProcessError) as error:
             raise RuntimeError(str(error)) from error
         if trainer.is_world_process_zero():
             print(f"Saved team       {self.team_folder}", flush=True)
         if self.training_args.push_to_hub:  # last, so that nothing is lost if the push fails
-            name = self.dataset.name
-            trainer.push_to_hub(dataset_name=hub_id(name) if name and self.dataset.may_be_hub_id else None)
+            trainer.push_to_hub(dataset_name=dataset_name)
+
+    def write_card(self, trainer: Trainer, dataset_name: str | None) -> None:
+        """
+        Writes the model card and the learning curve to the team's folder, and copies the settings.
+
+        Raises:
+            SaveError: a file could not be written.
+        """
+        try:
+            trainer.create_model_card(dataset_name=dataset_name)
+            if trainer.is_world_process_zero() and self.team_folder.absolute() != self.run_folder.absolute():
+                copy_run_files(self.run_folder, self.team_folder)
+        except OSError as error:
+            raise SaveError(
+                f"The model card could not be written ({error}). The team itself is in {self.team_folder.absolute()}."
+            ) from error
 
 
 def build_recipe(settings: Settings, training_args: MAGRPOConfig, dry_run: bool = False) -> Recipe:
@@ -297,6 +355,10 @@ def build_recipe(settings: Settings, training_args: MAGRPOConfig, dry_run: bool 
     """
     algorithm, merged, values, notes = settings.algorithm, settings.merged, settings.values, list(settings.notes)
     output: Output = settings.sections["output"]
+    names = settings.model_names if isinstance(settings.model_names, list) else [settings.model_names]
+    for name in names:
+        if name not in settings.task.models and not Path(name).is_dir():
+            check_repo_id("agent_model.name" if settings.agents is None else "agents", name)
     if "wandb" in training_args.report_to and not is_wandb_available():
         not_installed = "`wandb` is not installed: pip install wandb, or set `wandb.project` to null."
         if not dry_run:
@@ -329,13 +391,47 @@ def build_recipe(settings: Settings, training_args: MAGRPOConfig, dry_run: bool 
         training_args=training_args,
         num_agents=settings.num_agents,
         model_names=settings.model_names,
-        peft_config=LoraConfig(**{**PEFT_DEFAULTS, **values["peft"]}) if settings.has_peft else None,
+        peft_config=make_peft_config(settings),
         sections=settings.sections,
         eval_num_samples=settings.extras.eval_num_samples,
         dry_run=dry_run,
         resume_from_checkpoint=resume_from_checkpoint,
         notes=notes,
     )
+
+
+def first_rows(dataset: Dataset, number: int | None) -> Dataset:
+    """The first rows of a dataset; all of them if `number` is `None`."""
+    return dataset if number is None else dataset.select(range(min(number, len(dataset))))
+
+
+def make_peft_config(settings: Settings) -> LoraConfig | None:
+    """
+    The adapter of every agent: from the section `peft`, or by TRL from `agent_model`.
+
+    Raises:
+        ConfigError: PEFT refuses a value, or a team cannot have this adapter.
+    """
+    model: AgentModel = settings.sections["agent_model"]
+    where = "peft" if settings.has_peft_section else "agent_model"
+    try:
+        if settings.has_peft_section:
+            config = LoraConfig(**{**PEFT_DEFAULTS, **settings.values["peft"]})
+        else:
+            config = get_peft_config(ModelConfig(use_peft=model.use_peft, **model.lora_arguments))
+        if config is not None:
+            check_adapter_config("every agent", config)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"section `{where}`: {error}") from error
+    return config
+
+
+def copy_run_files(run_folder: Path, team_folder: Path) -> None:
+    """Copies the settings, the model card and the learning curve of a run to the folder of its team."""
+    for name in (RECIPE_FILE, CARD_FILE, CURVE_FILE):
+        if (run_folder / name).is_file():
+            shutil.copy(run_folder / name, team_folder / name)
+    rename_card(team_folder, str(team_folder.absolute()))
 
 
 def choose_folder(

@@ -53,6 +53,14 @@ def check_team_folder(folder: Path, run_folder: Path) -> None:
         )
 
 
+def check_repo_id(setting: str, repo_id: str) -> None:
+    """Refuses a text that cannot be the name of a repository on the Hub."""
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise ConfigError(f"`{setting}`: {repo_id!r} is not a valid name of a repository. {error}") from error
+
+
 def check_push(algorithm: str, args: MAGRPOConfig) -> str | None:
     """
     Checks the name and the token of a push, without using the network. The trainer checks the rest when it is created.
@@ -63,14 +71,7 @@ def check_push(algorithm: str, args: MAGRPOConfig) -> str | None:
     Raises:
         ConfigError: the name of the repository is invalid.
     """
-    repo_id = args.hub_model_id or Path(args.output_dir).absolute().name
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        problem = " ".join(str(error).split())
-        raise ConfigError(
-            f"`{algorithm}.hub_model_id`: {repo_id!r} is not a valid name of a repository. {problem}"
-        ) from error
+    check_repo_id(f"{algorithm}.hub_model_id", args.hub_model_id or Path(args.output_dir).absolute().name)
     if args.hub_token is None and get_token() is None:
         return (
             f"`{algorithm}.push_to_hub` needs a token that may write: log in with `hf auth login`, or set HF_TOKEN or "

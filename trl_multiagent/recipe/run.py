@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.task import Task
+from trl_multiagent.quiet import quiet_libraries
 from trl_multiagent.recipe.algorithms import ALGORITHMS
-from trl_multiagent.recipe.arguments import check_settings, make_training_args
-from trl_multiagent.recipe.settings import ConfigError, make_parser, merge, read_layers, suggestion
+from trl_multiagent.recipe.arguments import Settings, check_settings, make_training_args
+from trl_multiagent.recipe.config_files import RECIPES, config_file
+from trl_multiagent.recipe.parser import make_parser
+from trl_multiagent.recipe.settings import ConfigError, fail, merge, read_layers, suggestion
+from trl_multiagent.recipe.tasks import check_task, choose_task
 
 
 if TYPE_CHECKING:
     from trl_multiagent.recipe.recipe import Recipe
 
 
-def run_recipe(algorithm: str, task: Task, argv: Sequence[str] | None = None, prog: str | None = None) -> None:
+def run_recipe(
+    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
+) -> None:
     """
     Trains a team on a task, or prints the plan of the run if `--dry_run` is given. Wrong settings end the program.
 
     Args:
         algorithm (`str`): Name of the algorithm's section, a key of [`~trl_multiagent.recipe.algorithms.ALGORITHMS`].
-        task ([`~trl_multiagent.environments.task.Task`]): What to train on.
+        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
+            What to train on; or, if the user chooses that, the tasks that have a name, see
+            [`~trl_multiagent.recipe.tasks.choose_task`].
         argv (`list[str]`, *optional*): Arguments; by default those of the command line.
         prog (`str`, *optional*): Name of the program in messages; by default that of the script.
     """
@@ -32,13 +41,13 @@ def run_recipe(algorithm: str, task: Task, argv: Sequence[str] | None = None, pr
         recipe.introduce()
     try:
         environment = recipe.make_environment()
-    except ConfigError as error:
-        sys.exit(f"{recipe.prog}: error: {error}")
-    if recipe.dry_run:
-        from trl_multiagent.recipe.plan import print_plan
+        if recipe.dry_run:
+            from trl_multiagent.recipe.plan import print_plan
 
-        return print_plan(recipe, environment.roles)
-    train_dataset, eval_dataset = recipe.load_datasets()
+            return print_plan(recipe, environment.roles)
+        train_dataset, eval_dataset = recipe.load_datasets()
+    except (ValueError, OSError, RuntimeError) as error:  # of the task: rows, splits, files, the machine's protection
+        fail(recipe.prog, error)
     recipe.check_run(environment, train_dataset)
     trainer = ALGORITHMS[algorithm].trainer_class()(
         team=recipe.load_team(environment.roles),
@@ -52,36 +61,75 @@ def run_recipe(algorithm: str, task: Task, argv: Sequence[str] | None = None, pr
     trainer.accelerator.end_training()
 
 
-def parse_recipe(algorithm: str, task: Task, argv: Sequence[str] | None = None, prog: str | None = None) -> Recipe:
+def parse_recipe(
+    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
+) -> Recipe:
     """
     Reads and checks the settings of a run, without loading a model or data. Wrong settings end the program.
 
     Args:
         algorithm (`str`): Name of the algorithm's section.
-        task ([`~trl_multiagent.environments.task.Task`]): What to train on.
+        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
+            What to train on; or, if the user chooses that, the tasks that have a name, see
+            [`~trl_multiagent.recipe.tasks.choose_task`].
         argv (`list[str]`, *optional*): Arguments; by default those of the command line.
         prog (`str`, *optional*): Name of the program in messages; by default that of the script.
 
     Returns:
         [`~trl_multiagent.recipe.recipe.Recipe`]
     """
-    parser = make_parser(algorithm, task, prog)
-    arguments, unknown = parser.parse_known_args(argv)
+    prog = prog or Path(sys.argv[0]).name
+    quiet_libraries()
     try:
-        if unknown:
-            flags = [flag for action in parser._actions for flag in action.option_strings]
-            raise ConfigError(f"unknown argument {unknown[0]!r}{suggestion(unknown[0], flags)}")
-        settings = check_settings(algorithm, task, merge(read_layers(algorithm, arguments)))
+        settings, dry_run = read_settings(algorithm, task, argv, prog)
         training_args = make_training_args(settings)
         from trl_multiagent.recipe.recipe import build_recipe  # takes as long as TRL, for datasets, PEFT and the team
 
-        recipe = build_recipe(settings, training_args, arguments.dry_run)
+        recipe = build_recipe(settings, training_args, dry_run)
     except ConfigError as error:
-        sys.exit(f"{parser.prog}: error: {error}")
+        fail(prog, error)
     logging.basicConfig(format="%(message)s")
-    recipe.prog = parser.prog
+    recipe.prog = prog
     if recipe.training_args.process_index == 0:
         logging.getLogger("trl_multiagent").setLevel(logging.INFO)
         for note in recipe.notes:
-            print(f"{parser.prog}: note: {note}", file=sys.stderr)
+            print(f"{prog}: note: {note}", file=sys.stderr)
     return recipe
+
+
+def read_settings(
+    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None, prog: str
+) -> tuple[Settings, bool]:
+    """
+    Reads and checks the settings of a run, as far as is possible without importing TRL.
+
+    Args:
+        algorithm (`str`): Name of the algorithm's section.
+        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): See [`run_recipe`].
+        argv (`list[str]` or `None`): Arguments; by default those of the command line.
+        prog (`str`): Name of the program in the help.
+
+    Returns:
+        `tuple[Settings, bool]`: The settings, and whether to print the plan only.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+    has_own_task = isinstance(task, Task)
+    if not isinstance(task, Task):
+        task = choose_task(algorithm, task, argv, prog)
+    check_task(task)
+    parser = make_parser(algorithm, task, prog)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flags = [flag for action in parser._actions for flag in action.option_strings]
+        raise ConfigError(f"unknown argument {unknown[0]!r}{suggestion(unknown[0], flags)}")
+    if arguments.config is not None:
+        arguments.config = config_file("--config", arguments.config, RECIPES)
+    settings = check_settings(algorithm, task, merge(read_layers(algorithm, arguments)))
+    if has_own_task and settings.values[""].get("task") is not None:
+        raise ConfigError(
+            f"`task` is {settings.values['']['task']!r}, but {prog} trains on a task of its own. Remove it, or start "
+            f"`trl-multiagent train {algorithm}`."
+        )
+    return settings, arguments.dry_run

@@ -1,22 +1,83 @@
 """The sections of a recipe's YAML file that every task has."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from trl_multiagent.environments.task import DatasetSource, Task, setting
 
 
 @dataclass
 class AgentModel:
-    """The section `agent_model`."""
+    """
+    The section `agent_model`. It has the fields of TRL's `ModelConfig`; `TRL_NAMES` lists those with another name. Where a field
+    is not set, TRL's default applies.
+    """
 
     name: str | None = setting("Model id or folder that every agent starts from, or the folder of a saved team.")
     torch_dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = setting(
         "Data type of the weights; always float32 where there is no GPU."
     )
+    revision: str | None = setting("Branch, tag or commit of the model's repository.")
+    trust_remote_code: bool = setting("Whether code in the model's repository may run.", False)
+    attn_implementation: str | None = setting("Implementation of attention, such as 'sdpa' or 'flash_attention_2'.")
+    model_init_kwargs: dict[str, Any] | None = setting(  # noqa: RUF009
+        "More arguments for `AutoModelForCausalLM.from_pretrained`."
+    )
     share_weights: bool = setting("Whether all agents are one model, told apart by their prompts.", False)
+    use_peft: bool = setting("Whether every agent is a LoRA adapter with the settings lora_*; see also `peft`.", False)
+    lora_r: int | None = setting("Rank of the adapters; 16 by default.", ge=1)
+    lora_alpha: int | None = setting("Their scale is lora_alpha / lora_r; 32 by default.", ge=1)
+    lora_dropout: float | None = setting("Dropout of the adapters; 0.05 by default.", ge=0, lt=1)
+    lora_target_modules: list[str] | None = setting("Modules with adapters; by default PEFT's for the model.")  # noqa: RUF009
+    lora_target_parameters: list[str] | None = setting("Parameters with adapters.")  # noqa: RUF009
+    lora_modules_to_save: list[str] | None = setting("Modules that are trained in full, once per agent.")  # noqa: RUF009
+    lora_task_type: str | None = setting("Only 'CAUSAL_LM'.", choices=("CAUSAL_LM",))
+    use_rslora: bool | None = setting("Whether the scale is lora_alpha / sqrt(lora_r).")
+    use_dora: bool | None = setting("Whether the adapters are DoRA, which trains magnitudes too.")
     load_in_4bit: bool = setting("Whether the base of a LoRA team is quantized to 4 bits, with bitsandbytes.", False)
     load_in_8bit: bool = setting("The same with 8 bits.", False)
+    bnb_4bit_quant_type: str | None = setting("Type of 4-bit numbers; 'nf4' by default.", choices=("fp4", "nf4"))
+    use_bnb_nested_quant: bool | None = setting("Whether the constants of the quantization are quantized too.")
+    bnb_4bit_quant_storage: str | None = setting("Data type in which 4-bit weights are stored, such as 'bfloat16'.")
+
+    @property
+    def lora_arguments(self) -> dict[str, Any]:
+        """The arguments of TRL's `ModelConfig` about adapters that are set."""
+        names = [name for name in vars(self) if name.startswith("lora_")] + ["use_rslora", "use_dora"]
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    @property
+    def quantization_arguments(self) -> dict[str, Any]:
+        """The arguments of TRL's `ModelConfig` about quantized weights that are set."""
+        names = (
+            "load_in_4bit",
+            "load_in_8bit",
+            "bnb_4bit_quant_type",
+            "use_bnb_nested_quant",
+            "bnb_4bit_quant_storage",
+        )
+        return {name: getattr(self, name) for name in names if getattr(self, name) not in (None, False)}
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.load_in_4bit or self.load_in_8bit
+
+
+# Names of TRL's scripts for our settings
+TRL_NAMES = {
+    "agent_model.model_name_or_path": "agent_model.name",
+    "agent_model.model_revision": "agent_model.revision",
+    "{algorithm}.trust_remote_code": "agent_model.trust_remote_code",
+    "{algorithm}.model_init_kwargs": "agent_model.model_init_kwargs",
+}
+TRL_FLAGS = {
+    "model_name_or_path": "agent_model.name",
+    "model_revision": "agent_model.revision",
+    "dtype": "agent_model.torch_dtype",
+    "dataset_name": "dataset.name",
+    "dataset_train_split": "dataset.train_split",
+    "dataset_test_split": "dataset.eval_split",
+}
 
 
 @dataclass
@@ -26,8 +87,8 @@ class Output:
     base_dir: str = setting(
         "Folder for the folders of the runs: job_<id>, or mt_job_<id> with several turns.", "outputs"
     )
-    save_final_model: bool = setting("Whether to save the team after training.", False)
-    save_path: str | None = setting("Where to save it; by default final_model in the run's folder.")
+    save_final_model: bool = setting("Whether to save the team and its model card after training.", True)
+    save_path: str | None = setting("Where to save them; by default in the run's folder.")
     verbose: bool = setting("Whether to show prompts and completions; the same as `log_completions`.", False)
 
 
@@ -50,7 +111,9 @@ class Wandb:
     dir: str | None = setting("Folder of the run's local files.")
     tags: list[str] | None = setting("Tags of the run.")  # noqa: RUF009
     id: str | None = setting("Id of a run to continue.")
-    resume: str | bool | None = setting("Whether to continue it: 'allow', 'must', 'never'.")
+    resume: str | bool | None = setting(
+        "Whether to continue it: 'allow', 'must', 'never'.", choices=("allow", "must", "never", "auto", True, False)
+    )
 
 
 @dataclass
@@ -58,16 +121,18 @@ class AlgorithmExtras:
     """The settings in an algorithm's section that are not fields of its configuration class."""
 
     rollout_buffer_size: int | None = setting(
-        "Nodes per update; sets `items_per_device` to the number of whole trees that fit."
+        "Nodes per update; sets `items_per_device` to the number of whole trees that fit.",
+        ge=1,
     )
     train_batch_size: int | None = setting("Has no effect: every optimizer step uses the whole batch.")
     eval_interval: int | None = setting(
-        "Items between evaluations, 0 for none; sets `eval_strategy` and `eval_steps`."
+        "Items between evaluations, 0 for none; sets `eval_strategy` and `eval_steps`.",
+        ge=0,
     )
-    eval_num_samples: int | None = setting("Evaluate on the first n items of the evaluation set.")
+    eval_num_samples: int | None = setting("Evaluate on the first n items of the evaluation set.", ge=1)
     reference_kl_enabled: bool | None = setting("Whether `reference_kl_coef` is the `beta` of the KL penalty.")
     reference_kl_coef: float | None = setting(
-        "The `beta` of the KL penalty, 0.1 by default, if `reference_kl_enabled`."
+        "The `beta` of the KL penalty, 0.1 by default, if `reference_kl_enabled`.", ge=0
     )
     resume_from_checkpoint: str | bool | None = setting(
         "Checkpoint folder to continue from; true: the last one in the folder that RUN_ID or `output_dir` names."
@@ -90,11 +155,16 @@ NOT_IN_PEFT = (
 )
 PEFT_DEFAULTS = {"target_modules": "all-linear"}
 
-VALUES = {"agents": list[str] | None, "seed": int | None}  # top-level keys that are not sections
+VALUES = {"task": str | None, "agents": list[str] | None, "seed": int | None}  # top-level keys that are not sections
+SHARED_SECTIONS: dict[str, type] = {
+    "agent_model": AgentModel,
+    "dataset": DatasetSource,
+    "output": Output,
+    "reward_processor": RewardProcessor,
+    "wandb": Wandb,
+}
 
 
 def sections_of(task: Task) -> dict[str, type]:
     """The dataclass of each section, by name: the sections that every task has, and the task's own."""
-    shared: dict[str, type] = {"agent_model": AgentModel, "dataset": DatasetSource, "output": Output}
-    shared |= {"reward_processor": RewardProcessor, "wandb": Wandb}
-    return shared | task.settings
+    return SHARED_SECTIONS | task.settings

@@ -9,87 +9,53 @@ import argparse
 import ast
 import dataclasses
 import difflib
-import inspect
 import re
-import types
+import sys
 import typing
-from enum import Enum
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import Any, NoReturn
 
-import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from trl_multiagent.environments.task import Task
+from trl_multiagent.limits import describe_type, problem_with, read_value, short
+from trl_multiagent.models.lora_limits import LORA_LIMITS
 from trl_multiagent.recipe.algorithms import ALGORITHMS
-from trl_multiagent.recipe.comlrl import HISTORY, NO_EFFECT, OTHER_ALGORITHMS, RENAMED, UNAVAILABLE
-from trl_multiagent.recipe.fields import class_names, read_fields
-from trl_multiagent.recipe.sections import LORA_CONFIG, NOT_IN_PEFT, VALUES, AlgorithmExtras, sections_of
+from trl_multiagent.recipe.comlrl import (
+    HISTORY,
+    NO_EFFECT,
+    NULL_IS_DEFAULT,
+    OTHER_ALGORITHMS,
+    RENAMED,
+    SECOND_WINS,
+    UNAVAILABLE,
+)
+from trl_multiagent.recipe.fields import ConfigField, read_fields
+from trl_multiagent.recipe.sections import (
+    LORA_CONFIG,
+    NOT_IN_PEFT,
+    TRL_FLAGS,
+    TRL_NAMES,
+    VALUES,
+    AgentModel,
+    AlgorithmExtras,
+    sections_of,
+)
 
 
 class ConfigError(ValueError):
-    """A setting is wrong; the message names it and says what to do."""
+    """A setting is wrong; the message names it and says what to do, on one line."""
+
+    def __init__(self, message: object):
+        super().__init__(" ".join(str(message).split()))
 
 
-def make_parser(algorithm: str, task: Task, prog: str | None = None) -> argparse.ArgumentParser:
-    """The command line of a recipe. Every field of the algorithm's configuration class is a flag."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        usage="%(prog)s --config FILE [--override KEY=VALUE ...] [--dry_run] [--FIELD VALUE ...]",
-        description=f"Trains a team with the settings of the section '{algorithm}'. A flag wins over --override, and "
-        "--override over the file.",
-        epilog=describe_sections(algorithm, task),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-    )
-    recipe = parser.add_argument_group("recipe")
-    recipe.add_argument("--config", metavar="FILE", default=None, help="YAML file with the sections listed below.")
-    recipe.add_argument(
-        "--override",
-        metavar="KEY=VALUE",
-        nargs="+",
-        action="extend",
-        default=[],
-        help=f"Single settings, such as agent_model.name=Qwen/Qwen2.5-0.5B {algorithm}.num_turns=2.",
-    )
-    recipe.add_argument(
-        "--dry_run", action="store_true", default=False, help="Check everything, print the plan, stop."
-    )
-    recipe.add_argument("--model_name", metavar="NAME", help="Short for --override agent_model.name=NAME.")
-    recipe.add_argument("--output_base_dir", metavar="FOLDER", help="Short for --override output.base_dir=FOLDER.")
-    recipe.add_argument("--num_epochs", nargs="*", metavar="N", help="Short for --num_train_epochs N.")
-
-    config = ALGORITHMS[algorithm].config
-    # By class. A field is listed under the most derived class that defines it or changes its default
-    flags: dict[str, dict[str, tuple[str, Any]]] = {"AlgorithmExtras": {}}
-    for extra in dataclasses.fields(AlgorithmExtras):
-        flags["AlgorithmExtras"][extra.name] = (extra.metadata["help"], extra.default)
-    for name, field in read_fields(config).items():
-        if name not in flags["AlgorithmExtras"]:
-            flags.setdefault(field.owner, {})[name] = (field.help, field.default)
-    for owner in ["AlgorithmExtras", *class_names(config)]:
-        group = parser.add_argument_group(f"flags from {owner}, also keys of the section '{algorithm}'")
-        for name, (help, default) in flags.get(owner, {}).items():
-            text = f"{help} (default: {default})".replace("%%", "%").replace("%", "%%")
-            group.add_argument(f"--{name}", nargs="*", metavar="VALUE", help=text)
-    return parser
-
-
-def describe_sections(algorithm: str, task: Task) -> str:
-    """The list of all sections and their settings, for the end of `--help`."""
-    lines = ["sections of the YAML file:", "  agents: list of model ids, one per agent, instead of agent_model.name"]
-    lines += ["  seed: random seed", f"  {algorithm}: every flag of the groups above"]
-    for section, cls in sections_of(task).items():
-        lines.append(f"  {section}:")
-        lines += [f"    {field.name}: {field.metadata['help']}" for field in dataclasses.fields(cls)]
-    lines += [
-        "  peft:",
-        "    Gives every agent a LoRA adapter on a common base. Fields of peft.LoraConfig: r, lora_alpha,",
-        "    lora_dropout, target_modules ('all-linear' by default), ... {} takes the defaults.",
-    ]
-    if task.models:
-        lines.append(f"agent_model.name also takes models that this task builds: {', '.join(task.models)}.")
-    return "\n".join(lines)
+def fail(prog: str, error: Exception) -> NoReturn:
+    """Ends the program as `argparse` does after a wrong argument: one line, and exit status 2."""
+    print(f"{prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
+    sys.exit(2)
 
 
 # Layers
@@ -108,14 +74,16 @@ def read_yaml(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        sections = yaml.safe_load(Path(path).read_text())
-    except OSError as error:
-        raise ConfigError(f"--config {path} cannot be read: {error.strerror}.") from error
-    except yaml.YAMLError as error:
+        sections = OmegaConf.load(path)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--config {path} is not UTF-8 text: {error}. Save it as UTF-8.") from error
+    except (YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"--config {path} is not valid YAML: {error}") from error
-    if not isinstance(sections, dict):
-        raise ConfigError(f"--config {path} must hold sections, each a name with keys below it, not {sections!r}.")
-    return sections
+    except OSError as error:
+        raise ConfigError(f"--config {path} cannot be read: {error.strerror or 'it must hold sections'}.") from error
+    if not OmegaConf.is_dict(sections):
+        raise ConfigError(f"--config {path} must hold sections, each a name with keys below it, not a list.")
+    return typing.cast(dict[str, Any], OmegaConf.to_container(sections))
 
 
 def parse_overrides(overrides: list[str]) -> dict[str, Any]:
@@ -132,26 +100,37 @@ def parse_overrides(overrides: list[str]) -> dict[str, Any]:
 def flag_layer(algorithm: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """The layer of the flags."""
     flags = {name: value for name, value in vars(arguments).items() if name not in ("config", "override", "dry_run")}
+    agent_model = [field.name for field in dataclasses.fields(AgentModel)]
     layer: dict[str, Any] = {}
-    for name, path in {"model_name": "agent_model.name", "output_base_dir": "output.base_dir"}.items():
+    short = {"task": "task", "model_name": "agent_model.name", "output_base_dir": "output.base_dir"}
+    for name, path in {**short, **TRL_FLAGS}.items():
         if name in flags:
-            set_path(layer, path, flags.pop(name))
+            set_once(layer, f"--{name}", path, flags.pop(name))
     for name, texts in flags.items():
         values = [parse_value(text) for text in texts] or [True]  # a flag without a value means true
-        set_path(layer, f"{algorithm}.{name}", values if len(values) > 1 else values[0])
+        section = "agent_model" if name in agent_model else algorithm
+        set_path(layer, f"{section}.{name}", values if len(values) > 1 else values[0])
     return layer
 
 
 def parse_value(text: str) -> Any:
-    """The value of a text on the command line: true, false, none or null in any case, a Python literal, or the text itself."""
+    """
+    The value of a text on the command line: true, false, none or null in any case, a Python literal, a list such as `[a,b]` or a
+    mapping such as `{a: 1}` as in YAML, or the text itself. Rows of a split, such as `[16:]`, are text.
+    """
     constants = {"true": True, "false": False, "none": None, "null": None}
     if text.lower() in constants:
         return constants[text.lower()]
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+        return list(value) if isinstance(value, tuple) else value
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        if not re.fullmatch(r"\[[^:]*\]|\{.*\}", text, re.DOTALL):
+            return text
+    try:
+        return OmegaConf.to_container(OmegaConf.create(text))
+    except (YAMLError, OmegaConfBaseException):
         return text
-    return list(value) if isinstance(value, tuple) else value
 
 
 def set_path(layer: dict[str, Any], path: str, value: Any) -> None:
@@ -162,6 +141,14 @@ def set_path(layer: dict[str, Any], path: str, value: Any) -> None:
             layer[parent] = {}
         layer = layer[parent]
     layer[name] = value
+
+
+def set_once(layer: dict[str, Any], name: str, path: str, value: Any) -> None:
+    """The same, for an alternative `name` of the path. Raises an error if the path has another value."""
+    found, other = pop_path(layer, path)
+    if found and other != value:
+        raise ConfigError(f"`{name}: {value}` and `{path}: {other}` are the same setting; give only one of them.")
+    set_path(layer, path, value)
 
 
 def pop_path(layer: dict[str, Any], path: str) -> tuple[bool, Any]:
@@ -176,27 +163,49 @@ def pop_path(layer: dict[str, Any], path: str) -> tuple[bool, Any]:
 
 
 def rename(algorithm: str, layer: dict[str, Any]) -> None:
-    """Replaces alternative names of settings by ours, in place."""
-    for old, new in RENAMED.items():
-        old, new = old.format(algorithm=algorithm), new.format(algorithm=algorithm)
+    """
+    Replaces alternative names of settings by ours, in place. A value that is not used, because ours has another one, stays under its
+    alternative name; [`check`] reports it.
+    """
+    for name, our_name in {**RENAMED, **TRL_NAMES}.items():
+        old, new = name.format(algorithm=algorithm), our_name.format(algorithm=algorithm)
         found, value = pop_path(layer, old)
         if found:
             twice, other = pop_path(layer, new)
-            if twice and other != value:
+            if twice and other != value and name in SECOND_WINS:
+                if value is not None:
+                    set_path(layer, old, value)
+                value = other
+            elif twice and other != value:
                 raise ConfigError(
                     f"`{old}: {value}` and `{new}: {other}` are the same setting; give only one of them."
                 )
             set_path(layer, new, value)
 
 
-def merge(layers: list[dict[str, Any]]) -> dict[str, Any]:
+def merge(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Merges layers. Dicts are merged recursively; of other values, that of the last layer wins."""
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        for name, value in layer.items():
-            both = isinstance(value, dict) and isinstance(merged.get(name), dict)
-            merged[name] = merge([merged[name], value]) if both else value
-    return merged
+    try:
+        return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge(*layers)))
+    except OmegaConfBaseException as error:
+        raise wrong_reference(error) from error
+
+
+def resolve(merged: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the values of references, such as `${seed}` or `${oc.env:HOME}`, in their place, as OmegaConf does."""
+    try:
+        return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(merged), resolve=True))
+    except OmegaConfBaseException as error:
+        raise wrong_reference(error) from error
+
+
+def wrong_reference(error: OmegaConfBaseException) -> ConfigError:
+    """The error for a text that looks like a reference."""
+    problem = str(error).split("\n")[0]
+    return ConfigError(
+        f"`{error.full_key or 'a setting'}` is not a valid reference `${{...}}` to another setting: {problem}. "
+        "Correct it, or write \\${ for text."
+    )
 
 
 # Checks
@@ -221,10 +230,13 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
     sections = sections_of(task)
     known = known_settings(algorithm, task)
     no_effect = [path.format(algorithm=algorithm) for path in NO_EFFECT]
+    not_used = {old.format(algorithm=algorithm): new.format(algorithm=algorithm) for old, new in SECOND_WINS.items()}
+    null_is_default = [path.format(algorithm=algorithm) for path in NULL_IS_DEFAULT]
     values: dict[str, dict[str, Any]] = {section: {} for section in ("", algorithm, "peft", *sections)}
+    names = [name for name in values if name]
     without_effect: list[str] = []
     history: dict[str, Any] = {}
-    for section, body in merged.items():
+    for section, body in resolve(merged).items():
         if section in UNAVAILABLE or (section in (*ALGORITHMS, *OTHER_ALGORITHMS) and section != algorithm):
             if body:
                 reason = UNAVAILABLE.get(section, f"this script trains with `{algorithm}`")
@@ -232,21 +244,25 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
             continue
         is_section = section in values
         if is_section and not isinstance(body, dict | None):
-            raise ConfigError(f"`{section}` is {body!r}, it must be a section with keys.")
+            raise ConfigError(f"`{section}` is {short(body)}, it must be a section with keys below it.")
         settings = {f"{section}.{name}": x for name, x in (body or {}).items()} if is_section else {section: body}
         for path, value in settings.items():
             if path in no_effect:
                 if value not in (None, {}, []):
                     without_effect.append(path)
+            elif path in not_used:
+                without_effect.append(f"{path} (`{not_used[path]}` is used)")
             elif path in HISTORY:
                 history[path] = value
             elif path in known:
                 owner, _, name = path.rpartition(".")
-                values[owner][name] = check_type(algorithm, path, value, known[path])
+                if value is None and path in null_is_default:
+                    continue
+                values[owner][name] = check_value(algorithm, path, value, known[path])
+                if "no_effect" in known[path].limits:
+                    without_effect.append(f"{path} ({known[path].limits['no_effect']})")
             else:
-                raise ConfigError(
-                    f"`{path}` is not a known setting{suggestion(path, [*known, *no_effect, *sections])}"
-                )
+                raise ConfigError(f"`{path}` is not a known setting{suggestion(path, [*known, *no_effect], names)}")
 
     for path, value in history.items():
         if value not in HISTORY[path]:
@@ -259,99 +275,59 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
     return values, without_effect
 
 
-def known_settings(algorithm: str, task: Task) -> dict[str, Any]:
-    """The type of every setting, by path."""
-    known = dict(VALUES)
+def known_settings(algorithm: str, task: Task) -> dict[str, ConfigField]:
+    """All settings, by path."""
+    known = {path: ConfigField(hint, None, "", "") for path, hint in VALUES.items()}
+    known["seed"] = dataclasses.replace(known["seed"], limits=read_fields(ALGORITHMS[algorithm].config)["seed"].limits)
     for section, cls in sections_of(task).items():
         known |= section_settings(section, cls)
-    known |= {f"{algorithm}.{name}": field.hint for name, field in read_fields(ALGORITHMS[algorithm].config).items()}
+    known |= {f"{algorithm}.{name}": field for name, field in read_fields(ALGORITHMS[algorithm].config).items()}
     known |= section_settings(algorithm, AlgorithmExtras)
-    known |= {
-        f"peft.{name}": field.hint for name, field in read_fields(LORA_CONFIG).items() if name not in NOT_IN_PEFT
-    }
-    known[f"{algorithm}.top_k"] = int | None
+    for name, field in read_fields(LORA_CONFIG).items():
+        if name not in NOT_IN_PEFT:
+            known[f"peft.{name}"] = dataclasses.replace(field, limits=LORA_LIMITS.get(name, {}))
     return known
 
 
-def section_settings(section: str, cls: type) -> dict[str, Any]:
-    """The type of every setting of one section, by path. A setting with choices gets the type `Literal`."""
+def section_settings(section: str, cls: type) -> dict[str, ConfigField]:
+    """The settings of one section, by path."""
     hints = typing.get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        if "choices" in field.metadata:
-            hints[field.name] = typing.Literal[field.metadata["choices"]]
-    return {f"{section}.{name}": hint for name, hint in hints.items()}
+    return {
+        f"{section}.{field.name}": ConfigField(hints[field.name], field.default, "", cls.__name__, field.metadata)
+        for field in dataclasses.fields(cls)
+    }
 
 
-def suggestion(path: str, known: list[str]) -> str:
-    """The end of an error message. It suggests the same name in another section, or a similar name."""
-    name = path.rpartition(".")[2]
-    candidates = [other for other in known if other.rpartition(".")[2] == name]
+def suggestion(path: str, known: Iterable[str], sections: Collection[str] = ()) -> str:
+    """
+    The end of an error message. It suggests a similar name of a section, the same name in another section, or a similar name.
+
+    Args:
+        path (`str`): The unknown name.
+        known (`Iterable[str]`): All names.
+        sections (`Collection[str]`, *optional*): The names of the sections.
+    """
+    known = list(known)
+    section, _, name = path.rpartition(".")
+    candidates = [] if section else difflib.get_close_matches(path, sections, n=1, cutoff=0.75)
+    candidates += [other for other in known if other.rpartition(".")[2] == name]
     candidates += difflib.get_close_matches(path, known, n=1) + difflib.get_close_matches(name, known, n=1)
     return f"; did you mean `{candidates[0]}`?" if candidates else "; see --help."
 
 
-def check_type(algorithm: str, path: str, value: Any, hint: Any) -> Any:
-    """Converts a value to the type of its setting. Raises `ConfigError` if that is not possible."""
+def check_value(algorithm: str, path: str, value: Any, field: ConfigField) -> Any:
+    """Checks type and limits of a value, and returns it with its type. Raises `ConfigError` if it is wrong."""
     try:
-        return convert(value, hint)
+        typed = read_value(value, field.hint)
+        problem = problem_with(typed, field.limits, field.default)
     except TypeError:
+        given = "null" if value is None else f"{short(value)} ({type(value).__name__})"
+        problem = f"is {given}, expected {describe_type(field.hint)}."
+    if problem is not None:
         names = [path] + [
-            old.format(algorithm=algorithm) for old, new in RENAMED.items() if new.format(algorithm=algorithm) == path
+            old.format(algorithm=algorithm)
+            for old, new in {**RENAMED, **TRL_NAMES}.items()
+            if new.format(algorithm=algorithm) == path
         ]
-        given = "null" if value is None else f"{value!r} ({type(value).__name__})"
-        raise ConfigError(f"`{'` or `'.join(names)}` is {given}, expected {describe_type(hint)}.") from None
-
-
-def describe_type(hint: Any) -> str:
-    """A type hint in words: `int or null`."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " or ".join(describe_type(option) for option in typing.get_args(hint))
-    if typing.get_origin(hint) is typing.Literal:
-        return ", ".join(map(repr, typing.get_args(hint)))
-    if hint is types.NoneType:
-        return "null"
-    if typing.get_origin(hint) is not None:
-        return f"{typing.get_origin(hint).__name__}[{', '.join(map(describe_type, typing.get_args(hint)))}]"
-    return hint.__name__
-
-
-def convert(value: Any, hint: Any) -> Any:
-    """
-    Converts a value to the type of a hint.
-
-    Raises:
-        TypeError: the value does not have this type.
-    """
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return value
-    if origin in (typing.Union, types.UnionType):
-        # A single value becomes a list only if no other type of the union accepts it
-        for option in sorted(
-            arguments, key=lambda option: typing.get_origin(option) is list and not isinstance(value, list)
-        ):
-            try:
-                return convert(value, option)
-            except TypeError:
-                continue
-    elif origin is typing.Literal:
-        if any(value is option or (isinstance(value, str) and value == option) for option in arguments):
-            return value
-    elif origin is list:
-        return [convert(x, arguments[0]) for x in (value if isinstance(value, list) else [value])]
-    elif origin is dict and isinstance(value, dict):
-        return {convert(k, arguments[0]): convert(x, arguments[1]) for k, x in value.items()}
-    elif hint is float and not isinstance(value, bool):
-        if isinstance(value, int | float):
-            return value
-        if isinstance(value, str) and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", value):
-            return float(value)  # YAML reads 1e-5, without a point, as text
-    elif hint is int:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-    elif inspect.isclass(hint) and issubclass(hint, Enum):
-        if value is False:
-            return "no"  # YAML reads a bare `no` as false
-    elif origin is None and isinstance(value, hint):
-        return value
-    raise TypeError
+        raise ConfigError(f"`{'` or `'.join(names)}` {problem}")
+    return typed

@@ -46,7 +46,13 @@ def play_episodes(
     Returns:
         `list[list[Node]]`: The nodes of each turn, each with one joint action. Episode e of item i is entry
         `i * num_episodes + e` of every turn.
+
+    Raises:
+        ValueError: `num_turns` or `num_episodes` is not a positive whole number.
     """
+    for name, value in (("num_turns", num_turns), ("num_episodes", num_episodes)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"`{name}` is {value!r}, it must be a whole number of at least 1.")
     return grow_trees(
         [dict(item) for item in items for _ in range(num_episodes)],
         environment,

@@ -9,8 +9,14 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn, ask, judge
+from trl_multiagent.environments.scoring import ScoringContext, scoring
+
+
+if TYPE_CHECKING:
+    from transformers import TrainerState
 
 
 @dataclass
@@ -159,7 +165,14 @@ def grow_trees(
     return levels
 
 
-def judge_nodes(environment: Environment, nodes: list[Node], evaluation: bool = False) -> list[list[Outcome]]:
+def judge_nodes(
+    environment: Environment,
+    nodes: list[Node],
+    evaluation: bool = False,
+    chat_roles: frozenset[str] = frozenset(),
+    trainer_state: "TrainerState | None" = None,
+    metrics: dict[str, list[float]] | None = None,
+) -> list[list[Outcome]]:
     """
     Scores all joint actions of some nodes in one call of the environment.
 
@@ -167,6 +180,8 @@ def judge_nodes(environment: Environment, nodes: list[Node], evaluation: bool = 
         environment ([`Environment`]): Scores the joint actions.
         nodes (`list[Node]`): Nodes with samples.
         evaluation (`bool`): Whether to call the environment's `evaluate` instead of its `score`.
+        chat_roles, trainer_state, metrics:
+            What reward functions may ask for, see [`~environments.scoring.ScoringContext`].
 
     Returns:
         `list[list[Outcome]]`: For each node, the outcome of each joint action.
@@ -180,7 +195,19 @@ def judge_nodes(environment: Environment, nodes: list[Node], evaluation: bool = 
     joint_actions = [joint_action for node in nodes for joint_action in node.joint_actions]
     items = [node.item for node in owners]
     histories: list[Sequence[Turn]] = [node.history for node in owners]
-    outcomes = iter(judge(environment, items, joint_actions, histories, evaluation))
+    context = ScoringContext(
+        prompts=[node.prompts for node in owners],
+        completion_ids=[
+            {role: samples.completion_ids[g] for (role, samples), g in zip(node.samples.items(), index, strict=True)}
+            for node in nodes
+            for index in node.indices
+        ],
+        chat_roles=chat_roles,
+        trainer_state=trainer_state,
+        metrics={} if metrics is None else metrics,
+    )
+    with scoring(context):
+        outcomes = iter(judge(environment, items, joint_actions, histories, evaluation))
     return [[next(outcomes) for _ in node.indices] for node in nodes]
 
 

@@ -22,13 +22,15 @@ class Program:
         watch (`tuple[str, ...]`, *optional*): Top-level functions of `source` whose calls are counted.
         needed (`tuple[int, ...]`, *optional*): Indices of checks. The first of them that does not pass ends the run, or the
             experiment under way.
-        experiments (`tuple[str, ...]`, *optional*): Changes to try on the program, one after the other, each in a fresh process. An
+        experiments (`tuple[str, ...]`, *optional*): Changes to try on the program, one after the other. An
             experiment ends when a check in `needed` does not pass: it is then in `Verdict.effective`, and the next one begins with
             the next check. If all needed checks pass, the experiment lasts to the end of the checks, and the later ones are not
             tried. These experiments replace what the watched functions return: `"constant"` by the first value that they returned,
             `"another"` by another one of their values, `"echo"` by their first argument, `"nothing"` by None; the last two do not
             run the functions. These replace what the entry point returns: `"first"` by the first value that a watched function
             returned, `"alone"` by what a watched function returns for the entry point's arguments.
+        keeps_state (`bool`, *optional*, defaults to `True`): Whether a call may depend on earlier calls. If so, each experiment
+            begins in a fresh process; if not, they share one, which is faster.
         check_timeout (`float`, *optional*): Seconds for each check, if fewer than the sandbox's. Each check that times out halves
             the limit for the checks after it.
     """
@@ -40,6 +42,7 @@ class Program:
     watch: tuple[str, ...] = ()
     needed: tuple[int, ...] = ()
     experiments: tuple[str, ...] = ()
+    keeps_state: bool = True
     check_timeout: float | None = None
 
 

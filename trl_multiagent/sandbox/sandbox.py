@@ -236,7 +236,7 @@ class Sandbox(contextlib.AbstractContextManager):
             self.workers = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         minimum = {"workers": 1, "check_timeout": 1e-3, "max_timeouts": 1, "memory_mb": 64, "retries": 0}
         for name, value in minimum.items():
-            if getattr(self, name) < value:
+            if not value <= getattr(self, name) < float("inf"):
                 raise ValueError(f"sandbox.{name} must be at least {value}, got {getattr(self, name)}")
         for name in ("min_tier", "max_tier"):
             if getattr(self, name) not in TIERS:

@@ -1,6 +1,7 @@
 """LoRA adapters of agents: loading, checks, reference policies, saving."""
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +21,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 
+from trl_multiagent.limits import problem_with
+from trl_multiagent.models.lora_limits import LORA_LIMITS
 from trl_multiagent.models.pretrained import adapter_parameters, hub_arguments, load_model, seeded
 from trl_multiagent.team.files import SHARED_FOLDER, AgentSource
 
@@ -28,6 +31,11 @@ from trl_multiagent.team.files import SHARED_FOLDER, AgentSource
 ADAPTER_PARTS = ("lora_", "modules_to_save.", "trainable_tokens_", "token_adapter.")
 # Initialisations that change the base, which the agents share
 BASE_CHANGING_INITS = ("pissa", "olora", "corda", "eva", "loftq", "lora_ga")
+
+LORA_DEFAULTS = {
+    field.name: None if field.default is dataclasses.MISSING else field.default
+    for field in dataclasses.fields(LoraConfig)
+}
 
 
 class AgentAdapters:
@@ -248,6 +256,10 @@ def check_adapter_config(whose: str, config: PeftConfig) -> None:
         raise ValueError(
             "`bias` and `layer_replication` of a LoRA adapter change the base, which all agents share; remove them."
         )
+    for name, limits in LORA_LIMITS.items():
+        problem = problem_with(getattr(config, name), limits, LORA_DEFAULTS[name])
+        if problem is not None:
+            raise ValueError(f"`{name}` of a LoRA adapter {problem}")
     if isinstance(config.modules_to_save, str):
         raise ValueError(f"`modules_to_save` must be a list of names, such as [{config.modules_to_save!r}].")
 

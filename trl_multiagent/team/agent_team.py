@@ -3,9 +3,9 @@
 import contextlib
 import copy
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import torch
 from huggingface_hub import CommitInfo
@@ -17,14 +17,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
 from trl.trainer.utils import get_config_model_id
 
-from trl_multiagent.environments.base import Environment, Turn, ask, check_roles
+from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.hub.model_card import AgentSummary, TeamSummary, team_card
 from trl_multiagent.hub.push import open_repo, upload_folder
 from trl_multiagent.models.pretrained import find_file, hub_arguments
 from trl_multiagent.models.router_loss import forward_with_expert_sums
 from trl_multiagent.models.shared_prompts import continue_prompts
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
-from trl_multiagent.rollout.tree import Node
+from trl_multiagent.rollout.tree import Node, judge_nodes
 from trl_multiagent.team.adapters import (
     AgentAdapters,
     base_of,
@@ -182,7 +182,7 @@ class AgentTeam(nn.Module):
         roles = None if roles is None else check_agent_names(roles)
         hub = hub_arguments(model_init_kwargs)
 
-        team_file = find_file(name, TEAM_FILE, **hub) if isinstance(name, str) else None
+        team_file = find_file(name, TEAM_FILE, **hub, required=roles is None) if isinstance(name, str) else None
         if isinstance(name, str) and team_file is not None:
             saved = read_team_file(team_file)
             if roles is not None and roles != saved.roles:
@@ -194,7 +194,8 @@ class AgentTeam(nn.Module):
             raise ValueError(f"{name} holds no {TEAM_FILE}: to start a team from a model, pass `roles`.")
 
         form = form_of_sources(sources, saved_form, peft_config, share_weights, hub)
-        tokenizers = {role: load_tokenizer(source, hub) for role, source in sources.items()}
+        trust = {"trust_remote_code": model_init_kwargs.get("trust_remote_code", False)}
+        tokenizers = {role: load_tokenizer(source, hub | trust) for role, source in sources.items()}
         if form == "lora":
             return cls({**load_adapters(sources, peft_config, seed, model_init_kwargs)}, tokenizers)
         return cls({**load_models(sources, form == "shared", seed, model_init_kwargs)}, tokenizers)
@@ -306,56 +307,87 @@ class AgentTeam(nn.Module):
 
     # Use after training
 
+    @overload
+    def collaborate(
+        self, item: dict | str, environment: Environment, num_turns: int = 1, **kwargs: Any
+    ) -> list[Turn]: ...
+
+    @overload
+    def collaborate(
+        self, item: Iterable[dict | str], environment: Environment, num_turns: int = 1, **kwargs: Any
+    ) -> list[list[Turn]]: ...
+
     def collaborate(
         self,
-        item: dict | str,
+        item: dict | str | Iterable[dict | str],
         environment: Environment,
         num_turns: int = 1,
         use_chat_template: bool | None = None,
+        generation_token_budget: int | None = 262144,
         **generation_kwargs: Any,
-    ) -> list[Turn]:
+    ) -> list[Turn] | list[list[Turn]]:
         """
-        Plays one episode.
+        Plays one episode, or one for each of several items. The episodes of several items are played together, turn by
+        turn.
 
         Args:
-            item (`dict` or `str`):
+            item (`dict`, `str`, or a list or [`~datasets.Dataset`] of them):
                 A row of the task's dataset, or the text of its `prompt` column. A text alone is answered in one turn.
                 It is not scored, because scoring needs the other columns.
             environment ([`Environment`]):
                 The task; its roles are those of the team.
             num_turns (`int`, *optional*, defaults to `1`):
-                Turns of the episode.
+                Turns of an episode.
             use_chat_template (`bool`, *optional*):
                 Whether prompts are chat messages. By default they are for agents whose tokenizer has a chat template.
+            generation_token_budget (`int`, *optional*, defaults to `262144`):
+                Upper bound of prompt and completion tokens in one `generate` call. More are generated in several
+                calls. With `None`, all items share one call.
             **generation_kwargs:
                 Fields of [`~transformers.GenerationConfig`]; by default sampling at temperature 1, 256 tokens.
+                `temperature=0` is greedy decoding.
 
         Returns:
-            `list[Turn]`: Prompts, joint action and outcome of each turn; the outcome of a text alone is `None`.
+            `list[Turn]`: Prompts, joint action and outcome of each turn; the outcome of a text alone is `None`. For
+            several items, a list of episodes in their order.
+
+        Raises:
+            TypeError: An argument is unknown, or an item is neither a row nor a text.
+            ValueError: An argument has an impossible value, or the roles are not those of the team.
 
         Example:
 
         ```python
         >>> team = AgentTeam.from_pretrained("user/collectors")  # doctest: +SKIP
-        >>> (turn,) = team.collaborate("Sort a list.", environment, do_sample=False)  # doctest: +SKIP
+        >>> (turn,) = team.collaborate("Sort a list.", environment, temperature=0)  # doctest: +SKIP
         >>> turn.joint_action["main"]  # doctest: +SKIP
+        >>> episodes = team.collaborate(dataset, environment, num_turns=2)  # doctest: +SKIP
         ```
         """
         if self.roles != tuple(environment.roles):
             raise ValueError(f"The team has the roles {list(self.roles)}, the environment {list(environment.roles)}.")
-        sampler = TeamSampler(self, use_chat_template, **generation_kwargs)
-        if isinstance(item, str):
-            if num_turns > 1:
-                raise ValueError(
-                    "Several turns need feedback, and that needs a whole item: give a row of the dataset."
-                )
-            item = {"prompt": item}
-            (prompts,) = ask(environment, [item], [()])
-            samples = sampler([Node(item, (), prompts)], 1)
-            return [Turn(prompts, {role: samples[role][0].texts[0] for role in self.roles}, None)]  # type: ignore[arg-type]
+        sampler = TeamSampler(self, use_chat_template, generation_token_budget, **generation_kwargs)
+        items = [item] if isinstance(item, str | Mapping) else list(item)
+        texts = [isinstance(x, str) for x in items]
+        for x in items:
+            if not isinstance(x, str | Mapping):
+                raise TypeError(f"An item is {x!r}: it must be a row of the dataset, which is a dict, or a text.")
+        if any(texts) and not all(texts):
+            raise TypeError("Some items are texts and some are rows of a dataset: give either texts or rows.")
+        if any(texts) and isinstance(num_turns, int) and num_turns > 1:
+            raise ValueError("Several turns need feedback, and that needs a whole item: give a row of the dataset.")
+        rows = [{"prompt": x} if isinstance(x, str) else dict(x) for x in items]
+
+        def score(nodes: list[Node]) -> list[list[Outcome]]:
+            if any(texts):
+                return [[Outcome(0.0)] for _ in nodes]  # removed below
+            return judge_nodes(environment, nodes, evaluation=True, chat_roles=sampler.chat_roles)
+
         with self.evaluating():
-            (episode,) = turns_of_episodes(play_episodes([item], environment, sampler, num_turns=num_turns))
-        return episode
+            episodes = turns_of_episodes(play_episodes(rows, environment, sampler, score, num_turns=num_turns))
+        if any(texts):
+            episodes = [[Turn(turn.prompts, turn.joint_action, None)] for (turn,) in episodes]  # type: ignore[arg-type]
+        return episodes[0] if isinstance(item, str | Mapping) else episodes
 
     def end_tokens(self, role: str) -> list[int]:
         """Ids of the tokens that end an agent's completion: its tokenizer's, and those that its model declares."""

@@ -12,6 +12,7 @@ from peft import PeftConfig
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from trl_multiagent.environments.base import check_roles
+from trl_multiagent.hub.model_card import rename_card
 from trl_multiagent.hub.push import open_repo, push_command_advice, upload_folder
 from trl_multiagent.models.pretrained import ADAPTER_CONFIG, find_file, load_model, seeded
 
@@ -203,7 +204,7 @@ def push_folder(
 ) -> CommitInfo:
     """
     Uploads the folder of a saved team or of a training run, without its checkpoints. Files that the repository already
-    has are not sent again.
+    has are not sent again. The model card in the folder is changed, so that it loads the team from this repository.
 
     Args:
         folder (`str` or `Path`):
@@ -220,11 +221,16 @@ def push_folder(
         `ValueError`: The folder contains no team.
         `RuntimeError`: The Hub cannot be reached, it refuses the upload, or the upload is interrupted.
     """
+    if not Path(folder).is_dir():
+        raise ValueError(f"There is no folder {folder}: push the folder of a saved team, or of a run that saved one.")
     if not (Path(folder) / TEAM_FILE).is_file():
+        inside = sorted(str(path.parent) for path in Path(folder).glob(f"*/{TEAM_FILE}"))
+        where = f" These folders do: {', '.join(inside)}." if inside else ""
         raise ValueError(
-            f"{folder} holds no {TEAM_FILE}: push the folder of a saved team, or of a run that saved one."
+            f"{folder} holds no {TEAM_FILE}: push the folder of a saved team, or of a run that saved one.{where}"
         )
     repo_id = open_repo(repo_id, private, token, revision, create_pr)
+    rename_card(folder, repo_id)
     return upload_folder(
         folder, repo_id, push_command_advice(folder, repo_id), token, revision, commit_message, create_pr
     )

@@ -1,5 +1,6 @@
 """Samples completions with a team without a trainer."""
 
+import difflib
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -23,6 +24,61 @@ class SamplingTeam(Protocol):
     def end_tokens(self, role: str) -> list[int]: ...
 
 
+# Arguments of `GenerationConfig` that would change what `generate` returns or needs, and what to use instead
+REFUSED = {
+    "num_return_sequences": "pass an item several times for several episodes",
+    "return_dict_in_generate": "episodes contain texts only",
+    "stop_strings": "completions end at the agents' own end-of-sequence tokens",
+}
+RANGES = {"temperature": (0, 1e6), "top_p": (0, 1), "top_k": (0, 1e9)}
+# Without a value, `generate` would use that of the model's own generation configuration
+DEFAULTS = {"max_new_tokens": 256, "repetition_penalty": 1.0}
+SAMPLING_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+OTHER_NAMES = {"max_completion_length": "max_new_tokens", "max_tokens": "max_new_tokens", "n": "num_return_sequences"}
+
+
+def sampling_arguments(generation_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """
+    Checks arguments for sampling, and completes them by the defaults: at most 256 tokens at temperature 1.
+
+    Args:
+        generation_kwargs (`dict[str, Any]`): Fields of [`~transformers.GenerationConfig`]. `temperature=0` means greedy
+            decoding.
+
+    Returns:
+        `dict[str, Any]`: Fields of [`~transformers.GenerationConfig`].
+
+    Raises:
+        TypeError: An argument is unknown.
+        ValueError: An argument has an impossible value, or cannot be used here.
+    """
+    known = [name for name in vars(GenerationConfig()) if not name.startswith("_")]
+    for name, value in generation_kwargs.items():
+        if name in REFUSED:
+            raise ValueError(f"`{name}` cannot be set here: {REFUSED[name]}.")
+        if name not in known:
+            similar = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, known, n=1)
+            advice = f"did you mean `{similar[0]}`?" if similar else "use a field of `transformers.GenerationConfig`."
+            raise TypeError(f"Unknown argument `{name}={value!r}`: {advice}")
+    for name, (minimum, maximum) in RANGES.items():
+        value = generation_kwargs.get(name)
+        if value is not None and not (isinstance(value, int | float) and minimum <= value <= maximum):
+            raise ValueError(f"`{name}` is {value!r}, it must be a number from {minimum} to {maximum}.")
+    greedy = generation_kwargs.get("temperature") == 0
+    if greedy and generation_kwargs.get("do_sample"):
+        raise ValueError("`temperature=0` is greedy decoding, which `do_sample=True` contradicts: leave one out.")
+    if greedy:
+        given = {name: value for name, value in generation_kwargs.items() if name not in SAMPLING}
+        arguments = {**DEFAULTS, **given, "do_sample": False}
+    elif generation_kwargs.get("do_sample", True):
+        arguments = {**DEFAULTS, **SAMPLING_DEFAULTS, "do_sample": True, **generation_kwargs}
+    else:
+        arguments = {**DEFAULTS, **generation_kwargs}
+    GenerationConfig(**arguments)  # refuses impossible values
+    return arguments
+
+
 class TeamSampler:
     """
     Samples the completions of all agents at the nodes of a turn. It can be passed to
@@ -34,14 +90,29 @@ class TeamSampler:
         use_chat_template (`bool`, *optional*):
             Whether prompts are rendered as chat messages. By default, they are for each agent whose tokenizer has a
             chat template.
+        generation_token_budget (`int`, *optional*):
+            Upper bound of prompt and completion tokens in one `generate` call, see [`RolloutConfig`].
         **generation_kwargs:
-            Fields of [`~transformers.GenerationConfig`]. By default, at most 256 tokens are sampled at temperature 1.
+            Fields of [`~transformers.GenerationConfig`], see [`sampling_arguments`].
     """
 
-    def __init__(self, team: SamplingTeam, use_chat_template: bool | None = None, **generation_kwargs: Any):
+    def __init__(
+        self,
+        team: SamplingTeam,
+        use_chat_template: bool | None = None,
+        generation_token_budget: int | None = None,
+        **generation_kwargs: Any,
+    ):
         self.team = team
         self.use_chat_template = use_chat_template
-        self.generation_kwargs = generation_kwargs
+        self.generation_token_budget = generation_token_budget
+        self.generation_kwargs = sampling_arguments(generation_kwargs)
+
+    @property
+    def chat_roles(self) -> frozenset[str]:
+        """The roles whose prompts are chat messages."""
+        tokenizers = self.team.tokenizers.items()
+        return frozenset(role for role, x in tokenizers if uses_chat_template(x, self.use_chat_template))
 
     def __call__(self, nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
         return {role: self._sample_agent(role, nodes, num_generations) for role in self.team.roles}
@@ -49,10 +120,10 @@ class TeamSampler:
     def _sample_agent(self, role: str, nodes: list[Node], num_generations: int) -> list[Samples]:
         tokenizer = self.team.tokenizers[role]
         prompt_ids = [self._tokenize_node(role, node) for node in nodes]
-        defaults = {"max_new_tokens": 256, "do_sample": True, "pad_token_id": tokenizer.pad_token_id}
-        config = GenerationConfig(**{**defaults, "eos_token_id": self.team.end_tokens(role), **self.generation_kwargs})
+        special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": self.team.end_tokens(role)}
+        config = GenerationConfig(**{**special, **self.generation_kwargs})
         with self.team.evaluating(), self.team.activate(role) as agent:
-            groups = generate_groups(agent, prompt_ids, num_generations, config)
+            groups = generate_groups(agent, prompt_ids, num_generations, config, self.generation_token_budget)
         return [
             Samples(ids, group, tokenizer.batch_decode(group, skip_special_tokens=True))
             for ids, group in zip(prompt_ids, groups, strict=True)

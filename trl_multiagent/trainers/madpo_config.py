@@ -3,7 +3,7 @@ from typing import Any, ClassVar
 
 from trl import DPOConfig
 
-from trl_multiagent.trainers.base.team_config import TeamConfig, check_choices, check_minima
+from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
 # The losses of TRL's DPO, and why some are none of a team
@@ -71,6 +71,17 @@ class MADPOConfig(TeamConfig, DPOConfig):
         "use_chat_template",
     )
 
+    limits: ClassVar[dict[str, dict[str, Any]]] = {
+        "truncation_mode": {"choices": ("keep_start",)},
+        "beta": {"gt": 0},
+        "environment_steps_per_pair": {"ge": 1},
+        "num_turns": {"ge": 1},
+        "max_completion_length": {"ge": 1},
+        "temperature": {"gt": 0},
+        "top_p": {"gt": 0, "le": 1},
+        "top_k": {"ge": 0},
+    }
+
     reference_free: bool = field(default=False, metadata={"help": "Whether to leave the reference policy out."})
     use_environment_step: bool = field(
         default=True, metadata={"help": "Whether training on pairs that have rewards advances `env_step`."}
@@ -110,10 +121,6 @@ class MADPOConfig(TeamConfig, DPOConfig):
                 )
             if loss_type not in LOSS_TYPES:
                 raise ValueError(f"`loss_type` is {loss_type!r}, it must be one of {', '.join(LOSS_TYPES)}.")
-        check_choices(self, {"truncation_mode": ("keep_start",)})
-        check_minima(self, {"environment_steps_per_pair": 1, "num_turns": 1, "max_completion_length": 1, "top_k": 0})
-        if self.beta <= 0.0:
-            raise ValueError(f"`beta` is {self.beta}, it must be greater than 0.")
         unsupported: dict[str, tuple[Any, str]] = {
             "ld_alpha": (None, "it compares the lengths of two single answers, and a joint answer has several"),
             "padding_free": (False, "TRL's DPOTrainer does not support it either"),

@@ -1,7 +1,7 @@
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
-from trl_multiagent.trainers.base.team_config import check_choices, check_minima
 
 
 @dataclass
@@ -24,6 +24,11 @@ class MAGRPOConfig(RolloutConfig):
             Whether to standardize the advantages within a sibling set. If so, all four modes give the same advantages.
     """
 
+    limits: ClassVar[dict[str, dict[str, Any]]] = {
+        "turn_gradient_weights": {"ge": 0, "le": 1000000},
+        "advantage_mode": {"choices": ("mean", "rloo", "max", "raw")},
+    }
+
     turn_gradient_weights: list[float] | None = field(
         default=None, metadata={"help": "One loss factor per turn, for `handoff` 'random' or 'best'."}
     )
@@ -34,14 +39,11 @@ class MAGRPOConfig(RolloutConfig):
         default=False, metadata={"help": "Whether to standardize the advantages within a sibling set."}
     )
 
-    def __post_init__(self) -> None:
-        self.turn_gradient_weights = self.turn_weights
-        super().__post_init__()
-
     def _check_values(self) -> None:
-        check_choices(self, {"advantage_mode": ("mean", "rloo", "max", "raw")})
         super()._check_values()
-        check_minima(self, {"num_generations": 1 if self.advantage_mode == "raw" else 2})
+        if self.num_generations == 1 and self.advantage_mode != "raw":
+            raise ValueError("`num_generations` is 1, it must be at least 2: the baseline is taken over siblings.")
+        self.turn_gradient_weights = self.turn_weights
         if len(self.turn_weights) != self.num_turns:
             raise ValueError(
                 f"`turn_gradient_weights` has {len(self.turn_weights)} entries for {self.num_turns} turns; it needs "

@@ -1,4 +1,5 @@
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
@@ -11,11 +12,6 @@ class MAREINFORCEConfig(MAGRPOConfig):
     It is [`MAGRPOConfig`] with `advantage_mode="raw"`.
     """
 
-    advantage_mode: str = field(default="raw", metadata={"help": "Baseline over the sibling set, 'raw' here."})
+    limits: ClassVar[dict[str, dict[str, Any]]] = {"advantage_mode": {"choices": ("raw",)}}
 
-    def __post_init__(self) -> None:
-        if self.advantage_mode != "raw":
-            raise ValueError(
-                f"MAREINFORCE is `advantage_mode='raw'`; for {self.advantage_mode!r} use another trainer."
-            )
-        super().__post_init__()
+    advantage_mode: str = field(default="raw", metadata={"help": "Baseline over the sibling set, 'raw' here."})

@@ -1,4 +1,5 @@
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
@@ -11,9 +12,6 @@ class MAReMaxConfig(MAGRPOConfig):
     It is [`MAGRPOConfig`] with `advantage_mode="max"`.
     """
 
-    advantage_mode: str = field(default="max", metadata={"help": "Baseline over the sibling set, 'max' here."})
+    limits: ClassVar[dict[str, dict[str, Any]]] = {"advantage_mode": {"choices": ("max",)}}
 
-    def __post_init__(self) -> None:
-        if self.advantage_mode != "max":
-            raise ValueError(f"MAReMax is `advantage_mode='max'`; for {self.advantage_mode!r} use another trainer.")
-        super().__post_init__()
+    advantage_mode: str = field(default="max", metadata={"help": "Baseline over the sibling set, 'max' here."})

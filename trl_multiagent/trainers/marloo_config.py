@@ -1,4 +1,5 @@
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
@@ -11,9 +12,6 @@ class MARLOOConfig(MAGRPOConfig):
     It is [`MAGRPOConfig`] with `advantage_mode="rloo"`.
     """
 
-    advantage_mode: str = field(default="rloo", metadata={"help": "Baseline over the sibling set, 'rloo' here."})
+    limits: ClassVar[dict[str, dict[str, Any]]] = {"advantage_mode": {"choices": ("rloo",)}}
 
-    def __post_init__(self) -> None:
-        if self.advantage_mode != "rloo":
-            raise ValueError(f"MARLOO is `advantage_mode='rloo'`; for {self.advantage_mode!r} use another trainer.")
-        super().__post_init__()
+    advantage_mode: str = field(default="rloo", metadata={"help": "Baseline over the sibling set, 'rloo' here."})

@@ -188,6 +188,33 @@ def test_level_feedback_names_what_is_missing_or_wrong():
     assert "  - The code does not load: NameError: name 'nowhere' is not defined" in prompts["aux"]
 
 
+@pytest.mark.parametrize(
+    "text", ["", "Hello", "I cannot do this.", "Yes, no", "```python\n```", "# soon", "Answer: 4", "x = = 1"]
+)
+def test_a_text_without_code_has_no_right_syntax(text):
+    for outcome, name in (
+        (result(PASSED, aux=text), "aux"),
+        (result(main=text), "solve"),
+        (result(aux=None, main=text), "solve"),
+    ):
+        assert (
+            "- Syntax: not correct" in feedback(outcome, "level_passed", num_agents=2 if name == "aux" else 1)["main"]
+        )
+        prompts = feedback(outcome, "level_feedback", num_agents=2 if name == "aux" else 1)
+        assert f"- Syntax: ERROR, there is no code for `{name}`\n" in prompts["main"]
+    (scored,) = environment(num_agents=1).score([ITEM], [{"main": text}], [[]])
+    assert scored.metrics["syntax_valid_rate"] == 0.0 and scored.reward == 0.0
+
+
+@pytest.mark.parametrize(
+    "text", ["x = 1", "import math", "print(1)", "def g():\n    return 1", "Sure:\n```\nfor i in []: pass\n```"]
+)
+def test_other_code_has_syntax(text):
+    assert "- Syntax: OK" in feedback(result(PASSED, aux=text), "level_feedback")["main"]
+    (scored,) = environment(num_agents=1).score([ITEM], [{"main": text}], [[]])
+    assert scored.metrics["syntax_valid_rate"] == 1.0
+
+
 def test_long_texts_are_cut():
     check = Check("error", "assert candidate(1) == " + "9" * 5000, "ValueError: " + "x\n" * 5000)
     assert len(feedback(result(check), "level_feedback")["main"]) < 1500

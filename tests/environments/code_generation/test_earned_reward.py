@@ -217,6 +217,15 @@ def test_what_trivial_answers_pass(sandbox, prompt, test, solution, expected):
     assert found.reference == found.total
 
 
+@pytest.mark.parametrize("name", ["max", "map", "passed", "best"])
+def test_an_entry_point_may_have_any_name(sandbox, name):
+    item = make_item(
+        f"def {name}(x):\n", "assert candidate(1) == 2\nassert candidate(4) == 5", "    return x + 1\n", name
+    )
+    found = facts(sandbox, item)
+    assert (found.trivial, found.reference) == (1, 2)
+
+
 def test_the_share_of_the_tests_counts_from_what_is_trivial():
     assert [ItemFacts(total=8, trivial=2).share(passed) for passed in (0, 1, 2, 5, 8)] == [0, 0, 0, 0.5, 1]
     assert ItemFacts(total=3, trivial=3).share(3) == 0

@@ -26,6 +26,7 @@ class Analysis:
             `definitions.py`.
         main_problem (`str`): The same for main's answer and the entry point.
         syntax_problem (`str`): The parts of the program that do not parse, with place and reason; empty if all parts parse.
+        without_code (`tuple[str, ...]`): The functions for which an agent answered with a text that contains no code.
         aux_returns (`bool`): False if `aux` returns nothing, but changes its arguments or a variable.
         calls_aux (`bool`):
             Whether code that the entry point may reach calls the aux agent's function, or passes it on. See
@@ -44,6 +45,7 @@ class Analysis:
     aux_problem: str
     main_problem: str
     syntax_problem: str
+    without_code: tuple[str, ...] = ()
     aux_returns: bool = True
     calls_aux: bool = False
     thin_wrapper: bool = False
@@ -65,6 +67,7 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
     aux = read_completion(aux_completion or "", AUX)
     main = read_completion(main_completion, entry_point)
     prefix = read_problem(prompt, entry_point).prefix
+    answers = [(entry_point, main)] if aux_completion is None else [(AUX, aux), (entry_point, main)]
     collaboration = Collaboration()
     if aux.definition is not None and main.definition is not None and _definitions_count(aux, main, entry_point):
         collaboration = read_collaboration(main.module, main.needed, main.definition, entry_point, aux.returns)
@@ -76,6 +79,7 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
         syntax_problem="; ".join(
             f"code for `{name}`, {code.error}" for name, code in ((AUX, aux), (entry_point, main)) if code.error
         ),
+        without_code=tuple(name for name, code in answers if not code.found),
         aux_returns=aux.returns,
         calls_aux=collaboration.calls_aux,
         thin_wrapper=collaboration.thin_wrapper,

@@ -71,7 +71,7 @@ class CodeGenerationEnvironment(Environment):
         warn_about_items: bool = True,
     ):
         if num_agents not in (1, 2):
-            raise ValueError(f"Code generation takes 1 or 2 agents, not {num_agents}.")
+            raise ValueError(f"`num_agents`: code generation takes 1 or 2 agents, not {num_agents}.")
         if mode in feedback.LATER_MODES:
             raise ValueError(
                 f"The mode {mode!r} (edits by an expert model) is not available: choose {', '.join(feedback.MODES)}."

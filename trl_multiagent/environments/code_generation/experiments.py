@@ -6,6 +6,7 @@ the changed part matters. The sandbox makes the changes (see [`~trl_multiagent.s
 from dataclasses import dataclass, field, replace
 
 from trl_multiagent.environments.python_code.program_runner import ProgramRunner
+from trl_multiagent.environments.python_code.state import keeps_state
 from trl_multiagent.sandbox import Program, Verdict
 
 
@@ -70,6 +71,7 @@ class Experiments:
                     programs[k],
                     needed=tuple(passed),
                     experiments=unknown,
+                    keeps_state=keeps_state(programs[k].source),
                     check_timeout=_check_timeout(programs[k], verdicts[k]),
                 )
         return runs

@@ -75,7 +75,8 @@ def _definitions(item: dict, result: CodeResult, role: str, roles: Sequence[str]
 
 
 def _syntax(result: CodeResult, detailed: bool) -> list[str]:
-    problem = result.analysis.syntax_problem
+    missing = [f"there is no code for `{name}`" for name in result.analysis.without_code]
+    problem = "; ".join(filter(None, [result.analysis.syntax_problem, *missing]))
     if detailed:
         return [f"- Syntax: {f'ERROR, {problem}' if problem else 'OK'}"]
     return [f"- Syntax: {'not correct' if problem else 'correct'}"]

@@ -271,7 +271,7 @@ def _outcome(result: CodeResult, parts: dict[str, float], facts: ItemFacts) -> O
     return Outcome(
         reward=reward,
         metrics={
-            "syntax_valid_rate": float(not result.analysis.syntax_problem),
+            "syntax_valid_rate": float(not (result.analysis.syntax_problem or result.analysis.without_code)),
             "definition_reward": parts["definition"],
             "syntax_reward": parts["syntax"],
             "execution_reward": parts["tests"],

@@ -47,6 +47,11 @@ class CodeDataset(DatasetSource):
         return self.name
 
     def __post_init__(self) -> None:
+        is_file = Path(self.source).is_file() or Path(self.source).suffix in (".csv", ".tsv", ".txt", ".arrow")
+        if is_file and not self.source.endswith(LOCAL_SUFFIXES):
+            raise ValueError(f"`dataset.name` is {self.name!r}, it must be a Hub id or the path of a {LOCAL_FILE}.")
+        if self.source.startswith(("/", "./", "../")) and not Path(self.source).exists():
+            raise ValueError(f"`dataset.name` is {self.name!r}, but there is no such file.")
         if self.source.endswith(LOCAL_SUFFIXES) and not Path(self.source).is_file():
             raise ValueError(f"`dataset.name` is {self.name!r}, but there is no such file in {Path.cwd()}.")
 

@@ -19,14 +19,12 @@ from trl_multiagent.sandbox.asserts import read_asserts
 CONSTANTS = ("True", "False", "None", "0", "1", "-1", "0.0", "''", "[]", "()", "{}")
 MAX_OWN_CONSTANTS = 24  # at most this many constants are taken from the item's own examples and tests
 MAX_ARGUMENTS = 6
+SOLUTION = "__solution__"  # name of the reference solution in the program; the entry point may be called `max`
 # `f(1, 2) == 3`, `f(1, 2) -> 3`, `f(1, 2) should return 3`, ... in prose
 _RESULT = r"\s*(?:==|=>|->|➞|→|=|#|returns|should\s+return|should\s+be|must\s+return|is)\s*(?P<result>\S.*)"
 
-_CHECKS = """
-CODE = compile({code!r}, "<checks>", "exec")
-SETUP = compile({setup!r}, "<setup>", "exec")
-TOTAL, GUARDS = {total}, {guards}
-
+# The part of the program that is the same for all items, so that it is read and compiled once
+_SETUP = f"""
 def passed(candidate):
     reached, failed = set(), set()
     def end(index, value, error=None):
@@ -36,24 +34,38 @@ def passed(candidate):
     names = {{"__begin__": lambda index: None, "__end__": end, "__settle__": lambda indices: None, "__caught__": Exception}}
     try:
         exec(SETUP, names)
-        names["candidate"] = names[{entry_point!r}] = candidate
+        names["candidate"] = names[ENTRY_POINT] = candidate
         exec(CODE, names)
-        if {has_check}:
+        if HAS_CHECK:
             names["check"](candidate)
     except Exception:
         return len(reached - failed)
     return TOTAL - len(failed) if not failed else len(reached - failed) + len(GUARDS - reached)
 
-def trivial_answers():
-{answers}
-    general = [{general}]
-    own = [{own}]
-    return general, own
+def answer(otherwise):
+    return lambda *args, **kwargs: (EXAMPLES.get(repr(args)) or (lambda: otherwise(*args, **kwargs)))()
+
+def constant(make):
+    return answer(lambda *args, **kwargs: make())
+
+def argument(index):
+    return answer(lambda *args, **kwargs: [*args, *kwargs.values()][index])
+
+CONSTANTS = [{", ".join(f"lambda: {constant}" for constant in CONSTANTS)}]
 
 def best():
-    general, own = trivial_answers()
-    # with a single test, the constant in it passes the test of any problem
-    return max([0, *map(passed, general), *map(passed, own if TOTAL > 1 else [])])
+    answers = [*map(constant, CONSTANTS), *map(argument, range({MAX_ARGUMENTS}))]
+    if TOTAL > 1:  # with a single test, the constant in it passes the test of any problem
+        answers += map(constant, OWN_CONSTANTS)
+    return max(0, *map(passed, answers))
+"""
+_CHECKS = """
+CODE = compile({code!r}, "<checks>", "exec")
+SETUP = compile({setup!r}, "<setup>", "exec")
+TOTAL, GUARDS = {total}, {guards}
+ENTRY_POINT, HAS_CHECK = {entry_point!r}, {has_check}
+EXAMPLES = {{{examples}}}
+OWN_CONSTANTS = [{own}]
 
 def check(candidate):
     trivial = best() if {tries_trivial} else 0
@@ -106,18 +118,11 @@ def facts_program(item: dict, tries_trivial: bool) -> Program:
     examples = dict(prompt_examples(item["prompt"], entry_point)) if tries_trivial else {}
     own = [] if not tries_trivial else [*dict.fromkeys([*examples.values(), *_test_constants(item["test"])])]
     own = [constant for constant in own if constant not in CONSTANTS][:MAX_OWN_CONSTANTS]
-    table = ", ".join(f"{arguments!r}: lambda: {result}" for arguments, result in examples.items())
-    answers = f"""\
-    examples = {{{table}}}
-    def answer(otherwise):
-        return lambda *args, **kwargs: (examples.get(repr(args)) or (lambda: otherwise(*args, **kwargs)))()
-"""
-    arguments = [f"answer(lambda *args, **kwargs: [*args, *kwargs.values()][{k}])" for k in range(MAX_ARGUMENTS)]
     lines = [f"    assert trivial >= {count}" for count in range(1, total + 1)]
     lines += [f"    assert reference >= {count}" for count in range(1, total + 1)]
-    source = f"def {entry_point}(*args, **kwargs):\n    pass\n"
+    source = f"def {SOLUTION}(*args, **kwargs):\n    pass\n"
     if item.get("canonical_solution"):
-        source = item["prompt"] + item["canonical_solution"]
+        source = f"{item['prompt']}{item['canonical_solution']}\n{SOLUTION} = {entry_point}\n"
     checks = _CHECKS.format(
         code=asserts.code,
         setup=read_problem(item["prompt"], entry_point).prefix,
@@ -125,13 +130,12 @@ def facts_program(item: dict, tries_trivial: bool) -> Program:
         guards=set(asserts.guards) or "set()",
         entry_point=entry_point,
         has_check=asserts.has_check,
-        answers=answers,
-        general=", ".join([f"answer(lambda *args, **kwargs: {constant})" for constant in CONSTANTS] + arguments),
-        own=", ".join(f"answer(lambda *args, **kwargs: {constant})" for constant in own),
+        examples=", ".join(f"{arguments!r}: lambda: {result}" for arguments, result in examples.items()),
+        own=", ".join(f"lambda: {constant}" for constant in own),
         tries_trivial=tries_trivial,
         asserts="\n".join(lines),
     )
-    return Program(source=source, entry_point=entry_point, checks=checks)
+    return Program(source=source, entry_point=SOLUTION, checks=checks, setup=_SETUP)
 
 
 def read_facts(item: dict, verdict: Verdict) -> ItemFacts:

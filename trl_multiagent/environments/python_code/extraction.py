@@ -69,6 +69,8 @@ class Code:
         problem (`str`): The reason why the function is missing or has no result; empty if it is defined with a result.
         needed (`list[Statement]`): The statements that the function needs, including its own definition.
         share (`float`): The share of the completion's visible characters that these statements make up, 0 to 1.
+        found (`bool`): Whether the completion contains any code. Prose has none, also if Python happens to parse it, as it does
+            with a single word.
     """
 
     source: str
@@ -78,6 +80,7 @@ class Code:
     problem: str
     needed: list[Statement]
     share: float
+    found: bool
 
     @property
     def returns(self) -> bool:
@@ -174,6 +177,7 @@ def _read_text(text: str, name: str) -> Code:
         code = module = read_module(_repaired(source, name) or ast.Module([], []))
         needed = kept_and_needed(module, name)[1]
     error = _parse(source)[2] if broken else ""
+    found = bool(error) or any(_is_code(statement) for statement in tree.body)
     definition = find_definition(code, name)
     problem = ""
     if definition is None:
@@ -181,7 +185,15 @@ def _read_text(text: str, name: str) -> Code:
     elif not (definition.returns or definition.changes):
         problem = f"`{name}` does not return a value"
     share = 0.0 if problem else min(1.0, _text_length(lines, module, needed) / _visible_length(whole))
-    return Code(source, error, code, definition, problem, [module.statements[place] for place in needed], share)
+    return Code(source, error, code, definition, problem, [module.statements[place] for place in needed], share, found)
+
+
+def _is_code(statement: ast.stmt) -> bool:
+    """False for statements that prose can look like: expressions that call nothing, and annotations without a value."""
+    if isinstance(statement, ast.AnnAssign):
+        return statement.value is not None
+    effects = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
+    return not isinstance(statement, ast.Expr) or any(isinstance(node, effects) for node in ast.walk(statement))
 
 
 def _byte_lines(text: str) -> list[bytes]:

@@ -263,7 +263,8 @@ class Evaluation:
         if not self.experiments or self.pending:
             self.needed_ahead.clear()
             raise GiveUp
-        self._end_candidate()  # the next experiment must not see variables of the program that this one changed
+        if self.job["keeps_state"]:
+            self._end_candidate()  # the next experiment must not see variables of the program that this one changed
 
     def _start_candidate(self) -> None:
         """Forks a candidate, which runs the program's definitions."""

@@ -52,6 +52,10 @@ class Watch:
     def __init__(self) -> None:
         self.calls = 0
         self.depth = _Depth()  # number of nested calls; only the value of the outermost call is changed
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops what was kept for the last experiment."""
         self.last_index = -1  # index of the last value that was given out in experiments
         self.values: list[Any] = []
         self.first: Any = _NO_VALUE  # the first value given out since the entry point was called

@@ -13,6 +13,7 @@ from transformers.utils import logging
 from trl.trainer.utils import get_comet_experiment_url, get_trackio_space_url
 
 from trl_multiagent.hub.model_card import (
+    CARD_FILE,
     CURVE_FILE,
     RECIPE_FILE,
     TrainingSummary,
@@ -97,10 +98,9 @@ class TeamHubMixin(Base):
                 "comet": get_comet_experiment_url(),
             },
         )
-        card = team_card(
-            self.team.summary(), self._hub_name, model_name, dataset_name, [*self._tag_names, *tags], training
-        )
-        card.save(folder / "README.md")
+        place = self.hub_model_id or str(folder.absolute())  # a folder until the repository exists
+        card = team_card(self.team.summary(), place, model_name, dataset_name, [*self._tag_names, *tags], training)
+        card.save(folder / CARD_FILE)
         if reward_series(self.state.log_history):
             draw_reward_curve(self.state.log_history, folder / CURVE_FILE)
 

@@ -1,15 +1,52 @@
+import difflib
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from transformers import GenerationConfig
 from trl import GRPOConfig
 from trl.import_utils import is_vllm_available
 
-from trl_multiagent.trainers.base.team_config import TeamConfig, check_choices, check_minima
+from trl_multiagent.limits import check_arguments
+from trl_multiagent.rollout.tree_size import check_tree_size
+from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
 JOINT_MODES = {"align": "align", "aligned": "align", "cross": "cross", "crossed": "cross"}
 # Losses whose normalizer does not depend on how a batch is split into micro-batches, unlike that of `bnpo`
 LOSS_TYPES = ("luspo", "dr_grpo", "grpo", "dapo")
+ON_POLICY = "training is on-policy: a batch of trees is used for one optimizer step, so the probability ratio is 1"
+OTHER_LOSS = "the loss that it belongs to is not available"
+MICRO_BATCHES = "it depends on how a batch is split into micro-batches"
+ONE_CALL = "a level of the trees is generated in one `generate` call"
+EVALUATION = "an evaluation plays episodes and computes no loss"
+# Names in `generation_kwargs` that have an argument of their own
+OWN_ARGUMENT = {
+    "max_new_tokens": "max_completion_length",
+    "max_length": "max_completion_length",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "cache_implementation": "cache_implementation",
+    "num_return_sequences": "num_generations",
+}
+ENDS = "completions end at the agents' own end-of-sequence tokens"
+TOKENS_ONLY = "the trainer takes tokens only"
+# Names in `generation_kwargs` that may only have one value, and why
+FIXED_IN_GENERATION = {
+    "do_sample": (True, "the agents learn from samples; lower `temperature` for less variety"),
+    "num_beams": (1, "the agents learn from samples"),
+    "eos_token_id": (None, ENDS),
+    "pad_token_id": (None, ENDS),
+    "bos_token_id": (None, ENDS),
+    "stop_strings": (None, ENDS),
+    "return_dict_in_generate": (False, TOKENS_ONLY),
+    "output_scores": (False, TOKENS_ONLY),
+    "output_logits": (False, TOKENS_ONLY),
+    "output_attentions": (False, TOKENS_ONLY),
+    "output_hidden_states": (False, TOKENS_ONLY),
+}
 SAMPLING_CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
@@ -62,6 +99,13 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         vllm_adapter_dir (`str`, *optional*):
             Folder through which vLLM receives the adapters of a LoRA team. A server must have access to it under the
             same path. Defaults to `vllm_adapters` in the output folder.
+        trace_steps (`int`, *optional*):
+            Writes the rollouts to `trace/` in the output folder, one file per process and this many steps. A row holds
+            one joint action, see [`~rollout.trace`]. By default, no trace is written.
+        trace_format (`str`, *optional*, defaults to `"parquet"`):
+            `"parquet"` or `"jsonl"`.
+        trace_max_files (`int`, *optional*, defaults to `100`):
+            Number of files that are kept per process; the oldest are deleted.
 
     > [!NOTE]
     > These parameters have default values different from [`~trl.GRPOConfig`]:
@@ -86,6 +130,7 @@ class RolloutConfig(TeamConfig, GRPOConfig):
     )
     free_prefixes_on_resume: ClassVar[tuple[str, ...]] = (
         *TeamConfig.free_prefixes_on_resume,
+        "trace_",
         "vllm_enable_",
         "vllm_g",
         "vllm_max_",
@@ -93,6 +138,100 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         "vllm_server_",
         "vllm_tensor_",
     )
+
+    limits: ClassVar[dict[str, dict[str, Any]]] = {
+        "items_per_device": {"ge": 1, "le": 1000000},
+        "num_turns": {"ge": 1, "le": 1000},
+        "num_generations": {"ge": 1},
+        "num_generations_eval": {"ge": 1, "le": 1000000},
+        "num_agents": {"ge": 1, "le": 1000},
+        "trace_steps": {"ge": 1},
+        "trace_format": {"choices": ("parquet", "jsonl"), "needs": "trace_steps"},
+        "trace_max_files": {"ge": 1, "needs": "trace_steps"},
+        "joint_mode": {"choices": ("align", "cross", "aligned", "crossed")},
+        "handoff": {"choices": ("random", "best")},
+        "discount": {"ge": 0, "le": 1},
+        "generation_token_budget": {"ge": 1},
+        "loss_type": {
+            "choices": LOSS_TYPES,
+            "differs": "`luspo` by default; `bnpo`, `cispo`, `sapo` and `vespo` are not available",
+        },
+        "scale_rewards": {"choices": ("none", False), "differs": "only 'none'; see `advantage_normalization`"},
+        "max_completion_length": {"ge": 1, "le": 10000000},
+        "temperature": {"gt": 0, "le": 1000},
+        "top_p": {"gt": 0, "le": 1},
+        "top_k": {"ge": 0, "le": 1000000000},
+        "min_p": {"ge": 0, "le": 1},
+        "repetition_penalty": {"gt": 0, "le": 1000},
+        "beta": {"ge": 0, "le": 1000},
+        "pad_to_multiple_of": {"refused": "rows are trimmed to their longest sequence"},
+        "importance_sampling_level": {"choices": ("token", "sequence"), "needs": "beta"},
+        "use_bias_correction_kl": {"needs": "beta"},
+        "sync_ref_model": {"needs": "beta"},
+        "ref_model_mixup_alpha": {"ge": 0, "le": 1, "needs": "sync_ref_model"},
+        "ref_model_sync_steps": {"ge": 1, "needs": "sync_ref_model"},
+        "num_completions_to_print": {"ge": 1, "needs": "log_completions"},
+        "log_unique_prompts": {"needs": "log_completions"},
+        "log_multimodal": {"no_effect": "agents read and write text"},
+        "vllm_mode": {"choices": ("colocate", "server"), "needs": "use_vllm"},
+        "vllm_model_impl": {"choices": ("vllm", "transformers"), "needs": "use_vllm"},
+        "vllm_enable_sleep_mode": {"needs": "use_vllm"},
+        "vllm_structured_outputs_regex": {"needs": "use_vllm"},
+        "vllm_server_base_url": {"needs": "use_vllm"},
+        "vllm_server_base_urls": {"needs": "use_vllm"},
+        "vllm_server_host": {"needs": "use_vllm"},
+        "vllm_server_port": {"ge": 1, "le": 65535, "needs": "use_vllm"},
+        "vllm_server_timeout": {"gt": 0, "needs": "use_vllm"},
+        "vllm_group_port": {"ge": 1, "le": 65535, "needs": "use_vllm"},
+        "vllm_gpu_memory_utilization": {"gt": 0, "le": 1, "needs": "use_vllm"},
+        "vllm_max_model_length": {"ge": 1, "needs": "use_vllm"},
+        "vllm_tensor_parallel_size": {"ge": 1, "needs": "use_vllm"},
+        "vllm_adapter_dir": {"needs": "use_vllm"},
+        "vllm_importance_sampling_correction": {"needs": "use_vllm"},
+        "vllm_importance_sampling_mode": {"choices": SAMPLING_CORRECTIONS, "needs": "use_vllm"},
+        "vllm_importance_sampling_clip_max": {"gt": 0, "needs": "use_vllm"},
+        "vllm_importance_sampling_clip_min": {"ge": 0, "needs": "use_vllm"},
+        "vllm_importance_sampling_cap": {"gt": 0, "needs": "use_vllm"},
+        "num_iterations": {"refused": ON_POLICY},
+        "epsilon": {"refused": ON_POLICY},
+        "epsilon_high": {"refused": ON_POLICY},
+        "delta": {"refused": ON_POLICY},
+        "off_policy_mask_threshold": {"refused": ON_POLICY},
+        "steps_per_generation": {"refused": "a batch of trees is used for one optimizer step; set `items_per_device`"},
+        "generation_batch_size": {"refused": "the batch consists of whole trees; set `items_per_device`"},
+        "sapo_temperature_neg": {"refused": OTHER_LOSS},
+        "sapo_temperature_pos": {"refused": OTHER_LOSS},
+        "vespo_k_pos": {"refused": OTHER_LOSS},
+        "vespo_lambda_pos": {"refused": OTHER_LOSS},
+        "vespo_k_neg": {"refused": OTHER_LOSS},
+        "vespo_lambda_neg": {"refused": OTHER_LOSS},
+        "entropy_coef": {"refused": MICRO_BATCHES},
+        "entropy_coef_min": {"refused": MICRO_BATCHES},
+        "entropy_coef_max": {"refused": MICRO_BATCHES},
+        "entropy_coef_delta": {"refused": MICRO_BATCHES},
+        "entropy_target": {"refused": MICRO_BATCHES},
+        "use_adaptive_entropy": {"refused": MICRO_BATCHES},
+        "top_entropy_quantile": {"refused": MICRO_BATCHES},
+        "use_transformers_continuous_batching": {"refused": ONE_CALL},
+        "transformers_continuous_batching_config": {"refused": ONE_CALL},
+        "use_transformers_paged": {"refused": ONE_CALL},
+        "cast_lm_head_to_fp32": {"refused": "load the agents in float32 instead"},
+        "reward_weights": {"refused": "the environment weights its reward functions"},
+        "multi_objective_aggregation": {"refused": "the environment adds up its reward functions"},
+        "max_tool_calling_iterations": {"refused": "agents have no tools; the environment decides on the next turn"},
+        "remove_unused_columns": {"refused": "the environment receives all columns"},
+        "label_smoothing_factor": {"refused": "the loss has no labels"},
+        "label_names": {"refused": "the data has no labels"},
+        "train_sampling_strategy": {"refused": "items are drawn in random order; see `shuffle_dataset`"},
+        "length_column_name": {"refused": "items are not grouped by length"},
+        "include_num_input_tokens_seen": {"refused": "`num_tokens` is always logged"},
+        "prediction_loss_only": {"refused": EVALUATION},
+        "eval_do_concat_batches": {"refused": EVALUATION},
+        "eval_use_gather_object": {"refused": EVALUATION},
+        "eval_accumulation_steps": {"refused": EVALUATION},
+        "include_for_metrics": {"refused": EVALUATION},
+        "batch_eval_metrics": {"refused": EVALUATION},
+    }
 
     items_per_device: int | None = field(
         default=None,
@@ -132,6 +271,11 @@ class RolloutConfig(TeamConfig, GRPOConfig):
     vllm_adapter_dir: str | None = field(
         default=None, metadata={"help": "Folder through which vLLM receives the adapters of a LoRA team."}
     )
+    trace_steps: int | None = field(
+        default=None, metadata={"help": "Writes the rollouts to a file per process and this many steps."}
+    )
+    trace_format: str = field(default="parquet", metadata={"help": "'parquet' or 'jsonl'."})
+    trace_max_files: int = field(default=100, metadata={"help": "Files of the trace that are kept per process."})
     num_generations: int = field(
         default=4, metadata={"help": "Completions that each agent samples at a node, G in the formulas."}
     )
@@ -140,7 +284,8 @@ class RolloutConfig(TeamConfig, GRPOConfig):
     scale_rewards: str = field(default="none", metadata={"help": "Only 'none'; see `advantage_normalization`."})
 
     def __post_init__(self) -> None:
-        self.joint_mode = JOINT_MODES.get(self.joint_mode, self.joint_mode)
+        check_arguments(self)
+        self.joint_mode = JOINT_MODES[self.joint_mode]
         self._check_values()
         self._plan_batch()
         # GRPOConfig checks that a batch consists of whole groups of `num_generations` completions. Here a batch
@@ -149,6 +294,7 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         num_generations, self.num_generations = self.num_generations, self.rows_per_device
         super().__post_init__()
         self.num_generations = num_generations
+        self._check_generation_kwargs()
         if self.use_vllm:
             self._check_vllm()
 
@@ -184,41 +330,30 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
     def _check_values(self) -> None:
-        check_choices(
-            self,
-            {
-                "joint_mode": ("align", "cross"),
-                "handoff": (None, "random", "best"),
-                "loss_type": LOSS_TYPES,
-                "scale_rewards": ("none", False),
-            },
-        )
-        check_minima(self, {"num_turns": 1, "num_generations": 1, "num_generations_eval": 1})
-        if self.items_per_device is not None and self.items_per_device < 1:
-            raise ValueError(f"`items_per_device` is {self.items_per_device}, it must be at least 1.")
-        unsupported = {
-            "num_iterations": (1, "training is on-policy: a batch of trees is used for one optimizer step"),
-            "steps_per_generation": (None, "a batch of trees is used for one optimizer step; set `items_per_device`"),
-            "generation_batch_size": (None, "set `items_per_device`"),
-            "use_transformers_continuous_batching": (False, "a tree level is generated in one `generate` call"),
-            "use_transformers_paged": (False, "a tree level is generated in one `generate` call"),
-            "entropy_coef": (0.0, "the bonus depends on how a batch is split into micro-batches"),
-            "use_adaptive_entropy": (False, "the bonus depends on how a batch is split into micro-batches"),
-            "top_entropy_quantile": (1.0, "the quantile depends on how a batch is split into micro-batches"),
-            "off_policy_mask_threshold": (None, "training is on-policy"),
-            "cast_lm_head_to_fp32": (False, "load the agents in float32 instead"),
-            "use_liger_kernel": (False, "it replaces the forward that computes the log-probabilities"),
-            "reward_weights": (None, "the environment weights its reward functions"),
-        }
-        for name, (value, reason) in unsupported.items():
-            if getattr(self, name) != value:
-                raise ValueError(f"`{name}={getattr(self, name)}` is not supported by team trainers: {reason}.")
+        """
+        Checks arguments that depend on each other.
+
+        Raises:
+            ValueError: the tree of one item is too large.
+        """
+        check_tree_size(self.num_generations, self.num_turns, self.joint_mode, self.handoff, self.num_agents)
+
+    def _check_generation_kwargs(self) -> None:
+        kwargs = self.generation_kwargs or {}
+        for name, value in kwargs.items():
+            if name in OWN_ARGUMENT:
+                raise ValueError(f"`generation_kwargs` must not set {name!r}: use `{OWN_ARGUMENT[name]}`.")
+            if name in FIXED_IN_GENERATION and value != FIXED_IN_GENERATION[name][0]:
+                raise ValueError(f"`generation_kwargs` must not set {name!r}: {FIXED_IN_GENERATION[name][1]}.")
+        unknown = [name for name in kwargs if not self.use_vllm and name not in vars(GenerationConfig())]
+        if unknown:
+            similar = difflib.get_close_matches(unknown[0], vars(GenerationConfig()), n=1)
+            hint = f"did you mean {similar[0]!r}?" if similar else "see `transformers.GenerationConfig`."
+            raise ValueError(f"`generation_kwargs` has {unknown[0]!r}, which is not an argument of generation; {hint}")
 
     def _check_vllm(self) -> None:
         if not is_vllm_available():
             raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-multiagent[vllm]`.")
-        choices = {"vllm_mode": ("colocate", "server"), "vllm_importance_sampling_mode": SAMPLING_CORRECTIONS}
-        check_choices(self, choices)
         for name, reason in {
             "seed": "all completions of a prompt would be the same",
             "n": "`num_generations` determines it",

@@ -1,4 +1,4 @@
-"""Computes the metrics and the table of completions from rollout trees. No function here needs a trainer."""
+"""Computes the metrics of rollout trees. No function here needs a trainer."""
 
 import contextlib
 import math
@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.rollout.tree import Node
+
+
+# Metrics that a trainer logs, besides those that are computed here
+TRAINER_METRICS = ("loss", "reward_std", "env_step", "num_tokens", "epoch", "step", "grad_norm", "learning_rate")
 
 
 @dataclass
@@ -59,7 +64,11 @@ class RolloutTotals:
 
 
 def rollout_totals(
-    levels: list[list[Node]], eos_token_ids: dict[str, Sequence[int]], scoring: dict[str, float], training: bool
+    levels: list[list[Node]],
+    eos_token_ids: dict[str, Sequence[int]],
+    scoring: dict[str, float],
+    training: bool,
+    logged: dict[str, list[float]] | None = None,
 ) -> RolloutTotals:
     """
     Computes the metrics of the trees of one process.
@@ -69,6 +78,10 @@ def rollout_totals(
         eos_token_ids (`dict[str, Sequence[int]]`): For each role, the tokens that end a completion.
         scoring (`dict[str, float]`): The environment's metrics of its own scoring.
         training (`bool`): Whether to include the metrics of sibling sets and of early termination.
+        logged (`dict[str, list[float]]`, *optional*): Numbers that reward functions logged, by name.
+
+    Raises:
+        TaskError: A reward function logged a metric that has the name of one of these.
     """
     values: defaultdict[str, list[float]] = defaultdict(list)
     for turn, nodes in enumerate(levels, start=1):
@@ -76,6 +89,10 @@ def rollout_totals(
             values["reward"] += node.rewards
             values[f"turn_{turn}/reward_mean"] += node.rewards
             values[f"turn_{turn}/expected_return"] += node.returns
+            if turn == 1:
+                values["return"] += node.returns
+            if not node.children:  # the last turn of a branch
+                values["final_turn/reward"] += node.rewards
             if training:
                 values["frac_reward_zero_std"].append(float(min(node.returns) == max(node.returns)))
                 values[f"turn_{turn}/early_terminated"].append(float(node.ended_early))
@@ -92,6 +109,12 @@ def rollout_totals(
                 float(ids[-1] not in ends) for ids in samples.completion_ids
             ]
             num_tokens += len(lengths) * len(samples.prompt_ids) + sum(lengths)
+    for name, numbers in (logged or {}).items():
+        if name in values or name in TRAINER_METRICS:
+            raise TaskError(
+                f"A reward function logged the metric {name!r}, a name that the trainer uses: choose another."
+            )
+        values[name] += numbers
     return RolloutTotals({name: Total.of(x) for name, x in values.items()}, num_tokens, scoring)
 
 
@@ -105,49 +128,6 @@ def sum_totals(parts: Iterable[RolloutTotals]) -> RolloutTotals:
             whole.scoring[name] = whole.scoring.get(name, 0.0) + value
         whole.num_tokens += part.num_tokens
     return whole
-
-
-@dataclass
-class CompletionLine:
-    """
-    One joint action in the table of completions.
-
-    Args:
-        turn (`int`): The turn, counted from 1.
-        prompt, completion (`str`): The prompts and completions of all agents, each preceded by its role.
-        reward (`float`): The processed reward.
-        expected_return (`float`): The return.
-        advantage (`float`): The return minus the mean return of the node's joint actions.
-    """
-
-    turn: int
-    prompt: str
-    completion: str
-    reward: float
-    expected_return: float
-    advantage: float
-
-
-def completion_lines(levels: list[list[Node]]) -> list[CompletionLine]:
-    """Returns the lines of the table of completions, one per joint action."""
-    lines = []
-    for turn, nodes in enumerate(levels, start=1):
-        for node in nodes:
-            baseline = sum(node.returns) / len(node.returns)
-            prompts = {
-                role: prompt if isinstance(prompt, str) else prompt[-1]["content"]
-                for role, prompt in node.prompts.items()
-            }
-            prompt = join_texts(prompts)
-            for action, reward, expected_return in zip(node.joint_actions, node.rewards, node.returns, strict=True):
-                advantage = expected_return - baseline
-                lines.append(CompletionLine(turn, prompt, join_texts(action), reward, expected_return, advantage))
-    return lines
-
-
-def join_texts(texts: dict[str, str]) -> str:
-    """Joins the texts of all agents, each preceded by its role."""
-    return "\n".join(f"[{role}] {text}" for role, text in texts.items())
 
 
 @dataclass

@@ -14,6 +14,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from torch.utils.data import DataLoader, Sampler
 from transformers import GenerationConfig, PreTrainedTokenizerBase, TrainerCallback
+from transformers.utils import logging
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_head, split_tensor_dict
@@ -24,14 +25,16 @@ from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.models.vllm_generation import check_vllm, make_generations
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
+from trl_multiagent.rollout.trace import TraceRow, trace_rows
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
+from trl_multiagent.trainers.base.completions import log_completion_tables, print_trees
 from trl_multiagent.trainers.base.distribution import check_generation, error_barrier, fail_together
 from trl_multiagent.trainers.base.grpo_loss import GRPOLossMixin
 from trl_multiagent.trainers.base.reference import check_reference_sync
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
-from trl_multiagent.trainers.base.rollout_metrics import StepTotals, completion_lines
+from trl_multiagent.trainers.base.rollout_metrics import StepTotals
 from trl_multiagent.trainers.base.rows import (
     Row,
     agent_tensors,
@@ -45,6 +48,13 @@ from trl_multiagent.trainers.base.rows import (
 from trl_multiagent.trainers.base.run_settings import describe_environment
 from trl_multiagent.trainers.base.task_metrics import TaskMetricsMixin
 from trl_multiagent.trainers.base.team_mixin import TeamTrainerMixin, router_loss_coefs
+from trl_multiagent.trainers.base.trace_files import TraceFiles, remove_after
+
+
+logger = logging.get_logger(__name__)
+
+# Steps without a signal after which a line says so
+STEPS_WITHOUT_SIGNAL = 10
 
 
 class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
@@ -77,6 +87,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
     """
 
     args: RolloutConfig
+    log_completions: bool
     _buffered_inputs: list[dict[str, torch.Tensor]] | None
 
     def __init__(
@@ -104,6 +115,16 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
         self.env_step = 0  # joint actions scored in training, by all processes
         self._levels: list[list[Node]] = []  # the nodes of the last batch, kept for failure reports
         self._totals = StepTotals()
+        self._logged: dict[str, list[float]] = {}  # by the reward functions, on the current batch
+        self._shown_rows: list[TraceRow] = []  # of the latest batch of all processes, if completions are logged
+        self._steps_without_signal = 0
+        self._warned_about_signal = False
+        self._trace: TraceFiles | None = None
+        if args.trace_steps is not None:
+            folder = Path(args.output_dir) / "trace"
+            self._trace = TraceFiles(
+                folder, args.process_index, args.trace_steps, args.trace_format, args.trace_max_files
+            )
         self._prepare_team(team, args)
         self._router_loss_coefs = router_loss_coefs(team, args)
         self._expert_loads = {}
@@ -221,6 +242,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
         Returns:
             `list[list[Turn]]`: The turns of each episode. Episode e of item i is entry `i * num_episodes + e`.
         """
+        self._logged = {}
         with self.team.evaluating():
             return turns_of_episodes(self._play_episodes(list(items), num_episodes, synchronized=False))
 
@@ -316,11 +338,16 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
             )
         return prompt_ids
 
+    @property
+    def _chat_roles(self) -> frozenset[str]:
+        setting = self.args.use_chat_template
+        return frozenset(role for role, x in self.team.tokenizers.items() if uses_chat_template(x, setting))
+
     def _score(self, nodes: list[Node], evaluation: bool = False) -> list[list[Outcome]]:
         """Scores all joint actions of a turn."""
         with self._timed("reward"):
             try:
-                return judge_nodes(self.environment, nodes, evaluation)
+                return judge_nodes(self.environment, nodes, evaluation, self._chat_roles, self.state, self._logged)
             except TaskError as error:
                 if error.position is None:
                     raise
@@ -343,12 +370,18 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
         return self._buffered_inputs[self._step % micro_batches]
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> dict[str, torch.Tensor]:
+        self._logged = {}
         with fail_together(self.accelerator):
             self._levels = self._play_trees(inputs)
         self._log_rollout("train", self._levels)
-        return self._make_batch(self._levels)
+        with fail_together(self.accelerator):
+            advantages = self.advantages(self._levels)
+        self._record(self._levels, advantages)
+        return self._make_batch(self._levels, advantages)
 
-    def _make_batch(self, levels: list[list[Node]]) -> dict[str, torch.Tensor]:
+    def _make_batch(
+        self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]
+    ) -> dict[str, torch.Tensor]:
         """
         Builds the training batch: tensors named `"<role>/<name>"`, which have the same rows for every trained agent.
 
@@ -356,13 +389,15 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
         """
         args, roles = self.args, self.team.trained_roles
         with fail_together(self.accelerator):
-            all_rows = collect_rows(levels, self.advantages(levels))
+            all_rows = collect_rows(levels, advantages)
             rows = self.rows_to_train(all_rows)
 
         # The loss is a mean over the rows of all processes, and all micro-batches have the same number of rows
         tokens = [sum(row.num_tokens(role) for row in all_rows) for role in roles]
-        sizes = torch.tensor([[len(rows), len(all_rows), *tokens]], device=self.accelerator.device)
+        signals = sum(any(row.advantages.values()) for row in all_rows)
+        sizes = torch.tensor([[len(rows), len(all_rows), signals, *tokens]], device=self.accelerator.device)
         sizes = self.accelerator.gather(sizes)
+        self._watch_signal(sizes[:, 2].sum().item())
         micro_batches = args.gradient_accumulation_steps
         num_rows = micro_batches * max(1, -(-sizes[:, 0].max().item() // micro_batches))
         self._set_loss_scale(num_rows * self.accelerator.num_processes, sizes[:, 1].sum().item())
@@ -378,7 +413,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
                 args.mask_truncated_completions,
                 sampling_logps=self._corrects_sampling,
             )
-            tensors["num_items_in_batch"] = sizes[:, 2 + k].sum()
+            tensors["num_items_in_batch"] = sizes[:, 3 + k].sum()
             tensors = {name: x.to(self.accelerator.device) for name, x in tensors.items()}
             if self.beta != 0.0:
                 tensors["ref_per_token_logps"] = self._reference_logps(role, tensors)
@@ -451,6 +486,8 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
         if self.accelerator.sync_gradients:
             self._log_step(self._totals)
             self._totals = StepTotals()
+            if self._trace is not None:
+                self._trace.end_step(self.state.global_step + 1)
         return loss
 
     def _load_best_model(self) -> None:
@@ -468,35 +505,40 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[None, None, None]:
+        self._logged = {}
         with fail_together(self.accelerator):
             levels = self._play_episodes(inputs)
         self._log_rollout("eval", levels)
+        self._record(levels)
         return None, None, None
 
-    # Checkpoints: metrics that were not logged yet, and the state of the environment
+    # Checkpoints: metrics and completions that were not logged yet, and the state of the environment
 
     def _process_state(self) -> dict[str, Any]:
-        table = {name: list(self._logs[name]) for name in ("prompt", "completion", "advantages")}
-        columns = {name: {column: list(x) for column, x in self._logs[name].items()} for name in ("rewards", "extra")}
-        return {**super()._process_state(), "env_step": self.env_step, "table": table, "columns": columns}
+        return {**super()._process_state(), "env_step": self.env_step, "shown_rows": self._shown_rows}
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
         self.env_step = state["env_step"]
-        for name, lines in state["table"].items():
-            self._logs[name].extend(lines)
-        for name, columns in state["columns"].items():
-            for column, lines in columns.items():
-                self._logs[name][column].extend(lines)
+        self._shown_rows = state.get("shown_rows", [])  # checkpoints of earlier releases have none
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
+        if self._trace is not None:
+            self._trace.flush()  # a run that resumes here does not sample these rows again
         environment = self.environment.state_dict()
         if environment:
             torch.save(environment, Path(output_dir) / ENVIRONMENT_FILE.format(self.args.process_index))
 
     def _begin_training(self) -> None:
         super()._begin_training()
+        if self._trace is not None and self.args.should_save:
+            removed = remove_after(self._trace.folder, self.state.global_step)
+            if removed:
+                logger.warning(
+                    f"{removed} files of the trace in {self._trace.folder} had steps of an earlier run that this run "
+                    f"repeats, after step {self.state.global_step}. They were deleted."
+                )
         if self._resumed is not None:
             environment = self._resumed / ENVIRONMENT_FILE.format(self.args.process_index)
             if environment.is_file():
@@ -520,24 +562,73 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
 
     def _log_rollout(self, mode: str, levels: list[list[Node]]) -> None:
         """Adds the metrics of one batch of trees of all processes to those that are logged next."""
-        totals, metrics = self._add_task_metrics(mode, levels), self._metrics[mode]
+        totals, metrics = self._add_task_metrics(mode, levels, self._logged), self._metrics[mode]
         if mode == "train":
             self.state.num_input_tokens_seen += totals.num_tokens
             self.env_step += totals.totals["reward"].count
             metrics["env_step"] = [self.env_step]
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]
-        if self.log_completions:
-            self._log_table(levels)
 
-    def _log_table(self, levels: list[list[Node]]) -> None:
-        """Adds the joint actions of all processes to the table of completions."""
-        for line in gather_object(completion_lines(levels)):
-            self._logs["prompt"].append(line.prompt)
-            self._logs["completion"].append(line.completion)
-            self._logs["rewards"]["reward"].append(line.reward)
-            self._logs["extra"]["turn"].append(line.turn)
-            self._logs["extra"]["return"].append(line.expected_return)
-            self._logs["advantages"].append(line.advantage)
+    def _watch_signal(self, signals: int) -> None:
+        """Says once if nothing was learned for several steps. `signals`: rows of the batch with an advantage."""
+        self._steps_without_signal = 0 if signals else self._steps_without_signal + 1
+        if self._steps_without_signal == STEPS_WITHOUT_SIGNAL and not self._warned_about_signal:
+            self._warned_about_signal = True
+            if self.accelerator.is_main_process:
+                logger.warning(
+                    f"In the last {STEPS_WITHOUT_SIGNAL} steps, all advantages were zero: the joint actions of every node "
+                    "had equal returns, so the agents learned nothing. Check the reward, or raise `num_generations` or "
+                    "`temperature`."
+                )
+
+    # Completions: the trace, the terminal, and the tables of trackers, which all show the same rows
+
+    def _record(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]] | None = None) -> None:
+        """Adds the joint actions of a batch to the trace and to the completions that are logged next."""
+        if self._trace is None and not self.log_completions:
+            return
+        training = advantages is not None
+        rows = trace_rows(
+            levels,
+            advantages,
+            step=self.state.global_step + training,
+            split="train" if training else self._eval_prefix,
+            process=self.accelerator.process_index,
+        )
+        if self._trace is not None:
+            self._trace.add(rows)
+        if self.log_completions:
+            self._shown_rows = gather_object(rows)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        logs_completions, self.log_completions = (
+            self.log_completions,
+            False,
+        )  # GRPOTrainer's table does not know agents
+        try:
+            super().log(logs, start_time)
+        finally:
+            self.log_completions = logs_completions
+        if self._shown_rows and self.accelerator.is_main_process:
+            print_trees(self._shown_rows, self.num_completions_to_print)
+            log_completion_tables(self._shown_rows, self.args, self.log_unique_prompts)
+        self._shown_rows = []
+
+    def evaluate(
+        self,
+        eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        if self._trace is not None and not self.is_in_train:
+            self._trace.flush()
+        return metrics
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        if self._trace is not None:
+            self._trace.flush()
+        return super()._finalize_training(*args, **kwargs)
 
 
 def check_team(team: AgentTeam, environment: Environment, num_agents: int | None) -> None:

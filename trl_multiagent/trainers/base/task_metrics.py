@@ -28,13 +28,16 @@ class TaskMetricsMixin(Base):
     def _card_environment(self) -> str | None:
         return None if self.environment is None else environment_name(self.environment)
 
-    def _add_task_metrics(self, mode: str, levels: list[list[Node]]) -> RolloutTotals:
+    def _add_task_metrics(
+        self, mode: str, levels: list[list[Node]], logged: dict[str, list[float]] | None = None
+    ) -> RolloutTotals:
         """
         Adds the metrics of one batch of trees, or of episodes, to those that are logged next.
 
         Args:
             mode (`str`): `"train"` or `"eval"`.
             levels (`list[list[Node]]`): The nodes of each turn that this process played.
+            logged (`dict[str, list[float]]`, *optional*): What reward functions logged about them.
 
         Returns:
             [`RolloutTotals`]: The totals of all processes.
@@ -42,7 +45,8 @@ class TaskMetricsMixin(Base):
         end_tokens: dict[str, Sequence[int]] = {role: self.team.end_tokens(role) for role in self.team.roles}
         with fail_together(self.accelerator):
             scoring = scoring_metrics(self.environment)
-        totals = sum_totals(gather_object([rollout_totals(levels, end_tokens, scoring, training=mode == "train")]))
+            own = rollout_totals(levels, end_tokens, scoring, training=mode == "train", logged=logged)
+        totals = sum_totals(gather_object([own]))
         metrics = self._metrics[mode]
         for name, value in totals.scoring.items():
             metrics[f"reward/{name}"].append(value)

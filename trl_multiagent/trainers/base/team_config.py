@@ -1,12 +1,36 @@
 import contextlib
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from transformers import Trainer, get_scheduler
 from transformers.utils import is_torch_bf16_gpu_available
 
+from trl_multiagent.environments.task_errors import describe
+from trl_multiagent.limits import check_arguments
+
+
+# The integrations of transformers
+REPORT_TO = (
+    "none",
+    "all",
+    "azure_ml",
+    "clearml",
+    "codecarbon",
+    "comet_ml",
+    "dagshub",
+    "dvclive",
+    "flyte",
+    "kubeflow",
+    "mlflow",
+    "neptune",
+    "swanlab",
+    "tensorboard",
+    "trackio",
+    "wandb",
+)
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments as Base
@@ -38,6 +62,64 @@ class TeamConfig(Base):
     free_on_resume: ClassVar[tuple[str, ...]] = ("model_init_kwargs", "resume_changes", "trust_remote_code")
     free_prefixes_on_resume: ClassVar[tuple[str, ...]] = ("log_",)
 
+    # What arguments may be, also inherited ones: see `Limits`. Settings are checked against it before this module is imported
+    limits: ClassVar[dict[str, dict[str, Any]]] = {
+        "agent_learning_rates": {"ge": 0, "le": 1000},
+        "resume_changes": {"choices": ("refuse", "allow")},
+        "learning_rate": {"ge": 0, "le": 1000},
+        "per_device_train_batch_size": {"ge": 1, "le": 1000000000},
+        "per_device_eval_batch_size": {"ge": 1, "le": 1000000000},
+        "gradient_accumulation_steps": {"ge": 1},
+        "num_train_epochs": {"gt": 0, "le": 1000000},
+        "max_steps": {"ge": 1, "le": 1000000000000, "also": (-1,)},
+        "warmup_steps": {"ge": 0},
+        "weight_decay": {"ge": 0},
+        "adam_beta1": {"ge": 0, "lt": 1},
+        "adam_beta2": {"ge": 0, "lt": 1},
+        "adam_epsilon": {"gt": 0},
+        "max_grad_norm": {"ge": 0},
+        "torch_empty_cache_steps": {"ge": 1},
+        "seed": {"ge": 0, "le": 4294967295},  # numpy takes no other
+        "data_seed": {"ge": 0, "le": 4294967295},
+        "logging_steps": {"gt": 0},
+        "log_level": {"choices": ("detail", "debug", "info", "warning", "error", "critical", "passive")},
+        "log_level_replica": {"choices": ("detail", "debug", "info", "warning", "error", "critical", "passive")},
+        "report_to": {"choices": REPORT_TO},
+        "eval_steps": {"gt": 0, "needs": "eval_strategy"},
+        "eval_delay": {"ge": 0, "needs": "eval_strategy"},
+        "save_steps": {"gt": 0, "needs": "save_strategy"},
+        "save_total_limit": {"ge": 1, "needs": "save_strategy"},
+        "dataloader_num_workers": {"ge": 0, "le": 1024},
+        "dataloader_prefetch_factor": {"ge": 1, "needs": "dataloader_num_workers"},
+        "dataloader_multiprocessing_context": {"choices": ("fork", "spawn", "forkserver")},
+        "ddp_timeout": {"ge": 1},
+        "ddp_bucket_cap_mb": {"ge": 1},
+        "bf16": {"differs": "by default on where the hardware has it"},
+        "hub_private_repo": {"needs": "push_to_hub"},
+        "hub_always_push": {"needs": "push_to_hub"},
+        "hub_revision": {"needs": "push_to_hub"},
+        "greater_is_better": {"needs": "metric_for_best_model"},
+        "trust_remote_code": {"differs": "for vLLM only; `AgentTeam.from_pretrained` loads the models"},
+        "model_init_kwargs": {"refused": "pass them to `AgentTeam.from_pretrained`, which loads the models"},
+        "do_train": {"no_effect": "a trainer trains when `train()` is called"},
+        "do_eval": {"no_effect": "`eval_strategy` says whether there is an evaluation"},
+        "do_predict": {"no_effect": "there is no prediction"},
+        "local_rank": {"no_effect": "`accelerate launch` says which process this is"},
+        "auto_find_batch_size": {
+            "refused": "a smaller batch would split a rollout; lower `per_device_train_batch_size`"
+        },
+        "fsdp": {"refused": "teams are trained with DDP or DeepSpeed"},
+        "fsdp_config": {"refused": "teams are trained with DDP or DeepSpeed"},
+        "parallelism_config": {"refused": "teams are trained with DDP or DeepSpeed"},
+        "torch_compile": {"refused": "the forward of a team is not compiled"},
+        "torch_compile_backend": {"refused": "the forward of a team is not compiled"},
+        "torch_compile_mode": {"refused": "the forward of a team is not compiled"},
+        "neftune_noise_alpha": {"refused": "a team has no single embedding to add noise to"},
+        "optim_target_modules": {"refused": "low-rank optimizers take one model; use `peft`"},
+        "use_liger_kernel": {"refused": "it replaces the forward that computes the log-probabilities"},
+        "liger_kernel_config": {"refused": "it replaces the forward that computes the log-probabilities"},
+    }
+
     agent_learning_rates: dict[str, float] | None = field(
         default=None, metadata={"help": "Learning rate per role; the others use `learning_rate`."}
     )
@@ -54,12 +136,41 @@ class TeamConfig(Base):
     )
 
     def __post_init__(self) -> None:
+        check_arguments(self)
         if not torch.accelerator.is_available():
             self.use_cpu = True  # otherwise, several processes could not communicate
         if self.bf16 is None:
             self.bf16: bool | None = not self.fp16 and not self.use_cpu and is_torch_bf16_gpu_available()
-        check_choices(self, {"resume_changes": ("refuse", "allow")})
         super().__post_init__()
+        self._check_optimizer()
+
+    def _check_optimizer(self) -> None:
+        """
+        Makes the optimizer's class and the learning rate schedule once, to find out what they need.
+
+        Raises:
+            ValueError: a package or an argument of the schedule is missing.
+        """
+        if self.load_best_model_at_end and self.metric_for_best_model == "loss":
+            raise ValueError("`load_best_model_at_end` needs a `metric_for_best_model`, such as 'reward'.")
+        try:
+            Trainer.get_optimizer_cls_and_kwargs(self)
+        except (ImportError, ValueError, TypeError) as error:
+            raise ValueError(f"`optim` is {self.optim.value!r}, which cannot be used: {describe(error)}") from error
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        try:
+            get_scheduler(
+                self.lr_scheduler_type,
+                torch.optim.SGD([parameter], lr=1.0),
+                num_warmup_steps=1,
+                num_training_steps=2,
+                scheduler_specific_kwargs=self.lr_scheduler_kwargs,
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"`lr_scheduler_type` {self.lr_scheduler_type.value!r} does not go with `lr_scheduler_kwargs` "
+                f"{self.lr_scheduler_kwargs}: {describe(error)}"
+            ) from error
 
     def steps_per_epoch(self, num_rows: int) -> int:
         """Number of optimizer steps in one pass over a training dataset with this many rows."""
@@ -69,22 +180,6 @@ class TeamConfig(Base):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "hub_token": None}  # because `training_args.bin` is pushed to the Hub
-
-
-def check_choices(args: Any, choices: Mapping[str, Collection[Any]]) -> None:
-    """Raises an error if the value of an argument is none of its choices."""
-    for name, allowed in choices.items():
-        value = getattr(args, name)
-        if value not in allowed:
-            raise ValueError(f"`{name}` is {value!r}, it must be one of {', '.join(map(repr, allowed))}.")
-
-
-def check_minima(args: Any, minima: Mapping[str, int]) -> None:
-    """Raises an error if the value of an argument is below its minimum."""
-    for name, minimum in minima.items():
-        value = getattr(args, name)
-        if value < minimum:
-            raise ValueError(f"`{name}` is {value}, it must be at least {minimum}.")
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 from accelerate.utils import DistributedType, set_seed
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -50,10 +51,13 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
 
     team: AgentTeam
     _metrics: dict[str, defaultdict[str, list[float]]]
+    _eval_prefix = "eval"  # of the evaluation that is running
 
     def _prepare_team(self, team: AgentTeam, args: TeamConfig) -> None:
         """Checks and applies the arguments that concern the agents. Called before the TRL trainer is initialized."""
         check_agent_settings(team, args)
+        if args.ddp_find_unused_parameters is None:
+            args.ddp_find_unused_parameters = False  # every backward pass reaches every trained agent
         self.team = team
         team.freeze(args.frozen_agents or ())
         team.uses_dropout = not args.disable_dropout
@@ -73,8 +77,6 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
     def _set_up_agents(self) -> None:
         """Collects the attributes that `agent_scope` swaps. Called after the TRL trainer is initialized."""
         check_distribution(self.accelerator)
-        if self.args.ddp_find_unused_parameters is None:
-            self.args.ddp_find_unused_parameters = False  # every backward pass reaches every trained agent
         self.add_callback(CheckpointCallback(self))
         self._agent_attributes = {
             role: self._attributes_of_agent(role, tokenizer) for role, tokenizer in self.team.tokenizers.items()
@@ -89,6 +91,32 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
         # must not change the run. A resumed run restores its generators after this
         set_seed(self.args.seed, device_specific=True)
         super()._begin_training()
+
+    # Evaluation
+
+    def evaluate(
+        self,
+        eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        training, prefix = self.team.training, self._eval_prefix
+        self._eval_prefix = metric_key_prefix
+        try:
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        finally:  # an evaluation that failed must not leave its metrics or the team's mode behind
+            self._eval_prefix = prefix
+            self._metrics["eval"].clear()
+            self.team.train(training)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        # TRL's trainers put "eval_" before their metrics. With several evaluation sets, the name of the set follows
+        if self._eval_prefix.startswith("eval_"):
+            name = self._eval_prefix.removeprefix("eval_")
+            metrics = dict(self._metrics["eval"])
+            self._metrics["eval"].clear()
+            self._metrics["eval"].update({f"{name}_{key}": values for key, values in metrics.items()})
+        super().log(logs, start_time)
 
     @contextlib.contextmanager
     def agent_scope(self, role: str) -> Iterator[None]:

@@ -1,0 +1,275 @@
+"""Tasks that the user names in YAML or on the command line, and the task that `trl-multiagent init` writes."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trl_multiagent import AgentTeam, cli
+from trl_multiagent.hub.model_card import rename_card
+from trl_multiagent.recipe.run import parse_recipe
+
+
+FAMILY = Path(__file__).parents[1] / "family" / "task.py"
+REWARDS = """
+import asyncio
+
+def short(completions, **columns):
+    return [float(len(c["poet"]) < 6) for c in completions]
+
+async def judge(completions, topic, **columns):
+    await asyncio.sleep(0)
+    return [float(bool(set(c["critic"]) & set(t))) + len(c["judge"]) for c, t in zip(completions, topic)]
+
+def following(item, history):
+    return {role: f"Again about {item['topic']}: " for role in history[-1].prompts}
+
+number = 3
+"""
+SECTIONS = {
+    "prompts": {
+        "poet": "A line about {topic}: ",
+        "critic": "A word on {topic}: ",
+        "judge": "Was it {topic}? ",
+    },
+    "reward_funcs": ["{module}.short", "{module}:judge"],
+    "dataset": {"name": "topics.jsonl"},
+}
+SMALL = ["--max_steps", "2", "--max_completion_length", "6", "--save_strategy", "no", "--logging_steps", "1"]
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch, request):
+    """Name of a module in the working directory that has tasks and rewards. Every test has its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    name = "own_" + re.sub(r"\W", "_", request.node.name)
+    (tmp_path / f"{name}.py").write_text(FAMILY.read_text() + REWARDS)
+    (tmp_path / "topics.jsonl").write_text("".join(json.dumps({"topic": topic}) + "\n" for topic in ["rain", "snow"]))
+    return name
+
+
+@pytest.fixture
+def config(tmp_path, module, tiny_model):
+    """Writes a configuration file of the task `functions`, and returns its path."""
+
+    def config(changes=()):
+        sections = {"agent_model": {"name": tiny_model}, **SECTIONS, **dict(changes)}
+        text = yaml.safe_dump({name: body for name, body in sections.items() if body is not None}, sort_keys=False)
+        (tmp_path / "config.yaml").write_text(text.replace("{module}", module))
+        return str(tmp_path / "config.yaml")
+
+    return config
+
+
+def plan(capsys, *argv) -> str:
+    cli.main(["run", "magrpo", "--dry_run", *argv])
+    return capsys.readouterr().out
+
+
+def error_of(capsys, *argv) -> str:
+    """The line with which `trl-multiagent train` ends before it starts a process."""
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["train", "magrpo", *argv])
+    assert exit_info.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("place", ["flag", "override", "file"])
+def test_a_task_is_named_in_three_places(module, capsys, place):
+    name = f"{module}:TASK"
+    Path("config.yaml").write_text(yaml.safe_dump({"task": name if place == "file" else "functions", "poem": {}}))
+    argv = {"flag": ["--task", name], "override": ["--override", f"task={name}"], "file": []}[place]
+    out = plan(capsys, "--config", "config.yaml", "--model_name", "m", *argv)
+    assert "poet: m, critic: m" in out and "6 items of the task" in out
+
+
+def test_the_task_is_saved_with_the_settings(module):
+    argv = ["--task", f"{module}.TASK", "--model_name", "m", "--override", "poem.letters=xyz"]
+    recipe = parse_recipe("magrpo", cli.TASKS, argv)
+    assert recipe.merged["task"] == f"{module}.TASK" and recipe.sections["poem"].letters == "xyz"
+    Path("again.yaml").write_text(yaml.safe_dump(recipe.merged))
+    assert parse_recipe("magrpo", cli.TASKS, ["--config", "again.yaml"]).sections["poem"].letters == "xyz"
+
+
+def test_help_lists_the_sections_of_the_task(module, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["train", "magrpo", "--task", f"{module}:TASK", "--help"])
+    assert exit_info.value.code == 0 and "letters: Letters that earn a reward." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("task", "parts"),
+    [
+        ("{module}:TAKS", ["has no 'TAKS'"]),
+        ("nowhere_at_all:TASK", ["importing nowhere_at_all", "No module named 'nowhere_at_all'"]),
+        ("{module}:TOPICS", ["is of type tuple, not a `trl_multiagent.Task`"]),
+        ("broken:TASK", ["importing broken", "raised ZeroDivisionError: division by zero"]),
+        ("leaving:TASK", ["importing leaving", "called sys.exit(0)"]),
+        ("torn:TASK", ["importing torn", "SyntaxError"]),
+        ("code_generatoin", ["none of code_generation, functions", "module:NAME"]),
+        ("a b:TASK", ["package.module:name"]),
+        (":TASK", ["package.module:name"]),
+        ("3", ["must be a text"]),
+        ("clash:OUTPUT", ["section `output`", "choose another one"]),
+        ("clash:MAGRPO", ["section `magrpo`", "choose another one"]),
+        ("clash:PLAIN", ["section `mine`", "must be a dataclass"]),
+        ("clash:NO_DEFAULT", ["`mine.number` of the task needs a default value"]),
+        ("clash:ROWS", ["`dataset`", "a subclass of `DatasetSource`"]),
+    ],
+)
+def test_wrong_tasks_are_one_line(module, tmp_path, capsys, task, parts):
+    (tmp_path / "broken.py").write_text("1 / 0")
+    (tmp_path / "leaving.py").write_text("import sys; sys.exit(0)")
+    (tmp_path / "torn.py").write_text("def f(:")
+    (tmp_path / "clash.py").write_text(
+        "from dataclasses import dataclass\nfrom trl_multiagent import Task\n"
+        "def make(**settings): return Task(lambda s: None, lambda s: None, settings=settings)\n"
+        "@dataclass\nclass Mine:\n    number: int\n"
+        "@dataclass\nclass Good:\n    number: int = 1\n"
+        "OUTPUT, MAGRPO, PLAIN, NO_DEFAULT = make(output=Good), make(magrpo=Good), make(mine=int), make(mine=Mine)\n"
+        "ROWS = make(dataset=Good)\n"
+    )
+    message = error_of(capsys, "--model_name", "m", "--override", f"task={task.format(module=module)}")
+    assert all(part in message for part in parts), message
+
+
+def test_a_script_has_its_task_already(module, capsys):
+    from trl_multiagent.demo.task import TASK
+
+    with pytest.raises(SystemExit) as exit_info:
+        parse_recipe(
+            "magrpo", TASK, ["--task", f"{module}:TASK", "--model_name", "demo", "--override", "dataset.name=demo"]
+        )
+    message = f"{exit_info.value.code} {capsys.readouterr().err}"
+    assert "trains on a task of its own" in message and "trl-multiagent train magrpo" in message
+
+
+# Functions
+
+
+def test_three_roles_and_an_async_judge_train_from_one_file(config, forked, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("from trl_multiagent.cli import main\nmain()\n")
+    path = config(
+        {"transition": "{module}.following", "magrpo": {"output_dir": "run", "num_turns": 2, "num_generations": 2}}
+    )
+    done = forked.run(script, "run", "magrpo", "--config", path, *SMALL, cwd=tmp_path)
+    assert done.codes == [0], done.stderr[-3000:]
+    assert "turn_2/rewards/judge" in done.stdout and "rewards/short" in done.stdout
+    assert AgentTeam.from_pretrained("run").roles == ("poet", "critic", "judge")
+
+
+def test_forms_of_the_functions(config, module, capsys):
+    chat = [{"role": "system", "content": "Short."}, {"role": "user", "content": "On {topic}."}]
+    functions = {
+        "prompts": {"poet": chat, "critic": "{topic}"},
+        "reward_funcs": f"{module}.short",
+        "reward_weights": [2],
+    }
+    path = config({"task": "functions", "functions": functions, "prompts": None, "reward_funcs": None})
+    recipe = parse_recipe("magrpo", cli.TASKS, ["--config", path])
+    environment = recipe.make_environment()
+    assert recipe.num_agents == 2 and environment.reward_weights == [2]
+    assert environment.prompts({"topic": "rain"}, [])["poet"][1]["content"] == "On rain."
+    assert "poet: " in plan(capsys, "--config", path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"reward_funcs": ["{module}.shrt"]}, ["`functions.reward_funcs`", "has no 'shrt'"]),
+        ({"reward_funcs": ["no_such_module.f"]}, ["`functions.reward_funcs`", "No module named"]),
+        ({"reward_funcs": ["short"]}, ["`functions.reward_funcs` names 'short'", "package.module:name"]),
+        ({"reward_funcs": ["{module}.number"]}, ["{module}.number is 3, which is not a function"]),
+        ({"reward_funcs": []}, ["`functions.reward_funcs` is missing"]),
+        ({"reward_funcs": None}, ["`functions.reward_funcs` is missing"]),
+        ({"reward_weights": [1]}, ["`reward_weights` has 1 entries for 2 reward functions"]),
+        ({"transition": "{module}.number"}, ["is not a function"]),
+        ({"prompts": None}, ["`functions.prompts` is missing"]),
+        ({"prompts": {"a b": "x"}}, ["'a b' must be a Python identifier"]),
+        ({"prompts": {"a": [{"role": "user"}]}}, ["`functions.prompts.a`", "messages"]),
+        ({"dataset": {"name": "nowhere.jsonl"}}, ["`dataset.name` is 'nowhere.jsonl'", "no such file"]),
+        ({"dataset": {}}, ["`dataset.name` is missing"]),
+        ({"external": {"mode": "plain"}}, ["`external` is not a known setting"]),
+        ({"magrpo": {"frozen_agents": 3}}, ["`magrpo.frozen_agents`"]),
+    ],
+)
+def test_wrong_functions_are_one_line(config, module, capsys, changes, parts):
+    message = error_of(capsys, "--config", config(changes))
+    assert all(part.replace("{module}", module) in message for part in parts), message
+
+
+def test_a_template_without_its_column_is_found_before_models_are_loaded(config, capsys):
+    path = config({"prompts": {"poet": "{subject}", "critic": "x"}})
+    with pytest.raises(ValueError, match="The prompt template of `poet` needs the column 'subject'"):
+        parse_recipe("magrpo", cli.TASKS, ["--config", path]).load_datasets()
+
+
+def test_the_number_of_agents_is_that_of_the_roles(config, capsys):
+    assert parse_recipe("magrpo", cli.TASKS, ["--config", config()]).num_agents == 3
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["run", "magrpo", "--config", config(), "--num_agents", "2", "--dry_run"])
+    message = f"{exit_info.value.code} {capsys.readouterr().err}"
+    assert "`magrpo.num_agents` is 2, but the task has 3 roles: poet, critic, judge. Set it to 3." in message
+
+
+# The task that `init` writes
+
+
+def test_init_writes_a_task_that_trains_and_leaves_a_complete_folder(forked, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "own"
+    cli.main(["init", str(folder)])
+    assert f"cd {folder} && trl-multiagent train magrpo --config config.yaml" in capsys.readouterr().out
+    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "task.py"]
+    script = tmp_path / "train.py"
+    script.write_text("from trl_multiagent.cli import main\nmain()\n")
+    done = forked.run(script, "run", "magrpo", "--config", "config.yaml", *SMALL, "--bf16", "false", cwd=folder)
+    assert done.codes == [0], done.stderr[-3000:]
+    (run,) = (folder / "outputs").iterdir()
+    assert f"Saved team       {run.relative_to(folder)}" in done.stdout
+
+    names = {path.name for path in run.iterdir()}
+    assert {"team.json", "agents", "README.md", "reward_curve.png", "config.yaml", "training_args.bin"} <= names
+    card = (run / "README.md").read_text()
+    for target in re.findall(r"\]\((\./[^)]+)\)", card):
+        assert (run / target).exists(), target
+    for snippet in re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL):
+        exec(snippet, {})
+    moved = shutil.copytree(run, tmp_path / "moved")
+    rename_card(moved, "user/letters")
+    card = (moved / "README.md").read_text()
+    assert 'AgentTeam.from_pretrained("user/letters")' in card and 'from_pretrained("user/letters", subfolder=' in card
+    assert "# Model Card for letters\n" in card and "model_name: letters\n" in card and run.name not in card
+
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["init", str(folder)])
+    assert exit_info.value.code == 2 and "would be overwritten" in capsys.readouterr().err
+
+
+def test_init_where_nothing_can_be_written(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["init", str(tmp_path / "file" / "below")])
+    assert exit_info.value.code == 2 and "cannot be written" in capsys.readouterr().err
+
+
+def test_a_team_that_is_saved_elsewhere_has_its_card_beside_it(config, forked, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("from trl_multiagent.cli import main\nmain()\n")
+    path = config(
+        {"output": {"save_path": "team"}, "peft": {"r": 4}, "magrpo": {"output_dir": "run", "num_generations": 2}}
+    )
+    done = forked.run(script, "run", "magrpo", "--config", path, *SMALL, "--max_steps", "1", cwd=tmp_path)
+    assert done.codes == [0], done.stderr[-3000:]
+    names = {path.name for path in (tmp_path / "team").iterdir()}
+    assert {"team.json", "agents", "README.md", "reward_curve.png", "config.yaml"} <= names
+    card = (tmp_path / "team" / "README.md").read_text()
+    assert f'AgentTeam.from_pretrained("{tmp_path}/team")' in card
+    for snippet in re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL):
+        exec(snippet, {})

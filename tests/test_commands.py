@@ -1,0 +1,149 @@
+"""Every command that a file of the repository shows is run, as a dry run where it would train."""
+
+import importlib.util
+import io
+import json
+import re
+import shlex
+import sys
+import tokenize
+from pathlib import Path
+
+import pytest
+from accelerate.commands.launch import launch_command_parser
+
+from trl_multiagent import cli
+
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAMS = ("accelerate", "trl-multiagent", "python", ".venv/bin/python", "make", "sbatch")
+# What a reader replaces by a name of their own
+PLACEHOLDERS = {
+    "CONFIG.yaml": "recipes/code_generation/configs/magrpo_he_config.yaml",
+    "ADDRESS_OF_NODE_0": "127.0.0.1",
+    "--machine_rank k": "--machine_rank 0",
+}
+
+
+def shown_text(path: Path) -> str:
+    """The text of a file in which commands are shown to readers: code blocks, docstrings, comments."""
+    text = path.read_text()
+    if path.suffix == ".md":
+        return "\n".join(re.findall(r"```(?:bash|text)?\n(.*?)```", text, flags=re.DOTALL))
+    if path.suffix == ".py":
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        return "\n".join(
+            token.string for token in tokens if token.type == tokenize.STRING and token.string[:3] == '"""'
+        )
+    return "\n".join(re.findall(r"^# ?(.*)$", text, flags=re.MULTILINE))
+
+
+def commands_in(path: Path) -> list[str]:
+    """The commands that a file shows, each on one line."""
+    text = re.sub(r"\\\n\s*", "", shown_text(path))
+    found = []
+    for line in text.splitlines():
+        line = re.sub(r"^(\$ )?([A-Z_]+=\S+ )*", "", line.strip())
+        if line.split(" ")[0] in PROGRAMS and " ... " not in line:
+            for placeholder, value in PLACEHOLDERS.items():
+                line = line.replace(placeholder, value)
+            found.append(line.partition("  #")[0].strip())
+    return found
+
+
+def files() -> list[Path]:
+    folders = ["docs", "recipes", "accelerate_configs", "benchmarks", "trl_multiagent"]
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    paths = [*ROOT.glob("*.md"), *paths]
+    return sorted(path for path in paths if path.suffix in (".md", ".py", ".yaml", ".sbatch") and path.is_file())
+
+
+COMMANDS = {command: path.relative_to(ROOT) for path in files() for command in commands_in(path)}
+
+
+def by_program(*programs: str) -> list[str]:
+    return [command for command in COMMANDS if command.startswith(programs)]
+
+
+@pytest.fixture
+def readers_folder(tmp_path, monkeypatch):
+    """A working directory with the files that the commands read, as a reader would have them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("recipes", "accelerate_configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    problem = {"prompt": "def f(x):\n", "entry_point": "f"}
+    problem["test"] = "def check(candidate):\n    assert candidate(1) == 2\n"
+    problems = "".join(json.dumps({"task_id": f"T/{k}", **problem}) + "\n" for k in range(200))
+    for name in ("humaneval.jsonl", "mbpp_sanitized.jsonl"):
+        (tmp_path / name).write_text(problems)
+    (tmp_path / "topics.jsonl").write_text('{"topic": "rain"}\n{"topic": "snow"}\n')
+    for block in re.findall(r"```\w+\n(# [\w.]+\n.*?)```", (ROOT / "docs" / "tasks.md").read_text(), flags=re.DOTALL):
+        (tmp_path / block.split()[1]).write_text(block)
+    cli.main(["init", str(tmp_path / "written")])
+    (tmp_path / "config.yaml").write_text((tmp_path / "written" / "config.yaml").read_text())
+    monkeypatch.setattr("trl_multiagent.trainers.base.rollout_config.is_vllm_available", lambda: True, raising=False)
+    yield tmp_path
+    for name in ("task", "rewards"):
+        sys.modules.pop(name, None)
+
+
+def test_there_are_commands():
+    assert len(COMMANDS) > 30 and len(by_program("accelerate launch recipes/code_generation/train_")) > 10
+    assert {path.name for path in COMMANDS.values()} >= {"README.md", "tasks.md", "train_marloo.py", "slurm.sbatch"}
+
+
+def plan_of_script(arguments) -> None:
+    script, argv = Path(arguments.training_script), arguments.training_script_args
+    spec = importlib.util.spec_from_file_location("shown_script", script)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main([*argv, "--dry_run"])
+
+
+@pytest.mark.parametrize("command", by_program("accelerate", "sbatch", "python recipes", "trl-multiagent train"))
+def test_commands_that_train(readers_folder, monkeypatch, capsys, command):
+    words = shlex.split(command)
+    if words[0] == "sbatch":
+        script = next(word for word in words if word.endswith(".sbatch"))
+        assert (ROOT / script).is_file()
+        words = ["accelerate", "launch", "--config_file", *words[words.index(script) + 1 :]]
+    if words[0] == "python":
+        words = ["accelerate", "launch", *words[1:]]
+    if words[0] == "trl-multiagent":
+        if "task:TASK" in (readers_folder / "config.yaml").read_text() and "config.yaml" in words:
+            (readers_folder / "task.py").write_text((readers_folder / "written" / "task.py").read_text())
+        launched = []
+        monkeypatch.setattr("accelerate.commands.launch.launch_command", launched.append)
+        cli.main(words[1:])
+        cli.main([*launched[0].training_script_args, "--dry_run"])
+    else:
+        arguments = launch_command_parser().parse_args(words[2:])
+        if arguments.config_file is not None:
+            cli.check_accelerate_config(arguments.config_file)
+        monkeypatch.syspath_prepend(readers_folder)
+        plan_of_script(arguments)
+    assert "Dry run: no model was loaded" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [c for c in by_program("trl-multiagent") if "trl-multiagent train" not in c])
+def test_other_commands_of_the_package_are_understood(command):
+    arguments, rest = cli.make_parsers()[0].parse_known_args(shlex.split(command)[1:])
+    assert arguments.command in ("env", "init", "push") and rest == []
+
+
+def test_benchmarks_have_the_flags_that_are_shown():
+    assert len(by_program("python benchmarks")) > 5
+    for command in by_program("python benchmarks"):
+        _, script, *arguments = shlex.split(command)
+        source = (ROOT / script).read_text()
+        assert all(f'"{word}"' in source for word in arguments if word.startswith("--")), command
+
+
+def test_targets_of_make_and_tests_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for command in by_program("make"):
+        assert re.search(rf"^{shlex.split(command)[1]}:", makefile, flags=re.MULTILINE), command
+    for command in by_program(".venv/bin/python -m pytest"):
+        path, _, name = shlex.split(command)[3].partition("::")
+        assert f"def {name}" in (ROOT / path).read_text(), command

@@ -1,0 +1,227 @@
+"""The rows of the trace, its files, and what is shown of it. No test here needs a trainer."""
+
+import io
+import json
+
+import pandas as pd
+import pytest
+import torch
+from datasets import load_dataset
+from rich.console import Console
+
+from trl_multiagent import Environment, Outcome
+from trl_multiagent.rollout.advantages import sibling_advantages
+from trl_multiagent.rollout.trace import item_id, trace_rows
+from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes
+from trl_multiagent.trainers.base.completions import branch_of, changes, choose_trees, print_trees
+from trl_multiagent.trainers.base.trace_files import TraceFiles, as_frame, read_trace, remove_after, trace_files
+
+
+class Lengths(Environment):
+    """The reward of a joint action is the length of its texts, plus a tenth of the turn."""
+
+    roles = ("aux", "main")
+
+    def prompts(self, item, history):
+        asked = f"{item['ask']}{len(history)}"
+        return {"aux": asked, "main": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": asked}]}
+
+    def score(self, items, joint_actions, histories):
+        return [
+            Outcome(
+                len("".join(action.values())) + len(history) / 10,
+                {"parts/aux": float(len(action["aux"]))},
+                extra={"verdict": torch.tensor(1.0) if len(history) else "short"},
+            )
+            for action, history in zip(joint_actions, histories, strict=True)
+        ]
+
+
+def grow(items=({"ask": "Go", "id": 7}, {"ask": "Stop"}), num_generations=2, text="x\n", **settings):
+    def sample(nodes, number):
+        texts = {"aux": [text * (g + 1) for g in range(number)], "main": ["y" * (2 - g % 2) for g in range(number)]}
+        return {role: [Samples([1], [[1]] * number, texts[role]) for _ in nodes] for role in texts}
+
+    settings = {"num_turns": 2, "discount": 0.5, **settings}
+    environment = Lengths()
+    return grow_trees(
+        list(items),
+        environment,
+        sample,
+        lambda x: judge_nodes(environment, x),
+        num_generations=num_generations,
+        **settings,
+    )
+
+
+def advantages(levels, mode="mean", roles=("aux", "main")):
+    def of_node(node):
+        returns = torch.tensor([node.agent_returns(("aux", "main").index(role)) for role in roles])
+        return dict(zip(roles, sibling_advantages(returns, mode), strict=True))
+
+    return [[of_node(node) for node in nodes] for nodes in levels]
+
+
+def rows_of(levels=None, **settings):
+    levels = grow() if levels is None else levels
+    return trace_rows(levels, advantages(levels), **{"step": 3, **settings})
+
+
+def test_a_row_per_joint_action():
+    rows = rows_of(process=1)
+    assert [(row["tree"], row["node"], row["parent"], row["turn"], row["action"]) for row in rows] == [
+        *[(tree, "/", "", 1, action) for tree in (0, 1) for action in (0, 1)],
+        *[(tree, f"/{a}", "/", 2, action) for tree in (0, 1) for a in (0, 1) for action in (0, 1)],
+    ]
+    assert {row["item"] for row in rows if row["tree"] == 0} == {"7"}
+    assert len({row["item"] for row in rows}) == 2
+    second = rows[1]
+    assert (second["step"], second["split"], second["process"]) == (3, "train", 1)
+    assert (second["prompt/aux"], second["prompt/main"]) == ("Go0", "[system] Be brief.\n\n[user] Go0")
+    assert (second["completion/aux"], second["completion/main"]) == ("x\nx\n", "y")
+    assert second["reward"] == second["metrics/parts/aux"] + 1 == 5.0
+    assert second["return"] == pytest.approx(5.0 + 0.5 * (4.1 + 5.1) / 2)
+    assert second["extra/verdict"] == "short" and rows[4]["extra/verdict"] == "tensor(1.)"
+    json.dumps(rows)
+
+
+@pytest.mark.parametrize("mode", ["mean", "rloo", "max", "raw"])
+@pytest.mark.parametrize("joint_mode", ["align", "cross"])
+def test_the_advantage_is_the_one_that_is_trained(mode, joint_mode):
+    levels = grow(joint_mode=joint_mode, num_generations=3)
+    trained = advantages(levels, mode)
+    nodes = {(tree, "/"): (root, trained[0][tree]) for tree, root in enumerate(levels[0])}
+    for row in trace_rows(levels, trained, step=1):
+        if row["turn"] == 1:
+            node, of_node = nodes[row["tree"], row["node"]]
+            for k, role in enumerate(("aux", "main")):
+                assert row[f"advantage/{role}"] == of_node[role][node.indices[row["action"]][k]]
+
+
+def test_frozen_agents_and_evaluations_have_no_advantage():
+    levels = grow()
+    rows = trace_rows(levels, advantages(levels, roles=("main",)), step=1)
+    assert {row["advantage/aux"] for row in rows} == {None} and None not in {row["advantage/main"] for row in rows}
+    rows = trace_rows(levels, step=1, split="eval_hard")
+    assert {(row["split"], row["advantage/main"]) for row in rows} == {("eval_hard", None)}
+
+
+def test_items_have_ids():
+    assert [item_id({"id": 3}), item_id({"task_id": "HumanEval/1", "x": 1})] == ["3", "HumanEval/1"]
+    assert item_id({"a": 1, "b": [object]}) == item_id({"b": [object], "a": 1}) != item_id({"a": 2, "b": [object]})
+
+
+# Files
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "jsonl"])
+def test_files_hold_all_rows_and_are_bounded(tmp_path, file_format):
+    files = [TraceFiles(tmp_path / "trace", process, 2, file_format, max_files=3) for process in (0, 1)]
+    for step in range(1, 10):
+        for of_process in files:
+            of_process.add(rows_of(step=step, process=of_process.process))
+            of_process.end_step(step)
+    for of_process in files:
+        of_process.flush()
+    names = [path.name for path in trace_files(tmp_path / "trace")]
+    assert names == [
+        f"{first:08d}-{last:08d}_process{process}.{file_format}"
+        for first, last in ((5, 6), (7, 8), (9, 9))
+        for process in (0, 1)
+    ]
+    assert sorted(path.name for path in (tmp_path / "trace").iterdir()) == sorted(names)
+    trace = read_trace(tmp_path / "trace")
+    expected = as_frame(
+        [row for step in range(5, 10) for process in (0, 1) for row in rows_of(step=step, process=process)]
+    )
+    pd.testing.assert_frame_equal(trace, expected, check_dtype=False)
+    suffix = {"parquet": "parquet", "jsonl": "json"}[file_format]
+    loaded = load_dataset(suffix, data_dir=str(tmp_path / "trace"), cache_dir=str(tmp_path / "cache"), split="train")
+    assert len(loaded) == len(trace)
+
+
+def test_a_run_that_resumes_repeats_no_step(tmp_path):
+    for process in (0, 1, 2):
+        files = TraceFiles(tmp_path, process, 3, "jsonl", 10)
+        for step in range(1, 8):
+            files.add(rows_of(step=step, process=process))
+            files.end_step(step)
+            if step == 4:  # a checkpoint
+                files.flush()
+    (tmp_path / ".00000007-00000009_process1.jsonl").write_text("{")
+    assert remove_after(tmp_path, 4) == 3
+    assert not list(tmp_path.glob(".*"))
+    assert sorted(set(read_trace(tmp_path)["step"])) == [1, 2, 3, 4]
+    assert remove_after(tmp_path / "nowhere", 0) == 0
+    with pytest.raises(FileNotFoundError, match="contains no trace: set `trace_steps`"):
+        read_trace(tmp_path / "nowhere")
+
+
+def test_rows_of_the_same_steps_get_a_file_of_their_own(tmp_path):
+    files = TraceFiles(tmp_path, 0, 1, "parquet", 10)
+    for split in ("eval", "eval_hard"):
+        files.add(trace_rows(grow(), step=2, split=split))
+        files.flush()
+    assert len(trace_files(tmp_path)) == 2 and set(read_trace(tmp_path)["split"]) == {"eval", "eval_hard"}
+
+
+def test_texts_that_are_no_unicode(tmp_path):
+    for file_format in ("parquet", "jsonl"):
+        files = TraceFiles(tmp_path / file_format, 0, 1, file_format, 10)
+        files.add(rows_of(grow(text="\ud800\x00\n")))
+        files.flush()
+        assert len(read_trace(tmp_path / file_format)) == 12
+
+
+# The terminal
+
+
+def printed(rows, width, num_trees=None):
+    console = Console(file=io.StringIO(), width=width)
+    print_trees(rows, num_trees, console)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 100, 160])
+def test_a_step_prints_a_few_trees_of_limited_size(width):
+    levels = grow([{"ask": "Go " * 500, "id": k} for k in range(20)], num_generations=4, text="line\n" * 200)
+    text = printed(rows_of(levels), width)
+    assert text.replace("\n", "").startswith("Step 3 (train): 20 trees, 400 joint actions, reward ")
+    assert 60 < len(text.splitlines()) < 250 and max(map(len, text.splitlines())) <= width
+    assert sum(f"{name} tree" in text for name in ("best", "worst", "random")) == 3
+    assert [printed(rows_of(levels), width, number).count(" tree, item") for number in (0, 1, 2, 5, 99)] == [
+        0,
+        1,
+        2,
+        5,
+        20,
+    ]
+
+
+def test_the_best_and_the_worst_tree_and_branch():
+    levels = grow()
+    for value, node in enumerate(levels[0]):
+        node.returns = [float(value), value + 0.5]
+    rows = rows_of(levels)
+    trees = [[row for row in rows if row["tree"] == tree] for tree in (0, 1)]
+    assert [(name, tree[0]["tree"]) for name, tree in choose_trees(trees, 3, 0)] == [("best", 1), ("worst", 0)]
+    assert [(row["node"], row["action"]) for row in branch_of(trees[1], "best")] == [("/", 1), ("/1", 1)]
+    assert [(row["node"], row["action"]) for row in branch_of(trees[1], "worst")] == [("/", 0), ("/0", 0)]
+    chain = rows_of(grow(handoff="best"))
+    for name in ("best", "worst", "random"):
+        assert [row["node"] for row in branch_of([row for row in chain if row["tree"] == 0], name)] == ["/", "/1"]
+    text = printed(rows, 100)
+    assert "advantage" in text and "[system] Be brief." in text
+    assert printed(trace_rows(levels, step=0, split="eval"), 100).count("advantage") == 0
+
+
+def test_later_turns_show_what_changed():
+    old = "def f(x):\n    y = x\n    return y\n"
+    assert changes(old, old) == [("(unchanged)", "dim")]
+    assert changes(old, old.replace("y = x", "y = 2")) == [("-     y = x", "red"), ("+     y = 2", "green")]
+    assert [line for line, _ in changes("a\nb\n", "c\nd\n")] == ["c", "d", ""]
+
+
+def test_a_completion_cannot_control_the_terminal():
+    text = printed(rows_of(grow(text="\x1b[2J\x07[bold]x\r")), 100)
+    assert "\x1b" not in text and "\x07" not in text and "\r" not in text and "[bold]" in text

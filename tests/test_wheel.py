@@ -1,0 +1,49 @@
+"""What an installed package has, without the repository around it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from trl_multiagent.recipe.config_files import ACCELERATE, CONFIGS, RECIPES
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_a_wheel_has_the_configurations_and_can_train_without_a_checkout(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("trl_multiagent", "recipes", "accelerate_configs"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet"]
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, source]
+    subprocess.run(build, check=True, capture_output=True, timeout=300)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+        (metadata,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith("METADATA"))
+    installed = tmp_path / "installed" / "trl_multiagent"
+    for pattern in (ACCELERATE, RECIPES):
+        files = {path.name for path in CONFIGS.glob(pattern)}
+        assert files and {path.name for path in (installed / "configs").glob(pattern)} == files
+    assert (installed / "py.typed").is_file() and not list((installed / "configs").rglob("*.py"))
+    targets = re.findall(r"\]\(([^)\s]+)", metadata)
+    assert targets and all(target.startswith(("https://", "#")) for target in targets)
+    assert "Project-URL: Repository, https://" in metadata
+
+    command = [sys.executable, "-m", "trl_multiagent.cli", "train", "magrpo", "--config", "magrpo_demo"]
+    done = subprocess.run(
+        [*command, "--accelerate_config", "single", "--dry_run"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0 and "aux: demo, main: demo" in done.stdout, done.stderr

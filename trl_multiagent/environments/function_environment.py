@@ -1,0 +1,298 @@
+"""An environment made of prompt templates and TRL reward functions."""
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from trl_multiagent.environments.base import (
+    Environment,
+    JointAction,
+    Outcome,
+    Prompt,
+    Turn,
+    check_prompt,
+    check_prompts,
+    check_roles,
+)
+from trl_multiagent.environments.event_loop import EventLoop
+from trl_multiagent.environments.reward_functions import (
+    RoleReward,
+    as_messages,
+    call_rewards,
+    check_reward_function,
+)
+from trl_multiagent.environments.scoring import scoring_context
+from trl_multiagent.environments.task_errors import (
+    TaskError,
+    as_number,
+    as_rewards,
+    function_name,
+    show,
+    task_code,
+)
+
+
+RewardFunction: TypeAlias = Callable | str  # a function, a reward model (which can be called, too), or a model id
+
+
+class FunctionEnvironment(Environment):
+    """
+    An environment made of prompt templates and TRL reward functions.
+
+    Args:
+        prompts (`dict[str, str | Callable[[dict], Prompt]]`):
+            One entry per role, in the order of the agents: a `str.format` template filled with the item's columns, or
+            a function from the item to a prompt.
+        reward_funcs (`Callable` or `list[Callable]`):
+            TRL reward functions, plain or `async`. Each is called with keyword arguments, and returns one float per joint
+            action, or `None` where it does not apply. It gets those that it names, or all of them if it takes `**kwargs`:
+            `prompts` (list of `{role: prompt}`), `completions` (list of `{role: text}`), every column of the items, and
+            from a trainer or team also `completion_ids` (list of `{role: token ids}`), `trainer_state`, `log_metric` and
+            `log_extra`, see [`~trl.GRPOTrainer`]. [`role_reward`] makes one from a function or a reward model for a single
+            agent. A reward model or its id alone needs a single role.
+        reward_weights (`list[float]`, *optional*):
+            Weight of each reward function, all 1.0 by default.
+        transition (`Callable[[dict, Sequence[Turn]], dict[str, Prompt]]`, *optional*):
+            Function `(item, history) -> {role: prompt}` that builds the prompts of the second and later turns. It is only
+            needed if `num_turns > 1`.
+        conversational (`bool`, *optional*, defaults to `False`):
+            Whether `prompts` and `completions` contain lists of chat messages, as in TRL, instead of texts for the roles
+            whose tokenizer has a chat template.
+        reward_timeout (`float`, *optional*, defaults to `600.0`):
+            Seconds that the `async` reward functions may take for a batch. With `None`, they may take forever.
+
+    Raises:
+        TypeError: A template, a reward function or the transition cannot be called.
+        ValueError: The roles or the weights do not fit, or a reward model cannot be loaded.
+
+    Example:
+
+    ```python
+    >>> environment = FunctionEnvironment(
+    ...     prompts={"poet": "Write a line about {topic}.", "critic": "Name a word for {topic}."},
+    ...     reward_funcs=lambda completions, **columns: [float(c["critic"] in c["poet"]) for c in completions],
+    ... )
+    >>> environment.prompts({"topic": "rain"}, [])
+    {'poet': 'Write a line about rain.', 'critic': 'Name a word for rain.'}
+
+    ```
+    """
+
+    def __init__(
+        self,
+        prompts: dict[str, str | Callable[[dict], Prompt]],
+        reward_funcs: RewardFunction | list[RewardFunction],
+        reward_weights: Sequence[float] | None = None,
+        transition: Callable[[dict, Sequence[Turn]], dict[str, Prompt]] | None = None,
+        conversational: bool = False,
+        reward_timeout: float | None = 600.0,
+    ):
+        if not isinstance(prompts, dict):
+            raise ValueError(f"`prompts` must be a dict with one entry per role, not {prompts!r}.")
+        self.roles = check_roles(list(prompts))
+        for role, template in prompts.items():
+            if not (isinstance(template, str) or callable(template)):
+                raise TypeError(f"The prompt of `{role}` is {show(template)}; it must be a template or a function.")
+        if transition is not None and not callable(transition):
+            raise TypeError(f"`transition` is {show(transition)}, which is not a function.")
+        if reward_timeout is not None and (as_number(reward_timeout) is None or not reward_timeout > 0):
+            raise ValueError(f"`reward_timeout` is {show(reward_timeout)}; it must be a positive number of seconds.")
+        self.templates = prompts
+        functions = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+        if not functions:
+            raise ValueError("`reward_funcs` is empty: give at least one reward function.")
+        self.reward_funcs = [self._reward_function(function) for function in functions]
+        self.reward_weights = [1.0] * len(functions) if reward_weights is None else _weights(reward_weights)
+        if len(self.reward_weights) != len(functions):
+            raise ValueError(
+                f"`reward_weights` has {len(self.reward_weights)} entries for {len(functions)} reward functions."
+            )
+        self.transition = transition
+        self.conversational = conversational
+        self.reward_timeout = reward_timeout
+        self.reward_names = _distinct([function_name(function) for function in self.reward_funcs])
+        self._event_loop = EventLoop()
+
+    def _reward_function(self, function: RewardFunction) -> Callable:
+        """Checks a reward function. A reward model, or the id of one, becomes a function."""
+        if isinstance(function, RoleReward):
+            if function.role not in self.roles:
+                raise ValueError(f"A reward is for the role {function.role!r}, but the roles are {list(self.roles)}.")
+            function = RoleReward(function.role, load_if_model(function.function), function.conversational)
+        elif is_model(function):
+            if len(self.roles) > 1:
+                raise ValueError(
+                    f"A reward model judges the text of one agent: write `role_reward({self.roles[-1]!r}, ...)` instead of "
+                    f"{show(function)}."
+                )
+            function = RoleReward(self.roles[0], load_if_model(function))
+        check_reward_function(function)
+        return function  # type: ignore[return-value]  # it is no model and can be called
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.reward_names)
+        return f"FunctionEnvironment(reward_funcs=[{names}], reward_weights={self.reward_weights})"
+
+    def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
+        if not history:
+            return {role: self._first_prompt(role, template, item) for role, template in self.templates.items()}
+        if self.transition is None:
+            raise TaskError("More than one turn needs a `transition` that builds the next turn's prompts.")
+        name = f"The transition `{function_name(self.transition)}`"
+        with task_code(name):
+            prompts = self.transition(item, history)
+        check_prompts(name, prompts, self.roles)
+        return prompts
+
+    def resume_settings(self) -> dict[str, Any]:
+        """The templates, the weights, and the names of the functions. The code of the functions is not compared."""
+        settings = {
+            "prompts": {
+                role: f"function {function_name(template)}" if callable(template) else template
+                for role, template in self.templates.items()
+            },
+            "reward_funcs": self.reward_names,
+            "reward_weights": self.reward_weights,
+            "transition": None if self.transition is None else function_name(self.transition),
+        }
+        return {**settings, "conversational": True} if self.conversational else settings
+
+    @staticmethod
+    def _first_prompt(role: str, template: str | Callable[[dict], Prompt], item: dict) -> Prompt:
+        if not callable(template):
+            return _fill(role, template, item)
+        name = f"The prompt function `{function_name(template)}` of {role!r}"
+        with task_code(name):
+            prompt = template(item)
+        check_prompt(name, prompt)
+        return prompt
+
+    def score(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
+    ) -> list[Outcome]:
+        if not items:
+            return []
+        context = scoring_context()
+        outcomes = [Outcome(reward=0.0) for _ in joint_actions]
+        arguments: dict[str, Any] = {name: [item[name] for item in items] for name in items[0]}
+        if context.prompts is not None and len(context.prompts) == len(items):
+            arguments["prompts"] = context.prompts
+            arguments["completion_ids"] = context.completion_ids
+        else:  # the environment was called directly
+            arguments["prompts"] = [
+                self.prompts(item, history) for item, history in zip(items, histories, strict=True)
+            ]
+        arguments |= {"completions": joint_actions, "trainer_state": context.trainer_state}
+        names = [f"The reward function `{name}`" for name in self.reward_names]
+        of_functions = []
+        for name, function in zip(names, self.reward_funcs, strict=True):
+            of_function = {**arguments, "log_metric": _metric_logger(name, context.metrics)}
+            of_function["log_extra"] = _extra_logger(name, outcomes)
+            if self.conversational and not isinstance(function, RoleReward):
+                of_function |= _conversational(arguments["prompts"], joint_actions, context.chat_roles)
+            of_functions.append(of_function)
+        outputs = call_rewards(self._event_loop, names, self.reward_funcs, of_functions, self.reward_timeout)
+        for name, key, weight, output in zip(names, self.reward_names, self.reward_weights, outputs, strict=True):
+            for outcome, reward in zip(outcomes, as_rewards(name, output, len(joint_actions)), strict=True):
+                if reward is not None:
+                    outcome.reward += weight * reward
+                    outcome.metrics[f"rewards/{key}"] = reward
+        unscored = next((k for k, outcome in enumerate(outcomes) if not outcome.metrics), None)
+        if unscored is not None:
+            raise TaskError(
+                f"Every reward function ({', '.join(self.reward_names)}) returned None for the joint action "
+                f"{joint_actions[unscored]!r} of item {items[unscored]!r}; at least one must score it."
+            )
+        return outcomes
+
+
+def _fill(role: str, template: str, item: dict) -> str:
+    try:
+        return template.format(**item)
+    except KeyError as error:
+        raise TaskError(
+            f"The prompt template of `{role}` needs the column {error}; the items have {', '.join(item)}."
+        ) from None
+    except (IndexError, ValueError, AttributeError, TypeError) as error:
+        raise TaskError(
+            f"The prompt template of `{role}` cannot be filled: {error}. Write {{column}} for a column's value, and {{{{ "
+            "or }} for a brace."
+        ) from error
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """The names. A number is appended to a name that occurred before."""
+    seen: Counter[str] = Counter()
+    distinct = []
+    for name in names:
+        seen[name] += 1
+        distinct.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    return distinct
+
+
+def is_model(function: Any) -> bool:
+    """Whether this is a reward model or the id of one. Torch is not imported for this: without it, there are no models."""
+    return isinstance(function, str) or (
+        "torch" in sys.modules and isinstance(function, sys.modules["torch"].nn.Module)
+    )
+
+
+def load_if_model(function: Any) -> Any:
+    """Makes a reward function from a reward model or the id of one. Other functions are returned as they are."""
+    if not is_model(function):
+        return function
+    from trl_multiagent.environments.reward_models import RewardModel  # imports torch and TRL
+
+    return RewardModel(function)
+
+
+def _weights(reward_weights: Sequence[float]) -> list[float]:
+    weights = [as_number(weight) for weight in reward_weights]
+    numbers = [weight for weight in weights if weight is not None and math.isfinite(weight)]
+    if len(numbers) < len(weights):
+        raise ValueError(f"`reward_weights` is {list(reward_weights)}; it must be a list of finite numbers.")
+    return numbers
+
+
+def _metric_logger(name: str, metrics: dict[str, list[float]]) -> Callable[[str, float], None]:
+    """TRL's `log_metric` for one reward function. The mean over a logging step is logged."""
+
+    def log_metric(metric: str, value: float) -> None:
+        number = as_number(value)
+        if not isinstance(metric, str) or number is None:
+            raise TaskError(f"{name} logged the metric {metric!r} with the value {show(value)}; it must be a number.")
+        metrics.setdefault(metric, []).append(number)
+
+    return log_metric
+
+
+def _extra_logger(name: str, outcomes: list[Outcome]) -> Callable[[str, Sequence], None]:
+    """TRL's `log_extra` for one reward function. The values become a column of the tables of completions."""
+
+    def log_extra(column: str, values: Sequence) -> None:
+        values = list(values)
+        if len(values) != len(outcomes):
+            raise TaskError(
+                f"{name} logged {len(values)} values in the column {column!r} for {len(outcomes)} joint actions; it must "
+                "log one each."
+            )
+        for outcome, value in zip(outcomes, values, strict=True):
+            outcome.extra[column] = value
+
+    return log_extra
+
+
+def _conversational(
+    prompts: list[dict[str, Prompt]], joint_actions: list[JointAction], chat_roles: frozenset[str]
+) -> dict[str, list]:
+    """Prompts and completions with chat messages for the roles that have a chat template."""
+
+    def convert(texts: dict[str, Any], speaker: str) -> dict[str, Any]:
+        return {role: as_messages(x, speaker) if role in chat_roles else x for role, x in texts.items()}
+
+    return {
+        "prompts": [convert(of_all, "user") for of_all in prompts],
+        "completions": [convert(of_all, "assistant") for of_all in joint_actions],
+    }

@@ -1,0 +1,152 @@
+"""
+The task `functions`: prompt templates and reward functions that a YAML file names. Only the rewards are Python.
+
+    prompts:
+      poet: "Write a line about {topic}:"
+      critic: "Name a word for {topic}:"
+    reward_funcs: [rewards.shared_words]
+    dataset:
+      name: topics.jsonl
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trl_multiagent.environments.base import Prompt, ask_one, check_prompt, check_roles
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE, LOCAL_SUFFIXES, read_file, select_rows
+from trl_multiagent.environments.function_environment import FunctionEnvironment
+from trl_multiagent.environments.imports import import_object
+from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+@dataclass
+class Rows(DatasetSource):
+    """The section `dataset`."""
+
+    name: str | None = setting(f"Hub id, or path of a {LOCAL_FILE}.")
+    config: str | None = setting("Configuration of a dataset on the Hub.")
+
+    def __post_init__(self) -> None:
+        if self.name is None:
+            raise ValueError(f"`dataset.name` is missing: a Hub id or the path of a {LOCAL_FILE}.")
+        if self.is_file and not Path(self.name).is_file():
+            raise ValueError(f"`dataset.name` is {self.name!r}, but there is no such file in {Path.cwd()}.")
+
+    @property
+    def is_file(self) -> bool:
+        return str(self.name).endswith(LOCAL_SUFFIXES)
+
+    @property
+    def may_be_hub_id(self) -> bool:
+        return not self.is_file
+
+    def load(self, split: str | None) -> Dataset:
+        """
+        Loads rows.
+
+        Args:
+            split (`str`, *optional*): The rows, such as `"train[:100]"`. A local file has one split, with any name.
+
+        Raises:
+            ValueError: the file or the split is malformed, or there are no rows.
+            ConnectionError: the dataset is on the Hub, which cannot be reached.
+        """
+        import datasets  # takes a second to import, and `--help` does not need it
+
+        name = str(self.name)
+        if self.is_file:
+            rows = select_rows(datasets.Dataset.from_list(read_file(Path(name))), split, name)
+        else:
+            split = "train" if split is None else f"train{split}" if split.startswith("[") else split
+            rows = datasets.load_dataset(name, self.config, split=split)
+        if len(rows) == 0:
+            raise ValueError(f"{name} has no rows.")
+        return rows
+
+
+@dataclass
+class Functions:
+    """The section `functions`. Its settings may also be at the top level of the file."""
+
+    prompts: dict[str, str | list[dict[str, str]]] | None = setting(  # noqa: RUF009
+        "The first prompt of each role: a text, or a list of messages, with {column} for the value of a column."
+    )
+    reward_funcs: list[str] | None = setting("Reward functions, as package.module.function.")  # noqa: RUF009
+    reward_weights: list[float] | None = setting("Weight of each, 1 by default.")  # noqa: RUF009
+    transition: str | None = setting("Function that makes the prompts of later turns, as package.module.function.")
+
+    def __post_init__(self) -> None:
+        if not self.prompts:
+            raise ValueError("`functions.prompts` is missing: a template for each role, such as {poet: 'Write ...'}.")
+        check_roles(list(self.prompts))
+        for role, template in self.prompts.items():
+            check_prompt(f"`functions.prompts.{role}`", template)
+        if not self.reward_funcs:
+            raise ValueError("`functions.reward_funcs` is missing: one or more functions, such as [my.rewards.f].")
+        self.make_environment()
+
+    def make_environment(self) -> FunctionEnvironment:
+        """
+        Imports the functions and makes the environment.
+
+        Raises:
+            ValueError: a function cannot be imported, or is none.
+        """
+        functions = {path: import_object("functions.reward_funcs", path) for path in self.reward_funcs or ()}
+        transition = None
+        if self.transition is not None:
+            transition = functions[self.transition] = import_object("functions.transition", self.transition)
+        for path, function in functions.items():
+            if not callable(function):
+                raise ValueError(f"{path} is {function!r}, which is not a function.")
+        return FunctionEnvironment(
+            {role: prompt_template(template) for role, template in (self.prompts or {}).items()},
+            [functions[path] for path in self.reward_funcs or ()],
+            self.reward_weights,
+            transition,
+        )
+
+
+def prompt_template(template: str | list[dict[str, str]]) -> str | Callable[[dict], Prompt]:
+    """The prompt of a role, as [`FunctionEnvironment`] takes it."""
+    return template if isinstance(template, str) else partial(fill_messages, template)
+
+
+def fill_messages(messages: list[dict[str, str]], item: dict) -> Prompt:
+    """Fills templates of messages with the columns of an item."""
+    return [{**message, "content": message["content"].format(**item)} for message in messages]
+
+
+def make_environment(settings: TaskSettings) -> FunctionEnvironment:
+    functions: Functions = settings.sections["functions"]
+    return functions.make_environment()
+
+
+def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
+    """
+    Loads the training set and, if the section `dataset` has an `eval_split`, the evaluation set.
+
+    Raises:
+        ValueError: a file or a split is malformed, or a template needs a column that the rows do not have.
+        ConnectionError: the dataset is on the Hub, which cannot be reached.
+    """
+    rows: Rows = settings.sections["dataset"]
+    train_dataset = rows.load(rows.train_split)
+    ask_one(make_environment(settings), train_dataset[0], [])
+    return train_dataset, None if rows.eval_split is None else rows.load(rows.eval_split)
+
+
+def roles(sections: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(sections["functions"].prompts)
+
+
+TASK = Task(make_environment, load_datasets, settings={"dataset": Rows, "functions": Functions}, roles=roles)

@@ -1,0 +1,212 @@
+"""Calls reward functions as TRL's trainers do: plain and `async` ones, and those that read one role's completions."""
+
+import asyncio
+import functools
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, TimeoutError, wait
+from typing import Any
+
+from trl_multiagent.environments.event_loop import EventLoop
+from trl_multiagent.environments.scoring import scoring_context
+from trl_multiagent.environments.task_errors import TaskError, TaskInterrupt, function_name, show, task_code
+
+
+class RoleReward:
+    """
+    A reward function that judges one agent. [`role_reward`] makes it.
+
+    Args:
+        role (`str`): The agent.
+        function (`Callable`): A reward function in TRL's form.
+        conversational (`bool`, *optional*): Whether it gets chat messages; see [`role_reward`].
+    """
+
+    def __init__(self, role: str, function: Any, conversational: bool | None = None):
+        self.role = role
+        self.function = function
+        self.conversational = conversational
+
+    @property
+    def __name__(self) -> str:
+        return f"{self.role}/{function_name(self.function)}"
+
+    def __call__(self, prompts: Sequence[dict], completions: Sequence[dict], **kwargs: Any) -> Any:
+        own_prompts = [of_all[self.role] for of_all in prompts]
+        own_completions = [of_all[self.role] for of_all in completions]
+        if self._reads_messages(own_prompts):
+            own_prompts = [as_messages(prompt, "user") for prompt in own_prompts]
+            own_completions = [as_messages(completion, "assistant") for completion in own_completions]
+        if "completion_ids" in kwargs:
+            kwargs["completion_ids"] = [of_all[self.role] for of_all in kwargs["completion_ids"]]
+        kwargs |= {"prompts": own_prompts, "completions": own_completions}
+        return self.function(**accepted_arguments(self.function, kwargs))
+
+    def _reads_messages(self, prompts: list) -> bool:
+        if self.conversational is not None:
+            return self.conversational
+        module = inspect.getmodule(unwrapped(self.function))
+        of_trl = module is not None and module.__name__.startswith("trl.rewards")  # they read messages only
+        return of_trl or self.role in scoring_context().chat_roles or any(isinstance(x, list) for x in prompts)
+
+
+def role_reward(role: str, function: Any, conversational: bool | None = None) -> RoleReward:
+    """
+    Makes a reward of one agent's completions, with a reward function that was written for a single model. The reward is still
+    shared by the team.
+
+    Args:
+        role (`str`):
+            The agent.
+        function (`Callable`, `str` or [`~transformers.PreTrainedModel`]):
+            A reward function in TRL's form, such as `trl.rewards.think_format_reward`, plain or `async`, or a reward model or
+            its id. It gets the agent's prompts, completions and `completion_ids`.
+        conversational (`bool`, *optional*):
+            Whether the function gets lists of chat messages instead of texts. By default it does if the agent's prompts are
+            chat messages, which they are if its tokenizer has a chat template. TRL's own functions always do.
+
+    Example:
+
+    ```python
+    from trl.rewards import think_format_reward
+
+    environment = FunctionEnvironment(prompts, reward_funcs=[my_reward, role_reward("main", think_format_reward)])
+    ```
+    """
+    return RoleReward(role, function, conversational)
+
+
+def as_messages(text: Any, role: str) -> list[dict[str, str]]:
+    """A text as a list of one chat message; chat messages as they are."""
+    return [{"role": role, "content": text}] if isinstance(text, str) else text
+
+
+def unwrapped(function: Any) -> Any:
+    """The function inside `functools.partial` objects and role rewards."""
+    while isinstance(function, functools.partial | RoleReward):
+        function = function.func if isinstance(function, functools.partial) else function.function
+    return function
+
+
+def is_async(function: Any) -> bool:
+    """Whether a reward function is `async`, or an object with an `async` method `__call__`."""
+    function = unwrapped(function)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def check_reward_function(function: Any) -> None:
+    """
+    Refuses what cannot be called as a reward function.
+
+    Raises:
+        TypeError: It cannot be called, or not with keyword arguments, or it is a class or a generator function.
+    """
+    inner = unwrapped(function)
+    if not callable(inner):
+        raise TypeError(f"`reward_funcs` contains {show(inner)}, which is not a function.")
+    name = function_name(inner)
+    if isinstance(inner, type):
+        raise TypeError(f"`reward_funcs` contains the class `{name}`: pass an instance with a method `__call__`.")
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        raise TypeError(f"The reward function `{name}` contains `yield`; it must return a list of numbers instead.")
+    parameters = _parameters(function.function if isinstance(function, RoleReward) else function)
+    positional = [
+        parameter.name
+        for parameter in (parameters or {}).values()
+        if parameter.kind == inspect.Parameter.POSITIONAL_ONLY and parameter.default is inspect.Parameter.empty
+    ]
+    if positional:
+        raise TypeError(
+            f"The reward function `{name}` cannot be called with keyword arguments such as `completions=...`, because its "
+            f"parameter `{positional[0]}` is positional only."
+        )
+
+
+def accepted_arguments(function: Callable, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that a function names; all of them if it takes any (`**kwargs`)."""
+    parameters = _parameters(function)
+    kinds = {parameter.kind for parameter in (parameters or {}).values()}
+    if parameters is None or inspect.Parameter.VAR_KEYWORD in kinds:
+        return dict(arguments)
+    return {name: value for name, value in arguments.items() if name in parameters}
+
+
+def _parameters(function: Callable) -> Mapping[str, inspect.Parameter] | None:
+    """The parameters of a function; `None` for one that is not written in Python and does not say."""
+    try:
+        return inspect.signature(function).parameters
+    except ValueError as error:
+        if isinstance(function, functools.partial):
+            raise TypeError(f"`reward_funcs` contains {show(function)}, whose arguments do not fit.") from error
+        return None
+
+
+def call_rewards(
+    loop: EventLoop, names: Sequence[str], functions: Sequence[Callable], arguments: list[dict], timeout: float | None
+) -> list[Any]:
+    """
+    Calls reward functions. The `async` ones run on the event loop, concurrently with each other and with the plain ones, which
+    run one after the other in this thread.
+
+    Args:
+        loop ([`EventLoop`]): The event loop.
+        names (`Sequence[str]`): Names of the functions, for messages.
+        functions (`Sequence[Callable]`): The functions.
+        arguments (`list[dict]`): Keyword arguments of each function.
+        timeout (`float`, *optional*): Seconds that the `async` functions may take, from their start.
+
+    Returns:
+        `list[Any]`: What each function returned.
+
+    Raises:
+        TaskError: A function failed, or an `async` one did not finish in time.
+    """
+    outputs: list[Any] = [None] * len(functions)
+    running: dict[int, Future] = {}
+    start = time.monotonic()
+    try:
+        for k in sorted(
+            range(len(functions)), key=lambda k: not is_async(functions[k])
+        ):  # the `async` ones start first
+            with task_code(names[k]):
+                outputs[k] = functions[k](**accepted_arguments(functions[k], arguments[k]))
+            if inspect.isawaitable(outputs[k]):
+                running[k] = loop.submit(_finish(names[k], outputs[k]))
+        waiting = set(running.values())
+        while waiting:
+            left = None if timeout is None else max(0.0, start + timeout - time.monotonic())
+            done, waiting = wait(waiting, left, FIRST_COMPLETED)
+            if not done:
+                late = [names[k] for k, future in running.items() if future in waiting]
+                raise TaskError(
+                    f"{late[0]} did not finish within {timeout:g} seconds. If it needs longer, raise `reward_timeout`."
+                )
+            for k, future in running.items():
+                if future in done:
+                    outputs[k], error = future.result()
+                    if error is not None:
+                        raise error
+    finally:
+        if not all(future.done() for future in running.values()):
+            for future in running.values():
+                future.cancel()
+            _check_loop(loop)
+    return outputs
+
+
+async def _finish(name: str, output: Awaitable) -> tuple[Any, TaskError | TaskInterrupt | None]:
+    """Awaits the result of a function. An error is returned, because an interrupt that is raised would end the event loop."""
+    try:
+        with task_code(name):
+            return await output, None
+    except (TaskError, TaskInterrupt) as error:
+        return None, error
+
+
+def _check_loop(loop: EventLoop) -> None:
+    """Gives up an event loop that a function blocks, for example with `time.sleep`."""
+    try:
+        loop.submit(asyncio.sleep(0)).result(timeout=1.0)
+    except TimeoutError:
+        loop.abandon()

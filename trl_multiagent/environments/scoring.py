@@ -1,0 +1,51 @@
+"""What is known about a batch of joint actions while an environment scores it."""
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from transformers import TrainerState
+
+    from trl_multiagent.environments.base import Prompt
+
+
+@dataclass
+class ScoringContext:
+    """
+    Facts about the joint actions that an environment scores, besides the arguments of `Environment.score`.
+
+    Args:
+        prompts (`list[dict[str, Prompt]]`, *optional*): The prompts that each joint action answers.
+        completion_ids (`list[dict[str, list[int]]]`, *optional*): The token ids of each joint action, by role.
+        chat_roles (`frozenset[str]`, *optional*): Roles whose prompts are chat messages.
+        trainer_state ([`~transformers.TrainerState`], *optional*): The state of the trainer; `None` without a trainer.
+        metrics (`dict[str, list[float]]`, *optional*): Numbers to log, by name. The environment adds to them.
+    """
+
+    prompts: "list[dict[str, Prompt]] | None" = None
+    completion_ids: list[dict[str, list[int]]] | None = None
+    chat_roles: frozenset[str] = frozenset()
+    trainer_state: "TrainerState | None" = None
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+
+
+_CONTEXT: ContextVar[ScoringContext | None] = ContextVar("scoring_context", default=None)
+
+
+def scoring_context() -> ScoringContext:
+    """The context of the batch that is scored now; an empty one if the environment was called directly."""
+    return _CONTEXT.get() or ScoringContext()
+
+
+@contextlib.contextmanager
+def scoring(context: ScoringContext) -> Iterator[None]:
+    """Inside, [`scoring_context`] returns `context`."""
+    token = _CONTEXT.set(context)
+    try:
+        yield
+    finally:
+        _CONTEXT.reset(token)

@@ -1,0 +1,57 @@
+"""A tiny language model with random weights, with which a task can be tried on any machine, without a download."""
+
+import string
+import tempfile
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from trl_multiagent.models.pretrained import MODEL_CONFIG, seeded
+
+
+END, PAD, UNKNOWN = "<|end|>", "<|pad|>", "<|unknown|>"
+
+
+def tiny_model(folder: str | Path) -> str:
+    """
+    Builds a Llama with about 50,000 random parameters and a tokenizer with one token per printable ASCII character.
+
+    Args:
+        folder (`str` or `Path`): Where the model is saved. A model that is there already is kept.
+
+    Returns:
+        `str`: The folder.
+    """
+    folder = Path(folder)
+    if (folder / MODEL_CONFIG).is_file():
+        return str(folder)
+    vocabulary = {token: k for k, token in enumerate([PAD, END, UNKNOWN, *string.printable])}
+    characters = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    characters.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    characters.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=characters, eos_token=END, pad_token=PAD, unk_token=UNKNOWN, padding_side="left"
+    )
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        initializer_range=0.1,
+        pad_token_id=vocabulary[PAD],
+        eos_token_id=vocabulary[END],
+        bos_token_id=None,
+    )
+    with seeded(0, "tiny"):
+        model = LlamaForCausalLM(config)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch:
+        model.save_pretrained(scratch + "/model")
+        tokenizer.save_pretrained(scratch + "/model")
+        Path(scratch, "model").rename(folder)  # a run that is interrupted here leaves no half of a model
+    return str(folder)

@@ -1,0 +1,33 @@
+"""A small task to start from, `task.py` and `config.yaml`, and the function behind `trl-multiagent init`, which writes them."""
+
+from pathlib import Path
+
+
+FILES = ("task.py", "config.yaml")
+TEMPLATES = Path(__file__).parent
+
+
+def write_task(folder: str | Path) -> list[Path]:
+    """
+    Writes a task of one's own that trains as it is: `task.py` and `config.yaml`.
+
+    Args:
+        folder (`str` or `Path`): Where to write them. It is created if it does not exist.
+
+    Returns:
+        `list[Path]`: The files.
+
+    Raises:
+        ValueError: one of the files exists already, or the folder cannot be written to.
+    """
+    targets = [Path(folder) / name for name in FILES]
+    existing = [str(path) for path in targets if path.exists()]
+    if existing:
+        raise ValueError(f"{' and '.join(existing)} would be overwritten. Choose another folder.")
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for path in targets:
+            path.write_text((TEMPLATES / path.name).read_text())
+    except OSError as error:
+        raise ValueError(f"The task cannot be written to {folder}: {error.strerror}.") from error
+    return targets

@@ -1,0 +1,61 @@
+"""
+A task of your own: what the agents are asked, how their answers are rewarded, which items there are.
+
+Here, two agents learn to write the same letters. Neither sees what the other one writes; both get the same reward.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trl_multiagent import FunctionEnvironment, Task
+from trl_multiagent.environments.task import setting
+
+
+@dataclass
+class Letters:
+    """The section `letters` of config.yaml. `trl-multiagent train magrpo --task task:TASK --help` lists its settings."""
+
+    allowed: str = setting("Letters that earn a reward.", "abcdefghijklmnopqrstuvwxyz")
+
+    def __post_init__(self):
+        if not self.allowed:
+            raise ValueError("`letters.allowed` is empty: give at least one letter.")
+
+
+def make_environment(settings):
+    """Prompts and reward. `settings.sections` has the sections of config.yaml that belong to the task."""
+    allowed = set(settings.sections["letters"].allowed)
+
+    def shared_letters(completions, **columns):
+        """The share of the letters of both agents that both wrote, between 0 and 1, for each pair of answers."""
+        rewards = []
+        for completion in completions:
+            left, right = (set(completion[role]) for role in ("left", "right"))
+            rewards.append(len(left & right & allowed) / max(1, len(left | right)))
+        return rewards
+
+    prompts = {"left": "Letters for {topic}: ", "right": "{topic} in letters: "}  # {topic} is a column of the items
+    return FunctionEnvironment(prompts, reward_funcs=[shared_letters])
+
+
+def load_datasets(settings):
+    """The items to train on, and to evaluate on or `None`. Read your own with `datasets.load_dataset`."""
+    from datasets import Dataset
+
+    return Dataset.from_dict({"topic": ["rain", "snow", "wind", "night", "river", "stone", "field", "fire"]}), None
+
+
+def tiny_model():
+    """A tiny random model, so that the task runs anywhere. `agent_model.name` takes any other model."""
+    from trl_multiagent.models.tiny import tiny_model
+
+    return tiny_model(Path(__file__).parent / "tiny_model")
+
+
+TASK = Task(
+    make_environment,
+    load_datasets,
+    settings={"letters": Letters},
+    models={"tiny": tiny_model},
+    roles=("left", "right"),
+)

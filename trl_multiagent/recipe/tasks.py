@@ -1,0 +1,82 @@
+"""Finds the task that the settings of a run name."""
+
+import argparse
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from trl_multiagent.environments.imports import import_object
+from trl_multiagent.environments.task import DatasetSource, Task
+from trl_multiagent.recipe.algorithms import ALGORITHMS
+from trl_multiagent.recipe.comlrl import OTHER_ALGORITHMS, UNAVAILABLE
+from trl_multiagent.recipe.config_files import RECIPES, config_file
+from trl_multiagent.recipe.sections import SHARED_SECTIONS, VALUES
+from trl_multiagent.recipe.settings import ConfigError, merge, read_layers
+
+
+def choose_task(algorithm: str, tasks: Mapping[str, str], argv: Sequence[str] | None, prog: str) -> Task:
+    """
+    Finds the task of a run: that of `--task` or of the setting `task`, else one of `tasks` whose section is given, else the first of
+    `tasks`.
+
+    Args:
+        algorithm (`str`): Name of the algorithm's section.
+        tasks (`Mapping[str, str]`): The tasks that have a name, each as `package.module:name`.
+        argv (`list[str]` or `None`): Arguments; by default those of the command line.
+        prog (`str`): Name of the program in messages.
+
+    Raises:
+        ConfigError: the task does not exist, or is not a [`~trl_multiagent.environments.task.Task`].
+    """
+    parser = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
+    parser.add_argument("--config")
+    parser.add_argument("--override", nargs="+", action="extend", default=[])
+    parser.add_argument("--task", default=argparse.SUPPRESS)
+    arguments, _ = parser.parse_known_args(argv)
+    if arguments.config is not None:
+        arguments.config = config_file("--config", arguments.config, RECIPES)
+    merged = merge(read_layers(algorithm, arguments))
+    name = merged.get("task")
+    if name is None:
+        name = next((name for name in tasks if name in merged), next(iter(tasks)))
+    if not isinstance(name, str):
+        raise ConfigError(f"`task` is {name!r}, it must be a text such as my_package.my_module:TASK.")
+    if name not in tasks and not {":", "."} & set(name):
+        raise ConfigError(
+            f"`task` is {name!r}, which is none of {', '.join(tasks)}; a task of your own has the form module:NAME."
+        )
+    try:
+        task = import_object("task", tasks.get(name, name))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if not isinstance(task, Task):
+        raise ConfigError(
+            f"`task` names {name!r}, which is of type {type(task).__name__}, not a `trl_multiagent.Task`."
+        )
+    return task
+
+
+def check_task(task: Task) -> None:
+    """
+    Refuses a task whose sections cannot be used.
+
+    Raises:
+        ConfigError: a section is no dataclass, or has the name of another section.
+    """
+    taken = {*SHARED_SECTIONS, *VALUES, *ALGORITHMS, *OTHER_ALGORITHMS, *UNAVAILABLE, "peft"} - {"dataset"}
+    for name, section in task.settings.items():
+        if name in taken:
+            raise ConfigError(f"The task's section `{name}` has a name that every recipe uses; choose another one.")
+        if not (isinstance(section, type) and dataclasses.is_dataclass(section)):
+            raise ConfigError(f"The task's section `{name}` is {section!r}, it must be a dataclass.")
+        required = [
+            x.name for x in dataclasses.fields(section) if x.default is x.default_factory is dataclasses.MISSING
+        ]
+        if required:
+            raise ConfigError(
+                f"`{name}.{required[0]}` of the task needs a default value, such as `setting('...', 1)`."
+            )
+    dataset = task.settings.get("dataset", DatasetSource)
+    if not issubclass(dataset, DatasetSource):
+        raise ConfigError(
+            f"The task's section `dataset` is {dataset.__name__}, it must be a subclass of `DatasetSource`."
+        )

@@ -1,0 +1,112 @@
+"""
+Rollout trees as a table: one row per joint action. Everything that shows or stores completions reads these rows.
+
+| column | content |
+| --- | --- |
+| `step` | The optimizer step that the tree is for; in an evaluation, the number of steps before it. |
+| `split` | `"train"`, `"eval"`, or `"eval_<name>"` for one of several evaluation sets. |
+| `process`, `tree` | The process, and the number of the tree in its batch. |
+| `item` | The item's column `id`, `task_id` or `item_id`; without one, a hash of its columns. |
+| `node`, `parent` | The node's path in the tree, and its parent's: the root is `"/"`, the node after joint action 2 is `"/2"`. |
+| `turn`, `action` | The turn, counted from 1, and the number of the joint action at its node. |
+| `prompt/<role>`, `completion/<role>` | The agent's new prompt and its completion. |
+| `reward`, `return` | The processed reward and the return. |
+| `advantage/<role>` | The advantage with which the completion is trained; `None` in evaluations and for frozen agents. |
+| `metrics/<name>` | The metrics of the outcome, such as the parts of the reward. |
+| `extra/<name>` | What a reward function passed to `log_extra`. |
+"""
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from trl_multiagent.environments.base import Prompt
+from trl_multiagent.rollout.tree import Node
+
+
+if TYPE_CHECKING:
+    import torch
+
+
+ID_COLUMNS = ("id", "task_id", "item_id")
+TraceRow = dict[str, Any]
+
+
+def trace_rows(
+    levels: list[list[Node]],
+    advantages: "list[list[dict[str, torch.Tensor]]] | None" = None,
+    *,
+    step: int,
+    split: str = "train",
+    process: int = 0,
+) -> list[TraceRow]:
+    """
+    Makes the rows of a batch of trees.
+
+    Args:
+        levels (`list[list[Node]]`):
+            The nodes of each turn.
+        advantages (`list[list[dict[str, torch.Tensor]]]`, *optional*):
+            For each node, the advantages of every trained agent's completions, of shape `(G,)`.
+        step, split, process:
+            Columns of all rows.
+
+    Returns:
+        `list[TraceRow]`: One row per joint action, turn by turn. The values are plain: texts, numbers and `None`.
+    """
+    rows = []
+    places = {id(root): (tree, "/", "") for tree, root in enumerate(levels[0])}
+    for turn, nodes in enumerate(levels):
+        for k, node in enumerate(nodes):
+            tree, path, parent = places[id(node)]
+            for action, child in node.children.items():
+                places[id(child)] = (tree, f"{path.rstrip('/')}/{action}", path)
+            of_node = {} if advantages is None else advantages[turn][k]
+            values = {role: x.tolist() for role, x in of_node.items()}
+            prompts = {f"prompt/{role}": _plain(prompt_text(prompt)) for role, prompt in node.prompts.items()}
+            common = {
+                "step": step,
+                "split": split,
+                "process": process,
+                "tree": tree,
+                "item": _plain(item_id(node.item)),
+            }
+            common |= {"node": path, "parent": parent, "turn": turn + 1}
+            for action, (index, texts) in enumerate(zip(node.indices, node.joint_actions, strict=True)):
+                outcome = node.outcomes[action]
+                row = {**common, "action": action, **prompts}
+                row |= {f"completion/{role}": _plain(text) for role, text in texts.items()}
+                row |= {"reward": node.rewards[action], "return": node.returns[action]}
+                for role, g in zip(node.samples, index, strict=True):
+                    row[f"advantage/{role}"] = values[role][g] if role in values else None
+                row |= {f"metrics/{name}": value for name, value in outcome.metrics.items()}
+                row |= {f"extra/{name}": _plain(value) for name, value in outcome.extra.items()}
+                rows.append(row)
+    return rows
+
+
+def roles_of(rows: list[TraceRow]) -> list[str]:
+    """The roles that have columns in these rows."""
+    return [name.removeprefix("completion/") for name in rows[0] if name.startswith("completion/")]
+
+
+def item_id(item: dict) -> str:
+    """The id of a dataset row: one of its columns, or a hash of all of them."""
+    for name in ID_COLUMNS:
+        if name in item:
+            return str(item[name])
+    return hashlib.sha256(json.dumps(item, sort_keys=True, default=repr).encode()).hexdigest()[:12]
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """A prompt as one text. Chat messages are preceded by their roles."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n\n".join(f"[{message['role']}] {message['content']}" for message in prompt)
+
+
+def _plain(value: Any) -> Any:
+    """A number, `None`, or a text without lone surrogates, which files cannot hold."""
+    if value is None or isinstance(value, int | float):
+        return value
+    return str(value).encode("utf-8", "replace").decode()

@@ -1,0 +1,194 @@
+"""Shows completions: some trees in the terminal, and the rows of a batch in the tables of trackers."""
+
+import difflib
+import importlib
+import random
+import textwrap
+from collections import defaultdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from trl import GRPOConfig
+
+from trl_multiagent.rollout.trace import TraceRow, roles_of
+from trl_multiagent.trainers.base.trace_files import as_frame
+
+
+NUM_TREES = 3
+PROMPT_LINES = 6
+LATER_PROMPT_LINES = 2
+COMPLETION_LINES = 10
+LABEL_WIDTH = 20
+MIN_WIDTH = 24  # of a role's column; narrower ones are shown below each other instead
+
+
+def log_completion_tables(rows: list[TraceRow], args: GRPOConfig, unique_prompts: bool = False) -> None:
+    """
+    Writes the rows to `completions/` in the output folder, and to the table `completions` of Weights & Biases and of
+    Trackio if they are used, as GRPOTrainer does.
+
+    Args:
+        rows (`list[TraceRow]`): The rows of a batch.
+        args ([`~trl.GRPOConfig`]): The trainer's arguments.
+        unique_prompts (`bool`, *optional*): Whether the trackers get one row per prompt only.
+    """
+    frame = as_frame(rows)
+    step, split = rows[0]["step"], rows[0]["split"]
+    folder = Path(args.output_dir) / "completions"
+    folder.mkdir(parents=True, exist_ok=True)
+    frame.to_parquet(folder / f"completions_{step:05d}{'' if split == 'train' else '_' + split}.parquet", index=False)
+    if unique_prompts:
+        frame = frame.drop_duplicates([f"prompt/{role}" for role in roles_of(rows)])
+    for name in ("wandb", "trackio"):
+        if name in args.report_to:
+            tracker = importlib.import_module(name)
+            if name == "trackio" or tracker.run is not None:
+                tracker.log({"completions": tracker.Table(dataframe=frame)})
+
+
+def print_trees(rows: list[TraceRow], num_trees: int | None = None, console: Console | None = None) -> None:
+    """
+    Prints the best tree of a batch, the worst one, and some others, each with one of its branches.
+
+    Args:
+        rows (`list[TraceRow]`): The rows of a batch.
+        num_trees (`int`, *optional*): Number of trees; 3 by default.
+        console ([`~rich.console.Console`], *optional*): Where to print.
+    """
+    console = console or Console()
+    trees: defaultdict[tuple[int, int], list[TraceRow]] = defaultdict(list)
+    for row in rows:
+        trees[row["process"], row["tree"]].append(row)
+    chosen = choose_trees([*trees.values()], NUM_TREES if num_trees is None else num_trees, rows[0]["step"])
+    if not chosen:
+        return
+    rewards = [row["reward"] for row in rows]
+    console.print(
+        Text(
+            f"Step {rows[0]['step']} ({rows[0]['split']}): {len(trees)} trees, {len(rows)} joint actions, reward "
+            f"{sum(rewards) / len(rewards):.2f} ({min(rewards):.2f} to {max(rewards):.2f})",
+            style="bold",
+        )
+    )
+    for name, tree in chosen:
+        console.print(tree_table(name, branch_of(tree, name), tree, console.width))
+
+
+def choose_trees(trees: list[list[TraceRow]], number: int, seed: int) -> list[tuple[str, list[TraceRow]]]:
+    """The best and the worst tree, and then random ones, with a name for each. The order of two equal trees is kept."""
+    ranked = sorted(trees, key=root_return, reverse=True)
+    chosen = [("best", ranked[0])]
+    if len(ranked) > 1:
+        chosen.append(("worst", ranked[-1]))
+    # A generator of its own: the global one decides about the rollouts
+    others = random.Random(seed).sample(ranked[1:-1], max(0, min(number - 2, len(ranked) - 2)))
+    return [*chosen, *(("random", tree) for tree in others)][: max(0, number)]
+
+
+def root_return(tree: list[TraceRow]) -> float:
+    """The mean return of a tree's first joint actions."""
+    returns = [row["return"] for row in tree if row["turn"] == 1]
+    return sum(returns) / len(returns)
+
+
+def branch_of(tree: list[TraceRow], name: str) -> list[TraceRow]:
+    """One row per turn: the joint actions with the highest return, with the lowest one, or random ones."""
+    nodes: defaultdict[str, list[TraceRow]] = defaultdict(list)
+    for row in tree:
+        nodes[row["node"]].append(row)
+    rng = random.Random(tree[0]["step"])
+    branch: list[TraceRow] = []
+    path = "/"
+    while path in nodes:
+        continued = [row for row in nodes[path] if child_of(row) in nodes]  # in a chain, one joint action
+        candidates = continued or nodes[path]
+        if name == "random":
+            branch.append(rng.choice(candidates))
+        else:
+            branch.append((max if name == "best" else min)(candidates, key=lambda row: row["return"]))
+        path = child_of(branch[-1])
+    return branch
+
+
+def child_of(row: TraceRow) -> str:
+    """The path of the node after a joint action."""
+    return f"{row['node'].rstrip('/')}/{row['action']}"
+
+
+def tree_table(name: str, branch: list[TraceRow], tree: list[TraceRow], console_width: int) -> Table:
+    """One branch of a tree: a line of prompts, then a line per turn, with a column per role."""
+    roles = roles_of(branch)
+    stacked = (console_width - LABEL_WIDTH) // len(roles) - 3 < MIN_WIDTH
+    width = max(10, (console_width - LABEL_WIDTH - 4) // (1 if stacked else len(roles)) - 3)
+    table = Table(
+        title=Text(f"{name} tree, item {branch[0]['item']}, mean return {root_return(tree):.2f}"),
+        title_justify="left",
+        show_lines=True,
+        show_header=not stacked,
+        width=console_width,
+    )
+    table.add_column("", width=LABEL_WIDTH)
+    for role in [""] if stacked else roles:
+        table.add_column(Text(role, style="bold"), ratio=1)
+
+    def add(label: str, cells: list[Text]) -> None:
+        if not stacked:
+            table.add_row(Text(label), *cells)
+            return
+        whole = Text("\n").join(
+            Text.assemble((f"{role}\n", "bold"), cell) for role, cell in zip(roles, cells, strict=True)
+        )
+        table.add_row(Text(label), whole)
+
+    add("prompt", [cut(lines_of(branch[0][f"prompt/{role}"]), width, PROMPT_LINES) for role in roles])
+    for k, row in enumerate(branch):
+        rewards = [other["reward"] for other in tree if other["node"] == row["node"]]
+        label = f"turn {row['turn']}\nreward {row['reward']:.2f}\nreturn {row['return']:.2f}"
+        if len(rewards) > 1:
+            label += f"\nsiblings {min(rewards):.2f}\n      to {max(rewards):.2f}"
+        add(label, [completion_cell(row, branch[k - 1] if k > 0 else None, role, width) for role in roles])
+    return table
+
+
+def completion_cell(row: TraceRow, last: TraceRow | None, role: str, width: int) -> Text:
+    """An agent's completion and advantage; after the first turn its new prompt in short, and what it changed."""
+    cell = Text()
+    lines = lines_of(row[f"completion/{role}"])
+    if last is not None:
+        prompt = lines_of(row[f"prompt/{role}"])
+        cell.append_text(cut([(line, "dim") for line, _ in prompt], width, LATER_PROMPT_LINES)).append("\n")
+        lines = changes(last[f"completion/{role}"], row[f"completion/{role}"])
+    cell.append_text(cut(lines, width, COMPLETION_LINES))
+    advantage = row[f"advantage/{role}"]
+    if advantage is not None:
+        cell.append(f"\nadvantage {advantage:+.2f}", "magenta")
+    return cell
+
+
+def lines_of(text: str) -> list[tuple[str, str]]:
+    """The lines of a text, each with its style. Characters that could control the terminal are replaced."""
+    visible = "".join(c if c == "\n" or c.isprintable() else "·" for c in text.expandtabs(4))
+    return [(line, "") for line in visible.split("\n")]
+
+
+def changes(old: str, new: str) -> list[tuple[str, str]]:
+    """The lines that were removed and added, if that is shorter than the new text."""
+    if old == new:
+        return [("(unchanged)", "dim")]
+    before, after = ([line for line, _ in lines_of(text)] for text in (old, new))
+    diff = [line for line in difflib.ndiff(before, after) if line[0] in "+-"]
+    if len(diff) >= len(after):
+        return lines_of(new)
+    return [(line, "green" if line[0] == "+" else "red") for line in diff]
+
+
+def cut(lines: list[tuple[str, str]], width: int, number: int) -> Text:
+    """The first lines of a text, broken at the width of a column."""
+    wrap = textwrap.TextWrapper(width, drop_whitespace=False, break_on_hyphens=False).wrap
+    pieces = [(piece, style) for line, style in lines for piece in wrap(line) or [""]]
+    text = Text("\n").join(Text(piece, style) for piece, style in pieces[:number])
+    if len(pieces) > number:
+        text.append(f"\n... {len(pieces) - number} more lines", "dim")
+    return text

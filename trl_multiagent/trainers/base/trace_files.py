@@ -1,0 +1,116 @@
+"""Writes the rows of [`rollout.trace`] to files."""
+
+import contextlib
+import json
+import os
+import re
+from pathlib import Path
+
+import pandas as pd
+
+from trl_multiagent.rollout.trace import TraceRow
+
+
+FORMATS = ("parquet", "jsonl")
+NAME = re.compile(r"(\d+)-(\d+)_process(\d+)(?:_part\d+)?\.(?:parquet|jsonl)")
+
+
+class TraceFiles:
+    """
+    The files of a process in the folder of a trace. A file has the rows of some steps, and is complete once it is there.
+
+    Args:
+        folder (`Path`): The folder, which the processes of a run share.
+        process (`int`): Index of the process.
+        steps (`int`): Number of steps per file.
+        file_format (`str`): `"parquet"` or `"jsonl"`.
+        max_files (`int`): Number of files of this process that are kept; the oldest are deleted.
+    """
+
+    def __init__(self, folder: Path, process: int, steps: int, file_format: str, max_files: int):
+        self.folder = folder
+        self.process = process
+        self.steps = steps
+        self.file_format = file_format
+        self.max_files = max_files
+        self.rows: list[TraceRow] = []  # not written yet
+
+    def add(self, rows: list[TraceRow]) -> None:
+        self.rows += rows
+
+    def end_step(self, step: int) -> None:
+        """Writes the rows if a file is full."""
+        if step % self.steps == 0:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes the rows that are not written yet."""
+        if not self.rows:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        steps = [row["step"] for row in self.rows]
+        name = f"{min(steps):08d}-{max(steps):08d}_process{self.process}"
+        path = self.folder / f"{name}.{self.file_format}"
+        part = 1
+        while path.exists():  # for example from an evaluation after the same step
+            part += 1
+            path = self.folder / f"{name}_part{part}.{self.file_format}"
+        unfinished = self.folder / f".{path.name}"
+        write_rows(self.rows, unfinished, self.file_format)
+        os.replace(unfinished, path)
+        self.rows = []
+        own = [path for path in trace_files(self.folder) if _steps_and_process(path)[2] == self.process]
+        for old in own[: -self.max_files]:
+            old.unlink()
+
+
+def remove_after(folder: Path, step: int) -> int:
+    """Deletes the files of all processes with rows after a step, and unfinished ones. Returns their number."""
+    late = [path for path in trace_files(folder) if _steps_and_process(path)[1] > step]
+    unfinished = [path for path in folder.glob(".*") if NAME.fullmatch(path.name[1:])]
+    for path in late + unfinished:
+        with contextlib.suppress(FileNotFoundError):  # another host of the run, which shares the folder, was faster
+            path.unlink()
+    return len(late)
+
+
+def trace_files(folder: Path) -> list[Path]:
+    """The files of a trace, oldest steps first."""
+    files = [path for path in folder.glob("*") if NAME.fullmatch(path.name)]
+    return sorted(files, key=lambda path: (*_steps_and_process(path), path.name))
+
+
+def read_trace(folder: str | Path) -> pd.DataFrame:
+    """Reads the whole trace of a run: one row per joint action, in the order of the steps."""
+    frames = [
+        pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_json(path, lines=True, dtype={"item": str})
+        for path in trace_files(Path(folder))
+    ]
+    if not frames:
+        raise FileNotFoundError(f"{folder} contains no trace: set `trace_steps` in the configuration of the run.")
+    return pd.concat(frames, ignore_index=True).sort_values("step", kind="stable", ignore_index=True)
+
+
+def write_rows(rows: list[TraceRow], path: Path, file_format: str) -> None:
+    """Writes rows to one file."""
+    if file_format == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    else:
+        as_frame(rows).to_parquet(path, index=False)
+
+
+def as_frame(rows: list[TraceRow]) -> pd.DataFrame:
+    """The rows as a table whose columns have one type each, the same in every table."""
+    frame = pd.DataFrame(rows)
+    for name in frame:
+        if name.startswith(("advantage/", "metrics/")):
+            frame[name] = frame[name].astype(float)
+        elif name.startswith("extra/") and len({type(x) for x in frame[name] if x is not None}) > 1:
+            frame[name] = [None if x is None else str(x) for x in frame[name]]
+    return frame
+
+
+def _steps_and_process(path: Path) -> tuple[int, int, int]:
+    match = NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2]), int(match[3])
