@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_multiagent.environments.base import FunctionEnvironment, Prompt, ask_one, check_prompt, check_roles
+from trl_multiagent.environments.base import Prompt, ask_one, check_prompt, check_roles
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE, LOCAL_SUFFIXES, read_file, select_rows
+from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.imports import import_object
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
 
@@ -35,7 +36,6 @@ class Rows(DatasetSource):
     config: str | None = setting("Configuration of a dataset on the Hub.")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.name is None:
             raise ValueError(f"`dataset.name` is missing: a Hub id or the path of a {LOCAL_FILE}.")
         if self.is_file and not Path(self.name).is_file():
