@@ -24,7 +24,7 @@ from transformers import GenerationConfig, GenerationMixin, Trainer, TrainingArg
 from transformers.integrations import TensorBoardCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.modeling_layers import GradientCheckpointingLayer
-from trl import GRPOTrainer
+from trl import DPOTrainer, GRPOTrainer
 from trl.data_utils import apply_chat_template
 from trl.distributed import DistributedBackend
 from trl.generation.vllm_client import VLLMClient
@@ -44,6 +44,7 @@ from trl.trainer.utils import (
 
 from trl_multiagent.trainers.base.rollout_config import FIXED_IN_GENERATION, OWN_ARGUMENT
 from trl_multiagent.trainers.base.team_config import REPORT_TO
+from trl_multiagent.trainers.madpo_config import LOSS_TYPES, REFUSED_LOSS_TYPES
 
 
 METHODS = {
@@ -62,7 +63,17 @@ METHODS = {
         "create_model_card": ["self", "model_name", "dataset_name", "tags"],
         "_load_optimizer_and_scheduler": ["self", "checkpoint"],
     },
+    DPOTrainer: {
+        "_prepare_dataset": ["self", "dataset", "processing_class", "args", "dataset_name"],
+        "_precompute_ref_logps": ["self", "dataset", "name", "batch_size"],
+        "compute_ref_log_probs": ["self", "model", "inputs"],
+        "_compute_loss": ["self", "model", "inputs", "return_outputs"],
+        "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
+        "prediction_step": ["self", "model", "inputs", "prediction_loss_only", "ignore_keys"],
+        "log": ["self", "logs", "start_time"],
+    },
     Trainer: {
+        "get_batch_samples": ["self", "epoch_iterator", "num_batches", "device"],
         "_get_dataloader": [
             "self",
             "dataset",
@@ -143,6 +154,17 @@ ATTRIBUTES = [
     "vllm_importance_sampling_correction",
     "aux_loss_enabled",
 ]
+# The same of `DPOTrainer`
+DPO_ATTRIBUTES = [
+    "precompute_ref_logps",
+    "loss_types",
+    "loss_weights",
+    "aux_loss_enabled",
+    "ref_model",
+    "_tokenizer",
+    "_metrics",
+    "_total_train_tokens",
+]
 # Private attributes and arguments besides these methods, and the source that has them
 PRIVATE = {
     "_actions": argparse.ArgumentParser,
@@ -195,6 +217,30 @@ def test_functions(function):
 def test_attributes():
     source = inspect.getsource(GRPOTrainer.__init__) + inspect.getsource(Trainer.__init__)
     assert [name for name in ATTRIBUTES if f"self.{name} =" not in source] == [], ADVICE
+
+
+def test_attributes_of_dpo():
+    source = inspect.getsource(DPOTrainer.__init__)
+    assert [name for name in DPO_ATTRIBUTES if f"self.{name} =" not in source] == [], ADVICE
+
+
+def test_the_dpo_loss_reads_the_keys_and_calls_the_model_as_is_known():
+    """A team gives it the outputs of all agents, and the log-probabilities of their references."""
+    source = inspect.getsource(DPOTrainer._compute_loss)
+    read = set(re.findall(r'inputs\["(\w+)"\]', source))
+    keys = {"completion_mask", "input_ids", "attention_mask", "ref_chosen_logps", "ref_rejected_logps"}
+    assert read == keys and source.count("self.precompute_ref_logps") == 1, ADVICE
+    # The policy, and outputs that nobody asks for
+    assert source.count(" model(**model_kwargs") == 2, ADVICE
+    fields = set(re.findall(r"\boutputs\.(\w+)", source)) - {"log_probs"}
+    assert fields == {"aux_loss", "entropy", "is_top1", "log_sum_sq_probs", "mean_logits"}, ADVICE
+
+
+def test_the_losses_of_dpo_are_known():
+    """A new one is a function of joint log-ratios, or has to be refused."""
+    source = inspect.getsource(DPOTrainer._compute_loss)
+    known = {*LOSS_TYPES, *REFUSED_LOSS_TYPES}
+    assert set(re.findall(r'loss_type == "(\w+)"', source)) == known, ADVICE
 
 
 def test_pushes_in_the_background():
@@ -284,13 +330,13 @@ def private_names_of_others() -> set[str]:
                 own.add(node.arg)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 own.add(node.id)
-    extended = "".join(map(inspect.getsource, (Trainer, GRPOTrainer, VLLMGeneration, VLLMClient)))
+    extended = "".join(map(inspect.getsource, (Trainer, GRPOTrainer, DPOTrainer, VLLMGeneration, VLLMClient)))
     private = {name for name in used if re.fullmatch(r"_[a-zA-Z]\w*", name)}
     return {name for name in private if name not in own or re.search(rf"\b{name}\b", extended)}
 
 
 def test_every_private_name_in_use_is_listed():
-    listed = {*PRIVATE, *ATTRIBUTES, "_fields"}  # `_fields` of a syntax tree's nodes is documented
+    listed = {*PRIVATE, *ATTRIBUTES, *DPO_ATTRIBUTES, "_fields"}  # `_fields` of a syntax tree's nodes is documented
     for methods in METHODS.values():
         listed.update(methods, *methods.values())
     used = private_names_of_others()

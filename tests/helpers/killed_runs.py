@@ -57,6 +57,7 @@ SETTINGS = {
         "save_steps": 3,
         "log_completions": True,
         "num_completions_to_print": 1,
+        "trace_steps": 2,
     },
     "chain": {
         "num_turns": 2,

@@ -262,9 +262,14 @@ def test_init_where_nothing_can_be_written(tmp_path, capsys):
 def test_a_team_that_is_saved_elsewhere_has_its_card_beside_it(config, forked, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("from trl_multiagent.cli import main\nmain()\n")
-    path = config({"output": {"save_path": "team"}, "magrpo": {"output_dir": "run", "num_generations": 2}})
+    path = config(
+        {"output": {"save_path": "team"}, "peft": {"r": 4}, "magrpo": {"output_dir": "run", "num_generations": 2}}
+    )
     done = forked.run(script, "run", "magrpo", "--config", path, *SMALL, "--max_steps", "1", cwd=tmp_path)
     assert done.codes == [0], done.stderr[-3000:]
     names = {path.name for path in (tmp_path / "team").iterdir()}
     assert {"team.json", "agents", "README.md", "reward_curve.png", "config.yaml"} <= names
-    assert f'AgentTeam.from_pretrained("{tmp_path}/team")' in (tmp_path / "team" / "README.md").read_text()
+    card = (tmp_path / "team" / "README.md").read_text()
+    assert f'AgentTeam.from_pretrained("{tmp_path}/team")' in card
+    for snippet in re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL):
+        exec(snippet, {})

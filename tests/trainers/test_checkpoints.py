@@ -25,6 +25,7 @@ from trl_multiagent.trainers.base.checkpoint_files import (
     verify_checkpoint,
 )
 from trl_multiagent.trainers.base.run_settings import check_steps, digest_of_rows
+from trl_multiagent.trainers.base.trace_files import read_trace
 
 from tiny import (
     byte_tokenizer,
@@ -128,9 +129,11 @@ def test_a_killed_run_resumes_exactly(run, whole, tmp_path, settings, kill):
     resume_and_compare(run, uninterrupted, folder, settings)
     assert read_checkpoint(get_last_checkpoint(folder))["changes"] == []
     tables = [sorted(path.glob("completions/*.parquet")) for path in (uninterrupted, folder)]
-    assert len(tables[0]) == (4 if settings == "tree" else 0)
+    assert len(tables[0]) == (7 if settings == "tree" else 0)  # of training and evaluation
     for left, right in zip(*tables, strict=True):
         pandas.testing.assert_frame_equal(pandas.read_parquet(left), pandas.read_parquet(right))
+    if settings == "tree":
+        pandas.testing.assert_frame_equal(read_trace(uninterrupted / "trace"), read_trace(folder / "trace"))
 
 
 def test_incomplete_folders_never_count_as_checkpoints(whole):
@@ -272,7 +275,10 @@ class OwnEnvironment(FunctionEnvironment):
             {"train_dataset": tiny_items(12).map(lambda row: {"x": row["x"] + "!"})},
             ["train_dataset: '12 items with x"],
         ),
-        ({"environment": OtherEnvironment({"aux": "", "main": ""}, [])}, ["FunctionEnvironment", "OtherEnvironment"]),
+        (
+            {"environment": OtherEnvironment({"aux": "", "main": ""}, count_reward)},
+            ["FunctionEnvironment", "OtherEnvironment"],
+        ),
         (
             {"environment": functions(prompts={"aux": "{x}", "main": lambda item: "What?"})},
             ["environment prompts: {'aux': 'Task {x}, part aux:'", "{'aux': '{x}', 'main': 'function <lambda>'}"],

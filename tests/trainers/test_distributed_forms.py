@@ -27,7 +27,23 @@ CASES = [
     "frozen adapter",
     "fresh adapters",
     "experts",
+    "critics",
+    "adapters as critics",
+    "value heads",
+    "central critic on a frozen copy",
+    "preferences",
+    "preferences, frozen adapter",
+    "preferences, stored references",
 ]
+FORM_OF_CASE = {
+    "full, recomputed": "full",
+    "lora, recomputed": "lora",
+    "frozen partner": "full",
+    "frozen adapter": "lora",
+    "preferences": "full",
+    "preferences, frozen adapter": "lora",
+    "preferences, stored references": "heterogeneous",
+}
 OFFLOAD = "ZeRO-3 with offload"
 LAUNCHES = {
     "DDP": None,
@@ -38,7 +54,7 @@ LAUNCHES = {
 }
 
 # Offloading moves the shards of ZeRO-3 and nothing else. One case for each kind of weights
-OFFLOADED = ["full", "lora and whole modules", "fresh adapters", "experts"]
+OFFLOADED = ["full", "lora and whole modules", "fresh adapters", "experts", "adapters as critics"]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +76,7 @@ def teams(tmp_path_factory):
 def single(forked, teams, tmp_path_factory):
     output = tmp_path_factory.mktemp("single")
     finished = forked.run(SCRIPT, teams, output, 4)
-    assert finished.codes == [0], finished.stderr[-6000:]
+    assert finished.codes == [0], finished.stderr[-20000:]
     return output
 
 
@@ -92,14 +108,14 @@ def launch(name, cases, forked, teams, output):
         config = output / "deepspeed.json"
         config.write_text(json.dumps(settings))
     finished = forked.run(SCRIPT, teams, output, 2, *cases, processes=2, zero=config)
-    assert finished.codes == [0, 0], finished.stderr[-6000:]
+    assert finished.codes == [0, 0], finished.stderr[-20000:]
     return name, output, json.loads((output / "report.json").read_text())
 
 
 def weights(folder):
-    files = sorted((folder / "agents").glob("*/*.safetensors"))
+    files = sorted(file for part in ("agents", "critics") for file in (folder / part).glob("*/*.safetensors"))
     assert files
-    return {f"{file.parent.name}/{name}": x for file in files for name, x in load_file(file).items()}
+    return {f"{file.relative_to(folder).parent}/{name}": x for file in files for name, x in load_file(file).items()}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -116,21 +132,25 @@ def check_update(case, single, name, output, report):
     expected, found = weights(single / case), weights(output / case)
     assert expected.keys() == found.keys()
     for key, x in expected.items():
-        assert (found[key] - x).norm() <= 3e-4 * x.norm(), key  # two steps of SGD amplify rounding
+        # Two steps of SGD amplify rounding
+        limit = 1e-4 if case.startswith("preferences") else 3e-4
+        assert (found[key] - x).norm() <= limit * x.norm(), key
 
     zero = LAUNCHES[name]
     assert report[case]["processes"] == 2
     assert report[case]["distributed_type"] == ("MULTI_CPU" if zero is None else "DEEPSPEED")
     assert report[case]["zero_stage"] == (zero["stage"] if zero else None)
     assert report[case]["offload"] == bool(zero and "offload_optimizer" in zero)
-    assert all(0 < share < 1 for share in report[case]["early_terminated"])  # ranks with different trees
+    if not case.startswith("preferences"):
+        assert all(0 < share < 1 for share in report[case]["early_terminated"])  # ranks with different trees
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "fresh adapters"])
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case != "fresh adapters" and "critic" not in case and "heads" not in case]
+)
 def test_one_process_trains_what_is_to_be_trained(case, single, teams):
-    form = {"full, recomputed": "full", "lora, recomputed": "lora", "frozen partner": "full", "frozen adapter": "lora"}
-    before, after = weights(teams / form.get(case, case)), weights(single / case)
+    before, after = weights(teams / FORM_OF_CASE.get(case, case)), weights(single / case)
     assert before.keys() == after.keys()
     for key, x in before.items():
-        frozen = case.startswith("frozen") and key.startswith("aux/")
+        frozen = "frozen" in case and key.startswith("agents/aux/")
         assert torch.equal(x, after[key]) == frozen, key

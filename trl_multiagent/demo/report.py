@@ -148,7 +148,7 @@ class DemoReport(TrainerCallback):
                 last_turns = [episode[-1] for episode in episodes]
                 asked = [problems[item["entry_point"]] for item in chunk for _ in range(self.num_episodes)]
                 joint_actions = [turn.joint_action for turn in last_turns]
-                followed += conventions(asked, joint_actions, trainer.environment.sandbox)  # type: ignore[attr-defined]  # the environment is that of code generation
+                followed += conventions(asked, joint_actions, trainer.environment.sandbox)
                 turns += last_turns
                 bar.update(len(chunk))
         return Evaluation(

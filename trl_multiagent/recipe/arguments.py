@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import describe
-from trl_multiagent.recipe.algorithms import ALGORITHMS
+from trl_multiagent.recipe.algorithms import ALGORITHMS, SECTION_CLASSES
 from trl_multiagent.recipe.fields import read_fields
 from trl_multiagent.recipe.sections import AgentModel, AlgorithmExtras, RewardProcessor, sections_of
 from trl_multiagent.recipe.settings import ConfigError, check
@@ -94,10 +94,11 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
     )
     complete_arguments(settings)
     note_without_effect(settings, without_effect)
-    fields = read_fields(ALGORITHMS[algorithm].config)
+    fields = read_fields(SECTION_CLASSES[algorithm])
     tree = ("num_generations", "num_turns", "joint_mode", "handoff", "num_agents")
     try:
-        check_tree_size(*(settings.arguments.get(name, fields[name].default) for name in tree))
+        if fields.keys() >= set(tree):  # the algorithm grows rollout trees
+            check_tree_size(*(settings.arguments.get(name, fields[name].default) for name in tree))
     except ValueError as error:
         raise ConfigError(f"section `{algorithm}`: {error}") from error
     if settings.agents is not None and len(settings.agents) != settings.num_agents:
@@ -176,9 +177,9 @@ def check_names(names: str | list[str], agents: list[str] | None) -> None:
 def note_without_effect(settings: Settings, without_effect: list[str]) -> None:
     """Adds one note that names the settings that have no effect in this run."""
     algorithm, arguments = settings.algorithm, settings.arguments
-    fields = read_fields(ALGORITHMS[algorithm].config)
+    fields = read_fields(SECTION_CLASSES[algorithm])
     for name, value in arguments.items():
-        needed = fields[name].limits.get("needs")
+        needed = fields[name].limits.get("needs") if name in fields else None
         off: tuple[Any, ...] = (None, False, 0, "no", {}, [])
         if (
             needed is not None

@@ -23,6 +23,7 @@ from trl_multiagent.limits import options_of
 # These packages import their classes lazily, so the modules that define them cannot be found in the packages' source
 DEFINED_IN = {
     ("transformers", "TrainingArguments"): "transformers.training_args",
+    ("trl", "DPOConfig"): "trl.trainer.dpo_config",
     ("trl", "GRPOConfig"): "trl.trainer.grpo_config",
 }
 

@@ -119,7 +119,7 @@ class TeamSampler:
 
     def _sample_agent(self, role: str, nodes: list[Node], num_generations: int) -> list[Samples]:
         tokenizer = self.team.tokenizers[role]
-        prompt_ids = [self._tokenize(role, node) for node in nodes]
+        prompt_ids = [self._tokenize_node(role, node) for node in nodes]
         special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": self.team.end_tokens(role)}
         config = GenerationConfig(**{**special, **self.generation_kwargs})
         with self.team.evaluating(), self.team.activate(role) as agent:
@@ -129,7 +129,7 @@ class TeamSampler:
             for ids, group in zip(prompt_ids, groups, strict=True)
         ]
 
-    def _tokenize(self, role: str, node: Node) -> list[int]:
+    def _tokenize_node(self, role: str, node: Node) -> list[int]:
         tokenizer = self.team.tokenizers[role]
         as_chat = uses_chat_template(tokenizer, self.use_chat_template)
         prompt = whole_prompt(role, node.history, node.prompts[role], as_chat)

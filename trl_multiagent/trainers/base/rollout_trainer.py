@@ -5,10 +5,9 @@ An algorithm implements two methods, [`RolloutTrainer.advantages`] and [`Rollout
 """
 
 import contextlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -17,15 +16,12 @@ from torch.utils.data import DataLoader, Sampler
 from transformers import GenerationConfig, PreTrainedTokenizerBase, TrainerCallback
 from transformers.utils import logging
 from trl import GRPOTrainer
-from trl.models import prepare_deepspeed, unwrap_model_for_generation
-from trl.trainer.callbacks import SyncRefModelCallback
+from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_head, split_tensor_dict
 
-from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles, scoring_metrics
+from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.hub.model_card import environment_name
 from trl_multiagent.models.generation import generate_groups
-from trl_multiagent.models.router_loss import expert_load
 from trl_multiagent.models.vllm_generation import check_vllm, make_generations
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
@@ -36,8 +32,9 @@ from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
 from trl_multiagent.trainers.base.completions import log_completion_tables, print_trees
 from trl_multiagent.trainers.base.distribution import check_generation, error_barrier, fail_together
 from trl_multiagent.trainers.base.grpo_loss import GRPOLossMixin
+from trl_multiagent.trainers.base.reference import check_reference_sync
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
-from trl_multiagent.trainers.base.rollout_metrics import StepTotals, rollout_totals, sum_totals
+from trl_multiagent.trainers.base.rollout_metrics import StepTotals
 from trl_multiagent.trainers.base.rows import (
     Row,
     agent_tensors,
@@ -49,6 +46,7 @@ from trl_multiagent.trainers.base.rows import (
     trim_padding,
 )
 from trl_multiagent.trainers.base.run_settings import describe_environment
+from trl_multiagent.trainers.base.task_metrics import TaskMetricsMixin
 from trl_multiagent.trainers.base.team_mixin import TeamTrainerMixin, router_loss_coefs
 from trl_multiagent.trainers.base.trace_files import TraceFiles, remove_after
 
@@ -59,10 +57,10 @@ logger = logging.get_logger(__name__)
 STEPS_WITHOUT_SIGNAL = 10
 
 
-class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
+class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
     """
     Base class of the trainers that learn from rollout trees. Each optimizer step samples one batch of trees with the
-    current team and uses it once.
+    current team and uses it once, or for `num_iterations` optimizer steps.
 
     A subclass defines how returns become advantages ([`~RolloutTrainer.advantages`]) and the loss of an agent
     ([`~RolloutTrainer.agent_loss`]). It may leave rows out of the update ([`~RolloutTrainer.rows_to_train`]).
@@ -103,11 +101,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
     ):
         check_team(team, environment, args.num_agents)
-        if args.sync_ref_model and team.has_adapters:
-            raise ValueError(
-                "`sync_ref_model` updates a separate reference model, but the reference of a LoRA team is its own "
-                "base. Leave it False, or train agents without adapters."
-            )
+        check_reference_sync(team, args)
         if args.use_vllm:
             check_vllm(team.policies, args)
         if not isinstance(train_dataset, Dataset):
@@ -133,8 +127,13 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
             )
         self._prepare_team(team, args)
         self._router_loss_coefs = router_loss_coefs(team, args)
-        self._expert_loads: dict[str, torch.Tensor] = {}  # by role, of the current batch
-        reference = self._make_reference(args)
+        if self._router_loss_coefs and args.num_iterations > 1:
+            raise ValueError(
+                "`num_iterations` above 1 does not go with the router loss of a mixture of experts, whose load is that of "
+                "the policy that sampled the batch. Set `router_aux_loss_coef` to 0.0 or `num_iterations` to 1."
+            )
+        self._expert_loads = {}
+        reference = None if args.beta == 0.0 else self._make_reference()
         self._init_grpo(
             args,
             model=team,
@@ -152,7 +151,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         if args.use_vllm:
             eos_token_ids = {role: self._agent_attributes[role]["eos_token_ids"] for role in team.roles}
             self._generations = make_generations(team.policies, eos_token_ids, self.accelerator, args)
-        self._set_up_reference(reference)
+        self._set_up_reference(reference, self.temperature)
 
     def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
         """
@@ -209,38 +208,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
     def _card_facts(self) -> dict[str, Any]:
         return {**super()._card_facts(), "env steps": self.env_step}
 
-    def _card_environment(self) -> str:
-        return environment_name(self.environment)
-
-    # Reference policy: the initial policy of every agent
-
-    def _make_reference(self, args: RolloutConfig) -> AgentTeam | None:
-        """
-        Stores the initial policy of the team if there is a reference penalty. Returns a copy of the team, or `None` if
-        the agents have adapters, because the team itself then stores the reference.
-        """
-        if args.beta == 0.0:
-            return None
-        if self.team.has_adapters:
-            self.team.keep_reference()
-            return None
-        return self.team.frozen_copy()
-
-    def _set_up_reference(self, reference: AgentTeam | None) -> None:
-        if reference is None:
-            return
-        for model in reference.base_models:
-            add_fused_lm_head(model, temperature=self.temperature)
-        if self.is_deepspeed_enabled:
-            self.ref_model = prepare_deepspeed(reference, self.accelerator)
-        else:
-            self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
-        if self.args.sync_ref_model:
-            self.add_callback(SyncRefModelCallback(ref_model=self.ref_model, accelerator=self.accelerator))
-
-    def _reference(self) -> torch.nn.Module | None:
-        return self.ref_model
-
     # Data: a batch has `items_per_device` items, each the root of one tree
 
     def get_train_dataloader(self) -> DataLoader:
@@ -259,7 +226,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
             data_source=self.train_dataset if dataset is None else dataset,
             mini_repeat_count=1,
             batch_size=self.args.items_per_device * self.accelerator.num_processes,
-            repeat_count=self.args.gradient_accumulation_steps,
+            repeat_count=self.args.gradient_accumulation_steps * self.num_iterations,
             shuffle=self.shuffle_dataset,
             seed=self.args.seed,
         )
@@ -298,6 +265,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
             early_termination_threshold=args.early_termination_threshold,
             discount=args.discount,
             process_reward=self._process_reward,
+            with_unvisited=self.team.critics is not None,
         )
 
     def _play_episodes(self, items: list[dict], num_episodes: int = 1, synchronized: bool = True) -> list[list[Node]]:
@@ -390,7 +358,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
                 if error.position is None:
                     raise
                 records = joint_action_records(nodes, with_rewards=False)
-                self._abort_with_report(str(error), [records[error.position]])
+                self._abort_with_report(str(error), joint_actions=[records[error.position]])
 
     def _timed(self, phase: str) -> contextlib.AbstractContextManager[None]:
         # Evaluations are not timed, because they belong to no optimizer step
@@ -400,22 +368,30 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
 
     def _prepare_inputs(self, generation_batch: list[dict]) -> dict[str, torch.Tensor]:
         # GRPOTrainer shuffles the rows of a generation batch, because it spreads them over several optimizer steps.
-        # Here all rows belong to one step, so they keep their order: adjacent siblings share their prompt
+        # Here each step uses all rows, so they keep their order: adjacent siblings share their prompt
         micro_batches = self.args.gradient_accumulation_steps
-        if self._step % micro_batches == 0 or self._buffered_inputs is None:
+        if self._step % (micro_batches * self.num_iterations) == 0 or self._buffered_inputs is None:
             batch = self._generate_and_score_completions(generation_batch)
-            self._buffered_inputs = split_tensor_dict(batch, micro_batches)
+            self._buffered_inputs = self._split_batch(batch, micro_batches)
         return self._buffered_inputs[self._step % micro_batches]
+
+    def _split_batch(self, batch: dict[str, torch.Tensor], micro_batches: int) -> list[dict[str, torch.Tensor]]:
+        """Splits the tensors of a batch into micro-batches."""
+        return split_tensor_dict(batch, micro_batches)
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> dict[str, torch.Tensor]:
         self._logged = {}
         with fail_together(self.accelerator):
             self._levels = self._play_trees(inputs)
         self._log_rollout("train", self._levels)
+        self._judge(self._levels)
         with fail_together(self.accelerator):
             advantages = self.advantages(self._levels)
         self._record(self._levels, advantages)
         return self._make_batch(self._levels, advantages)
+
+    def _judge(self, levels: list[list[Node]]) -> None:
+        """Called before [`~RolloutTrainer.advantages`], for what needs a model or other processes, such as critics."""
 
     def _make_batch(
         self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]
@@ -454,43 +430,29 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
             tensors["num_items_in_batch"] = sizes[:, 3 + k].sum()
             tensors = {name: x.to(self.accelerator.device) for name, x in tensors.items()}
             if self.beta != 0.0:
-                tensors["ref_per_token_logps"] = self._reference_logps(role, tensors)
+                with self._computing_as_reference() as reference:
+                    tensors["ref_per_token_logps"] = self._logps(reference, role, tensors)
+            if self.num_iterations > 1:
+                tensors["old_per_token_logps"] = self._logps(self.model_wrapped, role, tensors)
             if role in self._router_loss_coefs:
                 router_weights = torch.tensor([1.0] * len(rows) + [0.0] * (num_rows - len(rows)))
                 tensors["router_weights"] = router_weights.to(self.accelerator.device)
-                self._expert_loads[role] = self._expert_load(role, tensors)
+                chunks = split_rows(tensors, args.per_device_train_batch_size)
+                inputs = (forward_inputs(self.team.agents[role], trim_padding(chunk)) for chunk in chunks)
+                self._expert_loads[role] = self._expert_load(role, inputs)
             batch[role] = tensors
         return join_agents(batch)
 
     @torch.no_grad()
-    def _reference_logps(self, role: str, rows: dict[str, torch.Tensor]) -> torch.Tensor:
-        """
-        Computes the log-probabilities of one agent's completions under its reference policy. Shape: `completion_ids`.
-        """
-        model = self.model_wrapped if self.team.has_adapters else self.ref_model
+    def _logps(self, model: torch.nn.Module, role: str, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Computes the log-probabilities of one agent's completions under a team. Shape: `completion_ids`."""
         agent = self.accelerator.unwrap_model(model).agents[role]
-        as_reference = self.team.as_reference if self.team.has_adapters else contextlib.nullcontext
         logps = []
-        with as_reference(), self.team.evaluating(), self.accelerator.autocast():
+        with self.team.evaluating(), self.accelerator.autocast():
             for chunk in split_rows(rows, self.args.per_device_train_batch_size):
                 outputs = model(team_inputs={role: forward_inputs(agent, chunk)})
                 logps.append(outputs[role].log_probs[:, -chunk["completion_ids"].size(1) :])
         return torch.cat(logps)
-
-    @torch.no_grad()
-    def _expert_load(self, role: str, rows: dict[str, torch.Tensor]) -> torch.Tensor:
-        """
-        Computes the load of an agent's experts over the batch of all processes, see
-        [`~models.router_loss.expert_load`].
-        """
-        agent = self.team.agents[role]
-        sent = 0.0
-        with self.team.evaluating(), self.accelerator.autocast():
-            for chunk in split_rows(rows, self.args.per_device_train_batch_size):
-                outputs = self.model_wrapped(team_inputs={role: forward_inputs(agent, trim_padding(chunk))})
-                sent = sent + outputs[role].aux_loss[0]
-        experts_per_token = agent.config.get_text_config().num_experts_per_tok
-        return expert_load(self.accelerator.reduce(sent, "sum"), experts_per_token)
 
     # Loss: one forward pass of the team, a loss per agent, one backward pass
 
@@ -508,30 +470,40 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
             FloatingPointError: A loss is not finite; the completions are written to the output folder.
         """
         rows = {role: trim_padding(tensors_of_agent(inputs, role)) for role in self.team.trained_roles}
-        outputs = model(team_inputs={role: forward_inputs(self.team.agents[role], rows[role]) for role in rows})
+        outputs = model(
+            team_inputs={role: forward_inputs(self.team.agents[role], rows[role]) for role in rows},
+            **self._critic_inputs(inputs),
+        )
+        if self.num_iterations > 1 and self.args.importance_ratio == "joint":
+            add_other_log_ratios(rows, {role: outputs[role].log_probs for role in rows})
         losses = {}
         for role in rows:
             losses[role] = self.agent_loss(role, outputs[role], rows[role])
             if role in self._router_loss_coefs:
-                losses[role] = losses[role] + self._router_loss(role, outputs[role])
+                router_loss = self._router_loss(role, outputs[role].aux_loss)
+                self._totals.router_losses[role] += router_loss.detach()
+                # This loss is a sum over processes, but gradients are averaged over processes
+                factor = self._router_loss_coefs[role] * self.accelerator.num_processes
+                losses[role] = losses[role] + factor * router_loss
             self._totals.losses[role] += losses[role].detach()
+        losses |= self._critic_losses(outputs, inputs)
         with fail_together(
             self.accelerator
         ):  # before the backward pass, whose collectives would wait for a failed process
             for role, loss in losses.items():
                 if not loss.isfinite():
                     records = [record for nodes in self._levels for record in joint_action_records(nodes)]
-                    self._abort_with_report(f"The loss of agent {role!r} is {loss.item()}", records)
+                    name = f"agent {role!r}" if role in rows else role
+                    self._abort_with_report(f"The loss of {name} is {loss.item()}", joint_actions=records)
         return sum(losses.values())
 
-    def _router_loss(self, role: str, outputs: FusedCausalLMOutput) -> torch.Tensor:
-        """
-        Computes the weighted router loss of a mixture of experts on one micro-batch, see [`~models.router_loss`].
-        """
-        router_loss = self._expert_loads[role] @ outputs.aux_loss[1]
-        self._totals.router_losses[role] += router_loss.detach()
-        # This loss is a sum over processes, but gradients are averaged over processes
-        return self._router_loss_coefs[role] * router_loss * self.accelerator.num_processes
+    def _critic_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
+        """Further arguments of the team's forward: those of the critics, if the algorithm has some."""
+        return {}
+
+    def _critic_losses(self, outputs: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The losses of the critics on a micro-batch, which are added to those of the agents, by their names in messages."""
+        return {}
 
     def training_step(
         self, model: torch.nn.Module, inputs: list[dict], num_items_in_batch: torch.Tensor | None = None
@@ -589,8 +561,12 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
         if environment:
             torch.save(environment, Path(output_dir) / ENVIRONMENT_FILE.format(self.args.process_index))
 
+    def _is_between_batches(self) -> bool:
+        return self.state.global_step % self.num_iterations == 0
+
     def _begin_training(self) -> None:
         super()._begin_training()
+        self._step = self.state.global_step * self.args.gradient_accumulation_steps
         if self._trace is not None and self.args.should_save:
             removed = remove_after(self._trace.folder, self.state.global_step)
             if removed:
@@ -621,21 +597,10 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
 
     def _log_rollout(self, mode: str, levels: list[list[Node]]) -> None:
         """Adds the metrics of one batch of trees of all processes to those that are logged next."""
-        eos_token_ids = {role: self._agent_attributes[role]["eos_token_ids"] for role in self.team.roles}
-        with fail_together(self.accelerator):
-            scoring = scoring_metrics(self.environment)
-            own = rollout_totals(levels, eos_token_ids, scoring, training=mode == "train", logged=self._logged)
-        totals = sum_totals(gather_object([own]))
-        metrics = self._metrics[mode]
-        for name, value in totals.scoring.items():
-            metrics[f"reward/{name}"].append(value)
-        for name, total in totals.totals.items():
-            metrics[name].append(total.mean)
-        rewards = totals.totals["reward"]
-        metrics["reward_std"].append(rewards.std)
+        totals, metrics = self._add_task_metrics(mode, levels, self._logged), self._metrics[mode]
         if mode == "train":
             self.state.num_input_tokens_seen += totals.num_tokens
-            self.env_step += rewards.count
+            self.env_step += totals.totals["reward"].count
             metrics["env_step"] = [self.env_step]
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]
 
@@ -700,14 +665,26 @@ class RolloutTrainer(TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
             self._trace.flush()
         return super()._finalize_training(*args, **kwargs)
 
-    def _abort_with_report(self, problem: str, records: list[dict]) -> NoReturn:
-        """Ends the run with an error, and writes the joint actions that led to it to the output folder."""
-        folder = Path(self.args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"failure_step{self.state.global_step}_process{self.accelerator.process_index}.json"
-        report = {"problem": problem, "agents": list(self.team.roles), "joint_actions": records}
-        path.write_text(json.dumps(report, indent=2, default=repr) + "\n")
-        raise FloatingPointError(f"{problem} at step {self.state.global_step}. Items and completions are in {path}.")
+
+def add_other_log_ratios(rows: dict[str, dict[str, torch.Tensor]], log_probs: dict[str, torch.Tensor]) -> None:
+    """
+    Adds `other_log_ratios` of shape `(num_rows,)` to the rows of each agent: the sum over the other agents of the mean over
+    their completion's tokens of log(pi / pi_old), without gradient.
+
+    Args:
+        rows (`dict[str, dict]`): The rows of each agent, with `old_per_token_logps`.
+        log_probs (`dict[str, torch.Tensor]`): The current log-probabilities of each agent; their last columns are those of
+            the completions.
+    """
+    ratios = {}
+    for role, tensors in rows.items():
+        old, mask = tensors["old_per_token_logps"], tensors["completion_mask"]
+        difference = (log_probs[role].detach()[:, -old.size(1) :] - old) * mask
+        ratios[role] = difference.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+    for role, tensors in rows.items():
+        tensors["other_log_ratios"] = sum(
+            (x for other, x in ratios.items() if other != role), torch.zeros_like(ratios[role])
+        )
 
 
 def check_team(team: AgentTeam, environment: Environment, num_agents: int | None) -> None:

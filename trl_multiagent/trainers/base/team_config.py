@@ -1,3 +1,6 @@
+import contextlib
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -169,5 +172,24 @@ class TeamConfig(Base):
                 f"{self.lr_scheduler_kwargs}: {describe(error)}"
             ) from error
 
+    def steps_per_epoch(self, num_rows: int) -> int:
+        """Number of optimizer steps in one pass over a training dataset with this many rows."""
+        micro_batches = num_rows / (self.per_device_train_batch_size * self.world_size)
+        micro_batches = int(micro_batches) if self.dataloader_drop_last else math.ceil(micro_batches)
+        return math.ceil(micro_batches / self.gradient_accumulation_steps)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "hub_token": None}  # because `training_args.bin` is pushed to the Hub
+
+
+@contextlib.contextmanager
+def temporarily_set(owner: Any, **values: Any) -> Iterator[None]:
+    """Sets attributes of an object to other values within the block."""
+    saved = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            setattr(owner, name, value)

@@ -3,10 +3,12 @@ The mixin of all team trainers: it applies single-model methods to one agent at 
 """
 
 import contextlib
+import json
+import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from accelerate.utils import DistributedType, set_seed
@@ -17,17 +19,20 @@ from transformers.utils import logging
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.models.router_loss import has_routers, router_loss_coef
 from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.team.critics import CRITICS_FOLDER
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin
 from trl_multiagent.trainers.base.distribution import check_distribution
 from trl_multiagent.trainers.base.hub_mixin import TeamHubMixin
+from trl_multiagent.trainers.base.reference import ReferenceMixin
 from trl_multiagent.trainers.base.rescue import SaveError, save_team
+from trl_multiagent.trainers.base.router import RouterLossMixin
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
 logger = logging.get_logger(__name__)
 
 
-class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
+class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLossMixin):
     """
     Makes a TRL trainer of causal language models, such as `GRPOTrainer` or `DPOTrainer`, train an [`AgentTeam`].
 
@@ -64,7 +69,8 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
             # "auto" makes transformers use the hidden size squared. DeepSpeed's own default, 5e8 gradients, needs a
             # buffer of one gigabyte, which is more than the shards of a small team
             args.deepspeed_plugin.deepspeed_config["zero_optimization"].setdefault("reduce_bucket_size", "auto")
-        if team.has_adapters and args.gradient_checkpointing:
+        has_adapters = team.has_adapters or (team.critics is not None and team.critics.has_adapters)
+        if has_adapters and args.gradient_checkpointing:
             team.enable_input_require_grads()
             if args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3:
                 # As in TRL: under ZeRO-3, partly frozen layers need the reentrant implementation of checkpointing
@@ -139,17 +145,26 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         optimizer = super().create_optimizer(model)
-        if self.args.agent_learning_rates:
-            roles = self.team.trained_roles
-            owner = {parameter: role for role in roles for parameter in self.team.agent_parameters(role)}
+        rates = self._learning_rates()
+        if rates:
+            owners = self._trained_parameters()
+            owner = {parameter: name for name, parameters in owners.items() for parameter in parameters}
             groups = []
             for group in optimizer.param_groups:
-                for role in (*roles, None):  # `None` stands for parameters that belong to no agent
-                    parameters = [parameter for parameter in group["params"] if owner.get(parameter) == role]
-                    rate = self.args.agent_learning_rates.get(role, group["lr"])
+                for name in (*owners, None):  # `None` stands for parameters that belong to no agent
+                    parameters = [parameter for parameter in group["params"] if owner.get(parameter) == name]
+                    rate = rates.get(name, group["lr"])
                     groups.append({**group, "params": parameters, "lr": rate})
             optimizer.param_groups = [group for group in groups if group["params"]]
         return optimizer
+
+    def _learning_rates(self) -> dict[str, float]:
+        """The learning rates that differ from `learning_rate`, by the names in `_trained_parameters`."""
+        return self.args.agent_learning_rates or {}
+
+    def _trained_parameters(self) -> dict[str, list[torch.nn.Parameter]]:
+        """The trained parameters of each agent, and of whatever else is trained, by name."""
+        return {role: self.team.agent_parameters(role) for role in self.team.trained_roles}
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: float | torch.Tensor | None = None) -> Any:
         total = super()._get_grad_norm(model, grad_norm)
@@ -157,12 +172,23 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
             # The gradients are already clipped. Clipping multiplied all of them by one factor, which is undone here
             limit = self.args.max_grad_norm
             factor = max(1.0, float(total) / limit) if limit > 0 else 1.0
-            for role in self.team.trained_roles:
-                parameters = self.team.agent_parameters(role)
+            for name, parameters in self._trained_parameters().items():
                 gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
                 norm = factor * torch.nn.utils.get_total_norm(gradients).item()
-                self._metrics["train"][f"agents/{role}/grad_norm"].append(norm)
+                prefix = f"agents/{name}" if name in self.team.roles else name
+                self._metrics["train"][f"{prefix}/grad_norm"].append(norm)
         return total
+
+    # Failures
+
+    def _abort_with_report(self, problem: str, **records: list[dict]) -> NoReturn:
+        """Ends the run with an error, and writes the items and texts that led to it to the output folder."""
+        folder = Path(self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"failure_step{self.state.global_step}_process{self.accelerator.process_index}.json"
+        report = {"problem": problem, "agents": list(self.team.roles), **records}
+        path.write_text(json.dumps(report, indent=2, default=repr) + "\n")
+        raise FloatingPointError(f"{problem} at step {self.state.global_step}. Items and completions are in {path}.")
 
     # Saving and loading the team: `team.json`, and one standard folder per agent
 
@@ -171,6 +197,10 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
             return
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         save_team(self.team, folder, state_dict, self.args.output_dir)
+        if self.team.critics is not None and not self._saving and self._leaves_out_critics():
+            hidden = folder / f"_{CRITICS_FOLDER}"  # a push leaves out names that begin so
+            shutil.rmtree(hidden, ignore_errors=True)
+            (folder / CRITICS_FOLDER).replace(hidden)
         try:
             torch.save(self.args, folder / "training_args.bin")
         except Exception as error:

@@ -1,0 +1,102 @@
+"""Rows of joint preferences: a malformed one is an error that names the row and the field."""
+
+import pytest
+from datasets import Dataset
+
+from trl_multiagent.preference_rows import check_preferences, make_row, roles_of_columns, text_columns
+
+
+ROLES = ("aux", "main")
+GOOD = make_row(
+    {"aux": "Help:", "main": "Do:"},
+    {"aux": "yes", "main": "done"},
+    {"aux": "", "main": "no"},
+    1.5,
+    0.5,
+    item_id="a/1",
+    chosen_correct=1.0,
+    rejected_correct=0.0,
+)
+CHAT = make_row(
+    {"aux": [{"role": "user", "content": "Help:"}], "main": "Do:"},
+    {"aux": "yes", "main": "done"},
+    {"aux": "", "main": "no"},
+    1.5,
+    0.5,
+)
+
+
+def message(content, role="assistant"):
+    return [{"role": role, "content": content}]
+
+
+def check(bad, good=GOOD):
+    check_preferences(Dataset.from_list([good, good, {**good, **bad}]), ROLES)
+
+
+def test_good_rows_pass():
+    assert CHAT["aux_chosen"] == message("yes") and CHAT["main_chosen"] == "done"
+    assert roles_of_columns(list(GOOD)) == ["aux", "main"]
+    check({})
+    check({}, CHAT)
+    check({"aux_rejected": "yes"})  # one agent's answers may be the same
+    logps = {f"{role}_ref_{side}_logps": -1.5 for role in ROLES for side in ("chosen", "rejected")}
+    check({}, {**GOOD, **logps})
+    check_preferences(Dataset.from_list([GOOD]).select_columns([*text_columns("aux"), *text_columns("main")]), ROLES)
+
+
+@pytest.mark.parametrize(
+    ("bad", "good", "problem"),
+    [
+        ({"aux_prompt": ""}, GOOD, "'aux_prompt' is empty"),
+        ({"aux_prompt": None}, GOOD, "'aux_prompt' is None"),
+        ({"main_rejected": None}, GOOD, "'main_rejected' is None"),
+        ({"aux_chosen": " ", "main_chosen": ""}, GOOD, "the chosen answer is empty"),
+        ({"aux_rejected": "yes", "main_rejected": "done"}, GOOD, "are the same"),
+        ({"chosen_reward": None}, GOOD, "'chosen_reward' is None"),
+        ({"rejected_reward": float("nan")}, GOOD, "'rejected_reward' is nan"),
+        ({"rejected_reward": float("-inf")}, GOOD, "'rejected_reward' is -inf"),
+        ({"rejected_reward": 1.5}, GOOD, "'chosen_reward' is 1.5, which is not more than 'rejected_reward', 1.5"),
+        ({"aux_chosen": []}, CHAT, r"'aux_chosen' is \[\]"),
+        ({"aux_prompt": message("Help:")}, CHAT, "'aux_prompt' ends with a message of the assistant"),
+        ({"aux_rejected": message("no", "user")}, CHAT, "'aux_rejected' begins with a message of 'user'"),
+        ({"aux_chosen": message(None)}, CHAT, "'aux_chosen' has the message .* 'content'"),
+        ({"aux_prompt": message("", "user")}, CHAT, "'aux_prompt' is empty"),
+    ],
+)
+def test_a_malformed_row_is_named(bad, good, problem):
+    with pytest.raises(ValueError, match=f"^Row 2 of `train_dataset`: .*{problem}"):
+        check(bad, good)
+
+
+def test_forms_of_one_role_do_not_mix():
+    rows = Dataset.from_list([{**GOOD, "aux_chosen": message("yes")}])
+    with pytest.raises(ValueError, match=r"Row 0 .*'aux_chosen' and 'aux_prompt' must both be texts"):
+        check_preferences(rows, ROLES)
+    rows = Dataset.from_list([{**CHAT, "aux_rejected": "no"}])
+    with pytest.raises(ValueError, match=r"Row 0 .*'aux_rejected' and 'aux_prompt' must both be texts"):
+        check_preferences(rows, ROLES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "roles", "problem"),
+    [
+        ({}, ("aux", "critic"), "no column 'critic_prompt', 'critic_chosen', 'critic_rejected'.*for \\['aux', 'main'"),
+        ({}, ("main",), r"answers of the roles \['aux', 'main'\], but the team has the roles \['main'\]"),
+        ({"chosen_reward": ...}, ROLES, "'rejected_reward' but no 'chosen_reward'"),
+        ({"aux_ref_chosen_logps": -1.0}, ROLES, "'aux_ref_chosen_logps' but no 'aux_ref_rejected_logps'"),
+        ({"aux_ref_chosen_logps": -1.0, "aux_ref_rejected_logps": -1.0}, ROLES, "of aux only. Add main_ref_chosen"),
+        ({"aux_prompt": ..., "aux_chosen": ..., "main_prompt": ...}, ROLES, "has them for no role"),
+    ],
+)
+def test_columns_that_do_not_fit_are_named(changes, roles, problem):
+    row = {name: value for name, value in {**GOOD, **changes}.items() if value is not ...}
+    with pytest.raises(ValueError, match=problem):
+        check_preferences(Dataset.from_list([row]), roles)
+
+
+def test_something_else_is_no_dataset():
+    with pytest.raises(ValueError, match=r"`eval_dataset` has no rows"):
+        check_preferences(Dataset.from_list([GOOD]).select([]), ROLES, "eval_dataset")
+    with pytest.raises(TypeError, match=r"must be a `datasets\.Dataset`, got `list`"):
+        check_preferences([GOOD], ROLES)

@@ -1,0 +1,216 @@
+"""MADPOTrainer: forms of team, reference policies, evaluation, checkpoints, and what it says about bad input."""
+
+import json
+
+import pytest
+import torch
+from pairs import Shift, pair_config, pair_trainer, pairs
+from transformers.utils import logging
+
+from trl_multiagent import AgentTeam, MADPOConfig, MADPOTrainer
+from trl_multiagent.preference_rows import reference_columns, text_columns
+
+from tiny import FORMS, team_of, tiny_environment, tiny_items, tiny_team
+
+
+def train(folder, team=None, resume=None, **settings):
+    trainer = pair_trainer(folder, team, **settings)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def weights(trainer):
+    return {name: x.detach().clone() for name, x in trainer.team.named_parameters() if x.requires_grad}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_team_learns_and_is_saved(tmp_path, form):
+    team = team_of(form)
+    before = {name: x.clone() for name, x in team.named_parameters() if x.requires_grad}
+    trainer = train(tmp_path, team)
+    first, *_, last = (entry for entry in trainer.state.log_history if "loss" in entry)
+    assert first["loss"] == pytest.approx(0.6931, abs=1e-3) and last["loss"] < first["loss"]
+    assert last["rewards/margins"] > 0.01 and last["rewards/accuracies"] > 0.5
+    margins = sum(last[f"agents/{role}/rewards/margins"] for role in team.roles)
+    assert last["rewards/margins"] == pytest.approx(margins, rel=1e-3)
+    assert last["logps/chosen"] == pytest.approx(sum(last[f"agents/{role}/logps/chosen"] for role in team.roles))
+    assert last["env_step"] == 3 * 4 * 2 and last["num_tokens"] > 0
+    assert not any(torch.equal(x, before[name]) for name, x in weights(trainer).items())
+    if not form.startswith("lora"):
+        trainer.save_model(str(tmp_path / "saved"))
+        loaded = AgentTeam.from_pretrained(str(tmp_path / "saved"))
+        for name, x in loaded.state_dict().items():
+            assert torch.equal(x, team.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("form", ["full", "lora"])
+def test_stored_reference_log_probabilities_train_in_the_same_way(tmp_path, form):
+    """Also when they come with the dataset, from disk, and the team is another one by then."""
+    plain = train(tmp_path / "plain", team_of(form))
+    storing = train(tmp_path / "stored", team_of(form), precompute_ref_log_probs=True, eval_dataset=pairs(number=4))
+    assert storing.ref_model is None and "eval_loss" in storing.evaluate()
+    columns = [column for role in storing.team.roles for column in reference_columns(role)]
+    names = [*(name for role in storing.team.roles for name in text_columns(role)), *columns, "chosen_reward"]
+    storing.train_dataset.select_columns([*names, "rejected_reward"]).save_to_disk(tmp_path / "pairs")
+    for name, x in weights(plain).items():
+        assert torch.allclose(x, weights(storing)[name], atol=1e-6), name
+
+    rows = type(storing.train_dataset).load_from_disk(tmp_path / "pairs")
+    assert set(columns) <= set(rows.column_names)
+    given = train(
+        tmp_path / "given", team_of(form), precompute_ref_log_probs=True, train_dataset=rows, callbacks=[Shift()]
+    )
+    live = train(tmp_path / "live", team_of(form), train_dataset=rows, callbacks=[Shift()])
+    for name, x in weights(live).items():
+        assert torch.allclose(x, weights(given)[name], atol=1e-6), name
+    with pytest.raises(ValueError, match="`eval_dataset` has no reference log-probabilities"):
+        given.evaluate(pairs(number=4))
+
+
+def test_the_updated_reference_is_saved_and_restored(tmp_path):
+    settings = {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5}
+    settings |= {"save_strategy": "steps", "save_steps": 2}
+    whole = train(tmp_path / "whole", **settings)
+    resumed = train(tmp_path / "resumed", resume=str(tmp_path / "whole" / "checkpoint-2"), **settings)
+    for name, x in whole.ref_model.state_dict().items():
+        assert torch.equal(x, resumed.ref_model.state_dict()[name]), name
+    assert any(not torch.equal(x, tiny_team().state_dict()[name]) for name, x in whole.ref_model.state_dict().items())
+
+
+@pytest.mark.parametrize(("form", "settings"), [("full", {}), ("lora", {}), ("full", {"reference_free": True})])
+def test_a_resumed_run_continues_exactly(tmp_path, form, settings):
+    """In the middle of an epoch, with metrics that have not been logged."""
+    settings = {"max_steps": -1, "num_train_epochs": 2, "per_device_train_batch_size": 2, **settings}
+    settings |= {"save_strategy": "steps", "save_steps": 4, "logging_steps": 3, "gradient_accumulation_steps": 2}
+    settings |= {"train_dataset": pairs(number=11)}
+    whole = train(tmp_path / "whole", team_of(form), **settings)
+    checkpoint = tmp_path / "whole" / "checkpoint-4"
+    resumed = train(tmp_path / "resumed", team_of(form), resume=str(checkpoint), **settings)
+    assert whole.state.global_step == 6
+    for name, x in weights(whole).items():
+        assert torch.equal(x, weights(resumed)[name]), name
+    for one, other in zip(whole.state.log_history[:-1], resumed.state.log_history[:-1], strict=True):
+        assert one == other
+    assert whole.env_step == resumed.env_step == 2 * 2 * 11
+    saved = json.loads((checkpoint / "team_trainer_state.json").read_text())["settings"]
+    assert saved["trainer"] == "MADPO" and "temperature" not in saved
+    with pytest.raises(ValueError, match=r"checkpoint of another run: `?beta`?"):
+        train(tmp_path / "other", team_of(form), resume=str(checkpoint), **settings, beta=0.5)
+    with pytest.raises(ValueError, match="has taken 6 optimizer steps, and `num_train_epochs` is 2, which makes 6"):
+        final = str(tmp_path / "whole" / "checkpoint-6")
+        train(tmp_path / "over", team_of(form), resume=final, **settings)
+
+
+def test_evaluation_on_preferences_and_in_the_environment(tmp_path):
+    environment = tiny_environment()
+    trainer = train(
+        tmp_path,
+        environment=environment,
+        eval_dataset={"pairs": pairs(number=5), "items": tiny_items(3)},
+        eval_strategy="steps",
+        eval_steps=3,
+        max_completion_length=6,
+        num_turns=2,
+    )
+    (log,) = [entry for entry in trainer.state.log_history if "eval_pairs_loss" in entry]
+    (played,) = [entry for entry in trainer.state.log_history if "eval_reward" in entry]
+    assert 0.0 < log["eval_rewards/accuracies"] <= 1.0 and "eval_agents/aux/rewards/margins" in log
+    assert played["eval_turn_2/reward_mean"] >= 0.0 and played["eval_agents/main/completions/mean_length"] <= 6
+    assert "eval_reward" in trainer.evaluate(tiny_items(2)) and "eval_loss" in trainer.evaluate(pairs(number=3))
+    trainer.create_model_card(model_name="pair")
+    card = (tmp_path / "README.md").read_text()
+    for text in ("MADPO", "`beta` | 0.1", "preference pairs | 12", "env steps | 24", "FunctionEnvironment", "madpo"):
+        assert text in card, text
+    assert "None" not in card.replace("`loss_weights` | None", "")
+
+
+def test_rows_without_rewards_take_no_env_steps(tmp_path):
+    rows = pairs().remove_columns(["chosen_reward", "rejected_reward"])
+    assert "env_step" not in train(tmp_path, train_dataset=rows).state.log_history[0]
+    assert "env_step" not in train(tmp_path, use_environment_step=False).state.log_history[0]
+
+
+@pytest.mark.parametrize("reference_free", [False, True])
+def test_falling_chosen_log_probabilities_are_reported_once(tmp_path, caplog, reference_free, monkeypatch):
+    monkeypatch.setattr(logging.get_logger("trl_multiagent"), "propagate", True)
+    settings = {"learning_rate": 0.05, "max_steps": 6, "reference_free": reference_free}
+    # Chosen and rejected answers that begin in the same way: what pushes one down pushes the other one down, too
+    rows = pairs().map(lambda row: {f"{role}_rejected": row[f"{role}_chosen"] + "!" for role in ("aux", "main")})
+    trainer = train(tmp_path, train_dataset=rows, **settings)
+    warnings = [record.message for record in caplog.records if "has fallen by" in record.message]
+    changes = [entry["logps/chosen_change"] for entry in trainer.state.log_history if "loss" in entry]
+    assert changes[0] == pytest.approx(0.0, abs=1e-5) and min(changes) < -0.5
+    assert len(warnings) == 1 and "add the loss type 'sft'" in warnings[0]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_a_report(tmp_path):
+    team = tiny_team()
+    team.agents["aux"].model.norm.weight.data.fill_(float("nan"))
+    with pytest.raises(FloatingPointError, match=r"The loss is nan at step 0\. Items and completions are in .*json"):
+        train(tmp_path, team)
+    (report,) = tmp_path.glob("failure_step0_process0.json")
+    assert "good" in json.loads(report.read_text())["pairs"][0]["main chosen"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"loss_type": "aot"}, "`loss_type` 'aot' is not supported for a team: it sorts"),
+        ({"loss_type": ["sigmoid", "aot_unpaired"]}, "'aot_unpaired' is not supported"),
+        ({"loss_type": "sigmod"}, "`loss_type` is 'sigmod', it must be one of sigmoid, hinge"),
+        ({"loss_type": []}, "`loss_type` is empty"),
+        ({"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0]}, "`loss_weights` must have the same length"),
+        ({"ld_alpha": 0.5}, "`ld_alpha=0.5` is not supported by MADPO"),
+        ({"beta": 0.0}, "`beta` is 0.0, it must be greater than 0"),
+        ({"truncation_mode": "keep_end"}, "`truncation_mode` is 'keep_end'"),
+        ({"reference_free": True, "precompute_ref_log_probs": True}, "needs a reference policy"),
+        ({"reference_free": True, "f_divergence_type": "forward_kl"}, "needs a reference policy"),
+        ({"precompute_ref_log_probs": True, "sync_ref_model": True}, "computes only once"),
+        ({"use_weighting": True, "loss_type": "sft"}, "`use_weighting` applies to pairs"),
+        ({"remove_unused_columns": True}, "found by their names"),
+    ],
+)
+def test_impossible_settings_are_refused(tmp_path, settings, problem):
+    with pytest.raises(ValueError, match=problem):
+        pair_config(tmp_path, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"train_dataset": None}, "`train_dataset` must be a `datasets.Dataset`"),
+        ({"train_dataset": pairs(["aux", "critic"])}, "no column 'main_prompt'"),
+        ({"eval_dataset": pairs(["aux"])}, "`eval_dataset` has no column 'main_prompt'"),
+        (
+            {"eval_dataset": {"a": tiny_items(2)}},
+            r"`eval_dataset\['a'\]` has the columns \['x'\], which are no joint pref",
+        ),
+        ({"max_length": 20}, "Row 2 of `train_dataset`: 'main_prompt' has 20 tokens, which leaves no token"),
+        ({"environment": tiny_environment(["aux"])}, r"The team has the roles \['aux', 'main'\], the environment"),
+        ({"environment": "task"}, "`environment` must be an `Environment`"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(tmp_path, settings, problem):
+    with pytest.raises((TypeError, ValueError), match=problem):
+        pair_trainer(tmp_path, **settings)
+
+
+def test_settings_that_do_not_fit_the_team_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="`sync_ref_model` updates a separate reference model"):
+        pair_trainer(tmp_path, team_of("lora"), sync_ref_model=True)
+    with pytest.raises(ValueError, match=r"`router_aux_loss_coef` is 0\.5, but no trained agent"):
+        pair_trainer(tmp_path, router_aux_loss_coef=0.5)
+
+
+def test_answers_that_are_cut_are_reported(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.get_logger("trl_multiagent"), "propagate", True)
+    pair_trainer(tmp_path, max_length=27)
+    assert any(
+        "pairs of answers in `train_dataset` are longer than the `max_length` of 27" in x for x in caplog.messages
+    )
+
+
+def test_the_configuration_has_defaults(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trainer = MADPOTrainer(tiny_team(), train_dataset=pairs())
+    assert isinstance(trainer.args, MADPOConfig) and trainer.args.output_dir == "main-MADPO"

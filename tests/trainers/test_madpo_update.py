@@ -1,0 +1,197 @@
+"""MADPO's update: against plain PyTorch, against TRL's DPO for one agent, and whatever the micro-batches are."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pairs import Shift, pair_config, pair_trainer, pairs, shift
+from trl import DPOConfig, DPOTrainer
+
+from trl_multiagent.preference_rows import text_columns
+from trl_multiagent.trainers.madpo_config import LOSS_TYPES
+
+from by_hand import CHECKPOINTING, Gradients, distance, log_probability
+from tiny import byte_tokenizer, team_of, tiny_experts, tiny_llama, tiny_team
+
+
+def one_update(folder, team, callbacks=(), **settings):
+    """The gradients of one optimizer step, and its log."""
+    gradients = Gradients()
+    settings = {"max_steps": 1, "per_device_train_batch_size": 6, "train_dataset": pairs(team.roles, 6), **settings}
+    trainer = pair_trainer(folder, team, callbacks=[*callbacks, gradients], **settings)
+    trainer.train()
+    return gradients.of, trainer.state.log_history[0]
+
+
+def answer_logps(team, role, row, side):
+    tokenizer = team.tokenizers[role]
+    prompt, answer = tokenizer(row[f"{role}_prompt"])["input_ids"], tokenizer(row[f"{role}_{side}"])["input_ids"]
+    with team.activate(role) as model:
+        return log_probability(model, prompt, [*answer, tokenizer.eos_token_id])
+
+
+def log_ratios(team, reference, row):
+    """d_i of every agent."""
+    d = {}
+    for role in team.roles:
+        d[role] = answer_logps(team, role, row, "chosen").sum() - answer_logps(team, role, row, "rejected").sum()
+        if reference is not None:
+            with torch.no_grad():
+                chosen, rejected = (answer_logps(reference, role, row, side).sum() for side in ("chosen", "rejected"))
+            d[role] = d[role] - (chosen - rejected)
+    return d
+
+
+def factorised_gradients(team, reference, rows, beta):
+    """For every agent alone: -log sigmoid(beta * (d_i + d_k)), the other agents' d_k being numbers."""
+    total = 0.0
+    for row in rows:
+        values = {role: d.item() for role, d in log_ratios(team, reference, row).items()}
+        for role, d in log_ratios(team, reference, row).items():
+            others = sum(value for other, value in values.items() if other != role)
+            total = total - F.logsigmoid(beta * (d + others)) / len(rows)
+    team.zero_grad()
+    total.backward()
+    return {name: x.grad.clone() for name, x in team.named_parameters() if x.requires_grad}
+
+
+@pytest.mark.parametrize(
+    ("form", "reference_free"),
+    [("full", False), ("full", True), ("heterogeneous", False), ("shared", False), ("lora", False)],
+)
+def test_each_agent_gets_its_own_factor_of_the_joint_gradient(tmp_path, form, reference_free):
+    initial = team_of(form)
+    team = shift(copy.deepcopy(initial))
+    expected = factorised_gradients(team, None if reference_free else initial, pairs(number=6), beta=0.3)
+    found, _ = one_update(tmp_path, initial, [Shift()], reference_free=reference_free, beta=0.3)
+    assert distance(found, expected) < 1e-6
+
+
+@pytest.mark.parametrize("case", CHECKPOINTING)
+@pytest.mark.parametrize("form", ["full", "lora"])
+def test_checkpointing_does_not_change_the_gradients(tmp_path, form, case):
+    plain, _ = one_update(tmp_path, team_of(form), [Shift()], beta=0.3)
+    found, _ = one_update(tmp_path, team_of(form), [Shift()], beta=0.3, **CHECKPOINTING[case])
+    assert distance(found, plain) < 1e-6
+
+
+def test_other_agents_only_decide_how_much_a_pair_counts(tmp_path):
+    """One pair: other texts of the partner change the length of an agent's gradient, not its direction."""
+    row = pairs(number=1)
+    changed = row.map(lambda row: {"main_chosen": "something else", "main_rejected": "and another thing"})
+    gradients = []
+    for rows in (row, changed):
+        found, log = one_update(tmp_path, tiny_team(), [Shift()], train_dataset=rows, beta=0.3)
+        vector = torch.cat([x.flatten() for name, x in found.items() if name.startswith("models.aux.")])
+        gradients.append((vector, log["rewards/margins"]))
+    (one, margin), (other, other_margin) = gradients
+    assert F.cosine_similarity(one, other, dim=0).item() == pytest.approx(1.0, abs=1e-6)
+    ratio = torch.sigmoid(torch.tensor(-margin)) / torch.sigmoid(torch.tensor(-other_margin))
+    assert abs(ratio - 1) > 0.05 and (one.norm() / other.norm()).item() == pytest.approx(ratio.item(), rel=1e-4)
+
+
+SETTINGS = {"exo_pair": {"label_smoothing": 0.1}, "robust": {"label_smoothing": 0.1}}
+CASES = {name: {"loss_type": name, **SETTINGS.get(name, {})} for name in LOSS_TYPES}
+CASES["a list"] = {"loss_type": ["sigmoid", "bco_pair", "sft"], "loss_weights": [0.8, 0.2, 1.0]}
+CASES["weighted pairs"] = {"use_weighting": True}
+CASES["forward KL"] = {"f_divergence_type": "forward_kl"}
+CASES["precomputed"] = {"precompute_ref_log_probs": True}
+CASES["cut answers"] = {"max_length": 24}
+CASES["conversations"] = {}
+TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>{% endfor %}"
+TEMPLATE += "{% if add_generation_prompt %}<assistant>{% endif %}"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_agent_equals_trl_s_dpo(tmp_path, case):
+    """Three updates, their metrics, and an evaluation."""
+    chat = case == "conversations"
+    settings = {"optim": "sgd", "learning_rate": 0.1, "beta": 0.2, **CASES[case]}
+    rows = pairs(["solo"], chat=chat)
+    texts = rows.rename_columns(dict(zip(text_columns("solo"), ("prompt", "chosen", "rejected"), strict=True)))
+    texts = texts.select_columns(["prompt", "chosen", "rejected"])
+    team = tiny_team(["solo"], TEMPLATE if chat else None)
+    trainer = pair_trainer(tmp_path / "team", team, train_dataset=rows, eval_dataset=rows, **settings)
+    model = tiny_llama()
+    single = DPOTrainer(
+        model,
+        tiny_llama(),
+        pair_config(tmp_path / "trl", DPOConfig, **settings),
+        train_dataset=texts,
+        eval_dataset=texts,
+        processing_class=byte_tokenizer(TEMPLATE if chat else None),
+    )
+    for each in (trainer, single):
+        each.train()
+        each.evaluate()
+    for name, x in model.state_dict().items():
+        assert torch.allclose(team.agents["solo"].state_dict()[name], x, rtol=1e-5, atol=1e-6), name
+    assert len(single.state.log_history) == 5
+    for ours, theirs in zip(trainer.state.log_history, single.state.log_history, strict=True):
+        names = [name for name in theirs if not name.endswith(("runtime", "per_second", "total_flos"))]
+        assert {name: ours[name] for name in names} == pytest.approx(
+            {name: theirs[name] for name in names}, rel=1e-3, abs=1e-5
+        )
+
+
+def test_one_mixture_of_experts_equals_trl_s_dpo(tmp_path):
+    settings = {"max_steps": 1, "optim": "sgd", "learning_rate": 0.1, "router_aux_loss_coef": 0.7}
+    rows = pairs(["solo"])
+    texts = rows.rename_columns(dict(zip(text_columns("solo"), ("prompt", "chosen", "rejected"), strict=True)))
+    model, ours = tiny_experts("qwen3_moe"), tiny_team(["solo"])
+    ours.models["solo"] = copy.deepcopy(model)
+    ours = type(ours)({"solo": copy.deepcopy(model)}, ours.tokenizers)
+    trainer = pair_trainer(tmp_path / "team", ours, train_dataset=rows, **settings)
+    single = DPOTrainer(
+        model,
+        copy.deepcopy(model),
+        pair_config(tmp_path / "trl", DPOConfig, **settings),
+        train_dataset=texts.select_columns(["prompt", "chosen", "rejected"]),
+        processing_class=byte_tokenizer(),
+    )
+    for each in (trainer, single):
+        each.train()
+    for name, x in model.state_dict().items():
+        assert torch.allclose(ours.agents["solo"].state_dict()[name], x, rtol=1e-5, atol=1e-6), name
+    theirs = single.state.log_history[0]["aux_loss"]
+    assert trainer.state.log_history[0]["agents/solo/aux_loss"] == pytest.approx(theirs, rel=1e-5)
+
+
+@pytest.mark.parametrize("case", ["sigmoid", "a list", "ipo", "weighted pairs", "experts"])
+def test_the_update_does_not_depend_on_padding_and_micro_batches(tmp_path, case):
+    """Ten pairs, in one micro-batch, and in three of unequal size and with other padding."""
+    settings = {"train_dataset": pairs(number=10), "beta": 0.3, **CASES.get(case, {})}
+
+    def team():
+        models = {"aux": tiny_llama(), "main": tiny_experts("qwen3_moe") if case == "experts" else tiny_llama(1)}
+        return type(tiny_team())(models, {role: byte_tokenizer() for role in models})
+
+    whole, log = one_update(tmp_path, team(), [Shift()], per_device_train_batch_size=10, **settings)
+    split = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "pad_to_multiple_of": 16}
+    found, split_log = one_update(tmp_path, team(), [Shift()], **split, **settings)
+    assert distance(found, whole) < 1e-5
+    assert split_log["loss"] == pytest.approx(log["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("reference_free", [False, True])
+def test_a_frozen_partner_is_a_constant(tmp_path, reference_free):
+    settings = {"frozen_agents": ["aux"], "beta": 0.3, "reference_free": reference_free}
+    initial = tiny_team()
+    team = copy.deepcopy(initial)
+    team.freeze(["aux"])
+    expected = factorised_gradients(shift(team), None if reference_free else initial, pairs(number=6), beta=0.3)
+    found, log = one_update(tmp_path, initial, [Shift()], **settings)
+    assert distance(found, expected) < 1e-6
+    assert not any(name.startswith("agents/aux/") for name in log)
+    if not reference_free:
+        assert log["rewards/margins"] == pytest.approx(log["agents/main/rewards/margins"], abs=1e-5)
+
+
+def test_the_sft_term_is_a_sum_over_agents(tmp_path):
+    team = tiny_team()
+    expected = sum(
+        -torch.cat([answer_logps(team, role, row, "chosen") for row in pairs(number=6)]).mean() for role in team.roles
+    )
+    _, log = one_update(tmp_path, copy.deepcopy(team), loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.5])
+    assert log["loss"] == pytest.approx(torch.log(torch.tensor(2.0)).item() + 0.5 * expected.item(), rel=1e-5)

@@ -1,0 +1,179 @@
+"""
+The rows of a dataset of joint preferences: the names of its columns, and the check of every row.
+
+A row compares two joint answers to one item, the chosen and the rejected one. For every role r of the team it has the
+columns `r_prompt`, `r_chosen` and `r_rejected`, which are texts, or chat messages as in TRL's conversational datasets.
+The other columns are optional:
+
+| column | contents |
+| --- | --- |
+| `chosen_reward`, `rejected_reward` | the joint rewards; both or neither |
+| `chosen_<metric>`, `rejected_<metric>` | components of the rewards |
+| `item_id`, `round` | the item, and the round of collection |
+| `chosen_by`, `rejected_by` | the policy that sampled the answer |
+| `r_ref_chosen_logps`, `r_ref_rejected_logps` | log-probabilities of the answers of role r under its reference policy |
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from datasets import Dataset
+
+
+CHOSEN_REWARD, REJECTED_REWARD = "chosen_reward", "rejected_reward"
+ITEM_ID, ROUND, CHOSEN_BY, REJECTED_BY = "item_id", "round", "chosen_by", "rejected_by"
+
+Messages = list[dict[str, Any]]
+
+
+def text_columns(role: str) -> tuple[str, str, str]:
+    """The columns of a role's prompt, chosen answer and rejected answer."""
+    return f"{role}_prompt", f"{role}_chosen", f"{role}_rejected"
+
+
+def reference_columns(role: str) -> tuple[str, str]:
+    """The columns of the reference log-probabilities of a role's chosen and rejected answer."""
+    return f"{role}_ref_chosen_logps", f"{role}_ref_rejected_logps"
+
+
+def roles_of_columns(columns: Sequence[str]) -> list[str]:
+    """The roles whose prompt, chosen and rejected answer are among the columns, in the order of their prompts."""
+    candidates = [name.removesuffix("_prompt") for name in columns if name.endswith("_prompt")]
+    return [role for role in candidates if set(text_columns(role)) <= set(columns)]
+
+
+def make_row(
+    prompts: dict[str, str | Messages],
+    chosen: dict[str, str],
+    rejected: dict[str, str],
+    chosen_reward: float,
+    rejected_reward: float,
+    **others: Any,
+) -> dict[str, Any]:
+    """
+    Builds a row.
+
+    Args:
+        prompts (`dict[str, str | list[dict]]`):
+            The prompt of each role. Where it is a list of chat messages, the answers become messages, too.
+        chosen, rejected (`dict[str, str]`):
+            The answers of each role.
+        chosen_reward, rejected_reward (`float`):
+            The joint rewards.
+        **others:
+            More columns.
+    """
+    row: dict[str, Any] = {}
+    for role, prompt in prompts.items():
+        answers: tuple[str | Messages, ...] = (chosen[role], rejected[role])
+        if not isinstance(prompt, str):
+            answers = tuple([{"role": "assistant", "content": answer}] for answer in answers)
+        row |= dict(zip(text_columns(role), (prompt, *answers), strict=True))
+    return {**row, CHOSEN_REWARD: chosen_reward, REJECTED_REWARD: rejected_reward, **others}
+
+
+def check_preferences(dataset: Dataset, roles: Sequence[str], name: str = "train_dataset") -> None:
+    """
+    Checks the columns and every row of a dataset of joint preferences.
+
+    An answer may be empty, because an agent may answer with nothing but the end of its text. A chosen answer that is
+    empty for all agents is an error.
+
+    Args:
+        dataset ([`~datasets.Dataset`]): The preferences.
+        roles (`Sequence[str]`): The roles of the team.
+        name (`str`, *optional*, defaults to `"train_dataset"`): What messages call the dataset.
+
+    Raises:
+        TypeError: `dataset` is not a `datasets.Dataset`.
+        ValueError: The dataset has no rows, its columns do not fit the roles, or a row is malformed. The message names
+            the row, counted from 0, and the column.
+    """
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"`{name}` must be a `datasets.Dataset`, got `{type(dataset).__name__}`.")
+    _check_columns(dataset.column_names, roles, name)
+    if len(dataset) == 0:
+        raise ValueError(f"`{name}` has no rows.")
+    rewards = [column for column in (CHOSEN_REWARD, REJECTED_REWARD) if column in dataset.column_names]
+    references = [column for role in roles for column in reference_columns(role) if column in dataset.column_names]
+    texts = [column for role in roles for column in text_columns(role)]
+    for index, row in enumerate(dataset.select_columns([*texts, *rewards, *references])):
+        try:
+            _check_row(row, roles, rewards, references)
+        except ValueError as error:
+            raise ValueError(f"Row {index} of `{name}`: {error}") from None
+
+
+def _check_columns(columns: Sequence[str], roles: Sequence[str], name: str) -> None:
+    missing = [column for role in roles for column in text_columns(role) if column not in columns]
+    found = roles_of_columns(columns)
+    if missing:
+        raise ValueError(
+            f"`{name}` has no column {', '.join(map(repr, missing))}. Preferences of the team {list(roles)} have a "
+            "prompt, a chosen and a rejected answer of every role, as in 'aux_prompt', 'aux_chosen', 'aux_rejected'; "
+            f"this dataset has them for {found or 'no role'}."
+        )
+    others = [role for role in found if role not in roles]
+    if others:
+        raise ValueError(
+            f"`{name}` has answers of the roles {found}, but the team has the roles {list(roles)}. Train a team with "
+            f"these roles, or remove the columns of {', '.join(others)}."
+        )
+    for pair in ((CHOSEN_REWARD, REJECTED_REWARD), *map(reference_columns, roles)):
+        present = [column for column in pair if column in columns]
+        if len(present) == 1:
+            (absent,) = set(pair) - set(present)
+            raise ValueError(f"`{name}` has the column {present[0]!r} but no {absent!r}: add it, or remove both.")
+    present = [role for role in roles if reference_columns(role)[0] in columns]
+    if present and len(present) < len(roles):
+        missing = [column for role in roles if role not in present for column in reference_columns(role)]
+        raise ValueError(
+            f"`{name}` has reference log-probabilities of {', '.join(present)} only. Add {', '.join(missing)}, or "
+            "remove those that are there."
+        )
+
+
+def _check_row(row: dict[str, Any], roles: Sequence[str], rewards: list[str], references: list[str]) -> None:
+    answers = {}
+    for role in roles:
+        prompt, chosen, rejected = text_columns(role)
+        as_chat = not isinstance(row[prompt], str)
+        texts = [_text(row, column, as_chat, prompt) for column in (prompt, chosen, rejected)]
+        if not texts[0]:
+            raise ValueError(f"{prompt!r} is empty.")
+        answers[role] = texts[1:]
+        if as_chat and row[prompt][-1]["role"] == "assistant":
+            raise ValueError(f"{prompt!r} ends with a message of the assistant, which belongs to the answers.")
+        for column in (chosen, rejected) if as_chat else ():
+            if row[column][0]["role"] != "assistant":
+                raise ValueError(f"{column!r} begins with a message of {row[column][0]['role']!r}, not 'assistant'.")
+    columns = ", ".join(repr(text_columns(role)[1]) for role in roles)
+    if not any(chosen.strip() for chosen, _ in answers.values()):
+        raise ValueError(f"{columns}: the chosen answer is empty.")
+    if all(chosen == rejected for chosen, rejected in answers.values()):
+        raise ValueError(f"{columns}: the chosen and the rejected answers are the same.")
+    for column in (*rewards, *references):
+        value = row[column]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ValueError(f"{column!r} is {value!r}, it must be a finite number.")
+    if rewards and row[CHOSEN_REWARD] <= row[REJECTED_REWARD]:
+        raise ValueError(
+            f"{CHOSEN_REWARD!r} is {row[CHOSEN_REWARD]!r}, which is not more than {REJECTED_REWARD!r}, "
+            f"{row[REJECTED_REWARD]!r}."
+        )
+
+
+def _text(row: dict[str, Any], column: str, as_chat: bool, prompt: str) -> str:
+    """The text of a field, or the texts of its messages, one after the other."""
+    value = row[column]
+    if not as_chat and isinstance(value, str):
+        return value
+    if isinstance(value, str) or (value is not None and not as_chat):
+        raise ValueError(f"{column!r} and {prompt!r} must both be texts, or both be lists of chat messages.")
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{column!r} is {value!r}, it must be a text or a list of chat messages.")
+    for message in value:
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise ValueError(f"{column!r} has the message {message!r}, which needs a text as 'role' and 'content'.")
+    return "".join(message["content"] for message in value)
