@@ -161,7 +161,7 @@ def test_preference_examples(tiny_model, tmp_path, monkeypatch):
     names |= {"held_out_pairs": names["preferences"], "environment": tiny_environment(["poet", "critic"])}
     names["held_out_items"] = tiny_items(2)
     exec(evaluation, names)
-    assert {"eval_pairs_loss", "eval_reward"} <= names["trainer"].evaluate().keys()
+    assert {"eval_pairs_loss", "eval_items_reward"} <= names["trainer"].evaluate().keys()
 
 
 def test_collection_examples(tiny_model, tmp_path, monkeypatch):

@@ -351,6 +351,19 @@ trainer.push_to_hub()
     assert "| optimizer steps | 3 |" in final["README.md"].data.decode()
 
 
+def test_a_trainer_on_preferences_pushes_its_team(server, client, tmp_path):
+    code = """
+from pairs import pair_trainer
+trainer = pair_trainer(folder, push_to_hub=True, hub_model_id=repo_id)
+trainer.train()
+trainer.push_to_hub()
+"""
+    client(code, folder=str(tmp_path), repo_id="user/preferences")
+    files = server.repos["user/preferences"].files()
+    assert {path: files[path] for path in WEIGHTS} == saved_weights(tmp_path)
+    assert "MADPO" in files["README.md"].decode() and "| preference pairs | 12 |" in files["README.md"].decode()
+
+
 @pytest.mark.parametrize("status", [None, 503])
 def test_an_interrupted_upload_is_retried(server, client, tmp_path, status):
     code = "from tiny import tiny_team; team = tiny_team(); team.save_pretrained(folder); team.push_to_hub(repo_id)"

@@ -17,8 +17,12 @@ if TYPE_CHECKING:  # what `__getattr__` gives at run time
         role_reward,
     )
     from trl_multiagent.team.agent_team import AgentTeam
+    from trl_multiagent.trainers.iac_config import IACConfig
+    from trl_multiagent.trainers.iac_trainer import IACTrainer
     from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
     from trl_multiagent.trainers.joint_reward_trainer import JointRewardTrainer
+    from trl_multiagent.trainers.maac_config import MAACConfig
+    from trl_multiagent.trainers.maac_trainer import MAACTrainer
     from trl_multiagent.trainers.madpo_config import MADPOConfig
     from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
     from trl_multiagent.trainers.magrpo_config import MAGRPOConfig

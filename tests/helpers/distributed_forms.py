@@ -12,7 +12,16 @@ import torch
 from pairs import pair_config, pairs
 from peft import LoraConfig
 
-from trl_multiagent import AgentTeam, MADPOTrainer, MAGRPOTrainer
+from trl_multiagent import (
+    AgentTeam,
+    IACConfig,
+    IACTrainer,
+    MAACConfig,
+    MAACTrainer,
+    MADPOTrainer,
+    MAGRPOConfig,
+    MAGRPOTrainer,
+)
 from trl_multiagent.rollout.tree import Samples
 
 from process_group import end_process_group
@@ -32,18 +41,33 @@ CASES = {
     "frozen adapter": ("lora", {"frozen_agents": ["aux"]}),
     "fresh adapters": (None, {"beta": 0.1}),
     "experts": ("experts", {}),
+    "critics": ("full", {"gae_lambda": 0.95}),
+    "adapters as critics": ("lora", {"critic_form": "adapter", "gradient_checkpointing": True}),
+    "value heads": ("shared", {"critic_form": "head", "critic_value_head_hidden_dim": 8}),
+    "central critic on a frozen copy": ("full", {"critic_form": "adapter", "num_iterations": 2}),
 }
 
+
+ALGORITHMS = {  # of the cases with critics
+    "critics": (IACTrainer, IACConfig),
+    "adapters as critics": (IACTrainer, IACConfig),
+    "value heads": (IACTrainer, IACConfig),
+    "central critic on a frozen copy": (MAACTrainer, MAACConfig),
+}
 
 # Three updates of MADPO
 PREFERENCES = {
     "preferences": ("full", {"loss_type": ["sigmoid", "sft"]}),
     "preferences, frozen adapter": ("lora", {"frozen_agents": ["aux"], "gradient_checkpointing": True}),
-    "preferences, stored references": ("heterogeneous", {"precompute_ref_log_probs": True}),
+    # In the evaluation after it, the processes sample completions of different lengths
+    "preferences, stored references": (
+        "heterogeneous",
+        {"precompute_ref_log_probs": True, "max_completion_length": 128},
+    ),
 }
 
 
-class Deterministic(MAGRPOTrainer):
+class Deterministic:
     def _sample_agent(self, role, nodes, num_generations, synchronized):
         if self.args.gradient_checkpointing:
             super()._sample_agent(
@@ -62,8 +86,12 @@ class Deterministic(MAGRPOTrainer):
 
 def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
     form, settings = CASES[case]
+    trainer_class, config_class = ALGORITHMS.get(case, (MAGRPOTrainer, MAGRPOConfig))
+    if case in ALGORITHMS:
+        settings = {"num_generations": 4, "discount": 0.7, "critic_learning_rate": 0.1, **settings}
     args = tiny_config(  # before the team, which ZeRO-3 loads in parts
         output / case,
+        config_class,
         items_per_device=items_per_device,
         per_device_train_batch_size=20,
         num_turns=2,
@@ -81,7 +109,12 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
         team = AgentTeam.from_pretrained(str(teams / "full/agents/aux"), ["aux", "main"], peft_config=config, seed=7)
     else:
         team = AgentTeam.from_pretrained(str(teams / form))
-    trainer = Deterministic(team, tiny_environment(team.roles), args, tiny_items(12))
+    trainer_class = type("DeterministicTrainer", (Deterministic, trainer_class), {})
+    trainer = trainer_class(team, tiny_environment(team.roles), args, tiny_items(12))
+    if case in ALGORITHMS:
+        torch.manual_seed(5)
+        for head in team.critics.heads.values():  # or the critics' models would have no gradient in the first step
+            head[-1].weight.data.normal_(std=0.3)
     trainer.train()
     shares = [x["turn_1/early_terminated"] for x in trainer.state.log_history if "reward" in x]
     return {**save(trainer, output / case), "early_terminated": shares}
@@ -89,10 +122,10 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
 
 def update_on_preferences(teams: Path, output: Path, pairs_per_device: int, case: str) -> dict:
     form, settings = PREFERENCES[case]
-    settings = {"optim": "sgd", "learning_rate": 0.3, "max_grad_norm": 1.0, "max_completion_length": 256, **settings}
+    settings = {"optim": "sgd", "learning_rate": 0.3, "max_grad_norm": 1.0, "max_completion_length": 8, **settings}
     args = pair_config(output / case, per_device_train_batch_size=pairs_per_device, **settings)
     team = AgentTeam.from_pretrained(str(teams / form))
-    trainer = MADPOTrainer(team, args, pairs(team.roles), tiny_items(5), tiny_environment(team.roles))
+    trainer = MADPOTrainer(team, args, pairs(team.roles), tiny_items(2), tiny_environment(team.roles))
     trainer.train()
     return {**save(trainer, output / case), "reward": trainer.evaluate()["eval_reward"]}
 

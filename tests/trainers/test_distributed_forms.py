@@ -27,6 +27,10 @@ CASES = [
     "frozen adapter",
     "fresh adapters",
     "experts",
+    "critics",
+    "adapters as critics",
+    "value heads",
+    "central critic on a frozen copy",
     "preferences",
     "preferences, frozen adapter",
     "preferences, stored references",
@@ -50,7 +54,7 @@ LAUNCHES = {
 }
 
 # Offloading moves the shards of ZeRO-3 and nothing else. One case for each kind of weights
-OFFLOADED = ["full", "lora and whole modules", "fresh adapters", "experts"]
+OFFLOADED = ["full", "lora and whole modules", "fresh adapters", "experts", "adapters as critics"]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +76,7 @@ def teams(tmp_path_factory):
 def single(forked, teams, tmp_path_factory):
     output = tmp_path_factory.mktemp("single")
     finished = forked.run(SCRIPT, teams, output, 4)
-    assert finished.codes == [0], finished.stderr[-20000:]
+    assert finished.codes == [0], finished.stderr[-6000:]
     return output
 
 
@@ -104,14 +108,14 @@ def launch(name, cases, forked, teams, output):
         config = output / "deepspeed.json"
         config.write_text(json.dumps(settings))
     finished = forked.run(SCRIPT, teams, output, 2, *cases, processes=2, zero=config)
-    assert finished.codes == [0, 0], finished.stderr[-20000:]
+    assert finished.codes == [0, 0], finished.stderr[-6000:]
     return name, output, json.loads((output / "report.json").read_text())
 
 
 def weights(folder):
-    files = sorted((folder / "agents").glob("*/*.safetensors"))
+    files = sorted(file for part in ("agents", "critics") for file in (folder / part).glob("*/*.safetensors"))
     assert files
-    return {f"{file.parent.name}/{name}": x for file in files for name, x in load_file(file).items()}
+    return {f"{file.relative_to(folder).parent}/{name}": x for file in files for name, x in load_file(file).items()}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -141,10 +145,12 @@ def check_update(case, single, name, output, report):
         assert all(0 < share < 1 for share in report[case]["early_terminated"])  # ranks with different trees
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "fresh adapters"])
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case != "fresh adapters" and "critic" not in case and "heads" not in case]
+)
 def test_one_process_trains_what_is_to_be_trained(case, single, teams):
     before, after = weights(teams / FORM_OF_CASE.get(case, case)), weights(single / case)
     assert before.keys() == after.keys()
     for key, x in before.items():
-        frozen = "frozen" in case and key.startswith("aux/")
+        frozen = "frozen" in case and key.startswith("agents/aux/")
         assert torch.equal(x, after[key]) == frozen, key

@@ -670,7 +670,17 @@ def test_config_sizes():
         ({"num_turns": 2, "handoff": "best", "turn_gradient_weights": [1.0]}, "1 entries for 2 turns"),
         ({"num_turns": 2, "turn_gradient_weights": [1.0, 2.0]}, "set `handoff`"),
         ({"num_turns": 2, "joint_mode": "cross", "items_per_device": 1}, "needs `num_agents`"),
-        ({"num_iterations": 2}, "`num_iterations` is 2, which is not supported"),
+        ({"num_iterations": 0}, "`num_iterations` is 0, it must be at least 1"),
+        ({"importance_ratio": "team"}, "`importance_ratio` is 'team', it must be one of 'agent', 'joint'"),
+        (
+            {"importance_ratio": "joint", "joint_mode": "cross"},
+            "`importance_ratio='joint'` needs `joint_mode='align'`",
+        ),
+        (
+            {"num_iterations": 2, "load_best_model_at_end": True, "save_steps": 5, "eval_steps": 5}
+            | {"eval_strategy": "steps", "save_strategy": "steps", "metric_for_best_model": "reward"},
+            "`save_steps` is 5; .* a multiple of `num_iterations`, 2",
+        ),
         ({"use_liger_kernel": True}, "`use_liger_kernel` is True, which is not supported"),
         ({"steps_per_generation": 4}, "set `items_per_device`"),
         ({"entropy_coef": 0.01}, "depends on how a batch is split"),

@@ -31,6 +31,8 @@ ALGORITHMS = {
     "mareinforce": Algorithm(
         f"{TRAINERS}.mareinforce_config.MAREINFORCEConfig", f"{TRAINERS}.mareinforce_trainer.MAREINFORCETrainer"
     ),
+    "iac": Algorithm(f"{TRAINERS}.iac_config.IACConfig", f"{TRAINERS}.iac_trainer.IACTrainer"),
+    "maac": Algorithm(f"{TRAINERS}.maac_config.MAACConfig", f"{TRAINERS}.maac_trainer.MAACTrainer"),
 }
 
 # The class whose fields are the keys of each section. Preferences are collected with the section of the algorithm that learns from them

@@ -190,6 +190,11 @@ def note_without_effect(settings: Settings, without_effect: list[str]) -> None:
     if settings.agents is not None and settings.sections["agent_model"].name is not None:
         without_effect.append("agent_model.name (`agents` is used)")
     given = settings.values[algorithm]
+    if arguments.get("num_iterations", 1) == 1:
+        reason = "with one step per batch the probability ratio is 1"
+        without_effect += [
+            f"{algorithm}.{name} ({reason})" for name in ("epsilon", "epsilon_high", "delta") if name in given
+        ]
     one_turn = arguments.get("num_turns", 1) == 1
     if given.get("discount", 1.0) != 1.0 and (one_turn or arguments.get("handoff") is not None):
         reason = "there is one turn" if one_turn else "the return of a chain's joint action is its reward"

@@ -81,7 +81,7 @@ class Collection:
     def load_team(self, roles: Sequence[str]) -> AgentTeam:
         """Loads the team that samples, on the device of this process."""
         from trl_multiagent.preferences.collection import start_processes
-        from trl_multiagent.recipe.recipe import loading_arguments, quantization
+        from trl_multiagent.recipe.recipe import loading_arguments, make_peft_config, quantization
         from trl_multiagent.team.agent_team import AgentTeam
 
         state, settings = start_processes(), self.settings
@@ -94,9 +94,7 @@ class Collection:
         team = AgentTeam.from_pretrained(
             names,
             roles,
-            peft_config=LoraConfig(**{**PEFT_DEFAULTS, **settings.values["peft"]})
-            if settings.has_peft_section
-            else None,
+            peft_config=make_peft_config(settings),
             share_weights=model.share_weights,
             seed=self.config.seed,
             dtype=dtype,

@@ -56,6 +56,10 @@ class Node:
             leaf.
         returns (`list[float]`): The return of each joint action.
         ended_early (`bool`): Whether early termination made this node a leaf.
+        unvisited (`dict[int, Node]`): In a chain whose trainer has critics: the node that would follow each joint action
+            that is not continued. It has prompts and no samples.
+        values (`dict[str, list[float]]`): For each critic, its value of each joint action, see [`~rollout.values`].
+        targets (`dict[str, list[float]]`): For each critic, the target of each of these values.
     """
 
     item: dict
@@ -68,6 +72,14 @@ class Node:
     children: dict[int, "Node"] = field(default_factory=dict)
     returns: list[float] = field(default_factory=list)
     ended_early: bool = False
+    unvisited: dict[int, "Node"] = field(default_factory=dict)
+    values: dict[str, list[float]] = field(default_factory=dict)
+    targets: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def next_nodes(self) -> dict[int, "Node"]:
+        """The node that follows each joint action after which the episode goes on, visited or not."""
+        return {**self.children, **self.unvisited}
 
     @property
     def joint_actions(self) -> list[JointAction]:
@@ -122,6 +134,7 @@ def grow_trees(
     early_termination_threshold: float | None = None,
     discount: float = 1.0,
     process_reward: Callable[[float], float] = float,
+    with_unvisited: bool = False,
 ) -> list[list[Node]]:
     """
     Grows a rollout tree for each item; with `handoff`, a chain.
@@ -140,6 +153,9 @@ def grow_trees(
             See [`RolloutConfig`].
         process_reward (`Callable[[float], float]`, *optional*):
             Applied to each reward before it is used. By default, rewards are left as they are.
+        with_unvisited (`bool`, *optional*, defaults to `False`):
+            Whether the environment also makes the next prompts of the joint actions that a chain does not continue. A critic
+            needs them, because their targets contain its value of what follows.
 
     Returns:
         `list[list[Node]]`: The nodes of each turn, with their returns.
@@ -158,7 +174,7 @@ def grow_trees(
             node.outcomes = outcomes
             node.rewards = [process_reward(outcome.reward) for outcome in outcomes]
         if turn + 1 < num_turns:
-            nodes = _grow_children(nodes, environment, handoff, early_termination_threshold)
+            nodes = _grow_children(nodes, environment, handoff, early_termination_threshold, with_unvisited)
     for nodes in reversed(levels):
         for node in nodes:
             node.returns = _returns(node, 0.0 if handoff else discount)  # in a chain, only the immediate reward
@@ -212,20 +228,31 @@ def judge_nodes(
 
 
 def _grow_children(
-    nodes: list[Node], environment: Environment, handoff: str | None, threshold: float | None
+    nodes: list[Node],
+    environment: Environment,
+    handoff: str | None,
+    threshold: float | None,
+    with_unvisited: bool = False,
 ) -> list[Node]:
     """
-    Adds the child nodes to the nodes of a turn and returns them. One call of the environment provides all prompts.
+    Adds the child nodes to the nodes of a turn and returns those to visit. One call of the environment provides all
+    prompts.
     """
-    continued = [(node, action) for node in nodes for action in _continued_actions(node, handoff, threshold)]
-    if not continued:
+    asked = []  # node, joint action, whether it is continued
+    for node in nodes:
+        continued = _continued_actions(node, handoff, threshold)
+        listed = range(len(node.indices)) if with_unvisited and not node.ended_early else continued
+        asked += [(node, action, action in continued) for action in listed]
+    if not asked:
         return []
-    histories = [(*node.history, node.turn(action)) for node, action in continued]
-    prompts = ask(environment, [node.item for node, _ in continued], [*histories])
+    histories = [(*node.history, node.turn(action)) for node, action, _ in asked]
+    prompts = ask(environment, [node.item for node, *_ in asked], [*histories])
     children = []
-    for (node, action), history, child_prompts in zip(continued, histories, prompts, strict=True):
-        node.children[action] = Node(node.item, history, child_prompts)
-        children.append(node.children[action])
+    for (node, action, is_continued), history, child_prompts in zip(asked, histories, prompts, strict=True):
+        child = Node(node.item, history, child_prompts)
+        (node.children if is_continued else node.unvisited)[action] = child
+        if is_continued:
+            children.append(child)
     return children
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ from trl_multiagent.team.adapters import (
     reference_name,
     save_adapter,
 )
+from trl_multiagent.team.critics import CRITICS_FOLDER, Critics, critic_key
 from trl_multiagent.team.files import (
     AGENTS_FOLDER,
     SHARED_FOLDER,
@@ -75,6 +77,8 @@ class AgentTeam(nn.Module):
         models (`nn.ModuleDict`): The distinct models, by the first role that uses each.
         agents (`dict[str, PreTrainedModel]`): The model of each role, without adapters.
         frozen (`frozenset[str]`): Roles that generate but are not trained.
+        critics ([`~team.critics.Critics`], *optional*): Value models, which an actor-critic trainer adds. They are saved
+            and loaded with the team; [`~AgentTeam.from_pretrained`] loads the agents alone.
         uses_dropout (`bool`): Whether training mode enables the agents' dropout. By default it does not: sampling has no
             dropout, and the update needs the log-probabilities of the policy that sampled.
 
@@ -105,6 +109,7 @@ class AgentTeam(nn.Module):
         self._model_names = {role: first_roles[id(model)] for role, model in models.items()}
         self.tokenizers = dict(tokenizers)
         self.frozen: frozenset[str] = frozenset()
+        self.critics: Critics | None = None
         self.uses_dropout = False
 
         self.has_adapters = isinstance(models[self.roles[0]], PeftModel)
@@ -123,6 +128,7 @@ class AgentTeam(nn.Module):
             and not all(x.is_floating_point() for x in (*m.parameters(recurse=False), *m.buffers(recurse=False)))
         ]
         self._computes_as_reference = False
+        self._active_critic: str | None = None
         self._select(self.roles[0])
         for role, tokenizer in self.tokenizers.items():
             if tokenizer.pad_token is None:
@@ -203,7 +209,8 @@ class AgentTeam(nn.Module):
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """
         Writes `team.json` and one standard folder per role, `agents/<role>/`, that `AutoModelForCausalLM` loads. The folder
-        of a LoRA agent contains its adapter. Agents with shared weights have one folder, `agents/shared/`.
+        of a LoRA agent contains its adapter. Agents with shared weights have one folder, `agents/shared/`. The critics, if
+        there are any, are in `critics/`.
 
         Args:
             folder (`str` or `Path`):
@@ -228,13 +235,15 @@ class AgentTeam(nn.Module):
                 save_model(model, target, weights)
             self.tokenizers[role].save_pretrained(target)
         TeamFile(self.form, {role: self.folder(role) for role in self.roles}).write(folder)
+        if self.critics is not None:
+            self.critics.save(folder, self, state_dict)
 
     def load_weights(self, folder: str | Path) -> None:
         """
-        Replaces the agents' weights by those of a team that [`~AgentTeam.save_pretrained`] wrote.
+        Replaces the weights of the agents and of the critics by those of a team that [`~AgentTeam.save_pretrained`] wrote.
 
         Raises:
-            ValueError: the saved team has other roles or another form.
+            ValueError: the saved team has other roles or another form, or not the same critics.
         """
         saved = read_team_file(Path(folder) / TEAM_FILE)
         if saved.roles != self.roles:
@@ -247,6 +256,8 @@ class AgentTeam(nn.Module):
                 load_adapter_weights(model, role, source)
             elif role == name:
                 load_model_weights(model, source)
+        if self.critics is not None:
+            self.critics.load(folder, self)
 
     def push_to_hub(
         self,
@@ -259,7 +270,7 @@ class AgentTeam(nn.Module):
         create_pr: bool = False,
     ) -> CommitInfo:
         """
-        Uploads the team and a model card to the Hugging Face Hub.
+        Uploads the agents and a model card to the Hugging Face Hub. Critics are not uploaded.
 
         Args:
             repo_id (`str`):
@@ -284,6 +295,7 @@ class AgentTeam(nn.Module):
         repo_id = open_repo(repo_id, private, token, revision, create_pr)
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
+            shutil.rmtree(Path(folder) / CRITICS_FOLDER, ignore_errors=True)
             team_card(self.summary(), repo_id).save(Path(folder) / "README.md")
             advice = "Call `push_to_hub` again."
             return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr)
@@ -416,16 +428,28 @@ class AgentTeam(nn.Module):
     @contextlib.contextmanager
     def activate(self, role: str) -> Iterator[PreTrainedModel]:
         """Makes one agent the active one."""
-        previous = self.active
-        self._select(role)
-        try:
+        with self._computing(role, None):
             yield self.active_agent
-        finally:
-            self._select(previous)
 
-    def _select(self, role: str) -> None:
-        self.active = role
+    @contextlib.contextmanager
+    def _computing(self, role: str, critic: str | None) -> Iterator[None]:
+        """Makes one agent the active one; if a critic computes, on the model of this agent or on its own, also that critic."""
+        previous = self.active, self._active_critic
+        self._select(role, critic)
+        try:
+            yield
+        finally:
+            self._select(*previous)
+
+    def _select(self, role: str, critic: str | None = None) -> None:
+        self.active, self._active_critic = role, critic
         self._adapters.activate(role, reference=self._computes_as_reference)
+        if critic is not None:
+            cast(Critics, self.critics).activate(critic)
+
+    def model_name(self, role: str) -> str:
+        """The entry of `models` that an agent uses."""
+        return self._model_names[role]
 
     # Modes
 
@@ -438,6 +462,8 @@ class AgentTeam(nn.Module):
         super().train(mode)
         if mode and not self.uses_dropout:
             self.models.eval()
+            if self.critics is not None:
+                self.critics.eval()
             for layer in self._checkpointed_layers():
                 # transformers checkpoints layers in training mode only. They run in evaluation mode, see `_checkpointing`
                 layer.training = True
@@ -493,7 +519,7 @@ class AgentTeam(nn.Module):
     # Reference policies. Those of a LoRA team are part of it. For any other team, a frozen copy of the team serves
 
     def frozen_copy(self) -> "AgentTeam":
-        """A copy with weights of its own, which are not trained."""
+        """A copy of the agents, with weights of its own, which are not trained."""
         gathered: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if is_deepspeed_zero3_enabled():
             import deepspeed
@@ -501,7 +527,11 @@ class AgentTeam(nn.Module):
             # A parameter that is not gathered is empty, and so would be its copy
             gathered = deepspeed.zero.GatheredParameters(list(self.parameters()))
         with gathered:
-            return copy.deepcopy(self).requires_grad_(False).eval()
+            critics, self.critics = self.critics, None
+            try:
+                return copy.deepcopy(self).requires_grad_(False).eval()
+            finally:
+                self.critics = critics
 
     def keep_reference(self) -> None:
         """Makes the current adapters of a LoRA team its reference policies."""
@@ -509,6 +539,10 @@ class AgentTeam(nn.Module):
         for role in self.trained_roles:
             for parameter in self.agent_parameters(role):
                 parameter.requires_grad_(True)
+        if self.critics is not None:
+            for name in self.critics.names:
+                for parameter in self.critics.parameters_of(name, self):
+                    parameter.requires_grad_(True)
         self._select(self.active)
         self.train(self.training)  # sets the mode of modules that were added
 
@@ -525,7 +559,13 @@ class AgentTeam(nn.Module):
 
     # Forward
 
-    def forward(self, *args: Any, team_inputs: dict[str, dict[str, Any]] | None = None, **kwargs: Any) -> Any:
+    def forward(
+        self,
+        *args: Any,
+        team_inputs: dict[str, dict[str, Any]] | None = None,
+        critic_inputs: dict[str, dict[str, torch.Tensor]] | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """
         Runs agents on their own inputs, or the active agent.
 
@@ -535,9 +575,12 @@ class AgentTeam(nn.Module):
                 an agent's arguments change its forward, and exclude each other: `shared_prompts`, prompts that its rows
                 continue, see [`~shared_prompts.continue_prompts`]; and `router_weights`, the weights of its tokens in the
                 router loss, see [`~router_loss.forward_with_expert_sums`].
+            critic_inputs (`dict[str, dict]`, *optional*):
+                Goes with `team_inputs`: for each critic, `input_ids` and `attention_mask` of the sequences that it reads.
 
         Returns:
-            `dict` of the agents' outputs by role, or the active agent's output.
+            `dict` of the agents' outputs by role, or the active agent's output. The dict also holds each critic's values of
+            shape `(num_rows,)`, under [`~team.critics.critic_key`].
         """
         if team_inputs is None:
             return self.active_agent(*args, **kwargs)
@@ -545,6 +588,10 @@ class AgentTeam(nn.Module):
         for role, inputs in team_inputs.items():
             with self.activate(role) as agent:
                 outputs[role] = _run_agent(agent, **inputs)
+        for name, inputs in (critic_inputs or {}).items():
+            critics = cast(Critics, self.critics)
+            with self._computing(critics.backbones[name].role, name):
+                outputs[critic_key(name)] = critics.values(name, self, **inputs)
         return outputs
 
     # Attributes and methods of a single model, which trainers use: those of the active agent
@@ -579,12 +626,16 @@ class AgentTeam(nn.Module):
     def get_output_embeddings(self) -> nn.Module:
         return self.active_agent.get_output_embeddings()
 
-    # Methods of a single model, which trainers call: here they act on every agent
+    # Methods of a single model, which trainers call: here they act on every agent and critic
+
+    @property
+    def _all_base_models(self) -> list[PreTrainedModel]:
+        return self.base_models + (self.critics.base_models if self.critics is not None else [])
 
     def activation_checkpointing_enable(
         self, activation_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        for model in self.base_models:
+        for model in self._all_base_models:
             model.activation_checkpointing_enable(activation_checkpointing_kwargs, **kwargs)
         for layer in self._checkpointed_layers():
             layer._gradient_checkpointing_func = self._checkpointing(layer, layer._gradient_checkpointing_func)
@@ -602,17 +653,17 @@ class AgentTeam(nn.Module):
     def _checkpointing(self, layer: nn.Module, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
         """
         Wraps the function that checkpoints a layer. The layer runs in evaluation mode unless the team uses dropout. In the
-        backward pass, it is recomputed with the agent that was active in the forward.
+        backward pass, it is recomputed with the agent and the critic that were active in the forward.
         """
 
         def checkpoint_for_agent(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            role = self.active
+            computing = self.active, self._active_critic
 
             def run(*inputs: Any) -> Any:
                 training = layer.training
                 layer.training = self.uses_dropout
                 try:
-                    with self.activate(role):
+                    with self._computing(*computing):
                         return function(*inputs)
                 finally:  # torch raises an exception to end a recomputation early
                     layer.training = training
@@ -622,7 +673,7 @@ class AgentTeam(nn.Module):
         return checkpoint_for_agent
 
     def activation_checkpointing_disable(self) -> None:
-        for model in self.base_models:
+        for model in self._all_base_models:
             model.activation_checkpointing_disable()
         self.train(self.training)
 
@@ -636,7 +687,7 @@ class AgentTeam(nn.Module):
 
     def enable_input_require_grads(self) -> None:
         """Makes the inputs of the layers require gradients. Otherwise none reach adapters through checkpointed layers."""
-        for model in self.base_models:
+        for model in self._all_base_models:
             cast(Any, model).enable_input_require_grads()
 
     def add_model_tags(self, tags: list[str] | str) -> None:

@@ -17,7 +17,8 @@ class MAGRPOTrainer(RolloutTrainer):
     Trainer for Multi-Agent Group Relative Policy Optimization (MAGRPO), introduced in [LLM Collaboration With
     Multi-Agent Reinforcement Learning](https://huggingface.co/papers/2508.04652).
 
-    Each optimizer step samples one batch of rollout trees with the current team and uses it once. The returns of the
+    Each optimizer step samples one batch of rollout trees with the current team and uses it once (with `num_iterations`, for
+    that many steps). The returns of the
     trees become advantages in [`~MAGRPOTrainer.advantages`], and the advantages enter the loss in
     [`~MAGRPOTrainer.agent_loss`].
 

@@ -22,6 +22,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, get_l
 from transformers.utils import logging
 
 from trl_multiagent.environments.task_errors import describe
+from trl_multiagent.team.critics import CRITICS_FOLDER
 from trl_multiagent.team.files import AGENTS_FOLDER, TEAM_FILE
 from trl_multiagent.trainers.base.checkpoint_files import (
     PROCESS_FILE,
@@ -171,8 +172,9 @@ class CheckpointMixin(Base):
             if (unfinished / TEAM_FILE).is_file():  # the team itself was written: moving it needs no more disk space
                 folder = fallback_folder(unfinished.parent.parent)
                 folder.mkdir()
-                for name in (AGENTS_FOLDER, TEAM_FILE):
-                    os.replace(unfinished / name, folder / name)
+                for name in (AGENTS_FOLDER, CRITICS_FOLDER, TEAM_FILE):
+                    if (unfinished / name).exists():
+                        os.replace(unfinished / name, folder / name)
                 raise SaveError(f"{problem} The team is in {folder.absolute()}.") from error
             if is_deepspeed_zero3_enabled():  # each process has only a part of the weights
                 raise
@@ -229,14 +231,16 @@ class CheckpointMixin(Base):
 
     def _checksum_of_frozen_weights(self) -> str | None:
         """
-        Returns a checksum of the weights that are not trained and not saved: the base of adapters, and the reference
-        policy. A resumed run must start with the same ones. `None` under ZeRO-3.
+        Returns a checksum of the weights that are not trained and not saved: the base of adapters, that of critics, and the
+        reference policy. A resumed run must start with the same ones. `None` under ZeRO-3.
         """
         if is_deepspeed_zero3_enabled():
             return None  # each process has only a part of the weights
         frozen = []
         if self.team.has_adapters:
-            frozen += [parameter for parameter in self.team.parameters() if not parameter.requires_grad]
+            frozen += [parameter for parameter in self.team.models.parameters() if not parameter.requires_grad]
+        if self.team.critics is not None:
+            frozen += [parameter for parameter in self.team.critics.parameters() if not parameter.requires_grad]
         reference = self._reference()
         if reference is not None and not self.args.sync_ref_model:
             frozen += reference.parameters()
@@ -344,6 +348,10 @@ class CheckpointMixin(Base):
             process = self.args.process_index
             self._load_process_state(json.loads((self._resumed / PROCESS_FILE.format(process)).read_text()))
 
+    def _is_between_batches(self) -> bool:
+        """Whether the next optimizer step begins with a new batch."""
+        return True
+
     def _load_process_state(self, state: dict[str, Any]) -> None:
         for mode, metrics in state["metrics"].items():
             self._metrics[mode].clear()
@@ -411,9 +419,11 @@ class CheckpointMixin(Base):
 
 class CheckpointCallback(TrainerCallback):
     """
-    Restores the state of a resumed run, and postpones a save that is due at the last step of an epoch to the end of
-    the epoch. The epoch's own evaluation and log come before it, so a run that resumes there begins with the next
-    epoch.
+    Restores the state of a resumed run, and postpones some saves.
+
+    A save that is due at the last step of an epoch is postponed to the end of the epoch. The epoch's own evaluation and
+    log come before it, so a run that resumes there begins with the next epoch. If a batch is used for several optimizer
+    steps, a save is postponed to the last of them, because a checkpoint has no batch.
     """
 
     def __init__(self, trainer: CheckpointMixin):
@@ -428,8 +438,10 @@ class CheckpointCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if control.should_save and (state.epoch == int(state.epoch) or control.should_training_stop):
-            self.save_is_due, control.should_save = True, False
+        if control.should_save or self.save_is_due:
+            ends_epoch = state.epoch == int(state.epoch) or control.should_training_stop
+            self.save_is_due = ends_epoch or not self.trainer._is_between_batches()
+            control.should_save = not self.save_is_due
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -13,7 +13,8 @@ expects a single model. This file holds all the adaptations that a team needs:
 4. GRPOTrainer computes the importance sampling ratios of vLLM's completions for a single model. Here they are
    computed per agent and added to the rows ([`GRPOLossMixin._correct_sampling`]).
 5. GRPOTrainer's metrics are means over one micro-batch. Here they are weighted by the number of tokens. The clipping
-   metrics are dropped, because an on-policy update never clips ([`GRPOLossMixin._add_token_means`]).
+   metrics are dropped if a batch is used once, because an on-policy update never clips
+   ([`GRPOLossMixin._add_token_means`]).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -75,8 +76,9 @@ class GRPOLossMixin(Base):
 
             sum over the completion's tokens t of  -A * r_t  +  beta * KL_t,    r_t = pi(t) / pi_old(t)
 
-        The update is on-policy, so pi_old is the current policy without gradient and r_t is 1. The gradient of r_t is
-        therefore that of log pi(t).
+        In the first optimizer step on a batch, pi_old is the current policy and r_t is 1. The gradient of r_t is therefore
+        that of log pi(t). With `num_iterations` above 1, r_t changes in the following steps, and -A * r_t becomes
+        -min(A * r_t, A * clip(r_t)). `importance_ratio="joint"` multiplies r_t by the ratios of the other agents.
 
         Only tokens in `completion_mask` count. The loss is additive: the losses of complementary parts of the mask add
         up to the loss of the whole mask, if each part contains entire rows.
@@ -91,7 +93,10 @@ class GRPOLossMixin(Base):
             `torch.Tensor`: A scalar. The loss of the batch is its sum over micro-batches, averaged over processes.
         """
         if self._corrects_sampling:
-            rows = self._correct_sampling(role, outputs.log_probs, rows)
+            rows = self._correct_sampling(role, rows.get("old_per_token_logps", outputs.log_probs), rows)
+        if "other_log_ratios" in rows:  # TRL's ratio is exp(current - old)
+            old = rows["old_per_token_logps"] - rows["other_log_ratios"].unsqueeze(1)
+            rows = {**rows, "old_per_token_logps": old}
         with self.agent_scope(role):
             loss = self._compute_loss(lambda **_: outputs, rows) * self._loss_scale
             self._add_token_means(role, rows)
@@ -114,7 +119,12 @@ class GRPOLossMixin(Base):
         metrics = self._metrics["train"]
         tokens = self.accelerator.reduce(rows["completion_mask"].sum().float(), "sum").item()
         self._totals.tokens[role] += tokens
-        for name in ("entropy", "kl") if self.beta != 0.0 else ("entropy",):
+        names = ["entropy"]
+        if self.beta != 0.0:
+            names.append("kl")
+        if self.num_iterations > 1:
+            names += ["clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"]
+        for name in names:
             self._totals.token_sums[role, name] += metrics.pop(name)[0] * tokens
         for name in [name for name in metrics if name.startswith("clip_ratio/")]:
             del metrics[name]

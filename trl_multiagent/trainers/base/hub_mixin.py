@@ -48,6 +48,7 @@ class TeamHubMixin(Base):
     team: AgentTeam
     processing_class: Any
     _card_settings: list[str] = []  # training arguments to show in the model card
+    _pushing = False
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         # The trainer calls this when it is created. Without the check, missing write access to an existing public
@@ -107,8 +108,16 @@ class TeamHubMixin(Base):
     def push_to_hub(self, *args: Any, **kwargs: Any) -> CommitInfo | Future | None:
         """See [`~transformers.Trainer.push_to_hub`]. Keyword arguments go to [`~TeamHubMixin.create_model_card`]."""
         self._finish_current_push()  # it reads files that are replaced next
-        with upload_error_with_advice(self._hub_name, push_command_advice(self.args.output_dir, self._hub_name)):
-            return super().push_to_hub(*args, **kwargs)
+        self._pushing = True
+        try:
+            with upload_error_with_advice(self._hub_name, push_command_advice(self.args.output_dir, self._hub_name)):
+                return super().push_to_hub(*args, **kwargs)
+        finally:
+            self._pushing = False
+
+    def _leaves_out_critics(self) -> bool:
+        """Whether the folder that is being saved is to be pushed, and without the critics."""
+        return self._pushing or self.args.push_to_hub
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:

@@ -14,7 +14,6 @@ from trl_multiagent.trainers.base.team_config import TeamConfig
 JOINT_MODES = {"align": "align", "aligned": "align", "cross": "cross", "crossed": "cross"}
 # Losses whose normalizer does not depend on how a batch is split into micro-batches, unlike that of `bnpo`
 LOSS_TYPES = ("luspo", "dr_grpo", "grpo", "dapo")
-ON_POLICY = "training is on-policy: a batch of trees is used for one optimizer step, so the probability ratio is 1"
 OTHER_LOSS = "the loss that it belongs to is not available"
 MICRO_BATCHES = "it depends on how a batch is split into micro-batches"
 ONE_CALL = "a level of the trees is generated in one `generate` call"
@@ -106,6 +105,13 @@ class RolloutConfig(TeamConfig, GRPOConfig):
             `"parquet"` or `"jsonl"`.
         trace_max_files (`int`, *optional*, defaults to `100`):
             Number of files that are kept per process; the oldest are deleted.
+        importance_ratio (`str`, *optional*, defaults to `"agent"`):
+            With `num_iterations` above 1, a batch of trees is used for that many optimizer steps, and every token's loss is
+            -min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A). With `"agent"`, r is the token's probability under the
+            current policy, divided by that under the policy that sampled it. With `"joint"`, r is multiplied by the ratios
+            of the other agents in the joint action, each exp of its mean log-ratio over tokens, without gradient: the
+            product over all agents is clipped once. `epsilon`, `epsilon_high` and `delta` are those of
+            [`~trl.GRPOConfig`].
 
     > [!NOTE]
     > These parameters have default values different from [`~trl.GRPOConfig`]:
@@ -165,7 +171,7 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         "repetition_penalty": {"gt": 0, "le": 1000},
         "beta": {"ge": 0, "le": 1000},
         "pad_to_multiple_of": {"refused": "rows are trimmed to their longest sequence"},
-        "importance_sampling_level": {"choices": ("token", "sequence"), "needs": "beta"},
+        "importance_sampling_level": {"choices": ("token", "sequence")},
         "use_bias_correction_kl": {"needs": "beta"},
         "sync_ref_model": {"needs": "beta"},
         "ref_model_mixup_alpha": {"ge": 0, "le": 1, "needs": "sync_ref_model"},
@@ -192,12 +198,13 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         "vllm_importance_sampling_clip_max": {"gt": 0, "needs": "use_vllm"},
         "vllm_importance_sampling_clip_min": {"ge": 0, "needs": "use_vllm"},
         "vllm_importance_sampling_cap": {"gt": 0, "needs": "use_vllm"},
-        "num_iterations": {"refused": ON_POLICY},
-        "epsilon": {"refused": ON_POLICY},
-        "epsilon_high": {"refused": ON_POLICY},
-        "delta": {"refused": ON_POLICY},
-        "off_policy_mask_threshold": {"refused": ON_POLICY},
-        "steps_per_generation": {"refused": "a batch of trees is used for one optimizer step; set `items_per_device`"},
+        "num_iterations": {"ge": 1, "le": 1000},
+        "importance_ratio": {"choices": ("agent", "joint")},
+        "epsilon": {"ge": 0, "le": 1},
+        "epsilon_high": {"ge": 0},
+        "delta": {"gt": 0},
+        "off_policy_mask_threshold": {"refused": "set `num_iterations` and `epsilon`"},
+        "steps_per_generation": {"refused": "every optimizer step uses the whole batch; set `items_per_device`"},
         "generation_batch_size": {"refused": "the batch consists of whole trees; set `items_per_device`"},
         "sapo_temperature_neg": {"refused": OTHER_LOSS},
         "sapo_temperature_pos": {"refused": OTHER_LOSS},
@@ -276,6 +283,12 @@ class RolloutConfig(TeamConfig, GRPOConfig):
     )
     trace_format: str = field(default="parquet", metadata={"help": "'parquet' or 'jsonl'."})
     trace_max_files: int = field(default=100, metadata={"help": "Files of the trace that are kept per process."})
+    importance_ratio: str = field(
+        default="agent",
+        metadata={
+            "help": "Ratio that is clipped if `num_iterations` > 1: of each 'agent', or the 'joint' one of all."
+        },
+    )
     num_generations: int = field(
         default=4, metadata={"help": "Completions that each agent samples at a node, G in the formulas."}
     )
@@ -299,7 +312,7 @@ class RolloutConfig(TeamConfig, GRPOConfig):
             self._check_vllm()
 
     def steps_per_epoch(self, num_rows: int) -> int:
-        return num_rows // (self.items_per_device * self.world_size)
+        return num_rows // (self.items_per_device * self.world_size) * self.num_iterations
 
     @property
     def joint_actions_per_node(self) -> int:
@@ -334,9 +347,20 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         Checks arguments that depend on each other.
 
         Raises:
-            ValueError: the tree of one item is too large.
+            ValueError: the tree of one item is too large, or arguments exclude each other.
         """
         check_tree_size(self.num_generations, self.num_turns, self.joint_mode, self.handoff, self.num_agents)
+        if self.importance_ratio == "joint" and self.joint_mode == "cross":
+            raise ValueError(
+                "`importance_ratio='joint'` needs `joint_mode='align'`: in 'cross', a completion belongs to several joint "
+                "actions."
+            )
+        saves_steps = self.load_best_model_at_end and self.save_strategy == "steps"
+        if saves_steps and self.save_steps % self.num_iterations != 0:
+            raise ValueError(
+                f"`save_steps` is {self.save_steps}; with `load_best_model_at_end` it must be a multiple of `num_iterations`, "
+                f"{self.num_iterations}, because checkpoints are saved between batches."
+            )
 
     def _check_generation_kwargs(self) -> None:
         kwargs = self.generation_kwargs or {}

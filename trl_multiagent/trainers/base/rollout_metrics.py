@@ -46,6 +46,11 @@ class Total:
         variance = (self.sum_of_squares - self.sum * self.sum / self.count) / max(1, self.count - 1)
         return math.sqrt(max(0.0, variance))
 
+    @property
+    def population_std(self) -> float:
+        """The standard deviation of the numbers as a whole population."""
+        return math.sqrt(max(0.0, self.sum_of_squares / self.count - self.mean**2))
+
 
 @dataclass
 class RolloutTotals:

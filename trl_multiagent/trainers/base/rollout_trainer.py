@@ -60,7 +60,7 @@ STEPS_WITHOUT_SIGNAL = 10
 class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
     """
     Base class of the trainers that learn from rollout trees. Each optimizer step samples one batch of trees with the
-    current team and uses it once.
+    current team and uses it once, or for `num_iterations` optimizer steps.
 
     A subclass defines how returns become advantages ([`~RolloutTrainer.advantages`]) and the loss of an agent
     ([`~RolloutTrainer.agent_loss`]). It may leave rows out of the update ([`~RolloutTrainer.rows_to_train`]).
@@ -127,6 +127,11 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
             )
         self._prepare_team(team, args)
         self._router_loss_coefs = router_loss_coefs(team, args)
+        if self._router_loss_coefs and args.num_iterations > 1:
+            raise ValueError(
+                "`num_iterations` above 1 does not go with the router loss of a mixture of experts, whose load is that of "
+                "the policy that sampled the batch. Set `router_aux_loss_coef` to 0.0 or `num_iterations` to 1."
+            )
         self._expert_loads = {}
         reference = None if args.beta == 0.0 else self._make_reference()
         self._init_grpo(
@@ -221,7 +226,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
             data_source=self.train_dataset if dataset is None else dataset,
             mini_repeat_count=1,
             batch_size=self.args.items_per_device * self.accelerator.num_processes,
-            repeat_count=self.args.gradient_accumulation_steps,
+            repeat_count=self.args.gradient_accumulation_steps * self.num_iterations,
             shuffle=self.shuffle_dataset,
             seed=self.args.seed,
         )
@@ -260,6 +265,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
             early_termination_threshold=args.early_termination_threshold,
             discount=args.discount,
             process_reward=self._process_reward,
+            with_unvisited=self.team.critics is not None,
         )
 
     def _play_episodes(self, items: list[dict], num_episodes: int = 1, synchronized: bool = True) -> list[list[Node]]:
@@ -362,22 +368,30 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
 
     def _prepare_inputs(self, generation_batch: list[dict]) -> dict[str, torch.Tensor]:
         # GRPOTrainer shuffles the rows of a generation batch, because it spreads them over several optimizer steps.
-        # Here all rows belong to one step, so they keep their order: adjacent siblings share their prompt
+        # Here each step uses all rows, so they keep their order: adjacent siblings share their prompt
         micro_batches = self.args.gradient_accumulation_steps
-        if self._step % micro_batches == 0 or self._buffered_inputs is None:
+        if self._step % (micro_batches * self.num_iterations) == 0 or self._buffered_inputs is None:
             batch = self._generate_and_score_completions(generation_batch)
-            self._buffered_inputs = split_tensor_dict(batch, micro_batches)
+            self._buffered_inputs = self._split_batch(batch, micro_batches)
         return self._buffered_inputs[self._step % micro_batches]
+
+    def _split_batch(self, batch: dict[str, torch.Tensor], micro_batches: int) -> list[dict[str, torch.Tensor]]:
+        """Splits the tensors of a batch into micro-batches."""
+        return split_tensor_dict(batch, micro_batches)
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> dict[str, torch.Tensor]:
         self._logged = {}
         with fail_together(self.accelerator):
             self._levels = self._play_trees(inputs)
         self._log_rollout("train", self._levels)
+        self._judge(self._levels)
         with fail_together(self.accelerator):
             advantages = self.advantages(self._levels)
         self._record(self._levels, advantages)
         return self._make_batch(self._levels, advantages)
+
+    def _judge(self, levels: list[list[Node]]) -> None:
+        """Called before [`~RolloutTrainer.advantages`], for what needs a model or other processes, such as critics."""
 
     def _make_batch(
         self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]
@@ -416,7 +430,10 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
             tensors["num_items_in_batch"] = sizes[:, 3 + k].sum()
             tensors = {name: x.to(self.accelerator.device) for name, x in tensors.items()}
             if self.beta != 0.0:
-                tensors["ref_per_token_logps"] = self._reference_logps(role, tensors)
+                with self._computing_as_reference() as reference:
+                    tensors["ref_per_token_logps"] = self._logps(reference, role, tensors)
+            if self.num_iterations > 1:
+                tensors["old_per_token_logps"] = self._logps(self.model_wrapped, role, tensors)
             if role in self._router_loss_coefs:
                 router_weights = torch.tensor([1.0] * len(rows) + [0.0] * (num_rows - len(rows)))
                 tensors["router_weights"] = router_weights.to(self.accelerator.device)
@@ -426,13 +443,12 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
             batch[role] = tensors
         return join_agents(batch)
 
-    def _reference_logps(self, role: str, rows: dict[str, torch.Tensor]) -> torch.Tensor:
-        """
-        Computes the log-probabilities of one agent's completions under its reference policy. Shape: `completion_ids`.
-        """
+    @torch.no_grad()
+    def _logps(self, model: torch.nn.Module, role: str, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Computes the log-probabilities of one agent's completions under a team. Shape: `completion_ids`."""
+        agent = self.accelerator.unwrap_model(model).agents[role]
         logps = []
-        with self._computing_as_reference() as model:
-            agent = self.accelerator.unwrap_model(model).agents[role]
+        with self.team.evaluating(), self.accelerator.autocast():
             for chunk in split_rows(rows, self.args.per_device_train_batch_size):
                 outputs = model(team_inputs={role: forward_inputs(agent, chunk)})
                 logps.append(outputs[role].log_probs[:, -chunk["completion_ids"].size(1) :])
@@ -454,7 +470,12 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
             FloatingPointError: A loss is not finite; the completions are written to the output folder.
         """
         rows = {role: trim_padding(tensors_of_agent(inputs, role)) for role in self.team.trained_roles}
-        outputs = model(team_inputs={role: forward_inputs(self.team.agents[role], rows[role]) for role in rows})
+        outputs = model(
+            team_inputs={role: forward_inputs(self.team.agents[role], rows[role]) for role in rows},
+            **self._critic_inputs(inputs),
+        )
+        if self.num_iterations > 1 and self.args.importance_ratio == "joint":
+            add_other_log_ratios(rows, {role: outputs[role].log_probs for role in rows})
         losses = {}
         for role in rows:
             losses[role] = self.agent_loss(role, outputs[role], rows[role])
@@ -465,14 +486,24 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
                 factor = self._router_loss_coefs[role] * self.accelerator.num_processes
                 losses[role] = losses[role] + factor * router_loss
             self._totals.losses[role] += losses[role].detach()
+        losses |= self._critic_losses(outputs, inputs)
         with fail_together(
             self.accelerator
         ):  # before the backward pass, whose collectives would wait for a failed process
             for role, loss in losses.items():
                 if not loss.isfinite():
                     records = [record for nodes in self._levels for record in joint_action_records(nodes)]
-                    self._abort_with_report(f"The loss of agent {role!r} is {loss.item()}", joint_actions=records)
+                    name = f"agent {role!r}" if role in rows else role
+                    self._abort_with_report(f"The loss of {name} is {loss.item()}", joint_actions=records)
         return sum(losses.values())
+
+    def _critic_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
+        """Further arguments of the team's forward: those of the critics, if the algorithm has some."""
+        return {}
+
+    def _critic_losses(self, outputs: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The losses of the critics on a micro-batch, which are added to those of the agents, by their names in messages."""
+        return {}
 
     def training_step(
         self, model: torch.nn.Module, inputs: list[dict], num_items_in_batch: torch.Tensor | None = None
@@ -530,8 +561,12 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
         if environment:
             torch.save(environment, Path(output_dir) / ENVIRONMENT_FILE.format(self.args.process_index))
 
+    def _is_between_batches(self) -> bool:
+        return self.state.global_step % self.num_iterations == 0
+
     def _begin_training(self) -> None:
         super()._begin_training()
+        self._step = self.state.global_step * self.args.gradient_accumulation_steps
         if self._trace is not None and self.args.should_save:
             removed = remove_after(self._trace.folder, self.state.global_step)
             if removed:
@@ -629,6 +664,27 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
         if self._trace is not None:
             self._trace.flush()
         return super()._finalize_training(*args, **kwargs)
+
+
+def add_other_log_ratios(rows: dict[str, dict[str, torch.Tensor]], log_probs: dict[str, torch.Tensor]) -> None:
+    """
+    Adds `other_log_ratios` of shape `(num_rows,)` to the rows of each agent: the sum over the other agents of the mean over
+    their completion's tokens of log(pi / pi_old), without gradient.
+
+    Args:
+        rows (`dict[str, dict]`): The rows of each agent, with `old_per_token_logps`.
+        log_probs (`dict[str, torch.Tensor]`): The current log-probabilities of each agent; their last columns are those of
+            the completions.
+    """
+    ratios = {}
+    for role, tensors in rows.items():
+        old, mask = tensors["old_per_token_logps"], tensors["completion_mask"]
+        difference = (log_probs[role].detach()[:, -old.size(1) :] - old) * mask
+        ratios[role] = difference.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+    for role, tensors in rows.items():
+        tensors["other_log_ratios"] = sum(
+            (x for other, x in ratios.items() if other != role), torch.zeros_like(ratios[role])
+        )
 
 
 def check_team(team: AgentTeam, environment: Environment, num_agents: int | None) -> None:

@@ -15,6 +15,7 @@ from transformers import TrainingArguments
 from transformers.trainer_pt_utils import get_model_param_count
 
 from trl_multiagent.environments.base import Environment, resume_settings
+from trl_multiagent.models.pretrained import adapter_parameters
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
@@ -43,6 +44,7 @@ UNCHANGEABLE_PREFIXES = ("agent ", "adapter ")
 OPTIMIZER_SETTINGS = (
     "learning_rate",
     "agent_learning_rates",
+    "critic_learning_rate",
     "weight_decay",
     "adam_beta1",
     "adam_beta2",
@@ -90,7 +92,10 @@ def describe_run(
     plugin = args.deepspeed_plugin
     settings: dict[str, Any] = {"trainer": trainer_name, "roles": list(roles)}
     if team is not None:
-        settings |= {f"agent {role}": describe_agent(agent) for role, agent in team.agents.items()}
+        settings |= {
+            f"agent {role}": describe_agent(agent, critic_parameters(team, role))
+            for role, agent in team.agents.items()
+        }
         settings |= describe_adapters(team) if team.has_adapters else {}
     settings |= {
         "train_dataset": describe_dataset(train_dataset),
@@ -107,10 +112,20 @@ def describe_environment(environment: Environment) -> dict[str, Any]:
     return {"environment": type(environment).__name__, "environment settings": resume_settings(environment)}
 
 
-def describe_agent(agent: torch.nn.Module) -> str:
-    """Returns the architecture of an agent and its numbers of parameters."""
-    trained = get_model_param_count(agent, trainable_only=True)
-    return f"{agent.config.model_type}, {get_model_param_count(agent)} parameters, {trained} trained"
+def describe_agent(agent: torch.nn.Module, critics: Iterable[torch.nn.Parameter] = ()) -> str:
+    """Returns the architecture of an agent and its numbers of parameters. Those of critics' adapters do not count."""
+    added = get_model_param_count(torch.nn.ParameterList(critics))
+    trained = get_model_param_count(agent, trainable_only=True) - added
+    return f"{agent.config.model_type}, {get_model_param_count(agent) - added} parameters, {trained} trained"
+
+
+def critic_parameters(team: AgentTeam, role: str) -> list[torch.nn.Parameter]:
+    """The parameters of the critics' adapters on the model of an agent."""
+    model = team.policies[role]
+    if team.critics is None or not team.has_adapters:
+        return []
+    adapters = [backbone.adapter for backbone in team.critics.backbones.values() if backbone.adapter is not None]
+    return [parameter for adapter in adapters for parameter in adapter_parameters(model, adapter)]
 
 
 def describe_adapters(team: AgentTeam) -> dict[str, Any]:

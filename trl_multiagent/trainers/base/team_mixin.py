@@ -4,6 +4,7 @@ The mixin of all team trainers: it applies single-model methods to one agent at 
 
 import contextlib
 import json
+import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from transformers.utils import logging
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.models.router_loss import has_routers, router_loss_coef
 from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.team.critics import CRITICS_FOLDER
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin
 from trl_multiagent.trainers.base.distribution import check_distribution
 from trl_multiagent.trainers.base.hub_mixin import TeamHubMixin
@@ -67,7 +69,8 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
             # "auto" makes transformers use the hidden size squared. DeepSpeed's own default, 5e8 gradients, needs a
             # buffer of one gigabyte, which is more than the shards of a small team
             args.deepspeed_plugin.deepspeed_config["zero_optimization"].setdefault("reduce_bucket_size", "auto")
-        if team.has_adapters and args.gradient_checkpointing:
+        has_adapters = team.has_adapters or (team.critics is not None and team.critics.has_adapters)
+        if has_adapters and args.gradient_checkpointing:
             team.enable_input_require_grads()
             if args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3:
                 # As in TRL: under ZeRO-3, partly frozen layers need the reentrant implementation of checkpointing
@@ -100,6 +103,11 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
+        if isinstance(eval_dataset, dict):  # as in `Trainer`; DPOTrainer would not come back here for each dataset
+            metrics = {}
+            for name, dataset in eval_dataset.items():
+                metrics.update(self.evaluate(dataset, ignore_keys, f"{metric_key_prefix}_{name}"))
+            return metrics
         training, prefix = self.team.training, self._eval_prefix
         self._eval_prefix = metric_key_prefix
         try:
@@ -142,17 +150,26 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         optimizer = super().create_optimizer(model)
-        if self.args.agent_learning_rates:
-            roles = self.team.trained_roles
-            owner = {parameter: role for role in roles for parameter in self.team.agent_parameters(role)}
+        rates = self._learning_rates()
+        if rates:
+            owners = self._trained_parameters()
+            owner = {parameter: name for name, parameters in owners.items() for parameter in parameters}
             groups = []
             for group in optimizer.param_groups:
-                for role in (*roles, None):  # `None` stands for parameters that belong to no agent
-                    parameters = [parameter for parameter in group["params"] if owner.get(parameter) == role]
-                    rate = self.args.agent_learning_rates.get(role, group["lr"])
+                for name in (*owners, None):  # `None` stands for parameters that belong to no agent
+                    parameters = [parameter for parameter in group["params"] if owner.get(parameter) == name]
+                    rate = rates.get(name, group["lr"])
                     groups.append({**group, "params": parameters, "lr": rate})
             optimizer.param_groups = [group for group in groups if group["params"]]
         return optimizer
+
+    def _learning_rates(self) -> dict[str, float]:
+        """The learning rates that differ from `learning_rate`, by the names in `_trained_parameters`."""
+        return self.args.agent_learning_rates or {}
+
+    def _trained_parameters(self) -> dict[str, list[torch.nn.Parameter]]:
+        """The trained parameters of each agent, and of whatever else is trained, by name."""
+        return {role: self.team.agent_parameters(role) for role in self.team.trained_roles}
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: float | torch.Tensor | None = None) -> Any:
         total = super()._get_grad_norm(model, grad_norm)
@@ -160,11 +177,11 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
             # The gradients are already clipped. Clipping multiplied all of them by one factor, which is undone here
             limit = self.args.max_grad_norm
             factor = max(1.0, float(total) / limit) if limit > 0 else 1.0
-            for role in self.team.trained_roles:
-                parameters = self.team.agent_parameters(role)
+            for name, parameters in self._trained_parameters().items():
                 gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
                 norm = factor * torch.nn.utils.get_total_norm(gradients).item()
-                self._metrics["train"][f"agents/{role}/grad_norm"].append(norm)
+                prefix = f"agents/{name}" if name in self.team.roles else name
+                self._metrics["train"][f"{prefix}/grad_norm"].append(norm)
         return total
 
     # Failures
@@ -185,6 +202,10 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
             return
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         save_team(self.team, folder, state_dict, self.args.output_dir)
+        if self.team.critics is not None and not self._saving and self._leaves_out_critics():
+            hidden = folder / f"_{CRITICS_FOLDER}"  # a push leaves out names that begin so
+            shutil.rmtree(hidden, ignore_errors=True)
+            (folder / CRITICS_FOLDER).replace(hidden)
         try:
             torch.save(self.args, folder / "training_args.bin")
         except Exception as error:

@@ -1,0 +1,110 @@
+"""Targets and advantages of critics, against trees that were computed by hand."""
+
+import pytest
+
+from trl_multiagent.rollout.tree import Node
+from trl_multiagent.rollout.values import compute_targets, critic_advantages, explained_variance, td_errors
+
+
+def node(rewards, values, children=None, unvisited=None, indices=None):
+    indices = indices or [(g, g) for g in range(len(rewards))]
+    found = Node({}, (), {}, indices=indices, rewards=rewards, children=children or {}, unvisited=unvisited or {})
+    found.values["c"] = values if isinstance(values, list) else [values] * max(1, len(rewards))
+    return found
+
+
+def levels_of(root):
+    levels = [[root]]
+    while any(x.children for x in levels[-1]):
+        levels.append([child for x in levels[-1] for child in x.children.values()])
+    return levels
+
+
+def targets(root, discount, gae_lambda):
+    levels = levels_of(root)
+    compute_targets(levels, "c", discount, gae_lambda)
+    return [[x.targets["c"] for x in level] for level in levels]
+
+
+@pytest.mark.parametrize("gae_lambda", [0.0, 0.95, 1.0])
+def test_one_turn(gae_lambda):
+    root = node([1.0, 3.0], 1.5)
+    assert targets(root, 0.5, gae_lambda) == [[[1.0, 3.0]]]
+    assert critic_advantages(root, "c", 0) == [-0.5, 1.5]
+    assert td_errors(root, "c", 0.5) == [-0.5, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("gae_lambda", "first", "last"),
+    [
+        (0.0, 1 + 0.5 * 10, 3 + 0.5 * 20),
+        (0.95, 1 + 0.5 * (0.05 * 10 + 0.95 * 6), 3 + 0.5 * (0.05 * 20 + 0.95 * 8)),
+        (1.0, 1 + 0.5 * 6, 3 + 0.5 * 8),
+    ],
+)
+def test_two_turns_of_a_tree(gae_lambda, first, last):
+    root = node([1.0, 3.0], 4.0, {0: node([5.0, 7.0], 10.0), 1: node([8.0, 8.0], 20.0)})
+    (found,), leaves = targets(root, 0.5, gae_lambda)
+    assert found == pytest.approx([first, last])
+    assert leaves == [[5.0, 7.0], [8.0, 8.0]]
+    assert critic_advantages(root, "c", 1) == pytest.approx([first - 4, last - 4])
+    assert td_errors(root, "c", 0.5) == [1 + 0.5 * 10 - 4, 3 + 0.5 * 20 - 4]
+
+
+def test_the_advantage_is_the_generalized_advantage_estimate():
+    """Three turns, one generation: the sum of (discount * lambda)^k times the error of step k."""
+    discount, gae_lambda, rewards, values = 0.9, 0.8, [1.0, -2.0, 4.0], [0.5, 1.5, -1.0]
+    leaf = node([rewards[2]], values[2])
+    middle = node([rewards[1]], values[1], {0: leaf})
+    root = node([rewards[0]], values[0], {0: middle})
+    targets(root, discount, gae_lambda)
+    deltas = [r + discount * v - u for r, v, u in zip(rewards, [*values[1:], 0.0], values, strict=True)]
+    expected = sum((discount * gae_lambda) ** k * delta for k, delta in enumerate(deltas))
+    assert critic_advantages(root, "c", 0) == pytest.approx([expected])
+    assert critic_advantages(leaf, "c", 0) == pytest.approx([deltas[2]])
+
+
+def test_a_branch_that_ends_early_has_no_value_after_it():
+    root = node([1.0, 3.0], 4.0, {1: node([5.0, 7.0], 10.0)})
+    assert targets(root, 0.5, 0.0)[0] == [[1.0, 3 + 0.5 * 10]]
+
+
+@pytest.mark.parametrize(("gae_lambda", "continued"), [(0.0, 1 + 10.0), (0.95, 1 + 0.5 + 0.95 * 6), (1.0, 1 + 6.0)])
+def test_a_chain_takes_the_value_of_what_it_does_not_visit(gae_lambda, continued):
+    root = node([1.0, 3.0], 4.0, {0: node([5.0, 7.0], 10.0)}, unvisited={1: node([], 20.0)})
+    assert targets(root, 1.0, gae_lambda)[0][0] == pytest.approx([continued, 3 + 20.0])
+
+
+def test_cross_mode_means_over_the_partners():
+    indices = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    root = node([1.0, 2.0, 3.0, 6.0], 2.5, indices=indices)
+    targets(root, 1.0, 0.0)
+    assert critic_advantages(root, "c", 0) == [1.5 - 2.5, 4.5 - 2.5]
+    assert critic_advantages(root, "c", 1) == [2.0 - 2.5, 4.0 - 2.5]
+
+
+def test_a_critic_of_actions_is_a_baseline_through_the_other_completions():
+    """A perfect critic of actions leaves an advantage."""
+    root = node([1.0, 5.0], [1.0, 5.0])
+    targets(root, 1.0, 0.0)
+    assert critic_advantages(root, "c", 0) == [1.0 - 5.0, 5.0 - 1.0]
+    indices = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    root = node([1.0, 2.0, 3.0, 6.0], [10.0, 20.0, 30.0, 50.0], indices=indices)
+    targets(root, 1.0, 0.0)
+    assert critic_advantages(root, "c", 0) == [1.5 - 40.0, 4.5 - 15.0]
+    assert critic_advantages(root, "c", 1) == [2.0 - 35.0, 4.0 - 20.0]
+    single = node([4.0], [3.0])
+    targets(single, 1.0, 0.0)
+    assert critic_advantages(single, "c", 0) == [1.0]
+
+
+def test_the_next_value_of_a_critic_of_actions_is_its_mean():
+    root = node([1.0], [0.0], {0: node([5.0, 7.0], [10.0, 30.0])})
+    assert targets(root, 0.5, 0.0)[0] == [[1 + 0.5 * 20]]
+
+
+def test_explained_variance():
+    assert explained_variance([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]) == 1.0
+    assert explained_variance([1.0, 2.0, 3.0], [7.0, 7.0, 7.0]) == 0.0
+    assert explained_variance([1.0, 3.0], [3.0, 1.0]) == -3.0
+    assert explained_variance([2.0, 2.0], [1.0, 5.0]) == 0.0

@@ -1,0 +1,426 @@
+"""Actor-critic trainers: updates against plain PyTorch, checkpoints, metrics."""
+
+import copy
+import json
+import logging
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModel
+
+from trl_multiagent import AgentTeam, IACConfig, IACTrainer, MAACConfig, MAACTrainer
+from trl_multiagent.trainers.maac_trainer import team_text
+
+from by_hand import Gradients, distance, log_probability
+from tiny import byte_tokenizer, count_reward, team_of, tiny_environment, tiny_llama, tiny_team, tiny_trainer
+
+
+TRAINERS = {"iac": (IACTrainer, IACConfig), "maac": (MAACTrainer, MAACConfig)}
+FORMS = ["model", "adapter", "head", "head, detached"]
+
+
+def critic_trainer(tmp_path, algorithm="iac", form="model", team=None, **settings):
+    """A trainer whose critics say something from the start."""
+    trainer_class, config_class = TRAINERS[algorithm]
+    if form == "head, detached" or (form == "head" and algorithm == "maac"):
+        form, settings["critic_trains_trunk"] = "head", False
+    trainer = tiny_trainer(
+        tmp_path, team, trainer=trainer_class, config=config_class, critic_form=form, discount=0.7, **settings
+    )
+    torch.manual_seed(5)
+    for _, parameter in sorted(trainer.team.critics.heads.named_parameters()):
+        parameter.data.normal_(std=0.2)
+    for scale in trainer.team.critics.scales.values():
+        scale.update(0.3, 0.5)
+    for name, parameter in trainer.team.named_parameters():
+        if "lora_B.critic" in name:
+            parameter.data.normal_(std=0.1)
+    return trainer
+
+
+def update_by_hand(trainer, before, num_generations):
+    """The gradients of an update, from the trees alone, one sequence at a time."""
+    args, roles, levels = trainer.args, before.roles, trainer._levels
+    central = isinstance(trainer, MAACTrainer)
+    nodes = [(turn, node) for turn, level in enumerate(levels) for node in level]
+    tokenizers = before.tokenizers
+
+    def prompt_ids(role, node):
+        if role in node.samples:
+            return node.samples[role].prompt_ids
+        with trainer.agent_scope(role):
+            return trainer._tokenize_nodes(role, [node])[0]
+
+    def read(critic, node, j):
+        """V(h), or Q of joint action j."""
+        if central:
+            prompts = {role: tokenizers[role].decode(prompt_ids(role, node)) for role in roles}
+            ids = tokenizers[roles[0]](team_text(prompts, node.joint_actions[j] if j is not None else {}))["input_ids"]
+        else:
+            ids = list(prompt_ids(critic, node))
+            if j is not None:
+                ids += node.samples[critic].completion_ids[node.indices[j][roles.index(critic)]]
+        critics = before.critics
+        with before._computing(critics.backbones[critic].role, critic):
+            model = critics.model(critic, before)
+            model = model.get_base_model() if hasattr(model, "get_base_model") else model
+            hidden = model.base_model(torch.tensor([ids])).last_hidden_state[0, -1]
+        if args.critic_form == "head" and not args.critic_trains_trunk:
+            hidden = hidden.detach()
+        return 0.3 + (0.5 - 0.09) ** 0.5 * critics.heads[critic](hidden)[0]
+
+    def values(critic, node):
+        if args.critic_type == "q":
+            return [read(critic, node, j) for j in range(len(node.indices))]
+        return [read(critic, node, None)] * max(1, len(node.indices))
+
+    critic_names = before.critics.names
+    value_of = {(c, id(node)): values(c, node) for c in critic_names for _, node in nodes}
+    for c in critic_names:
+        for _, node in nodes:
+            for child in node.unvisited.values():
+                value_of[c, id(child)] = values(c, child)
+
+    def mean(numbers):
+        return sum(numbers) / len(numbers)
+
+    def target(c, node, j):
+        if j not in node.next_nodes:
+            return node.rewards[j]
+        child = node.next_nodes[j]
+        future = mean([v.item() for v in value_of[c, id(child)]])
+        if j in node.children:
+            later = mean([target(c, child, k) for k in range(len(child.indices))])
+            future = (1 - args.gae_lambda) * future + args.gae_lambda * later
+        return node.rewards[j] + args.discount * future
+
+    total = 0.0
+    num_actions = sum(len(node.indices) for _, node in nodes)
+    for c in critic_names:
+        for _, node in nodes:
+            for j in range(len(node.indices)):
+                error = (target(c, node, j) - value_of[c, id(node)][j]) ** 2
+                total = total + args.value_loss_coef * error / num_actions
+    for i, role in enumerate(roles):
+        c = "central" if central else role
+        by_turn = {}
+        for turn, node in nodes:
+            for g in range(num_generations):
+                own = [j for j, index in enumerate(node.indices) if index[i] == g]
+                y = mean([target(c, node, j) for j in own])
+                others = [j for j in range(len(node.indices)) if j not in own] or own
+                used = others if args.critic_type == "q" else own
+                by_turn.setdefault(turn, {})[id(node), g] = y - mean([value_of[c, id(node)][j].item() for j in used])
+        for turn, node in nodes:
+            numbers = torch.tensor(list(by_turn[turn].values()), dtype=torch.float64)
+            for g, ids in enumerate(node.samples[role].completion_ids):
+                advantage = by_turn[turn][id(node), g]
+                if args.advantage_normalization:
+                    advantage = (advantage - numbers.mean().item()) / numbers.std(correction=0).item()
+                with before.activate(role) as agent:
+                    log_p = log_probability(agent, node.samples[role].prompt_ids, ids)
+                total = total - advantage * log_p.sum() / (len(nodes) * num_generations)
+    total.backward()
+    return {name: x.grad for name, x in before.named_parameters() if x.requires_grad}
+
+
+def check_by_hand(trainer, num_generations):
+    gradients = Gradients()
+    trainer.add_callback(gradients)
+    before = copy.deepcopy(trainer.team)
+    for agent in before.agents.values():
+        agent.__dict__.pop("forward", None)
+    trainer.train()
+    expected = update_by_hand(trainer, before, num_generations)
+    assert distance(gradients.of, expected) < 1e-5
+    critics = {name: x for name, x in expected.items() if "critic" in name}
+    assert distance({name: gradients.of[name] for name in critics}, critics) < 1e-5
+    return gradients.of
+
+
+TREE = {"num_turns": 2, "num_generations": 2, "gae_lambda": 0.95}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "form", "team", "settings"),
+    [
+        ("iac", "model", "full", TREE),
+        ("iac", "adapter", "lora", TREE),
+        ("iac", "adapter", "full", {"num_turns": 2, "critic_type": "q", "num_generations": 2}),
+        ("iac", "head", "lora", {**TREE, "critic_value_head_hidden_dim": 8}),
+        ("iac", "head", "full", {"num_turns": 1, "critic_type": "q", "gradient_checkpointing": True}),
+        ("iac", "head, detached", "shared", {"num_turns": 2, "num_generations": 1}),
+        ("maac", "model", "shared", {**TREE, "advantage_normalization": False, "value_loss_coef": 2.0}),
+        ("maac", "model", "full", {"num_turns": 3, "num_generations": 1, "gae_lambda": 1.0}),
+        ("maac", "adapter", "lora", {**TREE, "critic_type": "q", "joint_mode": "cross", "num_agents": 2}),
+        ("maac", "adapter", "lora on two bases", {**TREE, "gradient_checkpointing": True}),
+        ("maac", "head", "lora", {**TREE, "joint_mode": "cross", "num_agents": 2}),
+        ("maac", "adapter", "full", {**TREE, "handoff": "random", "num_generations": 3}),
+    ],
+)
+def test_the_update_is_that_of_plain_pytorch(tmp_path, algorithm, form, team, settings):
+    settings = {"items_per_device": 1 if "joint_mode" in settings else 2, **settings}
+    trainer = critic_trainer(tmp_path, algorithm, form, team_of(team), per_device_train_batch_size=3, **settings)
+    check_by_hand(trainer, trainer.args.num_generations)
+
+
+def test_episodes_that_end_early(tmp_path):
+    trainer = critic_trainer(
+        tmp_path, num_turns=2, num_generations=2, items_per_device=6, early_termination_threshold=0.12
+    )
+    check_by_hand(trainer, 2)
+    ended = [node.ended_early for node in trainer._levels[0]]
+    assert True in ended and False in ended
+
+
+def test_one_agent_is_the_plain_actor_critic(tmp_path):
+    team = tiny_team(("solo",))
+    gradients = check_by_hand(critic_trainer(tmp_path, team=team, items_per_device=4), 1)
+    assert {name.split(".")[0] for name in gradients} == {"models", "critics"}
+
+
+@pytest.mark.parametrize("algorithm", TRAINERS)
+def test_the_update_does_not_depend_on_micro_batches(tmp_path, algorithm):
+    found = []
+    for size in (64, 5, 2):
+        gradients = Gradients()
+        trainer = critic_trainer(
+            tmp_path,
+            algorithm,
+            items_per_device=3,
+            per_device_train_batch_size=size,
+            num_turns=2,
+            num_generations=2,
+            early_termination_threshold=0.12,
+            callbacks=[gradients],
+        )
+        trainer.train()
+        found.append(gradients.of)
+    assert distance(found[1], found[0]) < 1e-5 and distance(found[2], found[0]) < 1e-5
+
+
+def test_actors_and_critics_of_their_own_do_not_touch_each_other(tmp_path):
+    """Without a value loss, critics have no gradient and agents have the same one. Partners matter through the reward alone."""
+
+    def only_aux(completions, **columns):
+        return count_reward([{"aux": completion["aux"]} for completion in completions])
+
+    found = {}
+    for case, coef, partner in (("both", 0.6, 1), ("no value loss", 0.0, 1), ("other partner", 0.6, 2)):
+        team = AgentTeam(
+            {"aux": tiny_llama(0), "main": tiny_llama(partner)}, {role: byte_tokenizer() for role in ("aux", "main")}
+        )
+        gradients = Gradients()
+        environment = tiny_environment(reward=only_aux)
+        settings = {"value_loss_coef": coef, "environment": environment, "callbacks": [gradients]}
+        critic_trainer(tmp_path, team=team, **settings).train()
+        found[case] = gradients.of
+
+    def part(case, prefix):
+        return {name: x for name, x in found[case].items() if name.startswith(prefix)}
+
+    assert distance(part("no value loss", "models"), part("both", "models")) == 0.0
+    assert not any(x.any() for x in part("no value loss", "critics").values())
+    assert all(x.any() for x in part("both", "critics.heads").values())
+    for prefix in ("models.aux", "critics.models.aux", "critics.heads.aux"):
+        assert distance(part("other partner", prefix), part("both", prefix)) == 0.0
+    assert distance(part("other partner", "models.main"), part("both", "models.main")) > 0.1
+
+
+def test_metrics(tmp_path):
+    for algorithm, names in (("iac", ("aux", "main")), ("maac", ("central",))):
+        trainer = critic_trainer(tmp_path, algorithm, num_turns=2, items_per_device=4)
+        trainer.train()
+        log = trainer.state.log_history[0]
+        for name in names:
+            targets, values = [], []
+            for node in (node for nodes in trainer._levels for node in nodes):
+                targets += node.targets[name]
+                values += node.values[name]
+            targets, values = torch.tensor(targets), torch.tensor(values)
+            metrics = {key.removeprefix(f"critics/{name}/"): x for key, x in log.items() if f"critics/{name}/" in key}
+            errors = targets - values
+            assert metrics["value_loss"] == pytest.approx(errors.pow(2).mean().item(), rel=1e-3)
+            expected = 1 - errors.var() / targets.var()
+            assert metrics["explained_variance"] == pytest.approx(expected.item(), rel=1e-3)
+            assert metrics["value_mean"] == pytest.approx(values.mean().item(), rel=1e-3)
+            assert metrics["td_error"] == pytest.approx(errors.abs().mean().item(), rel=1e-3)  # lambda is 0
+            assert metrics["grad_norm"] > 0
+            for role in [name] if algorithm == "iac" else ["aux", "main"]:
+                assert log[f"agents/{role}/advantage_mean"] == pytest.approx(errors.mean().item(), rel=1e-3)
+                assert log[f"agents/{role}/advantage_std"] == pytest.approx(errors.std(correction=0).item(), rel=1e-3)
+
+
+def test_a_critic_that_explains_nothing_is_reported_once(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("trl_multiagent.trainers.base.actor_critic_trainer.PATIENCE", 2)
+    with caplog.at_level(logging.WARNING):
+        trainer = critic_trainer(tmp_path, max_steps=4, critic_learning_rate=0.0, items_per_device=3)
+        for head in trainer.team.critics.heads.values():
+            head[-1].weight.data.zero_()
+        trainer.train()
+    reports = [record.message for record in caplog.records if "explained nothing" in record.message]
+    assert len(reports) == 2 and "'aux'" in reports[0] and "critic_learning_rate" in reports[0]
+
+
+def test_notes(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        critic_trainer(tmp_path)
+        critic_trainer(tmp_path, form="head", value_loss_coef=2.0)
+        assert not caplog.records
+        critic_trainer(tmp_path, value_loss_coef=2.0)
+        critic_trainer(tmp_path, critic_type="q")
+    first, second = [record.message for record in caplog.records]
+    assert "`value_loss_coef` has nearly no effect" in first and "vanishes" in second
+
+
+def test_learning_rates(tmp_path):
+    trainer = critic_trainer(tmp_path, agent_learning_rates={"aux": 0.1}, learning_rate=0.2, critic_learning_rate=0.3)
+    trainer.create_optimizer()
+    rates = {}
+    names = {parameter: name for name, parameter in trainer.team.named_parameters()}
+    for group in trainer.optimizer.param_groups:
+        for parameter in group["params"]:
+            rates.setdefault(names[parameter].rpartition(".layers")[0] or names[parameter], set()).add(group["lr"])
+    assert {rate for name, x in rates.items() for rate in x if name.startswith("models.aux")} == {0.1}
+    assert {rate for name, x in rates.items() for rate in x if name.startswith("models.main")} == {0.2}
+    assert {rate for name, x in rates.items() for rate in x if name.startswith("critics")} == {0.3}
+
+
+def test_value_clipping(tmp_path):
+    """In later passes over a batch, a value beyond the range has no gradient unless it is on the wrong side."""
+    from trl_multiagent.trainers.base.actor_critic_trainer import value_errors
+
+    values = torch.tensor([1.0, 2.0, 0.3], requires_grad=True)
+    targets, old = torch.tensor([[3.0, 0.0]] * 3), torch.tensor([[0.9, 0.9]] * 3)
+    errors = value_errors(values, targets, old, 0.2)
+    assert torch.allclose(errors, torch.tensor([[4.0, 1.0], [3.61, 4.0], [7.29, 0.49]]))
+    errors.sum().backward()
+    assert torch.allclose(values.grad, torch.tensor([-4.0 + 2.0, 4.0, -5.4]))
+    assert torch.equal(value_errors(values, targets, old, None), (targets - values.unsqueeze(1)) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "form", "team"),
+    [
+        ("iac", "model", "full"),
+        ("maac", "adapter", "lora"),
+    ],
+)
+def test_a_run_resumes_bit_for_bit(tmp_path, algorithm, form, team):
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "num_turns": 2, "beta": 0.1}
+    whole = critic_trainer(tmp_path / "whole", algorithm, form, team_of(team), **settings)
+    whole.train()
+    resumed = critic_trainer(tmp_path / "resumed", algorithm, form, team_of(team), **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    expected, found = whole.team.state_dict(), resumed.team.state_dict()
+    assert all(torch.equal(x, found[name]) for name, x in expected.items())
+    assert resumed.team.critics.scales == whole.team.critics.scales
+    for left, right in zip(whole.state.log_history[2:4], resumed.state.log_history[2:4], strict=True):
+        same = [key for key in left if key.startswith(("critics", "agents", "loss", "reward"))]
+        assert len(same) > 20 and all(left[key] == right[key] for key in same if "time" not in key)
+
+
+def test_files(tmp_path):
+    team = tiny_team()
+    trainer = critic_trainer(tmp_path / "run", team=team, save_strategy="steps", save_steps=1)
+    trainer.train()
+    checkpoint = tmp_path / "run" / "checkpoint-1"
+    trainer.save_model(str(tmp_path / "final"))
+    for folder in (checkpoint, tmp_path / "final"):
+        backbone = AutoModel.from_pretrained(folder / "critics" / "main")
+        for name, x in team.critics.models["main"].state_dict().items():
+            assert torch.equal(backbone.state_dict()[name], x)
+        assert (folder / "critics" / "main" / "value_head.safetensors").is_file()
+    loaded = AgentTeam.from_pretrained(str(tmp_path / "final"))
+    assert loaded.critics is None and loaded.roles == team.roles
+
+    # A critic that was trained before is a start for another run
+    models = [str(tmp_path / "final" / "critics" / role) for role in ("aux", "main")]
+    again = tiny_trainer(tmp_path / "b", trainer=IACTrainer, config=IACConfig, critic_models=models)
+    for name, x in team.critics.state_dict().items():
+        assert torch.equal(again.team.critics.state_dict()[name], x)
+
+    with pytest.raises(ValueError, match=r"no critics: there is no .*critics\.json"):
+        shutil.rmtree(tmp_path / "final" / "critics")
+        team.load_weights(tmp_path / "final")
+    other = critic_trainer(tmp_path / "c", "maac")
+    with pytest.raises(ValueError, match=r"has the critics \['aux', 'main'\] .* this run has \['central'\]"):
+        other.team.load_weights(checkpoint)
+    shutil.rmtree(checkpoint / "critics")
+    with pytest.raises(ValueError, match=r"is not complete: .*critics/aux"):
+        critic_trainer(tmp_path / "run", save_strategy="steps", max_steps=2).train(resume_from_checkpoint=True)
+
+
+def test_a_push_leaves_critics_out(tmp_path, monkeypatch):
+    trainer = critic_trainer(tmp_path, form="head")
+    for leaves_out, pushed in ((True, "_critics"), (False, "critics")):
+        trainer.args.push_critics = not leaves_out
+        trainer.args.push_to_hub = True
+        trainer.save_model(str(tmp_path / pushed), _internal_call=True)
+        assert json.loads((tmp_path / pushed / pushed / "critics.json").read_text())["form"] == "head"
+        assert [path.name for path in (tmp_path / pushed).glob("*critics")] == [pushed]
+
+
+def test_a_critic_with_another_tokenizer_reads_the_text(tmp_path):
+    other = byte_tokenizer()
+    other.add_tokens(["Task"])
+    tiny_llama(3, vocab_size=259).save_pretrained(tmp_path / "critic")
+    other.save_pretrained(tmp_path / "critic")
+    trainer = tiny_trainer(tmp_path, trainer=IACTrainer, config=IACConfig, critic_models=str(tmp_path / "critic"))
+    trainer.train()
+    node = trainer._levels[0][0]
+    ids = trainer.critic_text("aux", node, None)
+    assert ids[0] == 258 and other.decode(ids) == node.prompts["aux"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"critic_form": "tail"}, "`critic_form` is 'tail', it must be one of 'model', 'adapter', 'head'"),
+        ({"critic_lora_r": 0}, "`critic_lora_r` is 0"),
+        ({"critic_type": "a"}, "`critic_type` is 'a'"),
+        ({"gae_lambda": 1.5}, "`gae_lambda` is 1.5, it must be at least 0 and at most 1"),
+        ({"value_clip_range": 0.0}, "`value_clip_range` is 0.0"),
+        ({"critic_form": "head", "critic_models": "m"}, "a head is on the agent's model"),
+        ({"critic_form": "adapter", "critic_models": ["a", "b"]}, "puts all critics on one base"),
+        ({"critic_value_head_hidden_dim": 0}, "`critic_value_head_hidden_dim` is 0"),
+        (
+            {"critic_type": "q", "handoff": "best", "num_turns": 2, "num_generations": 2},
+            "does not continue",
+        ),
+    ],
+)
+def test_settings_that_cannot_work(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        IACConfig(str(tmp_path), use_cpu=True, **settings)
+
+
+def test_a_central_head_must_not_train_one_agent(tmp_path):
+    with pytest.raises(ValueError, match="must not train one agent's model"):
+        MAACConfig(str(tmp_path), use_cpu=True, critic_form="head")
+
+
+def test_models_that_do_not_fit(tmp_path):
+    with pytest.raises(ValueError, match="3 models for the 2 critics"):
+        critic_trainer(tmp_path, critic_models=["a", "b", "c"])
+    with pytest.raises(ValueError, match="has no name to load a critic from: set `critic_models`"):
+        critic_trainer(tmp_path, team=team_of("lora"))
+
+
+def test_a_frozen_agent_needs_no_critic(tmp_path):
+    trainer = critic_trainer(tmp_path, frozen_agents=["aux"])
+    trainer.train()
+    assert trainer.team.critics.names == ("main",)
+
+
+def test_a_joint_action_steps_a_critic_once(tmp_path):
+    """Three agents, one central critic: each joint action is one target."""
+    team = tiny_team(("one", "two", "three"))
+    trainer = critic_trainer(tmp_path, "maac", team=team, num_generations=2, num_turns=2, items_per_device=2)
+    batches = []
+    make = trainer._make_batch
+    trainer._make_batch = lambda *args: batches.append(make(*args)) or batches[-1]
+    trainer.train()
+    joint_actions = sum(len(node.indices) for nodes in trainer._levels for node in nodes)
+    assert batches[0]["critics/central/target_mask"].sum() == joint_actions == trainer.env_step

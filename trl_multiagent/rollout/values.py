@@ -1,0 +1,94 @@
+"""
+Learning targets of critics and the advantages that follow from them, as pure functions on rollout trees.
+
+A critic has stored its values on the nodes, in `node.values[critic]`: one value for each joint action. The values of a
+critic of states, V(h), are equal at a node. Those of a critic of actions, Q(h, a), differ.
+"""
+
+from collections.abc import Sequence
+
+from trl_multiagent.rollout.tree import Node
+
+
+def state_value(node: Node, critic: str) -> float:
+    """The value of a node: V(h), or for a critic of actions the mean of Q(h, a) over the joint actions."""
+    values = node.values[critic]
+    return sum(values) / len(values)
+
+
+def compute_targets(levels: Sequence[Sequence[Node]], critic: str, discount: float, gae_lambda: float) -> None:
+    """
+    Computes what a critic should have predicted, and stores it in `node.targets[critic]`, one number per joint action:
+
+        y_j = r_j                                                               if the episode ends with j
+        y_j = r_j + discount * ((1 - lambda) * V(h') + lambda * mean of y(h'))  otherwise
+
+    h' is the node that follows the joint action j, and the mean is over the joint actions there. With `gae_lambda` 0
+    this is the target of one step, with 1 the return of the tree. y_j - V(h) is the generalized advantage estimate.
+    If the branch of j is not continued, as in a chain, y(h') is unknown, and V(h') stands for it.
+
+    Args:
+        levels (`Sequence[Sequence[Node]]`): The nodes of each turn, with their rewards and this critic's values.
+        critic (`str`): The critic.
+        discount (`float`): Factor of the value of the next turn.
+        gae_lambda (`float`): Weight of the longer returns, from 0 to 1.
+    """
+    for nodes in reversed(levels):
+        for node in nodes:
+            node.targets[critic] = list(node.rewards)
+            for joint_action, child in node.next_nodes.items():
+                future = state_value(child, critic)
+                if child.rewards:
+                    mean = sum(child.targets[critic]) / len(child.targets[critic])
+                    future = (1 - gae_lambda) * future + gae_lambda * mean
+                node.targets[critic][joint_action] += discount * future
+
+
+def td_errors(node: Node, critic: str, discount: float) -> list[float]:
+    """The error of one step for each joint action: r_j + discount * V(h') - V(h) or Q(h, j), without V(h') at the end."""
+    targets = list(node.rewards)
+    for joint_action, child in node.next_nodes.items():
+        targets[joint_action] += discount * state_value(child, critic)
+    return [target - value for target, value in zip(targets, node.values[critic], strict=True)]
+
+
+def critic_advantages(node: Node, critic: str, agent: int) -> list[float]:
+    """
+    Computes the advantages of an agent's completions at a node:
+
+        A_g = mean over the joint actions j with completion g of y_j  -  baseline_g
+
+    The baseline of a critic of states is V(h). The baseline of a critic of actions is the mean of Q(h, j) over the joint
+    actions *without* completion g: Q of the completion itself predicts y_j, so that y_j - Q would vanish as the critic
+    learns. Only if there is a single completion, Q of its own joint actions is the baseline.
+
+    Args:
+        node (`Node`): A node with this critic's values and targets.
+        critic (`str`): The critic.
+        agent (`int`): Position of the agent in the team.
+
+    Returns:
+        `list[float]` of length G.
+    """
+    advantages = []
+    for completion in range(1 + max(index[agent] for index in node.indices)):
+        own = [j for j, index in enumerate(node.indices) if index[agent] == completion]
+        others = [j for j in range(len(node.indices)) if j not in own] or own
+        target = sum(node.targets[critic][j] for j in own) / len(own)
+        advantages.append(target - sum(node.values[critic][j] for j in others) / len(others))
+    return advantages
+
+
+def explained_variance(targets: Sequence[float], values: Sequence[float]) -> float:
+    """
+    1 - Var(y - V) / Var(y): 1 for a perfect critic, 0 for one that knows only the mean, negative for one that is worse than
+    its mean. 0 if all targets are equal.
+    """
+    errors = [target - value for target, value in zip(targets, values, strict=True)]
+    variance = _variance(targets)
+    return 1.0 - _variance(errors) / variance if variance > 0 else 0.0
+
+
+def _variance(numbers: Sequence[float]) -> float:
+    mean = sum(numbers) / len(numbers)
+    return sum((number - mean) ** 2 for number in numbers) / len(numbers)

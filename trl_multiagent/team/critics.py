@@ -1,0 +1,411 @@
+"""
+Critics: value models that are trained with a team and are part of its module.
+
+A critic reads a sequence of tokens with a backbone, and its head turns the hidden state of the last token into a number.
+The forms differ in the backbone:
+
+- `"model"`: every critic has a backbone of its own, all of which is trained.
+- `"adapter"`: every critic has a LoRA adapter. In a LoRA team it is on the base of the agents. In any other team, all
+  critics share one frozen copy of a base.
+- `"head"`: the backbone is the agent's own. Only the head belongs to the critic.
+"""
+
+import contextlib
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.integrations import is_deepspeed_zero3_enabled
+from trl.trainer.utils import create_model_from_path, get_config_model_id
+
+from trl_multiagent.models.pretrained import adapter_parameters, seeded
+from trl_multiagent.models.router_loss import without_router_logits
+from trl_multiagent.models.shared_prompts import takes_positions, token_positions
+from trl_multiagent.team.adapters import base_of, load_adapter_weights, save_adapter
+from trl_multiagent.team.files import AgentSource, load_tokenizer
+
+
+if TYPE_CHECKING:
+    from trl_multiagent.team.agent_team import AgentTeam
+
+
+CRITICS_FOLDER = "critics"
+CRITICS_FILE = "critics.json"
+HEAD_FILE = "value_head.safetensors"
+SHARED_BASE = "base"  # name of the base that the adapters of all critics share
+
+
+def critic_key(critic: str) -> str:
+    """The name of a critic among the outputs and tensors of the agents, whose names cannot contain a slash."""
+    return f"critics/{critic}"
+
+
+@dataclass
+class Scale:
+    """
+    The running mean and variance of a critic's targets. The critic's value is `mean + std * output of the head`, so that a
+    new critic, whose head returns zero, predicts the mean of the recent targets.
+
+    Args:
+        weight (`float`): 1 - decay^n after n batches.
+        mean, mean_of_squares (`float`): Sums over the batches, weighted by how recent they are.
+        decay (`float`): Factor of the weight of earlier batches.
+    """
+
+    weight: float = 0.0
+    mean: float = 0.0
+    mean_of_squares: float = 0.0
+    decay: float = 0.9
+
+    def update(self, mean: float, mean_of_squares: float) -> None:
+        """Adds the targets of one batch."""
+        self.weight = self.decay * self.weight + (1 - self.decay)
+        self.mean = self.decay * self.mean + (1 - self.decay) * mean
+        self.mean_of_squares = self.decay * self.mean_of_squares + (1 - self.decay) * mean_of_squares
+
+    @property
+    def shift_and_factor(self) -> tuple[float, float]:
+        """The mean and the standard deviation (0 and 1 before the first batch)."""
+        if self.weight == 0.0:
+            return 0.0, 1.0
+        mean = self.mean / self.weight
+        variance = max(0.0, self.mean_of_squares / self.weight - mean * mean)
+        return mean, max(variance**0.5, 1e-3)
+
+
+@dataclass
+class CriticSettings:
+    """
+    How critics are made.
+
+    Args:
+        form (`str`): `"model"`, `"adapter"` or `"head"`.
+        models (`str` or `list[str]`, *optional*): Model id or folder of the backbone of all critics, or one per critic. By
+            default, a critic starts from its agent's model.
+        head_hidden_dim (`int`, *optional*): Size of the hidden layer of the head. `None`: the head is linear.
+        trains_trunk (`bool`): Whether the value loss of a head also trains the agent that it is on.
+        lora_r, lora_alpha (`int`): Rank and scale of the adapters.
+        seed (`int`): Decides the weights that no file contains.
+    """
+
+    form: str = "model"
+    models: str | list[str] | None = None
+    head_hidden_dim: int | None = None
+    trains_trunk: bool = True
+    lora_r: int = 16
+    lora_alpha: int = 32
+    seed: int = 42
+
+
+@dataclass
+class Backbone:
+    """
+    What a critic reads with.
+
+    Args:
+        role (`str`): The agent whose model, or whose tokenizer, the critic uses.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The critic's tokenizer.
+        own (`str`, *optional*): The critic's entry of [`Critics.models`]; `None`: the agent's model.
+        adapter (`str`, *optional*): Name of the critic's adapter.
+        layers (`list`): The layers that have this adapter.
+        shares_vocabulary (`bool`): Whether the tokens of the agent are tokens of the critic.
+    """
+
+    role: str
+    tokenizer: PreTrainedTokenizerBase
+    own: str | None = None
+    adapter: str | None = None
+    layers: list[Any] = field(default_factory=list)
+    shares_vocabulary: bool = True
+
+
+class Critics(nn.Module):
+    """
+    The critics of a team. They are made by [`make_critics`].
+
+    Attributes:
+        names (`tuple[str, ...]`): The critics.
+        settings ([`CriticSettings`]): How they were made.
+        models (`nn.ModuleDict`): Backbones that belong to critics alone.
+        heads (`nn.ModuleDict`): The head of each critic.
+        scales (`dict[str, Scale]`): The running mean and variance of each critic's targets.
+    """
+
+    def __init__(self, settings: CriticSettings, backbones: dict[str, Backbone], models: dict[str, nn.Module]):
+        super().__init__()
+        self.settings = settings
+        self.names = tuple(backbones)
+        self.backbones = backbones
+        self.models = nn.ModuleDict(models)
+        self.heads = nn.ModuleDict()
+        self.scales = {name: Scale() for name in self.names}
+
+    @property
+    def base_models(self) -> list[PreTrainedModel]:
+        """The distinct backbones that belong to critics alone, without adapters."""
+        return [base_of(cast("PreTrainedModel | PeftModel", model)) for model in self.models.values()]
+
+    @property
+    def has_adapters(self) -> bool:
+        return self.settings.form == "adapter"
+
+    def model(self, name: str, team: "AgentTeam") -> PreTrainedModel | PeftModel:
+        """The model that a critic reads with; with an adapter, the one that has it."""
+        backbone = self.backbones[name]
+        own = None if backbone.own is None else cast("PreTrainedModel | PeftModel", self.models[backbone.own])
+        return team.policies[backbone.role] if own is None else own
+
+    def activate(self, name: str) -> None:
+        """Makes a critic's adapter the one that its base computes with."""
+        for layer in self.backbones[name].layers:
+            layer._active_adapter = [self.backbones[name].adapter]
+            layer._disable_adapters = False
+
+    def parameters_of(self, name: str, team: "AgentTeam") -> list[nn.Parameter]:
+        """The trained parameters of a critic. Those of an agent whose model it reads with are not among them."""
+        backbone, parameters = self.backbones[name], list(self.heads[name].parameters())
+        if backbone.adapter is not None:
+            parameters += adapter_parameters(cast(PeftModel, self.model(name, team)), backbone.adapter)
+        elif backbone.own is not None:
+            parameters += self.models[backbone.own].parameters()
+        return parameters
+
+    def values(
+        self, name: str, team: "AgentTeam", input_ids: torch.Tensor, attention_mask: torch.Tensor
+    ) -> torch.Tensor:
+        """
+        Computes what the head says about some sequences. The team has activated the critic.
+
+        Args:
+            name (`str`): The critic.
+            team ([`AgentTeam`]): The team.
+            input_ids, attention_mask (`torch.Tensor` of shape `(num_rows, length)`): The sequences, padded on the left.
+
+        Returns:
+            `torch.Tensor` of shape `(num_rows,)`, in float32, not yet scaled by [`Scale`].
+        """
+        model = base_of(self.model(name, team))
+        positions = {"position_ids": token_positions(attention_mask)} if takes_positions(model) else {}
+        reads_only = self.settings.form == "head" and not self.settings.trains_trunk
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not reads_only):
+            outputs = model.base_model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                use_cache=False,
+                **positions,
+                **without_router_logits(model),
+            )
+        hidden = outputs.last_hidden_state[:, -1]
+        head = self.heads[name]
+        with torch.autocast(hidden.device.type, enabled=False):
+            return head(hidden.to(head[-1].weight.dtype)).squeeze(-1).float()
+
+    # Files
+
+    def save(self, folder: Path, team: "AgentTeam", state_dict: dict[str, torch.Tensor] | None = None) -> None:
+        """Writes `critics.json` and a folder per critic: its head, and its backbone or adapter if it has one of its own."""
+        folder = folder / CRITICS_FOLDER
+        for name, backbone in self.backbones.items():
+            target = folder / name
+            target.mkdir(parents=True, exist_ok=True)
+            weights = None
+            if backbone.own is not None:
+                prefix = f"critics.models.{backbone.own}."
+            else:
+                prefix = f"models.{team.model_name(backbone.role)}."
+            if state_dict is not None:
+                weights = {key.removeprefix(prefix): x for key, x in state_dict.items() if key.startswith(prefix)}
+            if backbone.adapter is not None:
+                model = cast(PeftModel, self.model(name, team))
+                save_adapter(model, backbone.adapter, folder / backbone.adapter, weights)
+                for file in (folder / backbone.adapter).iterdir():
+                    file.replace(target / file.name)
+                (folder / backbone.adapter).rmdir()
+            elif backbone.own is not None:
+                cast(PreTrainedModel, self.models[backbone.own]).save_pretrained(target, state_dict=weights)
+                backbone.tokenizer.save_pretrained(target)
+            prefix = f"critics.heads.{name}."
+            head = self.heads[name].state_dict()
+            if state_dict is not None:
+                head = {key.removeprefix(prefix): x for key, x in state_dict.items() if key.startswith(prefix)}
+            save_file({key: x.contiguous().cpu() for key, x in head.items()}, target / HEAD_FILE)
+        scales = {
+            name: {"weight": x.weight, "mean": x.mean, "mean_of_squares": x.mean_of_squares}
+            for name, x in self.scales.items()
+        }
+        contents = {"form": self.settings.form, "critics": list(self.names), "scales": scales}
+        (folder / CRITICS_FILE).write_text(json.dumps(contents, indent=2) + "\n")
+
+    def load(self, folder: str | Path, team: "AgentTeam") -> None:
+        """
+        Replaces the weights of the critics by those in the folder of a saved team.
+
+        Raises:
+            ValueError: the team was saved without critics, or with other ones.
+        """
+        path = Path(folder) / CRITICS_FOLDER / CRITICS_FILE
+        if not path.is_file():
+            raise ValueError(
+                f"{folder} has no critics: there is no {path}. Only a checkpoint of an actor-critic trainer can be continued "
+                "by one."
+            )
+        saved = json.loads(path.read_text())
+        if (saved["form"], saved["critics"]) != (self.settings.form, list(self.names)):
+            raise ValueError(
+                f"{folder} has the critics {saved['critics']} of the form {saved['form']!r}, this run has "
+                f"{list(self.names)} of the form {self.settings.form!r}."
+            )
+        for name, backbone in self.backbones.items():
+            source = path.parent / name
+            if backbone.adapter is not None:
+                load_adapter_weights(cast(PeftModel, self.model(name, team)), backbone.adapter, source)
+            elif backbone.own is not None:
+                model = cast(PreTrainedModel, self.models[backbone.own])
+                model.load_state_dict(load_backbone(str(source), model.dtype).state_dict())
+            self.heads[name].load_state_dict(load_file(source / HEAD_FILE))
+            self.scales[name] = Scale(**saved["scales"][name])
+
+
+def make_critics(team: "AgentTeam", roles: dict[str, str], settings: CriticSettings) -> Critics:
+    """
+    Makes the critics of a team.
+
+    Args:
+        team ([`AgentTeam`]): The team.
+        roles (`dict[str, str]`): For each critic, the agent that it starts from.
+        settings ([`CriticSettings`]): How they are made.
+
+    Raises:
+        ValueError: the settings do not fit the team.
+    """
+    names = list(roles)
+    sources = model_names(settings.models, names)
+    backbones = {name: Backbone(role, team.tokenizers[role]) for name, role in roles.items()}
+    models: dict[str, Any] = {}
+    if settings.form == "model":
+        for name, backbone in backbones.items():
+            backbone.own = name
+            with seeded(settings.seed, f"critic {name}"):
+                models[name] = load_or_copy(team, backbone, sources[name])
+    elif settings.form == "adapter":
+        for name, backbone in backbones.items():
+            backbone.adapter = f"critic_{name}"
+            if team.has_adapters and sources[name] is None:
+                base: Any = team.policies[backbone.role]
+            else:
+                backbone.own = SHARED_BASE
+                if SHARED_BASE not in models:
+                    first = load_or_copy(team, backbone, sources[name])
+                    models[SHARED_BASE] = first.requires_grad_(False)
+                    own_tokenizer = backbone.tokenizer
+                backbone.tokenizer, base = own_tokenizer, models[SHARED_BASE]
+            with seeded(settings.seed, f"critic {name}"):
+                adapted = add_adapter(base, backbone.adapter, settings)
+            if backbone.own is not None:
+                models[SHARED_BASE] = adapted
+    for backbone in backbones.values():
+        if backbone.tokenizer.pad_token is None:
+            backbone.tokenizer.pad_token = backbone.tokenizer.eos_token
+        agents = team.tokenizers[backbone.role]
+        same = backbone.tokenizer is agents or backbone.tokenizer.get_vocab() == agents.get_vocab()
+        backbone.shares_vocabulary = same
+    critics = Critics(settings, backbones, models)
+    for name, backbone in backbones.items():
+        model = critics.model(name, team)
+        if backbone.adapter is not None:
+            backbone.layers = [
+                m for m in model.modules() if isinstance(m, BaseTunerLayer) and backbone.adapter in m.lora_A
+            ]
+            for parameter in adapter_parameters(cast(PeftModel, model), backbone.adapter):
+                parameter.requires_grad_(True)
+        with seeded(settings.seed, f"critic head {name}"):
+            critics.heads[name] = make_head(base_of(model), settings.head_hidden_dim)
+        saved_head = Path(sources[name] or "") / HEAD_FILE
+        if sources[name] is not None and saved_head.is_file():  # a critic that was trained before
+            critics.heads[name].load_state_dict(load_file(saved_head))
+    return critics
+
+
+def model_names(models: str | Sequence[str] | None, names: Sequence[str]) -> dict[str, str | None]:
+    """
+    The model that each critic starts from, if one is given.
+
+    Raises:
+        ValueError: there is not one model for all critics, nor one for each.
+    """
+    if models is None or isinstance(models, str):
+        return dict.fromkeys(names, models)
+    if len(models) == 1:
+        return dict.fromkeys(names, models[0])
+    if len(models) != len(names):
+        raise ValueError(
+            f"`critic_models` has {len(models)} models for the {len(names)} critics {list(names)}; give one per critic or "
+            "one for all."
+        )
+    return dict(zip(names, models, strict=True))
+
+
+def load_or_copy(team: "AgentTeam", backbone: Backbone, source: str | None) -> PreTrainedModel:
+    """Loads a backbone and its tokenizer, or copies that of the agent."""
+    agent = team.agents[backbone.role]
+    if source is None and not team.has_adapters:
+        gathered: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if is_deepspeed_zero3_enabled():
+            import deepspeed
+
+            gathered = deepspeed.zero.GatheredParameters(list(agent.parameters()))
+        with gathered:
+            copied = copy.deepcopy(agent.base_model)
+        return copied.requires_grad_(True)
+    source = source or get_config_model_id(agent.config)
+    if not source:
+        raise ValueError(
+            f"The base of agent {backbone.role!r} has no name to load a critic from: set `critic_models`."
+        )
+    backbone.tokenizer = load_tokenizer(AgentSource(source), {})
+    return load_backbone(source, agent.dtype)
+
+
+def load_backbone(name: str, dtype: torch.dtype) -> PreTrainedModel:
+    """Loads a model without its language-modelling head."""
+    return create_model_from_path(name, cast(Any, AutoModel), device_map=None, dtype=dtype)
+
+
+def add_adapter(model: PreTrainedModel | PeftModel, adapter: str, settings: CriticSettings) -> PeftModel:
+    """Adds the adapter of a critic to a model. The other adapters of the model stay as they are."""
+    config = LoraConfig(r=settings.lora_r, lora_alpha=settings.lora_alpha, target_modules="all-linear")
+    dtype: dict[str, Any] = {"autocast_adapter_dtype": not is_deepspeed_zero3_enabled()}  # as those of the agents
+    if not isinstance(model, PeftModel):
+        return cast(PeftModel, get_peft_model(model, config, adapter_name=adapter, **dtype))
+    if adapter in model.peft_config:
+        raise ValueError(f"The model already has an adapter {adapter!r}: choose other roles.")
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    model.add_adapter(adapter, config, **dtype)
+    for parameter in trained:  # PEFT leaves only one adapter of a model trainable
+        parameter.requires_grad_(True)
+    return model
+
+
+def make_head(model: PreTrainedModel, hidden_dim: int | None) -> nn.Sequential:
+    """
+    Makes a head: a linear layer, or a hidden layer with tanh before it. The last layer returns zero at first, so that a new
+    critic predicts the mean of the targets.
+    """
+    size = model.config.get_text_config().hidden_size
+    layers: list[nn.Module] = [] if hidden_dim is None else [nn.Linear(size, hidden_dim), nn.Tanh()]
+    layers.append(nn.Linear(size if hidden_dim is None else hidden_dim, 1))
+    for layer in layers[::2]:
+        nn.init.normal_(cast(nn.Linear, layer).weight, std=0.02)
+        nn.init.zeros_(cast(nn.Linear, layer).bias)
+    nn.init.zeros_(cast(nn.Linear, layers[-1]).weight)
+    # ZeRO-3 gathers parameters together, so all must have the same data type
+    return nn.Sequential(*layers).to(model.dtype if is_deepspeed_zero3_enabled() else torch.float32)

@@ -1,0 +1,129 @@
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from trl_multiagent.trainers.base.rollout_config import RolloutConfig
+
+
+VALUE_LOSS_COEF = 0.6
+
+
+@dataclass
+class ActorCriticConfig(RolloutConfig):
+    r"""
+    Arguments of the trainers with critics.
+
+    For a full list of training arguments, please refer to [`RolloutConfig`] (rollout trees, rewards, batches),
+    [`TeamConfig`] (agents), [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
+
+    Parameters:
+        critic_form (`str`, *optional*, defaults to `"model"`):
+            `"model"`: a critic is a model of its own, all of which is trained. `"adapter"`: a LoRA adapter on the base of
+            the agents, or on one frozen copy of it if the agents have no adapters. `"head"`: a value head on the agent's
+            own model.
+        critic_models (`str` or `list[str]`, *optional*):
+            Model id or folder that all critics start from, or one per critic. By default, a critic starts from its
+            agent's model; a central one from the first agent's. A folder of a saved critic, `critics/<name>/`, also has
+            its head.
+        critic_type (`str`, *optional*, defaults to `"v"`):
+            `"v"`: a critic of states, which reads prompts and histories. `"q"`: a critic of actions, which also reads the
+            completions.
+        critic_learning_rate (`float`, *optional*):
+            Learning rate of the critics; by default `learning_rate`.
+        critic_value_head_hidden_dim (`int`, *optional*):
+            Size of a hidden layer of the value head. By default, the head is linear.
+        critic_trains_trunk (`bool`, *optional*, defaults to `True`):
+            With `critic_form="head"`: whether the value loss also trains the agent's model.
+        critic_lora_r (`int`, *optional*, defaults to `16`), critic_lora_alpha (`int`, *optional*, defaults to `32`):
+            Rank and scale of the adapters of `critic_form="adapter"`, which cover all linear layers.
+        critic_max_length (`int`, *optional*):
+            Number of tokens that a critic reads at most, the last ones of its text. By default, it reads all.
+        value_loss_coef (`float`, *optional*, defaults to `0.6`):
+            Factor of the value loss. An optimizer such as Adam divides gradients by their size, so for parameters that
+            only the value loss trains, the factor has nearly no effect. It matters where the loss also trains an agent.
+        value_clip_range (`float`, *optional*):
+            If set, the value loss is max((y - V)², (y - clip(V, V_old ± value_clip_range))²). It has no effect in the
+            first optimizer step on a batch, where V is V_old.
+        gae_lambda (`float`, *optional*, defaults to `0.0`):
+            Weight of longer returns in the targets: 0 is the target of one step, 1 the return of the tree.
+        advantage_normalization (`bool`, *optional*, defaults to `True`):
+            Whether to standardize the advantages of an agent's completions at a turn, over the whole batch.
+        push_critics (`bool`, *optional*, defaults to `False`):
+            Whether a push to the Hub contains the critics.
+
+    > [!NOTE]
+    > `num_generations` defaults to `1`: the critic is the baseline, so siblings are not needed.
+    """
+
+    free_on_resume: ClassVar[tuple[str, ...]] = (*RolloutConfig.free_on_resume, "push_critics")
+
+    limits: ClassVar[dict[str, dict[str, Any]]] = {
+        "critic_form": {"choices": ("model", "adapter", "head")},
+        "critic_type": {"choices": ("v", "q")},
+        "critic_learning_rate": {"ge": 0, "le": 1000},
+        "critic_value_head_hidden_dim": {"ge": 1, "le": 1000000},
+        "critic_lora_r": {"ge": 1, "le": 1000000},
+        "critic_lora_alpha": {"gt": 0, "le": 1000000},
+        "critic_max_length": {"ge": 1},
+        "value_loss_coef": {"ge": 0, "le": 1000000},
+        "value_clip_range": {"gt": 0},
+        "gae_lambda": {"ge": 0, "le": 1},
+        "push_critics": {"needs": "push_to_hub"},
+    }
+
+    critic_form: str = field(
+        default="model",
+        metadata={"help": "'model' of its own, 'adapter' on the agents' base, or 'head' on the agent."},
+    )
+    critic_models: str | list[str] | None = field(
+        default=None,
+        metadata={"help": "Model that the critics start from, or one per critic; by default the agents'."},
+    )
+    critic_type: str = field(
+        default="v", metadata={"help": "'v': critics read prompts, 'q': they also read the completions."}
+    )
+    critic_learning_rate: float | None = field(
+        default=None, metadata={"help": "Learning rate of the critics; by default `learning_rate`."}
+    )
+    critic_value_head_hidden_dim: int | None = field(
+        default=None, metadata={"help": "Size of a hidden layer of the value head; by default the head is linear."}
+    )
+    critic_trains_trunk: bool = field(
+        default=True, metadata={"help": "Whether the value loss of `critic_form` 'head' also trains the agent."}
+    )
+    critic_lora_r: int = field(default=16, metadata={"help": "Rank of the adapters of `critic_form` 'adapter'."})
+    critic_lora_alpha: int = field(default=32, metadata={"help": "Scale of the adapters of `critic_form` 'adapter'."})
+    critic_max_length: int | None = field(
+        default=None, metadata={"help": "Number of tokens that a critic reads at most, the last ones of its text."}
+    )
+    value_loss_coef: float = field(
+        default=VALUE_LOSS_COEF,
+        metadata={"help": "Factor of the value loss; nearly without effect unless the loss also trains an agent."},
+    )
+    value_clip_range: float | None = field(
+        default=None, metadata={"help": "Range around the old value outside of which the value loss is clipped."}
+    )
+    gae_lambda: float = field(default=0.0, metadata={"help": "Weight of longer returns in the targets, from 0 to 1."})
+    advantage_normalization: bool = field(
+        default=True, metadata={"help": "Whether to standardize the advantages of each agent and turn over the batch."}
+    )
+    push_critics: bool = field(default=False, metadata={"help": "Whether a push to the Hub contains the critics."})
+    num_generations: int = field(
+        default=1, metadata={"help": "Completions that each agent samples at a node, G in the formulas."}
+    )
+
+    def _check_values(self) -> None:
+        super()._check_values()
+        if self.critic_form == "head" and self.critic_models is not None:
+            raise ValueError(
+                "`critic_models` are for critics with a model of their own, but `critic_form` is 'head': a head is on the "
+                "agent's model. Remove one of them."
+            )
+        if isinstance(self.critic_models, list) and self.critic_form == "adapter" and len(set(self.critic_models)) > 1:
+            raise ValueError(
+                "`critic_form='adapter'` puts all critics on one base: give one model in `critic_models`."
+            )
+        if self.critic_type == "q" and self.handoff is not None and self.num_turns > 1 and self.num_generations > 1:
+            raise ValueError(
+                "`critic_type='q'` has no value for the joint actions that a chain does not continue, because no action "
+                "follows them. Set `handoff` to None, `num_generations` to 1, or `critic_type` to 'v'."
+            )

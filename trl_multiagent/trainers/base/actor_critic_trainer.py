@@ -1,0 +1,423 @@
+"""
+The base of the trainers with critics.
+
+An algorithm says which critics there are ([`ActorCriticTrainer.critic_roles`]), which of them judges an agent
+([`ActorCriticTrainer.critic_of`]), and what a critic reads ([`ActorCriticTrainer.critic_text`]).
+"""
+
+import dataclasses
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from transformers import TrainerCallback
+from transformers.utils import logging
+from trl.trainer.utils import FusedCausalLMOutput, pad
+
+from trl_multiagent.environments.base import Environment
+from trl_multiagent.rollout.tree import Node
+from trl_multiagent.rollout.values import compute_targets, critic_advantages, explained_variance, td_errors
+from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.team.critics import CriticSettings, Scale, critic_key, make_critics
+from trl_multiagent.trainers.base.actor_critic_config import VALUE_LOSS_COEF, ActorCriticConfig
+from trl_multiagent.trainers.base.distribution import fail_together
+from trl_multiagent.trainers.base.rollout_metrics import StepTotals, Total
+from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
+from trl_multiagent.trainers.base.rows import PADDING_LENGTH
+
+
+logger = logging.get_logger(__name__)
+
+PATIENCE = 20  # optimizer steps with an explained variance of at most zero before a warning
+
+
+@dataclass
+class CriticRow:
+    """
+    A sequence that a critic reads.
+
+    Args:
+        node (`Node`): The node that it belongs to.
+        joint_actions (`list[int]`): The joint actions whose value it is. An unvisited node has none.
+        input_ids (`list[int]`): The tokens.
+    """
+
+    node: Node
+    joint_actions: list[int]
+    input_ids: list[int]
+
+
+class ActorCriticTrainer(RolloutTrainer):
+    """
+    Base class of the trainers whose baseline is a critic. Agents and critics are parts of one module, so one forward, one
+    backward and one optimizer step train them all.
+
+    A node is read once by a critic of states. Its value has all joint actions of the node as targets, so each joint action
+    enters the value loss of a critic exactly once per pass over the batch, whatever the number of agents.
+    """
+
+    args: ActorCriticConfig
+    _config_class = ActorCriticConfig  # of the default configuration
+    _card_settings = [
+        "num_turns",
+        "num_generations",
+        "joint_mode",
+        "handoff",
+        "critic_form",
+        "critic_type",
+        "discount",
+        "gae_lambda",
+        "reward_scale",
+        "reward_shift",
+        "items_per_device",
+        "max_completion_length",
+        "temperature",
+        "learning_rate",
+        "critic_learning_rate",
+        "value_loss_coef",
+        "beta",
+        "seed",
+    ]
+
+    def __init__(
+        self,
+        team: AgentTeam,
+        environment: Environment,
+        args: ActorCriticConfig | None = None,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
+    ):
+        if args is None:
+            args = self._config_class(f"{environment.roles[-1]}-{self._name}")
+        self._advantages: dict[int, dict[str, torch.Tensor]] = {}  # of the current batch, by the id of the node
+        self._rows: dict[str, list[CriticRow]] = {}  # of the current batch, by critic
+        self._value_scales: dict[str, tuple[float, float]] = {}
+        self._num_joint_actions = 0  # of the current batch, in all processes
+        self._steps_unexplained: dict[str, int] = defaultdict(int)
+        super().__init__(team, environment, args, train_dataset, eval_dataset, callbacks, optimizers)
+
+    # What an algorithm defines
+
+    def critic_roles(self, team: AgentTeam) -> dict[str, str]:
+        """For each critic, by its name, the agent that it starts from."""
+        raise NotImplementedError
+
+    def critic_of(self, role: str) -> str:
+        """The critic that judges an agent."""
+        raise NotImplementedError
+
+    def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
+        """
+        Returns the tokens that a critic reads.
+
+        Args:
+            critic (`str`): The critic.
+            node (`Node`): The node. An unvisited one has no samples.
+            joint_action (`int`, *optional*): The joint action whose completions are part of the text. `None`: it has none.
+        """
+        raise NotImplementedError
+
+    def actions_by_text(self, critic: str, node: Node) -> list[list[int]]:
+        """Groups the joint actions of a node by the text that a critic of actions reads."""
+        raise NotImplementedError
+
+    # The critics as a part of the team
+
+    def _prepare_team(self, team: AgentTeam, args: ActorCriticConfig) -> None:
+        team.freeze(args.frozen_agents or ())
+        self.team = team
+        settings = CriticSettings(
+            form=args.critic_form,
+            models=args.critic_models,
+            head_hidden_dim=args.critic_value_head_hidden_dim,
+            trains_trunk=args.critic_trains_trunk,
+            lora_r=args.critic_lora_r,
+            lora_alpha=args.critic_lora_alpha,
+            seed=args.seed,
+        )
+        if team.critics is None:
+            team.critics = make_critics(team, self.critic_roles(team), settings)
+        elif (team.critics.names, team.critics.settings) != (tuple(self.critic_roles(team)), settings):
+            raise ValueError(
+                f"The team has the critics {list(team.critics.names)} of an earlier trainer with other settings: set "
+                "`team.critics = None`."
+            )
+        team.train(team.training)
+        if args.process_index == 0:
+            notes_on_critics(args)
+        super()._prepare_team(team, args)
+
+    def _learning_rates(self) -> dict[str, float]:
+        rate = self.args.critic_learning_rate
+        rate = self.args.learning_rate if rate is None else rate
+        return {**super()._learning_rates(), **{critic_key(name): rate for name in self.team.critics.names}}
+
+    def _trained_parameters(self) -> dict[str, list[torch.nn.Parameter]]:
+        critics = self.team.critics
+        adapted = {critic_key(name): critics.parameters_of(name, self.team) for name in critics.names}
+        return {**super()._trained_parameters(), **adapted}
+
+    def _leaves_out_critics(self) -> bool:
+        return super()._leaves_out_critics() and not self.args.push_critics
+
+    # The batch
+
+    def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
+        """
+        Returns the advantages of each completion, which [`~rollout.values.critic_advantages`] computed from the values of
+        the critics. With `advantage_normalization`, they are standardized over the batch, per agent and turn.
+        """
+        return [[self._advantages[id(node)] for node in nodes] for nodes in levels]
+
+    def agent_loss(self, role: str, outputs: FusedCausalLMOutput, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+        """
+        Computes the loss of agent i on its own completions:
+
+            L_i = mean over rows (items, nodes, siblings g) of  -A_g * sum over tokens t of log pi_i(t)
+
+        The loss is computed by TRL, see [`~RolloutTrainer.policy_loss`]. It also contains the reference penalty.
+        """
+        return self.policy_loss(role, outputs, rows)
+
+    def _judge(self, levels: list[list[Node]]) -> None:
+        critics = self.team.critics
+        with fail_together(self.accelerator):
+            self._rows = {name: self._critic_rows(name, levels) for name in critics.names}
+        self._value_scales = {name: critics.scales[name].shift_and_factor for name in critics.names}
+        for name in critics.names:
+            self._predict(name, self._rows[name])
+            compute_targets(levels, name, self.args.discount, self.args.gae_lambda)
+        self._compute_advantages(levels)
+        self._log_critics(levels)
+
+    def _make_batch(
+        self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]
+    ) -> dict[str, torch.Tensor]:
+        batch = super()._make_batch(levels, advantages)
+        micro_batches = self.args.gradient_accumulation_steps
+        for name in self.team.critics.names:
+            trained = [row for row in self._rows[name] if row.joint_actions]
+            num_rows = micro_batches * max(1, -(-self._most(len(trained)) // micro_batches))
+            for key, x in self._critic_tensors(name, trained, num_rows).items():
+                batch[f"{critic_key(name)}/{key}"] = x.to(self.accelerator.device)
+        return batch
+
+    def _critic_rows(self, critic: str, levels: list[list[Node]]) -> list[CriticRow]:
+        """The sequences that a critic reads, the shortest first, so that a micro-batch needs little padding."""
+        rows = []
+        for node in (node for nodes in levels for node in nodes):
+            if self.args.critic_type == "q":
+                groups = self.actions_by_text(critic, node)
+                rows += [CriticRow(node, group, self.critic_text(critic, node, group[0])) for group in groups]
+            else:
+                everything = list(range(len(node.indices)))
+                rows.append(CriticRow(node, everything, self.critic_text(critic, node, None)))
+            rows += [CriticRow(x, [], self.critic_text(critic, x, None)) for x in node.unvisited.values()]
+        if self.args.critic_max_length is not None:
+            for row in rows:
+                row.input_ids = row.input_ids[-self.args.critic_max_length :]
+        rows.sort(key=lambda row: len(row.input_ids))
+        return rows
+
+    def _most(self, number: int) -> int:
+        """The largest of a number that each process has."""
+        return int(self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).max())
+
+    def _critic_tensors(self, critic: str, rows: list[CriticRow], num_rows: int) -> dict[str, torch.Tensor]:
+        """
+        Builds the tensors of a critic. Padding rows follow the given rows.
+
+        Returns:
+            `dict[str, torch.Tensor]`: `input_ids` and `attention_mask` of shape `(num_rows, length)`, padded on the left;
+            `targets`, `target_mask` and `old_values` of shape `(num_rows, most joint actions of a row)`.
+        """
+        pad_token_id = self.team.critics.backbones[critic].tokenizer.pad_token_id
+        missing = num_rows - len(rows)
+        sequences = [torch.tensor(row.input_ids) for row in rows]
+        sequences += [torch.tensor([pad_token_id] * PADDING_LENGTH)] * missing
+        numbers = [
+            [(row.node.targets[critic][j], 1.0, row.node.values[critic][j]) for j in row.joint_actions] for row in rows
+        ]
+        numbers += [[(0.0, 0.0, 0.0)]] * missing
+        width = max(map(len, numbers), default=1)
+        padded = torch.tensor([triples + [(0.0, 0.0, 0.0)] * (width - len(triples)) for triples in numbers])
+        return {
+            "input_ids": pad(sequences, pad_token_id, "left"),
+            "attention_mask": pad([torch.ones_like(ids) for ids in sequences], 0, "left"),
+            **dict(zip(("targets", "target_mask", "old_values"), padded.unbind(-1), strict=True)),
+        }
+
+    @torch.no_grad()
+    def _predict(self, critic: str, rows: list[CriticRow]) -> None:
+        """Stores a critic's values on the nodes. All processes run the same number of forwards, as ZeRO-3 needs."""
+        for row in rows:
+            row.node.values[critic] = [0.0] * max(1, len(row.node.indices))
+            row.node.targets[critic] = list(row.node.values[critic])
+        size = self.args.per_device_train_batch_size
+        num_rows = size * max(1, -(-self._most(len(rows)) // size))
+        tensors = self._critic_tensors(critic, rows, num_rows)
+        shift, factor = self._value_scales[critic]
+        values = []
+        with self.team.evaluating(), self.accelerator.autocast():
+            for start in range(0, num_rows, size):
+                inputs = trim_left({name: tensors[name][start : start + size] for name in INPUTS})
+                inputs = {name: x.to(self.accelerator.device) for name, x in inputs.items()}
+                outputs = self.model_wrapped(team_inputs={}, critic_inputs={critic: inputs})
+                values += (shift + factor * outputs[critic_key(critic)]).tolist()
+        for row, value in zip(rows, values, strict=False):
+            for j in row.joint_actions or [0]:
+                row.node.values[critic][j] = value
+
+    def _compute_advantages(self, levels: list[list[Node]]) -> None:
+        """Computes the advantages of all completions, and logs their mean and deviation before they are standardized."""
+        self._advantages = {}
+        raw: dict[tuple[str, int], list[list[float]]] = {}
+        for role in self.team.trained_roles:
+            agent, critic = self.team.roles.index(role), self.critic_of(role)
+            for turn, nodes in enumerate(levels):
+                raw[role, turn] = [critic_advantages(node, critic, agent) for node in nodes]
+        totals = {group: Total.of([x for node in nodes for x in node]) for group, nodes in raw.items()}
+        gathered = gather_object([totals])
+        of_group = {group: sum((part[group] for part in gathered), Total()) for group in totals}
+        for (role, turn), nodes in raw.items():
+            total = of_group[role, turn]
+            for node, advantages in zip(levels[turn], nodes, strict=True):
+                values = torch.tensor(advantages)
+                if self.args.advantage_normalization:
+                    values = (values - total.mean) / max(total.population_std, 1e-6)
+                self._advantages.setdefault(id(node), {})[role] = values
+        for role in self.team.trained_roles:
+            whole = sum((total for (other, _), total in of_group.items() if other == role), Total())
+            self._metrics["train"][f"agents/{role}/advantage_mean"].append(whole.mean)
+            self._metrics["train"][f"agents/{role}/advantage_std"].append(whole.population_std)
+
+    def _log_critics(self, levels: list[list[Node]]) -> None:
+        """Adds the metrics of the critics before the update to those that are logged next, and updates their scales."""
+        metrics = self._metrics["train"]
+        nodes = [node for level in levels for node in level]
+        for name in self.team.critics.names:
+            own = [
+                (target, value, error)
+                for node in nodes
+                for target, value, error in zip(
+                    node.targets[name], node.values[name], td_errors(node, name, self.args.discount), strict=True
+                )
+            ]
+            targets, values, errors = zip(*gather_object(own), strict=True)
+            self._num_joint_actions = len(targets)
+            explained = explained_variance(targets, values)
+            key = critic_key(name)
+            metrics[f"{key}/explained_variance"].append(explained)
+            metrics[f"{key}/value_mean"].append(sum(values) / len(values))
+            metrics[f"{key}/target_mean"].append(sum(targets) / len(targets))
+            metrics[f"{key}/td_error"].append(sum(map(abs, errors)) / len(errors))
+            self.team.critics.scales[name].update(
+                sum(targets) / len(targets), sum(target * target for target in targets) / len(targets)
+            )
+            self._steps_unexplained[name] = 0 if explained > 0.0 else self._steps_unexplained[name] + 1
+            if self._steps_unexplained[name] == PATIENCE and self.is_world_process_zero():
+                logger.warning(
+                    f"The critic {name!r} has explained nothing of its targets in {PATIENCE} optimizer steps (explained "
+                    "variance <= 0): it is no better a baseline than the mean return. Raise `critic_learning_rate`, or use "
+                    "MAGRPO with several generations."
+                )
+
+    def _split_batch(self, batch: dict[str, torch.Tensor], micro_batches: int) -> list[dict[str, torch.Tensor]]:
+        # Agents and critics have different numbers of rows
+        prefix = critic_key("")
+        parts = super()._split_batch({k: x for k, x in batch.items() if not k.startswith(prefix)}, micro_batches)
+        for name, x in batch.items():
+            if name.startswith(prefix):
+                for part, chunk in zip(parts, x.chunk(micro_batches), strict=True):
+                    part[name] = chunk
+        return parts
+
+    # Checkpoints: the scales of the critics, which DeepSpeed's files do not contain
+
+    def _process_state(self) -> dict[str, Any]:
+        scales = {name: dataclasses.asdict(scale) for name, scale in self.team.critics.scales.items()}
+        return {**super()._process_state(), "critic_scales": scales, "steps_unexplained": self._steps_unexplained}
+
+    def _load_process_state(self, state: dict[str, Any]) -> None:
+        super()._load_process_state(state)
+        self.team.critics.scales = {name: Scale(**scale) for name, scale in state["critic_scales"].items()}
+        self._steps_unexplained.update(state["steps_unexplained"])
+
+    # The value loss
+
+    def _critic_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
+        by_critic = {}
+        for name in self.team.critics.names:
+            by_critic[name] = trim_left({key: inputs[f"{critic_key(name)}/{key}"] for key in INPUTS})
+        return {"critic_inputs": by_critic}
+
+    def _critic_losses(self, outputs: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        losses = {}
+        for name in self.team.critics.names:
+            key = critic_key(name)
+            shift, factor = self._value_scales[name]
+            values = shift + factor * outputs[key]
+            errors = value_errors(
+                values, inputs[f"{key}/targets"], inputs[f"{key}/old_values"], self.args.value_clip_range
+            )
+            loss = (errors * inputs[f"{key}/target_mask"]).sum() / self._num_joint_actions
+            self._totals.losses[key] += loss.detach()
+            # A sum over processes, but gradients are averaged over processes
+            losses[key] = self.args.value_loss_coef * loss * self.accelerator.num_processes
+        return losses
+
+    def _log_step(self, step: StepTotals) -> None:
+        super()._log_step(step)
+        for name in self.team.critics.names:
+            loss = self.accelerator.reduce(step.losses[critic_key(name)], "sum").item()
+            self._metrics["train"][f"{critic_key(name)}/value_loss"].append(loss)
+
+
+INPUTS = ("input_ids", "attention_mask")
+
+
+def trim_left(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Removes the columns that are padding in every row."""
+    start = int(inputs["attention_mask"].any(dim=0).int().argmax())
+    return {name: x[:, start:] for name, x in inputs.items()}
+
+
+def value_errors(
+    values: torch.Tensor, targets: torch.Tensor, old_values: torch.Tensor, clip_range: float | None
+) -> torch.Tensor:
+    """
+    Computes (y - V)², or max((y - V)², (y - clip(V, V_old ± clip_range))²), for every target of each value.
+
+    Args:
+        values (`torch.Tensor` of shape `(num_rows,)`): V.
+        targets, old_values (`torch.Tensor` of shape `(num_rows, num_targets)`): y, and V when the batch was sampled.
+        clip_range (`float`, *optional*): `None`: no clipping.
+
+    Returns:
+        `torch.Tensor` of shape `(num_rows, num_targets)`.
+    """
+    values = values.unsqueeze(1)
+    errors = (targets - values) ** 2
+    if clip_range is None:
+        return errors
+    clipped = torch.max(torch.min(values, old_values + clip_range), old_values - clip_range)
+    return torch.max(errors, (targets - clipped) ** 2)
+
+
+def notes_on_critics(args: ActorCriticConfig) -> None:
+    """Says what settings do not do."""
+    if args.value_loss_coef != VALUE_LOSS_COEF and not (args.critic_form == "head" and args.critic_trains_trunk):
+        logger.warning(
+            "`value_loss_coef` has nearly no effect: only the value loss trains the critic's parameters, and Adam divides "
+            "gradients by their size. Set `critic_learning_rate` instead."
+        )
+    if args.critic_type == "q" and args.num_generations == 1:
+        logger.warning(
+            "`critic_type='q'` with `num_generations=1`: the advantage is the error of the critic about the completion "
+            "itself, and vanishes as the critic learns. Set `num_generations` to 2 or more, or `critic_type` to 'v'."
+        )

@@ -1,0 +1,13 @@
+from dataclasses import dataclass
+
+from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
+
+
+@dataclass
+class IACConfig(ActorCriticConfig):
+    r"""
+    Configuration class for the [`IACTrainer`].
+
+    For a full list of training arguments, please refer to [`ActorCriticConfig`] (critics), [`RolloutConfig`] (rollout trees,
+    rewards, batches), [`TeamConfig`] (agents), [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
+    """

@@ -1,0 +1,66 @@
+from trl_multiagent.rollout.tree import Node
+from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.trainers.base.actor_critic_trainer import ActorCriticTrainer
+from trl_multiagent.trainers.iac_config import IACConfig
+
+
+class IACTrainer(ActorCriticTrainer):
+    """
+    Trainer for Independent Actor-Critic (IAC): every trained agent has a critic that reads what the agent reads, its own
+    prompt and history. With one agent it is the plain actor-critic.
+
+    Each optimizer step samples one batch of rollout trees. With the critic's value V_i(h) of agent i's prompt at a node, when
+    the batch was sampled, and the target y_j of a joint action j (see [`~rollout.values.compute_targets`]):
+
+        A_i,g = mean over the joint actions j with completion g of y_j  -  V_i(h)
+        L_i   = mean over rows of -A_i,g * sum over tokens t of log pi_i(t)
+        L_V,i = value_loss_coef * mean over joint actions j of (y_j - V_i(h))^2
+
+    Args:
+        team ([`AgentTeam`]):
+            The agents, one per role of the environment and in its order.
+        environment ([`Environment`]):
+            The task: its prompts and its joint reward.
+        args ([`IACConfig`], *optional*):
+            Configuration. If `None`, the default configuration is used.
+        train_dataset ([`~datasets.Dataset`]):
+            The items. The environment receives all columns.
+        eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
+            Items for evaluation. For each, `num_generations_eval` episodes are sampled, without early termination.
+        callbacks (`list[TrainerCallback]`, *optional*):
+            Callbacks, as in any `Trainer`.
+        optimizers (`tuple`, *optional*, defaults to `(None, None)`):
+            Optimizer and learning rate scheduler for the parameters of the whole team.
+    """
+
+    _tag_names = ["trl", "trl-multiagent", "iac"]
+    _name = "IAC"
+    _paper = None
+    args: IACConfig
+    _config_class = IACConfig
+
+    def critic_roles(self, team: AgentTeam) -> dict[str, str]:
+        return {role: role for role in team.trained_roles}
+
+    def critic_of(self, role: str) -> str:
+        return role
+
+    def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
+        if critic in node.samples:
+            ids = node.samples[critic].prompt_ids
+        else:
+            with self.agent_scope(critic):
+                (ids,) = self._tokenize_nodes(critic, [node])
+        if joint_action is not None:
+            completion = node.indices[joint_action][self.team.roles.index(critic)]
+            ids = ids + node.samples[critic].completion_ids[completion]
+        backbone = self.team.critics.backbones[critic]
+        if backbone.shares_vocabulary:
+            return ids
+        return backbone.tokenizer(self.team.tokenizers[critic].decode(ids, skip_special_tokens=True))["input_ids"]
+
+    def actions_by_text(self, critic: str, node: Node) -> list[list[int]]:
+        groups: dict[int, list[int]] = {}
+        for j, index in enumerate(node.indices):
+            groups.setdefault(index[self.team.roles.index(critic)], []).append(j)
+        return list(groups.values())

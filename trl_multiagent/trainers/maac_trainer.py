@@ -1,0 +1,78 @@
+from trl_multiagent.rollout.tree import Node
+from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.trainers.base.actor_critic_trainer import ActorCriticTrainer
+from trl_multiagent.trainers.maac_config import MAACConfig
+
+
+CENTRAL = "central"  # name of the critic
+
+
+class MAACTrainer(ActorCriticTrainer):
+    """
+    Trainer for Multi-Agent Actor-Critic (MAAC): one central critic reads the prompts and histories of all agents, each marked
+    with its role, and with `critic_type="q"` also their completions. The agents still act on their own prompts alone.
+
+    Each optimizer step samples one batch of rollout trees. With the critic's value V(h) of a node when the batch was sampled,
+    and the target y_j of a joint action j (see [`~rollout.values.compute_targets`]):
+
+        A_i,g = mean over the joint actions j with agent i's completion g of y_j  -  V(h)
+        L_i   = mean over rows of -A_i,g * sum over tokens t of log pi_i(t)
+        L_V   = value_loss_coef * mean over joint actions j of (y_j - V(h))^2
+
+    Args:
+        team ([`AgentTeam`]):
+            The agents, one per role of the environment and in its order.
+        environment ([`Environment`]):
+            The task: its prompts and its joint reward.
+        args ([`MAACConfig`], *optional*):
+            Configuration. If `None`, the default configuration is used.
+        train_dataset ([`~datasets.Dataset`]):
+            The items. The environment receives all columns.
+        eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
+            Items for evaluation. For each, `num_generations_eval` episodes are sampled, without early termination.
+        callbacks (`list[TrainerCallback]`, *optional*):
+            Callbacks, as in any `Trainer`.
+        optimizers (`tuple`, *optional*, defaults to `(None, None)`):
+            Optimizer and learning rate scheduler for the parameters of the whole team.
+    """
+
+    _tag_names = ["trl", "trl-multiagent", "maac"]
+    _name = "MAAC"
+    _paper = None
+    args: MAACConfig
+    _config_class = MAACConfig
+
+    def critic_roles(self, team: AgentTeam) -> dict[str, str]:
+        return {CENTRAL: team.trained_roles[0]}
+
+    def critic_of(self, role: str) -> str:
+        return CENTRAL
+
+    def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
+        prompts, completions = {}, {}
+        for k, role in enumerate(self.team.roles):
+            if role in node.samples:
+                ids = node.samples[role].prompt_ids
+            else:
+                with self.agent_scope(role):
+                    (ids,) = self._tokenize_nodes(role, [node])
+            prompts[role] = self.team.tokenizers[role].decode(ids, skip_special_tokens=True)
+            if joint_action is not None:
+                completions[role] = node.samples[role].texts[node.indices[joint_action][k]]
+        return self.team.critics.backbones[critic].tokenizer(team_text(prompts, completions))["input_ids"]
+
+    def actions_by_text(self, critic: str, node: Node) -> list[list[int]]:
+        return [[j] for j in range(len(node.indices))]
+
+
+def team_text(prompts: dict[str, str], completions: dict[str, str]) -> str:
+    """
+    The text that a central critic reads.
+
+    Args:
+        prompts (`dict[str, str]`): Each agent's prompt with its history, as text.
+        completions (`dict[str, str]`): Each agent's completion; empty for a critic of states.
+    """
+    blocks = [f"[{role}]\n{text}" for role, text in prompts.items()]
+    blocks += [f"[{role} answers]\n{text}" for role, text in completions.items()]
+    return "\n\n".join(blocks)
