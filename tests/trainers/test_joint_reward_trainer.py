@@ -7,6 +7,7 @@ import pytest
 import torch
 from datasets import Dataset
 from matplotlib.image import imread
+from pairs import pair_config, pairs
 from peft import LoraConfig
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 from trl import RewardConfig, RewardTrainer
@@ -18,7 +19,6 @@ from trl_multiagent.preference_rows import text_columns
 from trl_multiagent.trainers.joint_reward_report import HeldOut
 from trl_multiagent.trainers.joint_reward_trainer import split_by_item
 
-from pairs import pair_config, pairs
 from tiny import byte_tokenizer
 
 
@@ -62,7 +62,7 @@ def test_text():
     assert JointText.from_config(json.loads(json.dumps(text.to_config()))) == text
     ids, is_cut = text.encode(byte_tokenizer(), prompts, answers)
     assert (ids, is_cut) == (byte_tokenizer()(whole + "<eos>")["input_ids"], False)
-    with pytest.raises(ValueError, match="must contain {text} once"):
+    with pytest.raises(ValueError, match=r"must contain {text} once"):
         JointText(("a",), prompt_template="{role}")
     with pytest.raises(ValueError, match="version 2"):
         JointText.from_config({**text.to_config(), "version": 2})
@@ -136,7 +136,7 @@ def test_a_frozen_backbone(tmp_path):
     trainer.train()
     changed = [name for name, x in trainer.model.named_parameters() if not torch.equal(x, before[name])]
     assert changed == ["score.weight"]
-    with pytest.raises(ValueError, match="contradicts `peft_config`"):
+    with pytest.raises(ValueError, match=r"contradicts `peft_config`"):
         reward_trainer(tmp_path, freeze_backbone=True, peft_config=LoraConfig())
 
 
@@ -145,7 +145,7 @@ def test_wrong_arguments(tmp_path):
         reward_trainer(tmp_path, train_dataset=[])
     with pytest.raises(ValueError, match="no column 'critic_prompt'"):
         reward_trainer(tmp_path, roles=["critic"])
-    with pytest.raises(ValueError, match="`eval_fraction` is 1.0"):
+    with pytest.raises(ValueError, match=r"`eval_fraction` is 1\.0"):
         reward_trainer(tmp_path, eval_fraction=1.0)
     trainer = reward_trainer(tmp_path, eval_fraction=0.0)
     with pytest.raises(ValueError, match="no held-out pairs"):

@@ -38,6 +38,8 @@ ALGORITHMS = {
 # The class whose fields are the keys of each section. Preferences are collected with the section of the algorithm that learns from them
 SECTION_CLASSES = {name: algorithm.config for name, algorithm in ALGORITHMS.items()}
 SECTION_CLASSES["madpo"] = "trl_multiagent.recipe.preference_section.MADPOSection"
+SECTION_CLASSES["marlhf"] = "trl_multiagent.recipe.reward_section.MARLHFSection"
+SECTION_CLASSES["reward_model"] = "trl_multiagent.recipe.reward_section.RewardModelSection"
 
 
 def import_class(path: str) -> Any:

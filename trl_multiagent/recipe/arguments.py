@@ -271,15 +271,19 @@ def complete_arguments(settings: Settings) -> None:
         arguments.setdefault("items_per_device", 1)
 
 
-def make_training_args(settings: Settings) -> "MAGRPOConfig":
+def make_training_args(settings: Settings, config_class: type | None = None) -> "MAGRPOConfig":
     """
     Makes the trainer's arguments. This imports TRL, which takes seconds.
+
+    Args:
+        settings ([`Settings`]): The settings.
+        config_class (`type`, *optional*): The class of the arguments; by default that of the algorithm.
 
     Raises:
         ConfigError: the configuration class refuses a value.
     """
     algorithm, extras, arguments = settings.algorithm, settings.extras, dict(settings.arguments)
-    config_class = ALGORITHMS[algorithm].config_class()
+    config_class = config_class or ALGORITHMS[algorithm].config_class()
     try:
         args = config_class(**arguments)  # computes the size of a tree and the number of processes
         if extras.rollout_buffer_size is not None:

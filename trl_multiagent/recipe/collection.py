@@ -66,7 +66,7 @@ class Collection:
         environment = self.task.make_environment(self.task_settings)
         if len(environment.roles) != self.settings.num_agents:
             raise ConfigError(
-                f"`{SECTION}.num_agents` is {self.settings.num_agents}, but the task has {len(environment.roles)} roles: "
+                f"`{self.settings.algorithm}.num_agents` is {self.settings.num_agents}, but the task has {len(environment.roles)} roles: "
                 f"{', '.join(environment.roles)}."
             )
         return environment
@@ -192,7 +192,7 @@ def make_config(settings: Settings) -> PreferenceConfig:
     try:
         return PreferenceConfig(**{**values, "output_dir": folder})
     except ValueError as error:
-        raise ConfigError(f"section `{SECTION}`: {error}") from error
+        raise ConfigError(f"section `{settings.algorithm}`: {error}") from error
 
 
 def print_cost(collection: Collection, environment: Environment) -> None:
@@ -208,7 +208,7 @@ def print_cost(collection: Collection, environment: Environment) -> None:
     from trl_multiagent.recipe.plan import count
 
     config, roles = collection.config, environment.roles
-    lines: dict[str, Any] = {"section": SECTION}
+    lines: dict[str, Any] = {"section": collection.settings.algorithm}
     names = collection.settings.model_names
     names = names if isinstance(names, list) else [names] * len(roles)
     lines["agents"] = ", ".join(f"{role}: {name}" for role, name in zip(roles, names, strict=True))
