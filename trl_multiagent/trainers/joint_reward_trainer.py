@@ -193,6 +193,10 @@ class JointRewardTrainer(RewardTrainer):
             self._scores.append(self.accelerator.gather_for_metrics(scores).cpu())
         return (loss, outputs) if return_outputs else loss
 
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        self._scores = []  # of a prediction, or of an evaluation that failed
+        return super().evaluate(*args, **kwargs)
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self._scores and not self.model.training:
             columns = torch.cat(self._scores).double().numpy().T
