@@ -22,7 +22,7 @@ class Algorithm(NamedTuple):
 
 
 TRAINERS = "trl_multiagent.trainers"
-# GRPO is MAGRPO with a team of one
+# GRPO is MAGRPO with a team of one, AC is IAC with a team of one
 ALGORITHMS = {
     "grpo": Algorithm(f"{TRAINERS}.magrpo_config.MAGRPOConfig", f"{TRAINERS}.magrpo_trainer.MAGRPOTrainer"),
     "magrpo": Algorithm(f"{TRAINERS}.magrpo_config.MAGRPOConfig", f"{TRAINERS}.magrpo_trainer.MAGRPOTrainer"),
@@ -31,9 +31,13 @@ ALGORITHMS = {
     "mareinforce": Algorithm(
         f"{TRAINERS}.mareinforce_config.MAREINFORCEConfig", f"{TRAINERS}.mareinforce_trainer.MAREINFORCETrainer"
     ),
+    "ac": Algorithm(f"{TRAINERS}.iac_config.IACConfig", f"{TRAINERS}.iac_trainer.IACTrainer"),
     "iac": Algorithm(f"{TRAINERS}.iac_config.IACConfig", f"{TRAINERS}.iac_trainer.IACTrainer"),
     "maac": Algorithm(f"{TRAINERS}.maac_config.MAACConfig", f"{TRAINERS}.maac_trainer.MAACTrainer"),
 }
+
+ACTOR_CRITICS = ("ac", "iac", "maac")  # algorithms with critics
+SINGLE_AGENT = {"grpo": "MAGRPO", "ac": "IAC"}  # algorithms for one agent, and the same for several
 
 
 def import_class(path: str) -> Any:

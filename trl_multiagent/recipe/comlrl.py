@@ -5,12 +5,10 @@ The names in configurations that were written for CoMLRL, and their meaning here
 """
 
 # Sections for algorithms of CoMLRL that this release does not have
-OTHER_ALGORITHMS = ("madpo", "marlhf", "iac", "maac", "ac")
+OTHER_ALGORITHMS = ("madpo", "marlhf")
 
 # Sections that must be empty, and the reason
 UNAVAILABLE = {
-    "critic_model": "critics are not available in this release",
-    "critics": "critics are not available in this release",
     "reward_model": "reward models are not available in this release",
     "preference": "preference training is not available in this release",
 }
@@ -20,6 +18,7 @@ RENAMED = {
     "model": "agent_model",
     "model_name": "agent_model.name",
     "agent_model.dtype": "agent_model.torch_dtype",
+    "critic_model.model_name_or_path": "critic_model.name",
     "agent_model.temperature": "{algorithm}.temperature",
     "agent_model.top_p": "{algorithm}.top_p",
     "agent_model.top_k": "{algorithm}.top_k",
@@ -82,6 +81,15 @@ NO_EFFECT = (
     "wandb.output_dir",
     "{algorithm}.parallel_training",
     "{algorithm}.agent_devices",
+    "{algorithm}.critic_devices",
+    "critic_model.type",
+    "critic_model.max_length",
+    "critic_model.special_tokens",
+    "critic_model.torch_dtype",
+    "critic_model.dtype",
+    "critic_model.temperature",
+    "critic_model.top_p",
+    "critic_model.top_k",
     "{algorithm}.reference_devices",
     "{algorithm}.reference_kl_devices",
     "{algorithm}.save_epochs",
