@@ -60,6 +60,7 @@ class ActorCriticTrainer(RolloutTrainer):
     """
 
     args: ActorCriticConfig
+    _trains_critics = True
     _config_class = ActorCriticConfig  # of the default configuration
     _card_settings = [
         "num_turns",
@@ -144,8 +145,8 @@ class ActorCriticTrainer(RolloutTrainer):
             team.critics = make_critics(team, self.critic_roles(team), settings)
         elif (team.critics.names, team.critics.settings) != (tuple(self.critic_roles(team)), settings):
             raise ValueError(
-                f"The team has the critics {list(team.critics.names)} of an earlier trainer with other settings: set "
-                "`team.critics = None`."
+                f"The team has the critics {list(team.critics.names)} of an earlier trainer with other settings. Save the "
+                "team, and load its agents with `AgentTeam.from_pretrained`."
             )
         team.train(team.training)
         if args.process_index == 0:

@@ -53,11 +53,17 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
 
     team: AgentTeam
     _metrics: dict[str, defaultdict[str, list[float]]]
+    _trains_critics = False
     _eval_prefix = "eval"  # of the evaluation that is running
 
     def _prepare_team(self, team: AgentTeam, args: TeamConfig) -> None:
         """Checks and applies the arguments that concern the agents. Called before the TRL trainer is initialized."""
         check_agent_settings(team, args)
+        if team.critics is not None and not self._trains_critics:
+            raise ValueError(
+                "The team has the critics of an earlier trainer, which this one does not train. Save the team, and load its "
+                "agents with `AgentTeam.from_pretrained`."
+            )
         if args.ddp_find_unused_parameters is None:
             args.ddp_find_unused_parameters = False  # every backward pass reaches every trained agent
         self.team = team
