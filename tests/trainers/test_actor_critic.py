@@ -465,3 +465,15 @@ def test_critics_do_not_outlive_their_trainer(tmp_path):
         critic_trainer(tmp_path, "maac", team=team)
     with pytest.raises(ValueError, match="which this one does not train"):
         tiny_trainer(tmp_path, team)
+
+
+def test_normalized_advantages(tmp_path):
+    """Equal ones are zero, and a single one is left as it is."""
+    for items, expected in ((1, 1.7), (2, 0.0)):
+        environment = tiny_environment(reward=lambda completions, **columns: [1.7] * len(completions))
+        trainer = tiny_trainer(
+            tmp_path, None, environment, trainer=IACTrainer, config=IACConfig, items_per_device=items
+        )
+        trainer.train()
+        for node in trainer._levels[0]:
+            assert trainer._advantages[id(node)]["aux"].item() == pytest.approx(expected)

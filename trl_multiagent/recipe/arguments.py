@@ -274,7 +274,8 @@ def complete_arguments(settings: Settings) -> None:
     if evaluates is not None and settings.sections["dataset"].eval_split is None:
         raise ConfigError(f"`{algorithm}.{evaluates}` asks for evaluation, but there is no `dataset.eval_split`.")
     if "gradient_accumulation_steps" not in arguments and arguments.get("per_device_train_batch_size", 1) == 1:
-        arguments.setdefault("items_per_device", 1)
+        # With critics, an item has one row by default, and advantages are standardized over the batch
+        arguments.setdefault("items_per_device", 8 if algorithm in ACTOR_CRITICS else 1)
 
 
 def complete_critics(settings: Settings) -> None:

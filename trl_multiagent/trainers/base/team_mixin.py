@@ -159,7 +159,7 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
             for group in optimizer.param_groups:
                 for name in (*owners, None):  # `None` stands for parameters that belong to no agent
                     parameters = [parameter for parameter in group["params"] if owner.get(parameter) == name]
-                    rate = rates.get(name, group["lr"])
+                    rate = group["lr"] if name is None else rates.get(name, group["lr"])
                     groups.append({**group, "params": parameters, "lr": rate})
             optimizer.param_groups = [group for group in groups if group["params"]]
         return optimizer
