@@ -9,7 +9,9 @@ from datasets import Dataset
 from matplotlib.image import imread
 
 import trl_multiagent.environments.function_environment
+from trl_multiagent import Task
 from trl_multiagent.demo.task import TASK
+from trl_multiagent.preferences import load_preferences
 from trl_multiagent.recipe.run import parse_recipe
 
 from tiny import tiny_environment, tiny_items, tiny_team, tiny_trainer
@@ -168,7 +170,26 @@ def test_preference_examples(tiny_model, tmp_path, monkeypatch):
     names |= {"held_out_pairs": names["preferences"], "environment": tiny_environment(["poet", "critic"])}
     names["held_out_items"] = tiny_items(2)
     exec(evaluation, names)
-    assert {"eval_pairs_loss", "eval_reward"} <= names["trainer"].evaluate().keys()
+    assert {"eval_pairs_loss", "eval_items_reward"} <= names["trainer"].evaluate().keys()
+
+
+def test_collection_examples(tiny_model, tmp_path, monkeypatch):
+    collect, own_task, replay = python_blocks(ROOT / "docs" / "preferences.md")
+    monkeypatch.chdir(tmp_path)
+    code = collect.replace('"Qwen/Qwen2.5-0.5B-Instruct"', repr(tiny_model))
+    code = code.replace("PreferenceConfig(", "PreferenceConfig(max_completion_length=8, ")
+    names = {"items": Dataset.from_dict({"topic": ["rain", "snow", "wind"]})}
+    exec(code, names)
+    assert len(names["preferences"]) > 3 and names["preferences"].column_names[0] == "poet_prompt"
+
+    names["TASK"] = Task(lambda settings: names["environment"], lambda settings: (names["items"], None))
+    argv = ["collect", "--model_name", tiny_model, "--preference_num_candidates", "3", "--max_completion_length", "4"]
+    monkeypatch.setattr("sys.argv", [*argv, "--output_dir", "own"])
+    exec(own_task, names)
+    assert load_preferences("own/preferences", ("poet", "critic")).num_rows > 0
+
+    exec(replay, names)
+    assert len(names["drawn"]) == 125 and {number for number, _ in names["drawn"]} == {0, 1, 2}
 
 
 def test_task_example(tmp_path, monkeypatch, capsys):

@@ -83,7 +83,15 @@ def test_a_budget_splits_the_prompts_and_keeps_their_order(budget, monkeypatch):
     calls = count_calls(model, monkeypatch)
     assert generate_groups(model, PROMPTS, 2, greedy, token_budget=budget) == whole
     assert len(calls) > 1
-    assert all(rows * (length + 6) <= budget or rows == 2 for rows, length in calls)
+    assert all(rows * (length + 6) <= budget or rows == 1 for rows, length in calls)
+
+
+def test_many_completions_of_one_prompt_are_split_as_well(monkeypatch):
+    model = tiny_llama()
+    calls = count_calls(model, monkeypatch)
+    groups = generate_groups(model, PROMPTS, 7, config(), token_budget=32)
+    assert [len(group) for group in groups] == [7] * 4
+    assert calls == [(2, 9)] * 3 + [(1, 9)] + [(3, 3)] * 2 + [(1, 3)] + [(4, 2), (3, 2)] + [(4, 1), (3, 1)]
 
 
 def test_no_prompts_need_no_call():

@@ -351,6 +351,19 @@ trainer.push_to_hub()
     assert "| optimizer steps | 3 |" in final["README.md"].data.decode()
 
 
+def test_a_trainer_on_preferences_pushes_its_team(server, client, tmp_path):
+    code = """
+from pairs import pair_trainer
+trainer = pair_trainer(folder, push_to_hub=True, hub_model_id=repo_id)
+trainer.train()
+trainer.push_to_hub()
+"""
+    client(code, folder=str(tmp_path), repo_id="user/preferences")
+    files = server.repos["user/preferences"].files()
+    assert {path: files[path] for path in WEIGHTS} == saved_weights(tmp_path)
+    assert "MADPO" in files["README.md"].decode() and "| preference pairs | 12 |" in files["README.md"].decode()
+
+
 @pytest.mark.parametrize("status", [None, 503])
 def test_an_interrupted_upload_is_retried(server, client, tmp_path, status):
     code = "from tiny import tiny_team; team = tiny_team(); team.save_pretrained(folder); team.push_to_hub(repo_id)"
@@ -530,3 +543,39 @@ torch.save(AgentTeam.from_pretrained("user/recipe").state_dict(), path)
         for name, x in trained.items():
             assert torch.equal(loaded[f"models.{role}.{name}"], x)
         assert any(not torch.equal(x, start[name]) for name, x in trained.items())
+
+
+def test_preferences_are_pushed_with_their_card_and_loaded(server, client, tmp_path):
+    code = """
+import datasets
+from tiny import tiny_environment, tiny_items, tiny_team
+from trl_multiagent.cli import main
+from trl_multiagent.preferences import PreferenceConfig, collect_preferences, load_preferences
+config = PreferenceConfig(
+    output_dir=folder, preference_num_candidates=4, max_completion_length=6, log_reward_distribution=True
+)
+collected = collect_preferences(tiny_team(), tiny_environment(), tiny_items(4), config)
+main(["push", folder, "user/preferences", "--commit_message", "Round 0"])
+datasets.config.HF_HUB_OFFLINE = datasets.config.HF_DATASETS_OFFLINE = False
+loaded = load_preferences("user/preferences", ("aux", "main"))
+result = [len(collected), collected.to_list() == loaded.to_list()]
+"""
+    number, equal = client(code, folder=str(tmp_path / "collected"))
+    assert number > 4 and equal
+    repo = server.repos["datasets/user/preferences"]
+    assert set(repo.files()) == {".gitattributes", "README.md", "rewards.png", "data/train-00000-of-00001.parquet"}
+    assert repo.messages[-1] == "Round 0" and b"| preference_num_candidates | 4 |" in repo.files()["README.md"]
+    code = """
+from trl_multiagent.preferences import push_preferences
+(Path(folder) / "README.md").open("a").write("More.")
+push_preferences(folder, "user/preferences", create_pr=True)
+(Path(folder) / "collection.json").unlink()
+try:
+    push_preferences(folder, "user/other")
+except ValueError as error:
+    result = str(error)
+"""
+    assert "holds no complete collection" in client(
+        "from pathlib import Path" + code, folder=str(tmp_path / "collected")
+    )
+    assert "refs/pr/1" in repo.refs and "datasets/user/other" not in server.repos

@@ -164,7 +164,6 @@ DPO_ATTRIBUTES = [
     "_tokenizer",
     "_metrics",
     "_total_train_tokens",
-    "_precompute_engine",
 ]
 # Private attributes and arguments besides these methods, and the source that has them
 PRIVATE = {

@@ -1,6 +1,6 @@
 """
-The command `trl-multiagent`: `train` launches a recipe without a script, `init` writes a task of one's own, `push` uploads to the Hub,
-`env` is for bug reports.
+The command `trl-multiagent`: `train` launches a recipe without a script, `collect` collects preferences, `init` writes a task of one's
+own, `push` uploads to the Hub, `env` is for bug reports.
 
 Slow libraries are imported where they are needed, so that help, versions and errors appear at once.
 """
@@ -36,7 +36,9 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "that are there already are not sent again.",
         allow_abbrev=False,
     )
-    push.add_argument("folder", metavar="FOLDER", help="Folder that a team or a trainer saved.")
+    push.add_argument(
+        "folder", metavar="FOLDER", help="Folder that a team or a trainer saved, or of collected preferences."
+    )
     push.add_argument("repo_id", metavar="REPO_ID", help="Repository, created if it does not exist.")
     push.add_argument(
         "--private", action="store_true", default=None, help="Make a repository that is created private."
@@ -62,14 +64,23 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         allow_abbrev=False,
         add_help=False,
     )
-    train.add_argument(
-        "--accelerate_config",
-        metavar="FILE",
-        help="Configuration for `accelerate launch`: a file, or the name of one of this package, such as ddp or zero3.",
+    collect = commands.add_parser(
+        "collect",
+        help="Collect joint preferences, to train on them later.",
+        description="Collects joint preferences of a team. All other arguments go to the recipe: `trl-multiagent collect --help` "
+        "lists them.",
+        allow_abbrev=False,
+        add_help=False,
     )
-    train.add_argument(
-        "--num_processes", metavar="N", type=positive, help="Number of processes, for `accelerate launch`."
-    )
+    for command in (train, collect):
+        command.add_argument(
+            "--accelerate_config",
+            metavar="FILE",
+            help="Configuration for `accelerate launch`: a file, or the name of one of this package, such as ddp or zero3.",
+        )
+        command.add_argument(
+            "--num_processes", metavar="N", type=positive, help="Number of processes, for `accelerate launch`."
+        )
     run = commands.add_parser(
         "run", help="What `train` launches in every process.", allow_abbrev=False, add_help=False
     )
@@ -85,19 +96,25 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def launch(algorithm: str, accelerate_config: str | None, num_processes: int | None, argv: Sequence[str]) -> None:
-    """Checks the settings, then starts `trl-multiagent run` in the given number of processes."""
+def launch(
+    command: Sequence[str],
+    section: str,
+    prog: str,
+    accelerate_config: str | None,
+    num_processes: int | None,
+    argv: Sequence[str],
+) -> None:
+    """Checks the settings, then starts a command of `trl-multiagent` in the given number of processes."""
     from trl_multiagent.recipe.config_files import ACCELERATE, config_file
     from trl_multiagent.recipe.run import read_settings
     from trl_multiagent.recipe.settings import ConfigError, fail
 
-    prog = f"trl-multiagent train {algorithm}"
     options = []
     try:
         if accelerate_config is not None:
             file = config_file("--accelerate_config", accelerate_config, ACCELERATE)
             options += ["--config_file", file]
-        read_settings(algorithm, TASKS, argv, prog)
+        read_settings(section, TASKS, argv, prog)
         if accelerate_config is not None:
             check_accelerate_config(file)  # last, because accelerate takes seconds to import
     except ConfigError as error:
@@ -108,7 +125,7 @@ def launch(algorithm: str, accelerate_config: str | None, num_processes: int | N
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    target = ["--module", "trl_multiagent.cli", "run", algorithm, *argv]
+    target = ["--module", "trl_multiagent.cli", *command, *argv]
     try:
         launch_command(launch_command_parser().parse_args(options + target))
     except subprocess.CalledProcessError as error:
@@ -152,6 +169,13 @@ def run(algorithm: str, argv: Sequence[str]) -> None:
     run_recipe(algorithm, TASKS, argv, prog=f"trl-multiagent train {algorithm}")
 
 
+def collect(argv: Sequence[str]) -> None:
+    """Collects preferences in this process."""
+    from trl_multiagent.recipe.collection import run_collection
+
+    run_collection(TASKS, argv, prog="trl-multiagent collect")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     quiet_libraries()
@@ -164,12 +188,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif arguments.command == "init":
         init(arguments.folder)
     elif arguments.command == "push":
+        from trl_multiagent.preferences.sources import is_collection, push_preferences
         from trl_multiagent.team.files import push_folder
 
         options = vars(arguments)
         options.pop("command")
+        push = push_preferences if is_collection(arguments.folder) else push_folder
         try:
-            print(push_folder(**options).commit_url)
+            print(push(**options).commit_url)
         except (ValueError, RuntimeError) as error:
             sys.exit(f"trl-multiagent push: error: {error}")
     elif arguments.command == "env":
@@ -177,10 +203,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         print(f"trl-multiagent {trl_multiagent.__version__}")
         print_env()
+    elif arguments.command == "collect":
+        if arguments.accelerate_config is None and arguments.num_processes is None:
+            return collect(rest)
+        prog = "trl-multiagent collect"
+        launch(["collect"], "madpo", prog, arguments.accelerate_config, arguments.num_processes, rest)
     elif arguments.command == "run" or {"-h", "--help"} & set(rest):
         run(arguments.algorithm, rest)
     else:
-        launch(arguments.algorithm, arguments.accelerate_config, arguments.num_processes, rest)
+        algorithm = arguments.algorithm
+        prog = f"trl-multiagent train {algorithm}"
+        command = ["run", algorithm]
+        launch(command, algorithm, prog, arguments.accelerate_config, arguments.num_processes, rest)
 
 
 if __name__ == "__main__":

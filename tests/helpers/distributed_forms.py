@@ -59,7 +59,11 @@ ALGORITHMS = {  # of the cases with critics
 PREFERENCES = {
     "preferences": ("full", {"loss_type": ["sigmoid", "sft"]}),
     "preferences, frozen adapter": ("lora", {"frozen_agents": ["aux"], "gradient_checkpointing": True}),
-    "preferences, stored references": ("heterogeneous", {"precompute_ref_log_probs": True}),
+    # In the evaluation after it, the processes sample completions of different lengths
+    "preferences, stored references": (
+        "heterogeneous",
+        {"precompute_ref_log_probs": True, "max_completion_length": 128},
+    ),
 }
 
 
@@ -118,10 +122,10 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
 
 def update_on_preferences(teams: Path, output: Path, pairs_per_device: int, case: str) -> dict:
     form, settings = PREFERENCES[case]
-    settings = {"optim": "sgd", "learning_rate": 0.3, "max_grad_norm": 1.0, "max_completion_length": 256, **settings}
+    settings = {"optim": "sgd", "learning_rate": 0.3, "max_grad_norm": 1.0, "max_completion_length": 8, **settings}
     args = pair_config(output / case, per_device_train_batch_size=pairs_per_device, **settings)
     team = AgentTeam.from_pretrained(str(teams / form))
-    trainer = MADPOTrainer(team, args, pairs(team.roles), tiny_items(5), tiny_environment(team.roles))
+    trainer = MADPOTrainer(team, args, pairs(team.roles), tiny_items(2), tiny_environment(team.roles))
     trainer.train()
     return {**save(trainer, output / case), "reward": trainer.evaluate()["eval_reward"]}
 

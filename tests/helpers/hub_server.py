@@ -202,9 +202,16 @@ class Handler(BaseHTTPRequestHandler):
                 self.reply(200, {"name": "user", "orgs": [], "auth": {}})
             case ["api", "models", owner, name, *rest]:
                 self.repo_api(f"{owner}/{name}", rest, query, body)
+            case ["api", "datasets", owner, name, *rest]:
+                self.repo_api(f"datasets/{owner}/{name}", rest, query, body)
             case [owner, name, "info", "lfs", "objects", "batch"]:
                 if self.find_repo(f"{owner}/{name.removesuffix('.git')}", write=True):
                     self.lfs_batch(json.loads(body))
+            case ["datasets", owner, name, "info", "lfs", "objects", "batch"]:
+                if self.find_repo(f"datasets/{owner}/{name.removesuffix('.git')}", write=True):
+                    self.lfs_batch(json.loads(body))
+            case ["datasets", owner, name, "resolve", revision, *path]:
+                self.resolve(f"datasets/{owner}/{name}", revision, "/".join(path))
             case ["lfs", action, sha256, *rest]:
                 self.lfs_transfer(action, sha256, rest, body)
             case ["cdn", sha256]:
@@ -218,6 +225,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def create_repo(self, request: dict) -> None:
         repo_id = f"{request['organization'] or 'user'}/{request['name']}"
+        if request.get("type") == "dataset":
+            repo_id = f"datasets/{repo_id}"
         if self.token is None:
             self.refuse(401, "Unauthorized", "Invalid username or password.")
         elif self.token != WRITER:

@@ -19,6 +19,7 @@ def upload_folder(
     revision: str | None = None,
     commit_message: str = "Upload team",
     create_pr: bool = False,
+    repo_type: str = "model",
 ) -> CommitInfo:
     """
     Uploads a folder, without the checkpoints in it. Files that the repository already has are not sent again.
@@ -32,6 +33,8 @@ def upload_folder(
             A sentence that tells the user how to repeat the upload if it fails.
         token, revision, commit_message, create_pr:
             See [`AgentTeam.push_to_hub`].
+        repo_type (`str`, *optional*, defaults to `"model"`):
+            `"model"` or `"dataset"`.
 
     Returns:
         [`~huggingface_hub.CommitInfo`]
@@ -42,6 +45,7 @@ def upload_folder(
     with upload_error_with_advice(repo_id, advice):
         return HfApi().upload_folder(
             repo_id=repo_id,
+            repo_type=repo_type,
             folder_path=folder,
             commit_message=commit_message,
             ignore_patterns=IGNORED_FILES,
@@ -51,7 +55,14 @@ def upload_folder(
         )
 
 
-def open_repo(repo_id: str, private: bool | None, token: str | None, revision: str | None, create_pr: bool) -> str:
+def open_repo(
+    repo_id: str,
+    private: bool | None,
+    token: str | None,
+    revision: str | None,
+    create_pr: bool,
+    repo_type: str = "model",
+) -> str:
     """
     Creates a repository and a branch if they do not exist, checks the right to write, and returns the full id.
 
@@ -59,18 +70,19 @@ def open_repo(repo_id: str, private: bool | None, token: str | None, revision: s
         `RuntimeError`: The Hub cannot be reached, or it refuses.
     """
     with access_error_with_advice(repo_id):
-        repo_id = HfApi().create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
+        url = HfApi().create_repo(repo_id, private=private, token=token, repo_type=repo_type, exist_ok=True)
+        repo_id = url.repo_id
         if not create_pr:
-            check_write_access(repo_id, token, revision)
+            check_write_access(repo_id, token, revision, repo_type)
     return repo_id
 
 
-def check_write_access(repo_id: str, token: str | None, revision: str | None) -> None:
+def check_write_access(repo_id: str, token: str | None, revision: str | None, repo_type: str = "model") -> None:
     """Raises the Hub's error if the token may not write to a repository. Creates the branch if it does not exist."""
     api = HfApi()
-    api.auth_check(repo_id, token=token, write=True)
+    api.auth_check(repo_id, repo_type=repo_type, token=token, write=True)
     if revision is not None and not revision.startswith("refs/"):
-        api.create_branch(repo_id, branch=revision, token=token, exist_ok=True)
+        api.create_branch(repo_id, branch=revision, repo_type=repo_type, token=token, exist_ok=True)
 
 
 @contextlib.contextmanager

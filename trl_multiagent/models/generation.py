@@ -35,34 +35,39 @@ def generate_groups(
             Sampling settings; `max_new_tokens`, `pad_token_id` and a list `eos_token_id` must be set.
         token_budget (`int`, *optional*):
             Upper bound of the number of prompt and completion tokens in one `generate` call, padding included. If the
-            completions of a single prompt exceed it, that prompt has a call of its own.
+            completions of a single prompt exceed it, they are sampled in several calls. A call samples at least one.
 
     Returns:
         `list[list[list[int]]]`: For each prompt its completions, as token ids up to and including the first
         end-of-sequence token.
     """
     completions: list[list[list[int]]] = [[] for _ in prompt_ids]
-    for chunk in _chunks(prompt_ids, num_generations, generation_config.max_new_tokens, token_budget):
-        groups = _generate_chunk(model, [prompt_ids[k] for k in chunk], num_generations, generation_config)
+    for chunk, number in plan_calls(prompt_ids, num_generations, generation_config.max_new_tokens, token_budget):
+        groups = _generate_chunk(model, [prompt_ids[k] for k in chunk], number, generation_config)
         for k, group in zip(chunk, groups, strict=True):
-            completions[k] = group
+            completions[k] += group
     return completions
 
 
-def _chunks(
+def plan_calls(
     prompt_ids: list[list[int]], num_generations: int, max_new_tokens: int, token_budget: int | None
-) -> list[list[int]]:
-    """Splits the prompts into `generate` calls: the indices of the prompts of each call."""
+) -> list[tuple[list[int], int]]:
+    """Splits the work into `generate` calls: the indices of the prompts of each call, and the number of completions of each."""
     if token_budget is None:
-        return [list(range(len(prompt_ids)))] if prompt_ids else []
+        return [(list(range(len(prompt_ids))), num_generations)] if prompt_ids else []
     longest_first = sorted(range(len(prompt_ids)), key=lambda k: -len(prompt_ids[k]))
-    chunks: list[list[int]] = []
+    chunks: list[tuple[list[int], int]] = []
     room = 0  # how many more prompts the last chunk can take
     for k in longest_first:
-        if room == 0:
-            chunks.append([])  # all prompts of a chunk are padded to the length of its first
-            room = max(1, token_budget // (num_generations * (len(prompt_ids[k]) + max_new_tokens)))
-        chunks[-1].append(k)
+        if room == 0:  # all prompts of a chunk are padded to the length of its first
+            rows = max(1, token_budget // (len(prompt_ids[k]) + max_new_tokens))  # of one call
+            whole, rest = divmod(num_generations, rows)
+            if whole > 0 and num_generations > rows:
+                chunks += [([k], rows)] * whole + ([([k], rest)] if rest else [])
+                continue
+            chunks.append(([], num_generations))
+            room = rows // num_generations
+        chunks[-1][0].append(k)
         room -= 1
     return chunks
 

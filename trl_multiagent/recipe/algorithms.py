@@ -38,6 +38,9 @@ ALGORITHMS = {
 
 ACTOR_CRITICS = ("ac", "iac", "maac")  # algorithms with critics
 SINGLE_AGENT = {"grpo": "MAGRPO", "ac": "IAC"}  # algorithms for one agent, and the same for several
+# The class whose fields are the keys of each section. Preferences are collected with the section of the algorithm that learns from them
+SECTION_CLASSES = {name: algorithm.config for name, algorithm in ALGORITHMS.items()}
+SECTION_CLASSES["madpo"] = "trl_multiagent.recipe.preference_section.MADPOSection"
 
 
 def import_class(path: str) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import describe
-from trl_multiagent.recipe.algorithms import ACTOR_CRITICS, ALGORITHMS, SINGLE_AGENT
+from trl_multiagent.recipe.algorithms import ACTOR_CRITICS, ALGORITHMS, SECTION_CLASSES, SINGLE_AGENT
 from trl_multiagent.recipe.fields import read_fields
 from trl_multiagent.recipe.sections import (
     AgentModel,
@@ -104,10 +104,11 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
     if algorithm in ACTOR_CRITICS:
         complete_critics(settings)
     note_without_effect(settings, without_effect)
-    fields = read_fields(ALGORITHMS[algorithm].config)
+    fields = read_fields(SECTION_CLASSES[algorithm])
     tree = ("num_generations", "num_turns", "joint_mode", "handoff", "num_agents")
     try:
-        check_tree_size(*(settings.arguments.get(name, fields[name].default) for name in tree))
+        if fields.keys() >= set(tree):  # the algorithm grows rollout trees
+            check_tree_size(*(settings.arguments.get(name, fields[name].default) for name in tree))
     except ValueError as error:
         raise ConfigError(f"section `{algorithm}`: {error}") from error
     if settings.agents is not None and len(settings.agents) != settings.num_agents:
@@ -186,9 +187,9 @@ def check_names(names: str | list[str], agents: list[str] | None, setting: str |
 def note_without_effect(settings: Settings, without_effect: list[str]) -> None:
     """Adds one note that names the settings that have no effect in this run."""
     algorithm, arguments = settings.algorithm, settings.arguments
-    fields = read_fields(ALGORITHMS[algorithm].config)
+    fields = read_fields(SECTION_CLASSES[algorithm])
     for name, value in arguments.items():
-        needed = fields[name].limits.get("needs")
+        needed = fields[name].limits.get("needs") if name in fields else None
         off: tuple[Any, ...] = (None, False, 0, "no", {}, [])
         if (
             needed is not None
@@ -199,6 +200,11 @@ def note_without_effect(settings: Settings, without_effect: list[str]) -> None:
     if settings.agents is not None and settings.sections["agent_model"].name is not None:
         without_effect.append("agent_model.name (`agents` is used)")
     given = settings.values[algorithm]
+    if arguments.get("num_iterations", 1) == 1:
+        reason = "with one step per batch the probability ratio is 1"
+        without_effect += [
+            f"{algorithm}.{name} ({reason})" for name in ("epsilon", "epsilon_high", "delta") if name in given
+        ]
     one_turn = arguments.get("num_turns", 1) == 1
     chain_has_no_discount = arguments.get("handoff") is not None and algorithm not in ACTOR_CRITICS
     if given.get("discount", 1.0) != 1.0 and (one_turn or chain_has_no_discount):

@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any
 
 from trl_multiagent.environments.task import Task
-from trl_multiagent.recipe.algorithms import ACTOR_CRITICS, ALGORITHMS
+from trl_multiagent.recipe.algorithms import ACTOR_CRITICS, SECTION_CLASSES
 from trl_multiagent.recipe.fields import class_names, read_fields
 from trl_multiagent.recipe.sections import TRL_FLAGS, AgentModel, extras_of, sections_of
 
@@ -52,7 +52,7 @@ def make_parser(algorithm: str, task: Task, prog: str | None = None) -> argparse
             help = f"Short for --override agent_model.{setting.name}=VALUE. {setting.metadata['help']}"
             trl.add_argument(f"--{setting.name}", nargs="*", metavar="VALUE", help=help)
 
-    config = ALGORITHMS[algorithm].config
+    config = SECTION_CLASSES[algorithm]
     # By class. A field is listed under the most derived class that defines it or changes its default
     flags: dict[str, dict[str, tuple[str, Any]]] = {"AlgorithmExtras": {}}
     for extra in dataclasses.fields(extras_of(algorithm)):

@@ -125,10 +125,7 @@ class Recipe:
     @property
     def model_init_kwargs(self) -> dict[str, Any]:
         """The arguments for loading models that the user gave."""
-        model = self.agent_model
-        given: dict[str, Any] = {"revision": model.revision, "attn_implementation": model.attn_implementation}
-        given["trust_remote_code"] = model.trust_remote_code or None
-        return {name: value for name, value in given.items() if value is not None} | (model.model_init_kwargs or {})
+        return loading_arguments(self.agent_model)
 
     @property
     def items_per_step(self) -> int:
@@ -209,11 +206,7 @@ class Recipe:
     def load_team(self, roles: Sequence[str]) -> AgentTeam:
         """Loads the team to train: full models, one model for all agents, or LoRA adapters."""
         model = self.agent_model
-        quantization = {}
-        if model.is_quantized:
-            dtype = self.dtype if self.dtype != "auto" else "bfloat16" if self.training_args.bf16 else "float32"
-            config = ModelConfig(dtype=dtype, **model.quantization_arguments)
-            quantization["quantization_config"] = get_quantization_config(config)
+        compute_dtype = self.dtype if self.dtype != "auto" else "bfloat16" if self.training_args.bf16 else "float32"
         return AgentTeam.from_pretrained(
             self.models(),
             roles,
@@ -221,7 +214,7 @@ class Recipe:
             share_weights=model.share_weights,
             seed=self.training_args.seed,
             dtype=self.dtype,
-            **quantization,
+            **quantization(model, compute_dtype),
             **self.model_init_kwargs,
         )
 
@@ -338,6 +331,24 @@ class Recipe:
             raise SaveError(
                 f"The model card could not be written ({error}). The team itself is in {self.team_folder.absolute()}."
             ) from error
+
+
+def loading_arguments(model: AgentModel) -> dict[str, Any]:
+    """The arguments for loading models that the user gave."""
+    given: dict[str, Any] = {"revision": model.revision, "attn_implementation": model.attn_implementation}
+    given["trust_remote_code"] = model.trust_remote_code or None
+    return {name: value for name, value in given.items() if value is not None} | (model.model_init_kwargs or {})
+
+
+def quantization(model: AgentModel, compute_dtype: str) -> dict[str, Any]:
+    """The argument for loading the base of a LoRA team in few bits, if the settings ask for it."""
+    if not model.is_quantized:
+        return {}
+    return {
+        "quantization_config": get_quantization_config(
+            ModelConfig(dtype=compute_dtype, **model.quantization_arguments)
+        )
+    }
 
 
 def build_recipe(settings: Settings, training_args: RolloutConfig, dry_run: bool = False) -> Recipe:

@@ -22,7 +22,7 @@ from yaml import YAMLError
 from trl_multiagent.environments.task import Task
 from trl_multiagent.limits import describe_type, problem_with, read_value, short
 from trl_multiagent.models.lora_limits import LORA_LIMITS
-from trl_multiagent.recipe.algorithms import ACTOR_CRITICS, ALGORITHMS
+from trl_multiagent.recipe.algorithms import ACTOR_CRITICS, ALGORITHMS, SECTION_CLASSES
 from trl_multiagent.recipe.comlrl import (
     HISTORY,
     NO_EFFECT,
@@ -280,10 +280,10 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
 def known_settings(algorithm: str, task: Task) -> dict[str, ConfigField]:
     """All settings, by path."""
     known = {path: ConfigField(hint, None, "", "") for path, hint in VALUES.items()}
-    known["seed"] = dataclasses.replace(known["seed"], limits=read_fields(ALGORITHMS[algorithm].config)["seed"].limits)
+    known["seed"] = dataclasses.replace(known["seed"], limits=read_fields(SECTION_CLASSES[algorithm])["seed"].limits)
     for section, cls in sections_of(task).items():
         known |= section_settings(section, cls)
-    known |= {f"{algorithm}.{name}": field for name, field in read_fields(ALGORITHMS[algorithm].config).items()}
+    known |= {f"{algorithm}.{name}": field for name, field in read_fields(SECTION_CLASSES[algorithm]).items()}
     known |= section_settings(algorithm, extras_of(algorithm))
     for name, field in read_fields(LORA_CONFIG).items():
         if name not in NOT_IN_PEFT:

@@ -126,7 +126,6 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
     eval_dataset: Any
     loss_types: list[str]
     loss_weights: list[float]
-    _precompute_engine: Any
     _is_set_up = False  # whether the agents have been set up
     _sizes: torch.Tensor | None = None  # mean numbers of pairs and of chosen tokens in the step's micro-batches
     _num_micro_batches = 1  # of the step
@@ -236,9 +235,13 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
 
     def _tokenize_for_evaluation(self, dataset: Dataset, name: str) -> Dataset:
         """Tokenizes preferences; leaves the environment's items as they are."""
-        if self.environment is not None and isinstance(dataset, Dataset):
-            if not roles_of_columns(dataset.column_names):
-                return dataset
+        if isinstance(dataset, Dataset) and not roles_of_columns(dataset.column_names):
+            if self.environment is None:
+                raise ValueError(
+                    f"`{name}` has the columns {dataset.column_names}, which are no joint preferences. If these are items "
+                    "of a task, pass its `environment` to play them."
+                )
+            return dataset
         return self._tokenize_pairs(dataset, name)
 
     def _tokenize_pairs(self, dataset: Dataset, name: str) -> Dataset:
@@ -302,36 +305,38 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
         return all(name in dataset.column_names for role in self.team.roles for name in reference_columns(role))
 
     def _store_references(self) -> None:
-        """Adds the columns of the reference log-probabilities to the datasets of preferences."""
-        args = self.args
+        """Adds the columns of the reference log-probabilities to the datasets of preferences that do not have them."""
+        args, model = self.args, self.model
+        if self.is_deepspeed_enabled:  # as in DPOTrainer: the team itself is prepared when the training begins
+            model = prepare_deepspeed(self.model, self.accelerator)
         batch_size = args.precompute_ref_batch_size or args.per_device_train_batch_size
-        self.train_dataset = self._precompute_ref_logps(self.train_dataset, "train", batch_size)
+        self.train_dataset = self._with_references(self.train_dataset, model, batch_size)
         batch_size = args.precompute_ref_batch_size or args.per_device_eval_batch_size
         if isinstance(self.eval_dataset, dict):
-            self.eval_dataset = {
-                name: self._precompute_ref_logps(dataset, name, batch_size)
-                for name, dataset in self.eval_dataset.items()
-            }
+            for name, dataset in self.eval_dataset.items():
+                self.eval_dataset[name] = self._with_references(dataset, model, batch_size)
         elif self.eval_dataset is not None:
-            self.eval_dataset = self._precompute_ref_logps(self.eval_dataset, "eval", batch_size)
+            self.eval_dataset = self._with_references(self.eval_dataset, model, batch_size)
+        if self.is_deepspeed_enabled:
+            model.destroy()  # otherwise its hooks would gather weights in every forward, also in generation
 
-    def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
-        # DPOTrainer's method caches its result next to the dataset, which for a dataset in memory is another folder in
-        # every process. Here the result is part of the dataset, which the caller can save
-        if not self._is_set_up or not self._is_tokenized(dataset) or self._has_references(dataset):
+    def _with_references(self, dataset: Dataset, model: torch.nn.Module, batch_size: int) -> Dataset:
+        if not self._is_tokenized(dataset) or self._has_references(dataset):
             return dataset
         batches = self.accelerator.prepare(DataLoader(dataset, batch_size=batch_size, collate_fn=self.data_collator))
-        if self.is_deepspeed_enabled and self._precompute_engine is None:  # as in DPOTrainer
-            self._precompute_engine = prepare_deepspeed(self.model, self.accelerator)
-        model = self._precompute_engine or self.model
         logps = []
-        for batch in tqdm(batches, desc=f"Computing reference log probs for {name} dataset"):
+        for batch in tqdm(batches, desc="Computing reference log-probabilities", disable=self.args.disable_tqdm):
             chosen, rejected = self.compute_ref_log_probs(model, batch)
             logps.append(self.accelerator.gather_for_metrics(torch.stack([chosen, rejected], dim=1)).float().cpu())
         by_role = torch.cat(logps).permute(2, 1, 0)  # role, side, row
         for role, sides in zip(self.team.roles, by_role.tolist(), strict=True):
             for column, values in zip(reference_columns(role), sides, strict=True):
                 dataset = dataset.add_column(column, values)
+        return dataset
+
+    def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
+        # DPOTrainer calls this when it is created. Its method caches the result next to the dataset, which for a dataset
+        # in memory is another folder in every process. `_store_references` makes the result part of the dataset
         return dataset
 
     def compute_ref_log_probs(

@@ -109,6 +109,11 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
+        if isinstance(eval_dataset, dict):  # as in `Trainer`; DPOTrainer would not come back here for each dataset
+            metrics = {}
+            for name, dataset in eval_dataset.items():
+                metrics.update(self.evaluate(dataset, ignore_keys, f"{metric_key_prefix}_{name}"))
+            return metrics
         training, prefix = self.team.training, self._eval_prefix
         self._eval_prefix = metric_key_prefix
         try:

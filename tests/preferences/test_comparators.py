@@ -1,0 +1,164 @@
+"""Comparators: who samples the other answer, and what a single model that answers for all roles sees."""
+
+import pytest
+import torch
+
+from trl_multiagent import AgentTeam
+from trl_multiagent.preferences import PreferenceConfig, collect_preferences, make_comparator
+from trl_multiagent.preferences.comparators import CentralizedSampler, SequentialSampler, tagged_block
+from trl_multiagent.rollout.tree import Node, Samples
+
+from tiny import byte_tokenizer, team_of, tiny_environment, tiny_items, tiny_llama, tiny_team
+
+
+def config(folder, policy, **changes):
+    tiny = {"preference_num_candidates": 4, "preference_pairs_per_sample": None, "max_completion_length": 6}
+    return PreferenceConfig(
+        **{**tiny, "output_dir": str(folder), "disable_tqdm": True, "comparator_policy": policy, **changes}
+    )
+
+
+def collect(folder, policy, team=None, round=0, comparator=None, **changes):
+    team = tiny_team() if team is None else team
+    settings = config(folder, policy, **changes)
+    return collect_preferences(team, tiny_environment(), tiny_items(4), settings, round=round, comparator=comparator)
+
+
+def test_the_team_itself_samples_other_answers_the_second_time(tmp_path):
+    preferences = collect(tmp_path, "current", pair_selection="comparator_reward")
+    assert 8 < len(preferences) <= 16
+    assert set(preferences["chosen_by"]) == set(preferences["rejected_by"]) == {"current"}
+    assert all(row["aux_chosen"] != row["aux_rejected"] for row in preferences)
+
+
+@pytest.mark.parametrize("form", ["full", "lora"])
+def test_a_copy_keeps_the_weights_it_was_made_of(form, tmp_path):
+    team = team_of(form)
+    copied = make_comparator(team, config(tmp_path, "current_copy"))
+    before = collect(tmp_path / "before", "current_copy", team, comparator=copied)
+    with torch.no_grad():
+        for parameter in team.agent_parameters("main"):
+            parameter.add_(0.1)
+    after = collect(tmp_path / "after", "current_copy", team, comparator=copied)
+
+    def answers(rows, by):
+        sides = ("chosen", "rejected")
+        return {row[f"main_{side}"] for row in rows for side in sides if row[f"{side}_by"] == by}
+
+    assert answers(before, "current_copy") & answers(after, "current_copy")
+    assert answers(before, "current") != answers(after, "current")
+
+
+def test_history_is_the_team_of_an_earlier_round(tmp_path):
+    teams = {
+        k: AgentTeam({r: tiny_llama(10 * k + i) for i, r in enumerate(("aux", "main"))}, tokenizers())
+        for k in range(2)
+    }
+    for k, team in teams.items():
+        team.save_pretrained(tmp_path / f"round_{k}")
+    names = {}
+    for round, k in ((0, 1), (1, 1), (2, 1), (2, 2), (3, 9)):
+        comparator = make_comparator(
+            tiny_team(),
+            config(tmp_path, "history", policy_checkpoint_dir=str(tmp_path), comparator_history_k=k),
+            round,
+        )
+        names[round, k] = comparator.name
+        if comparator.name.startswith("history"):
+            saved = teams[int(comparator.name[-1])].state_dict()
+            assert all(torch.equal(x, saved[name]) for name, x in comparator.team.state_dict().items())
+    assert names == {
+        (0, 1): "current",
+        (1, 1): "history:round_0",
+        (2, 1): "history:round_1",
+        (2, 2): "history:round_0",
+        (3, 9): "history:round_0",
+    }
+    with pytest.raises(ValueError, match="holds no team"):
+        make_comparator(tiny_team(), config(tmp_path, "history", policy_checkpoint_dir=str(tmp_path)), 5)
+    rows = collect(tmp_path / "rows", "history", round=1, policy_checkpoint_dir=str(tmp_path))
+    assert {*rows["chosen_by"], *rows["rejected_by"]} == {"current", "history:round_0"}
+    assert all(row["chosen_by"] != row["rejected_by"] for row in rows)
+
+
+def tokenizers():
+    return {role: byte_tokenizer() for role in ("aux", "main")}
+
+
+def test_other_models(tmp_path, tiny_model):
+    tiny_team().save_pretrained(tmp_path / "team")
+    tiny_team(("left", "right")).save_pretrained(tmp_path / "others")
+    for names in (
+        {"comparator_model_name": tiny_model},
+        {"comparator_model_name": str(tmp_path / "team")},
+        {"comparator_agents": [tiny_model, tiny_model]},
+    ):
+        comparator = make_comparator(tiny_team(), config(tmp_path, "model", **names))
+        assert comparator.team.roles == ("aux", "main") and comparator.name.startswith("model:")
+        assert not any(parameter.requires_grad for parameter in comparator.team.parameters())
+    rows = collect(tmp_path / "rows", "model", comparator_model_name=tiny_model)
+    assert {*rows["chosen_by"], *rows["rejected_by"]} == {"current", f"model:{tiny_model}"}
+    with pytest.raises(ValueError, match=r"has the roles \['left', 'right'\], the team \['aux', 'main'\]"):
+        make_comparator(tiny_team(), config(tmp_path, "model", comparator_model_name=str(tmp_path / "others")))
+
+
+@pytest.mark.parametrize("mode", ["centralized", "sequential"])
+def test_one_model_for_all_roles(mode, tmp_path, tiny_model):
+    changes = {"comparator_generation_mode": mode, "comparator_model_name": tiny_model}
+    rows = collect(tmp_path, "model", **changes)
+    assert {*rows["chosen_by"], *rows["rejected_by"]} == {"current", f"model:{tiny_model}:{mode}"}
+
+
+class Scripted:
+    """Stands in for the sampler of a model: it keeps the prompts, and answers with texts that are written down here."""
+
+    def __init__(self, answer):
+        self.answer, self.asked = answer, []
+
+    def __call__(self, nodes, num_generations):
+        self.asked.append([node.prompts["model"] for node in nodes])
+        texts = [[self.answer(len(self.asked), k, g) for g in range(num_generations)] for k in range(len(nodes))]
+        return {"model": [Samples([1], [[7, 8]] * num_generations, of_node) for of_node in texts]}
+
+
+def nodes():
+    return [Node({}, (), {"aux": f"Help {k}.", "main": [{"role": "user", "content": f"Do {k}."}]}) for k in range(2)]
+
+
+def test_a_centralized_model_sees_both_assignments_and_answers_in_blocks(tmp_path):
+    sampler = CentralizedSampler(tiny_team(("model",)), ("aux", "main"), config(tmp_path, None))
+    assert sampler.sampler.generation_kwargs["max_new_tokens"] == 12
+    sampler.sampler = Scripted(lambda call, k, g: f"Well.<aux>\nhelp{k}{g}\n</aux> and <main>\n  do{k}{g}")
+    samples = sampler(nodes(), 2)
+    (asked,) = sampler.sampler.asked
+    assert all(f"Help {k}." in asked[k] and f"Do {k}." in asked[k] for k in range(2))
+    assert [x.texts for x in samples["aux"]] == [["help00", "help01"], ["help10", "help11"]]
+    assert [x.texts for x in samples["main"]] == [["  do00", "  do01"], ["  do10", "  do11"]]
+    assert sum(len(ids) for x in samples.values() for y in x for ids in y.completion_ids) == 8  # counted once
+
+
+@pytest.mark.parametrize(
+    ("text", "block"),
+    [
+        ("<aux>a</aux>", "a"),
+        ("<aux>\na\nb\n</aux>", "a\nb"),
+        ("<aux>\n\n  a", "\n  a"),
+        ("a", ""),
+        ("<main>a</main>", ""),
+    ],
+)
+def test_blocks(text, block):
+    assert tagged_block(text, "aux") == block
+
+
+def test_a_sequential_model_sees_both_assignments_and_what_was_answered(tmp_path):
+    sampler = SequentialSampler(tiny_team(("model",)), ("aux", "main"), config(tmp_path, None))
+    sampler.sampler = Scripted(lambda call, k, g: f"answer {call}/{k}/{g}")
+    samples = sampler(nodes(), 3)
+    first, second = sampler.sampler.asked
+    assert len(first) == 2 and len(second) == 6  # every candidate continues its own answer
+    assert all("Help 1." in prompt and "Do 1." in prompt for prompt in (first[1], second[4]))
+    assert "The answers so far" not in first[0] and "Write the answer of aux only" in first[0]
+    assert "<aux>\nanswer 1/1/2\n</aux>" in second[5] and "1/1/1" not in second[5]
+    assert [x.texts for x in samples["aux"]] == [[f"answer 1/{k}/{g}" for g in range(3)] for k in range(2)]
+    assert samples["main"][1].texts == [f"answer 2/{k}/0" for k in (3, 4, 5)]

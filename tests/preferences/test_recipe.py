@@ -1,0 +1,156 @@
+"""`trl-multiagent collect` and `run_collection`: settings, plan, a collection with a tiny model."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trl_multiagent import FunctionEnvironment, Task, cli
+from trl_multiagent.demo.task import TASK as CODE_GENERATION
+from trl_multiagent.preferences import load_preferences
+from trl_multiagent.recipe.collection import make_config, parse_collection, run_collection
+
+from tiny import count_reward, tiny_items
+
+
+DEMO = Path(__file__).parents[2] / "recipes" / "code_generation" / "configs" / "madpo_demo.yaml"
+
+
+def make_environment(settings):
+    return FunctionEnvironment({"aux": "Help with {x}:", "main": "Do {x}:"}, count_reward)
+
+
+TASK = Task(make_environment, lambda settings: (tiny_items(6), None))
+
+
+def parse(*argv, task=TASK):
+    return parse_collection(task, ["--model_name", "m", *argv], "collect")
+
+
+def test_sections_of_madpo():
+    assert parse().config == make_config(parse().settings)
+    config = parse(
+        *("--override", "madpo.pair_selection=random", "agent_model.temperature=0.7", "seed=3"),
+        *("reward_processor.scale_factor=2", "reward_processor.shift=-4", "madpo.max_new_tokens=9"),
+        *("--preference_num_candidates", "5", "--preference_pairs_per_sample", "null", "--num_train_epochs", "2"),
+    ).config
+    assert (config.pair_selection, config.temperature, config.seed) == ("random", 0.7, 3)
+    assert (config.reward_scale, config.reward_shift, config.max_completion_length) == (2, -4, 9)
+    assert (config.preference_num_candidates, config.preference_pairs_per_sample) == (5, None)
+
+
+@pytest.mark.parametrize(
+    ("argv", "folder"),
+    [
+        ([], "outputs/preferences"),
+        (["--output_base_dir", "here"], "here/preferences"),
+        (["--output_dir", "run", "--output_base_dir", "here"], "run/preferences"),
+        (["--preference_dataset", "data", "--output_dir", "run"], "data"),
+    ],
+)
+def test_folder(argv, folder):
+    assert parse(*argv).config.output_dir == folder
+
+
+def test_keys_of_the_peer(tmp_path):
+    section = {"num_train_epochs": 2, "agent_learning_rate": 2.0e-5, "num_turns": 1, "preference_num_candidates": 80}
+    section |= {"preference_pairs_per_sample": 16, "pair_selection": "reward_gap", "use_environment_step": True}
+    section |= {"environment_steps_per_pair": 2, "collaboration_mode": "decentralized", "max_new_tokens": 256}
+    section |= {"joint_mode": "aligned", "rollout_buffer_size": 4, "train_batch_size": 4, "eval_interval": 4}
+    section |= {"eval_num_samples": 4, "eval_batch_size": 1, "logging_steps": 50, "early_termination_threshold": None}
+    section |= {
+        "reference_kl_enabled": False,
+        "parallel_training": "none",
+        "agent_devices": ["cuda:0"],
+        "discount": 0.9,
+    }
+    section |= {"advantage_normalization": True, "num_agents": 2}
+    sampling = {"temperature": 0.6, "top_p": 0.6, "top_k": None, "type": "qwen", "max_length": 2048}
+    path = tmp_path / "peer.yaml"
+    path.write_text(yaml.safe_dump({"agent_model": sampling, "madpo": section, "dataset": {"eval_split": "x"}}))
+    config = parse("--config", str(path)).config
+    assert (config.temperature, config.top_p, config.top_k, config.max_completion_length) == (0.6, 0.6, 0, 256)
+
+
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        (["--override", "madpo.pair_selecton=all"], "did you mean `madpo.pair_selection`"),
+        (["--override", "madpo.pair_selection=best"], "pair_selection"),
+        (["--override", "madpo.preference_num_candidates=many"], "`madpo.preference_num_candidates`"),
+        (["--preference_num_candidates", "1"], "`preference_num_candidates` is 1, it must be at least 2"),
+        (["--pair_selection", "all"], "set `preference_pairs_per_sample` to null"),
+        (["--collaboration_mode", "centralized"], "`madpo.collaboration_mode`"),
+        (["--num_agents", "3"], "`madpo.num_agents` is 3, but the task has 2 roles: aux, main"),
+        (["--preference_candidates", "3"], "unknown argument '--preference_candidates'"),
+    ],
+)
+def test_wrong_settings_are_one_line(argv, problem, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        run_collection(TASK, ["--model_name", "m", *argv, "--dry_run"], prog="collect")
+    message = str(exit_info.value)
+    assert problem in message and message.startswith("collect: error: ") and "\n" not in message
+
+
+def test_the_plan_says_what_it_costs_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    argv = ["--model_name", "m", "--dry_run", "--preference_num_candidates", "10", "--max_completion_length", "100"]
+    run_collection(TASK, [*argv, "--items_per_chunk", "4"])
+    out = capsys.readouterr().out
+    assert "to score         60 joint answers, in 2 calls" in out
+    assert "generate calls   about 4\n" in out and "12000 sampled at most" in out
+    assert "folder           outputs/preferences" in out
+    run_collection(TASK, [*argv, "--comparator_policy", "current", "--generation_token_budget", "550"])
+    out = capsys.readouterr().out  # a call has room for five completions of a prompt
+    assert "120 joint answers, in 2 calls" in out and "generate calls   about 48\n" in out and "24000 sampled" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_has_a_plan(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run_collection(CODE_GENERATION, ["--config", str(DEMO), "--dry_run"])
+    out = capsys.readouterr().out
+    assert "16 per item, each of 2 completions" in out and "aux: demo, main: demo" in out
+
+
+@pytest.mark.parametrize(
+    "form", [[], ["agent_model.share_weights=true"], ["peft.r=2"]], ids=["full", "shared", "lora"]
+)
+def test_a_collection(form, tiny_model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    argv = ["--model_name", tiny_model, "--preference_num_candidates", "4", "--max_completion_length", "6"]
+    argv += ["--disable_tqdm", "--override", "output.base_dir=here", *form]
+    run_collection(TASK, argv, prog="collect")
+    preferences = load_preferences("here/preferences", ("aux", "main"))
+    assert f"Saved {len(preferences)} preferences in here/preferences" in capsys.readouterr().out
+    run_collection(TASK, argv, prog="collect")  # is complete
+    with pytest.raises(SystemExit, match="collect: error: here/preferences holds candidates of another collection"):
+        run_collection(TASK, [*argv, "seed=1"], prog="collect")
+    run_collection(TASK, [*argv, "--dry_run"], prog="collect")
+    assert "done already     1 of 1 chunk" in capsys.readouterr().out
+
+
+def test_the_command_runs_here_or_launches_processes(monkeypatch, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["collect", "--help"])
+    out = capsys.readouterr().out
+    assert exit_info.value.code == 0 and "usage: trl-multiagent collect" in out and "--pair_selection" in out
+    argv = ["--model_name", "demo", "--override", "dataset.name=demo", "--dry_run"]
+    cli.main(["collect", *argv])
+    assert "80 per item" in capsys.readouterr().out
+    launched = []
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", launched.append)
+    cli.main(["collect", "--num_processes", "2", *argv])
+    assert launched[0].num_processes == 2 and launched[0].training_script_args == ["collect", *argv]
+
+
+def test_help_needs_no_slow_library():
+    code = (
+        "import sys; from trl_multiagent.cli import main\ntry: main(['collect', '--help'])\nexcept SystemExit: pass\n"
+    )
+    code += "assert not sys.modules.keys() & {'torch', 'transformers', 'datasets'}"
+    import subprocess
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

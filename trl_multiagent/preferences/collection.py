@@ -1,0 +1,520 @@
+"""
+Collects joint preferences: samples joint answers to every item, scores them, pairs them, and writes an ordinary dataset.
+
+Items are collected in chunks. The candidates of a chunk depend on the seed and on the number of the chunk alone, so neither an
+interruption nor the number of processes changes the result.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator, PartialState
+from datasets import Dataset, Features, Value, load_from_disk
+from tqdm.auto import tqdm
+from transformers import set_seed
+
+from trl_multiagent.environments.base import Environment
+from trl_multiagent.preference_rows import (
+    CHOSEN_BY,
+    CHOSEN_REWARD,
+    ITEM_ID,
+    REJECTED_BY,
+    REJECTED_REWARD,
+    ROUND,
+    check_preferences,
+    make_row,
+    text_columns,
+)
+from trl_multiagent.preferences.comparators import Comparator, make_comparator, team_sampler
+from trl_multiagent.preferences.config import PAIRING_FIELDS, SAMPLING_FIELDS, PreferenceConfig
+from trl_multiagent.preferences.pairs import Candidate, Pair, all_pairs, matched_pairs, select_pairs
+from trl_multiagent.preferences.report import (
+    PICTURE_FILE,
+    Facts,
+    draw_rewards,
+    preference_card,
+    summarize,
+    warn_if_few_pairs,
+)
+from trl_multiagent.rollout.episodes import play_candidates
+from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
+from trl_multiagent.rollout.tree import Node, Samples
+from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.trainers.base.distribution import fail_together
+from trl_multiagent.trainers.base.run_settings import (
+    checksum_of_weights,
+    describe_agent,
+    describe_environment,
+    digest_of_rows,
+)
+
+
+CANDIDATES_FOLDER = "candidates"
+CHUNK_FILE = "chunk_{:05d}.jsonl"
+STATE_FILE = "environment_{:05d}.pt"  # the state of the environment after a chunk
+SETTINGS_FILE = "settings.json"  # in the folder of the candidates
+FACTS_FILE = "collection.json"  # written last: the collection is complete
+DATASET_STATE = "state.json"  # of `Dataset.save_to_disk`
+ID_COLUMNS = ("item_id", "task_id", "id")
+
+
+def collect_preferences(
+    team: AgentTeam,
+    environment: Environment,
+    dataset: Dataset,
+    config: PreferenceConfig,
+    *,
+    round: int = 0,
+    comparator: Comparator | None = None,
+) -> Dataset:
+    """
+    Collects joint preferences with the current team and writes them to `config.output_dir`.
+
+    For each item every agent samples `preference_num_candidates` completions; the c-th completions of all agents are one joint
+    answer. The environment scores all of them, and pairs of answers with different rewards become rows. With a comparator, the
+    c-th answer of the team is paired with the c-th of the comparator.
+
+    If the folder holds a part of this collection, it is continued, and the result is the same as without the interruption. If
+    only settings of the pairing have changed, new pairs are made of the same candidates. With several processes, all of them
+    must call this function, each with the whole dataset and with a folder that all of them can reach.
+
+    Args:
+        team ([`AgentTeam`]):
+            The team. It stays on its device and is not changed.
+        environment ([`Environment`]):
+            Provides the prompts and the joint reward. Only the first turn is played.
+        dataset ([`~datasets.Dataset`]):
+            The items.
+        config ([`PreferenceConfig`]):
+            The settings.
+        round (`int`, *optional*, defaults to 0):
+            Number of the round, which the rows contain. Every round samples with random numbers of its own.
+        comparator ([`Comparator`], *optional*):
+            The policy that samples the other answers. By default, [`make_comparator`] makes it.
+
+    Returns:
+        `datasets.Dataset`: The preferences, see [`~trl_multiagent.preference_rows`] for the columns.
+
+    Raises:
+        TypeError: `dataset` is not a `datasets.Dataset`.
+        ValueError: the roles of team and environment differ, the weights are sharded, or the folder holds another collection.
+        TaskError: the environment failed, see [`~environments.base.judge`].
+    """
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"`dataset` must be a `datasets.Dataset`, got `{type(dataset).__name__}`.")
+    if len(dataset) == 0:
+        raise ValueError("`dataset` has no items.")
+    if team.roles != tuple(environment.roles):
+        raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
+    start_processes()
+    if any(parameter.numel() == 0 for parameter in team.parameters()):
+        raise ValueError(
+            "The weights of the team are sharded over several processes (ZeRO-3), so they cannot sample here: save the team, and "
+            "collect with a team that is loaded from its folder."
+        )
+    if comparator is None:
+        comparator = make_comparator(team, config, round)
+    accelerator = Accelerator()
+    collection = _Collection(team, environment, dataset, config, round, comparator, accelerator)
+    if not collection.is_complete:
+        with fail_together(accelerator):
+            if accelerator.is_main_process:
+                collection.prepare_folder()
+        with fail_together(accelerator):
+            collection.sample_chunks()
+        with fail_together(accelerator):
+            if accelerator.is_main_process:
+                collection.write_dataset()
+    preferences = load_from_disk(collection.folder)
+    if accelerator.is_main_process:
+        warn_if_few_pairs(json.loads((collection.folder / FACTS_FILE).read_text())["numbers"])
+    return preferences
+
+
+def start_processes() -> PartialState:
+    """
+    Connects the processes of this run, unless that was done before.
+
+    Raises:
+        ValueError: accelerate found only one of several processes.
+    """
+    # Under DeepSpeed, accelerate connects processes without a GPU only if it is told that there is none
+    state = PartialState(cpu=not torch.accelerator.is_available())
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if launched > 1 and state.num_processes == 1:
+        raise ValueError(
+            f"{launched} processes were launched, but they are not connected: check the accelerate config."
+        )
+    return state
+
+
+class _Collection:
+    """One call of [`collect_preferences`]: its arguments, its chunks and its files."""
+
+    def __init__(
+        self,
+        team: AgentTeam,
+        environment: Environment,
+        dataset: Dataset,
+        config: PreferenceConfig,
+        round: int,
+        comparator: Comparator | None,
+        accelerator: Accelerator,
+    ):
+        self.team, self.environment, self.dataset, self.config = team, environment, dataset, config
+        self.round, self.comparator, self.accelerator = round, comparator, accelerator
+        self.folder = Path(config.output_dir)
+        self.candidates_folder = self.folder / CANDIDATES_FOLDER
+        self.chunks = chunks_of(len(dataset), config.items_per_chunk)
+        self.item_ids = item_ids(dataset)
+        self.settings = self._describe()
+        self.is_complete = self._is_complete()
+
+    def _describe(self) -> dict[str, Any]:
+        """What must be the same when the collection is continued, as JSON represents it."""
+        team = self.team
+        settings: dict[str, Any] = {"round": self.round, "roles": list(team.roles)}
+        settings |= {f"agent {role}": describe_agent(agent) for role, agent in team.agents.items()}
+        settings |= {"weights of the team": checksum_of_weights(team.parameters())}
+        settings |= {} if self.comparator is None else self.comparator.describe()
+        settings |= {"rows of the dataset": digest_of_rows(self.dataset), **describe_environment(self.environment)}
+        if self.environment.state_dict():  # each process has an environment of its own
+            settings["number of processes"] = self.accelerator.num_processes
+        settings |= self.config.values(SAMPLING_FIELDS)
+        return json.loads(json.dumps(settings, default=str))
+
+    # Files
+
+    def _is_complete(self) -> bool:
+        path = self.folder / FACTS_FILE
+        if not path.is_file() or not (self.folder / DATASET_STATE).is_file():
+            return False
+        facts = json.loads(path.read_text())
+        return facts["sampling"] == self.settings and facts["pairing"] == self.config.values(PAIRING_FIELDS)
+
+    def prepare_folder(self) -> None:
+        """
+        Creates the folder, or checks that what it holds is a part of this collection.
+
+        Raises:
+            ValueError: it holds something else.
+        """
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"{self.folder} is a file: collect preferences in an empty or a new folder.")
+        path = self.candidates_folder / SETTINGS_FILE
+        if not path.is_file():
+            if self.folder.is_dir() and any(path.name != CANDIDATES_FOLDER for path in self.folder.iterdir()):
+                raise ValueError(f"{self.folder} holds other files: collect preferences in an empty or a new folder.")
+            self.candidates_folder.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps(self.settings, indent=2) + "\n")
+            return
+        saved = json.loads(path.read_text())
+        changed = [name for name in {**saved, **self.settings} if saved.get(name) != self.settings.get(name)]
+        if changed:
+            changes = "; ".join(f"{name} was {saved.get(name)}, is {self.settings.get(name)}" for name in changed)
+            raise ValueError(
+                f"{self.folder} holds candidates of another collection: {changes}. Choose another folder, or remove this one."
+            )
+
+    def chunk_path(self, number: int) -> Path:
+        return self.candidates_folder / CHUNK_FILE.format(number)
+
+    def state_path(self, number: int) -> Path:
+        return self.candidates_folder / STATE_FILE.format(number)
+
+    # Sampling
+
+    def sample_chunks(self) -> None:
+        """Samples and scores the chunks of this process that are not there yet, and writes each of them."""
+        config, index, count = self.config, self.accelerator.process_index, self.accelerator.num_processes
+        own = range(index, len(self.chunks), count)
+        missing = [number for number in own if not self.chunk_path(number).is_file()]
+        if missing and self.state_path(missing[0] - count).is_file():
+            state = torch.load(self.state_path(missing[0] - count), weights_only=True)
+            self.environment.load_state_dict(state)
+        bar = tqdm(
+            desc="Collecting preferences",
+            unit=" items",
+            total=sum(len(self.chunks[number]) for number in own),
+            initial=sum(len(self.chunks[number]) for number in own if number not in missing),
+            disable=config.disable_tqdm or not self.accelerator.is_main_process,
+        )
+        with bar:
+            for number in missing:
+                lines = self.sample_chunk(number)
+                state = self.environment.state_dict()
+                if state:
+                    with replacing(self.state_path(number)) as path:
+                        torch.save(state, path)
+                write_text(self.chunk_path(number), "".join(json.dumps(line) + "\n" for line in lines))
+                bar.update(len(lines))
+
+    def sample_chunk(self, number: int) -> list[dict[str, Any]]:
+        """Samples and scores one chunk. Returns one record per item, as plain values."""
+        items = [self.dataset[k] for k in self.chunks[number]]
+        sampler = team_sampler(self.team, self.config)
+
+        def sample_team(nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
+            for item, node in zip(self.chunks[number], nodes, strict=True):
+                self._check_prompts(item, node)
+            return sampler(nodes, num_candidates)
+
+        own = self._play(items, number, "team", sample_team, "current")
+        others = None
+        if self.comparator is not None:
+            # The comparator has random numbers of its own, or it would repeat what the same team has sampled
+            others = self._play(items, number, "comparator", self.comparator.sample, self.comparator.name)
+        records = []
+        for position, (k, (node, candidates)) in enumerate(zip(self.chunks[number], own, strict=True)):
+            record = {"index": k, "item_id": self.item_ids[k], "prompts": self._prompts(node)}
+            record |= {"candidates": [asdict(candidate) for candidate in candidates]}
+            record |= {"tokens": count_tokens(node), "truncated": self._count_truncated(node)}
+            if others is not None:
+                other_node, other_candidates = others[position]
+                record["comparator"] = [asdict(candidate) for candidate in other_candidates]
+                record["comparator_tokens"] = count_tokens(other_node)
+            records.append(record)
+        return records
+
+    def _play(
+        self, items: list[dict], chunk: int, stream: str, sample: Any, name: str
+    ) -> list[tuple[Node, list[Candidate]]]:
+        """Samples and scores the candidates of one policy, with random numbers that depend on the chunk."""
+        config = self.config
+        number = config.preference_num_candidates if stream == "team" else config.num_comparator_candidates
+        seed = derive_seed(config.seed, self.round, chunk, stream)
+        with seeded(seed, self.team.device):
+            nodes = play_candidates(
+                items, self.environment, sample, num_candidates=number, process_reward=config.process_reward
+            )
+        return [
+            (
+                node,
+                [
+                    Candidate(action, reward, outcome.metrics, name)
+                    for action, reward, outcome in zip(node.joint_actions, node.rewards, node.outcomes, strict=True)
+                ],
+            )
+            for node in nodes
+        ]
+
+    def _prompts(self, node: Node) -> dict[str, Any]:
+        """The prompt of each role in the form in which the agent saw it: a text or chat messages."""
+        prompts = {}
+        for role in self.team.roles:
+            as_chat = uses_chat_template(self.team.tokenizers[role], self.config.use_chat_template)
+            prompt = whole_prompt(role, (), node.prompts[role], as_chat)
+            # All rows have the same form, so other keys of messages are left out
+            prompts[role] = prompt if isinstance(prompt, str) else [without_other_keys(message) for message in prompt]
+        return prompts
+
+    def _check_prompts(self, item: int, node: Node) -> None:
+        """Refuses prompts that a row of preferences must not have, before anything is sampled from them."""
+        for role, prompt in self._prompts(node).items():
+            text = prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt)
+            if not text:
+                raise ValueError(f"The prompt of {role!r} for item {item} is empty: the environment must write one.")
+            if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
+                raise ValueError(
+                    f"The prompt of {role!r} for item {item} ends with a message of the assistant. Such a message belongs to "
+                    "the answer: end the prompt with a message of the user."
+                )
+
+    def _count_truncated(self, node: Node) -> int:
+        """Number of the agents' completions that have no end-of-sequence token."""
+        return sum(
+            not ids or ids[-1] not in self.team.end_tokens(role)
+            for role, samples in node.samples.items()
+            for ids in samples.completion_ids
+        )
+
+    # The dataset
+
+    def read_records(self) -> list[dict[str, Any]]:
+        """
+        Reads the candidates of all items, in order.
+
+        Raises:
+            ValueError: a chunk is missing or damaged.
+        """
+        records = []
+        for number, chunk in enumerate(self.chunks):
+            path = self.chunk_path(number)
+            try:
+                lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            except FileNotFoundError:
+                raise ValueError(
+                    f"{path} is missing: with several processes, the folder must be on a file system that all of them share."
+                ) from None
+            except ValueError as error:
+                raise ValueError(f"{path} is damaged: {error}. Remove it, and collect again.") from None
+            if [isinstance(line, dict) and line.get("index") for line in lines] != list(chunk):
+                raise ValueError(
+                    f"{path} is damaged: it does not hold the items {chunk}. Remove it, and collect again."
+                )
+            records += lines
+        return records
+
+    def pairs_of(self, record: dict[str, Any]) -> list[Pair]:
+        """All pairs of an item."""
+        candidates = [Candidate(**candidate) for candidate in record["candidates"]]
+        if "comparator" not in record:
+            return all_pairs(candidates)
+        return matched_pairs(candidates, [Candidate(**candidate) for candidate in record["comparator"]])
+
+    def write_dataset(self) -> None:
+        """Pairs the candidates, and writes the dataset, its card and the picture."""
+        config, roles = self.config, self.team.roles
+        records = self.read_records()
+        pairs = [self.pairs_of(record) for record in records]
+        selected = [
+            select_pairs(
+                of_item,
+                config.pair_selection,
+                config.preference_pairs_per_sample,
+                derive_seed(config.seed, self.round, record["index"], "pairs"),
+            )
+            for record, of_item in zip(records, pairs, strict=True)
+        ]
+        rows = [self._row(record, pair) for record, of_item in zip(records, selected, strict=True) for pair in of_item]
+        preferences = make_dataset(rows, roles, [record["prompts"] for record in records])
+        if rows:
+            check_preferences(preferences, roles, "the collected preferences")
+
+        for name in (FACTS_FILE, DATASET_STATE):  # from here on, a crash leaves no dataset that looks complete
+            (self.folder / name).unlink(missing_ok=True)
+        save_dataset(preferences, self.folder)
+        facts = Facts(
+            environment=repr(self.environment),
+            sampling=self.settings,
+            pairing=config.values(PAIRING_FIELDS),
+            numbers=summarize(records, pairs, selected, config),
+        )
+        (self.folder / PICTURE_FILE).unlink(missing_ok=True)
+        if config.log_reward_distribution:
+            draw_rewards(records, selected, self.folder / PICTURE_FILE)
+        write_text(self.folder / "README.md", preference_card(facts, roles, preferences.column_names, config))
+        write_text(self.folder / FACTS_FILE, json.dumps(asdict(facts), indent=2) + "\n")
+
+    def _row(self, record: dict[str, Any], pair: Pair) -> dict[str, Any]:
+        chosen, rejected = pair.chosen, pair.rejected
+        others = {ITEM_ID: record["item_id"], ROUND: self.round, CHOSEN_BY: chosen.by, REJECTED_BY: rejected.by}
+        row = make_row(record["prompts"], chosen.texts, rejected.texts, chosen.reward, rejected.reward, **others)
+        for side, candidate in (("chosen", chosen), ("rejected", rejected)):
+            for name, value in candidate.metrics.items():
+                column = f"{side}_{name}"
+                row[column if column not in row else f"{side}_metric_{name}"] = value
+        return row
+
+
+def chunks_of(num_items: int, size: int) -> list[range]:
+    """The items of each chunk, by their positions."""
+    return [range(k, min(k + size, num_items)) for k in range(0, num_items, size)]
+
+
+def finished_chunks(folder: Path, number: int) -> int:
+    """How many of a number of chunks a folder holds."""
+    return sum((folder / CANDIDATES_FOLDER / CHUNK_FILE.format(k)).is_file() for k in range(number))
+
+
+def item_ids(dataset: Dataset) -> list[str]:
+    """The name of each item: its `item_id`, `task_id` or `id` if all of them are different, or else its number."""
+    for column in ID_COLUMNS:
+        if column in dataset.column_names:
+            names = [str(value) for value in dataset[column]]
+            if len(set(names)) == len(names):
+                return names
+    return [str(k) for k in range(len(dataset))]
+
+
+def without_other_keys(message: dict[str, str]) -> dict[str, str]:
+    """A chat message with its role and content only."""
+    return {key: message[key] for key in ("role", "content")}
+
+
+def count_tokens(node: Node) -> int:
+    """Number of tokens that were sampled at a node."""
+    return sum(len(ids) for samples in node.samples.values() for ids in samples.completion_ids)
+
+
+def make_dataset(rows: list[dict[str, Any]], roles: Sequence[str], prompts: Sequence[dict[str, Any]]) -> Dataset:
+    """
+    Makes a dataset of rows whose components may differ. It has the right columns even if there are no rows.
+
+    Args:
+        rows (`list[dict]`): The rows.
+        roles (`Sequence[str]`): The roles.
+        prompts (`Sequence[dict]`): Prompts of each role, at least one; they tell whether a role's columns are texts.
+    """
+    messages = [{"role": Value("string"), "content": Value("string")}]
+    features: dict[str, Any] = {}
+    for role in roles:
+        features |= dict.fromkeys(
+            text_columns(role), Value("string") if isinstance(prompts[0][role], str) else messages
+        )
+    features |= dict.fromkeys((CHOSEN_REWARD, REJECTED_REWARD), Value("float64"))
+    features |= {ITEM_ID: Value("string"), ROUND: Value("int64"), CHOSEN_BY: Value("string")}
+    features |= {REJECTED_BY: Value("string")}
+    features |= {name: Value("float64") for row in rows for name in row if name not in features}
+    columns = {name: [row.get(name) for row in rows] for name in features}
+    return Dataset.from_dict(columns, features=Features(features))
+
+
+def save_dataset(dataset: Dataset, folder: Path) -> None:
+    """Writes a dataset into a folder that has other files, too. The file without which it cannot be loaded comes last."""
+    unfinished = folder / "_unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    for path in folder.glob("data-*.arrow"):
+        path.unlink()
+    dataset.save_to_disk(unfinished, num_shards=None if len(dataset) else 1)  # without a shard, it could not be loaded
+    for path in sorted(unfinished.iterdir(), key=lambda path: path.name == DATASET_STATE):
+        path.replace(folder / path.name)
+    unfinished.rmdir()
+
+
+# Random numbers and files
+
+
+def derive_seed(*parts: Any) -> int:
+    """A seed of 32 bits that depends on all parts."""
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:4], "big")
+
+
+@contextlib.contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Inside, the global random generators have been seeded. Afterwards they continue as if nothing had been drawn."""
+    python, arrays = random.getstate(), np.random.get_state()
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices, device_type="cuda" if device.type == "cpu" else device.type):
+        set_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(arrays)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields the path of a new file, which replaces the one at `path` at the end, when it is on the disk."""
+    unfinished = path.with_name(f"_{path.name}_{os.getpid()}")
+    yield unfinished
+    with unfinished.open("rb") as file:
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file that is there completely or not at all."""
+    with replacing(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")

@@ -1,0 +1,191 @@
+"""The settings of a collection of preferences."""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trl_multiagent.preferences.pairs import PAIR_SELECTIONS
+
+
+COMPARATOR_POLICIES = ("current", "current_copy", "history", "model")
+# Fields that decide which candidates are sampled and how they are scored. A collection is only continued with the same ones
+SAMPLING_FIELDS = (
+    "preference_num_candidates",
+    "comparator_num_candidates",
+    "max_completion_length",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "use_chat_template",
+    "generation_token_budget",
+    "items_per_chunk",
+    "reward_scale",
+    "reward_shift",
+    "seed",
+)
+# Fields that decide which pairs are made of the candidates
+PAIRING_FIELDS = (
+    "pair_selection",
+    "preference_pairs_per_sample",
+    "use_environment_step",
+    "environment_steps_per_pair",
+    "log_reward_distribution",
+)
+
+
+@dataclass
+class PreferenceConfig:
+    """
+    The settings of [`collect_preferences`]. In a recipe, they are keys of the section of the algorithm, such as `madpo`.
+
+    Raises:
+        ValueError: a value is impossible, or contradicts another one.
+    """
+
+    output_dir: str = field(default="outputs/preferences", metadata={"help": "Folder of the collected preferences."})
+    preference_num_candidates: int = field(default=80, metadata={"help": "Joint answers that are sampled per item."})
+    preference_pairs_per_sample: int | None = field(
+        default=16, metadata={"help": "Pairs that are kept per item; null keeps all."}
+    )
+    pair_selection: Literal["reward_gap", "random", "all", "comparator_reward"] = field(
+        default="reward_gap",
+        metadata={
+            "help": "Which pairs are kept: those with the largest gap of rewards first, random ones, all, or those whose comparator has the greatest reward first."
+        },
+    )
+    use_environment_step: bool = field(
+        default=True, metadata={"help": "Whether pairs count as env steps, as CoMLRL counts them."}
+    )
+    environment_steps_per_pair: int = field(default=2, metadata={"help": "Env steps per pair in this count."})
+    log_reward_distribution: bool = field(
+        default=False, metadata={"help": "Whether to draw the rewards and the gaps, in rewards.png."}
+    )
+    comparator_policy: Literal["current", "current_copy", "history", "model"] | None = field(
+        default=None,
+        metadata={
+            "help": "Policy that samples the other answer of each pair: the team itself, a copy of it that is not trained, the team of an earlier round, or other models. By default, both answers are candidates of the team."
+        },
+    )
+    comparator_generation_mode: Literal["decentralized", "centralized", "sequential"] = field(
+        default="decentralized",
+        metadata={
+            "help": "How `comparator_policy: model` answers: one agent per role; one model for all roles at once, in tagged blocks; or one model, role by role."
+        },
+    )
+    comparator_model_name: str | None = field(
+        default=None, metadata={"help": "Model id or folder, or the folder of a saved team, of `model`."}
+    )
+    comparator_agents: list[str] | None = field(default=None, metadata={"help": "Model ids of `model`, one per role."})
+    comparator_num_candidates: int | None = field(
+        default=None, metadata={"help": "Joint answers of the comparator per item; by default as many as the team's."}
+    )
+    comparator_history_k: int = field(
+        default=1, metadata={"help": "How many rounds ago the team of `history` was saved."}
+    )
+    policy_checkpoint_dir: str | None = field(
+        default=None, metadata={"help": "Folder of the teams of earlier rounds, round_0, round_1, ..."}
+    )
+    max_completion_length: int = field(default=256, metadata={"help": "Tokens of a completion at most."})
+    temperature: float = field(default=1.0, metadata={"help": "Temperature of the sampling."})
+    top_p: float = field(default=1.0, metadata={"help": "Nucleus of the sampling."})
+    top_k: int | None = field(
+        default=None, metadata={"help": "Most likely tokens that are sampled from; null or 0 for all."}
+    )
+    min_p: float | None = field(
+        default=None, metadata={"help": "Least probability of a token, relative to the most likely one."}
+    )
+    repetition_penalty: float = field(default=1.0, metadata={"help": "Penalty of repeated tokens."})
+    use_chat_template: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Chat messages for all (true) or no (false) agents; by default for those with a chat template."
+        },
+    )
+    generation_token_budget: int | None = field(
+        default=262144, metadata={"help": "Upper bound of prompt and completion tokens in one generate call."}
+    )
+    items_per_chunk: int = field(default=16, metadata={"help": "Items that are sampled, scored and written together."})
+    reward_scale: float = field(default=1.0, metadata={"help": "Factor applied to every reward."})
+    reward_shift: float = field(default=0.0, metadata={"help": "Added to every reward, after the scale."})
+    seed: int = field(default=42, metadata={"help": "Random seed."})
+    disable_tqdm: bool = field(default=False, metadata={"help": "Whether there is no progress bar."})
+
+    def __post_init__(self) -> None:
+        self.top_k = self.top_k or 0  # null and 0 mean the same
+        minima = {"preference_num_candidates": 1 if self.comparator_policy else 2, "preference_pairs_per_sample": 1}
+        minima |= {"comparator_num_candidates": 1, "comparator_history_k": 1, "max_completion_length": 1}
+        minima |= {"items_per_chunk": 1, "generation_token_budget": 1, "environment_steps_per_pair": 1, "top_k": 0}
+        for name, minimum in minima.items():
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                raise ValueError(f"`{name}` is {value}, it must be at least {minimum}.")
+        for name in ("temperature", "reward_scale", "reward_shift"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"`{name}` is {getattr(self, name)}, it must be a finite number.")
+        if self.temperature <= 0.0:
+            raise ValueError(
+                f"`temperature` is {self.temperature}, it must be positive: without chance there are no pairs."
+            )
+        choices = {"pair_selection": PAIR_SELECTIONS, "comparator_policy": (None, *COMPARATOR_POLICIES)}
+        choices["comparator_generation_mode"] = ("decentralized", "centralized", "sequential")
+        for name, values in choices.items():
+            if getattr(self, name) not in values:
+                raise ValueError(
+                    f"`{name}` is {getattr(self, name)!r}, it must be one of {', '.join(map(str, values))}."
+                )
+        if self.pair_selection == "all" and self.preference_pairs_per_sample is not None:
+            raise ValueError("`pair_selection: all` keeps every pair: set `preference_pairs_per_sample` to null.")
+        if self.pair_selection == "comparator_reward" and self.comparator_policy is None:
+            raise ValueError("`pair_selection: comparator_reward` needs a comparator: set `comparator_policy`.")
+        self._check_comparator()
+
+    def _check_comparator(self) -> None:
+        policy, mode = self.comparator_policy, self.comparator_generation_mode
+        if policy == "history" and self.policy_checkpoint_dir is None:
+            raise ValueError(
+                "`comparator_policy: history` needs `policy_checkpoint_dir`, the folder of the earlier teams."
+            )
+        if policy == "model" and (self.comparator_model_name is None) == (self.comparator_agents is None):
+            raise ValueError("`comparator_policy: model` needs either `comparator_model_name` or `comparator_agents`.")
+        if mode != "decentralized" and (policy != "model" or self.comparator_model_name is None):
+            raise ValueError(
+                f"`comparator_generation_mode: {mode}` has one model answer for all roles: set `comparator_policy: model` and "
+                "`comparator_model_name`."
+            )
+
+    @property
+    def sampling_kwargs(self) -> dict[str, Any]:
+        """The fields of [`~transformers.GenerationConfig`]."""
+        kwargs: dict[str, Any] = {
+            "max_new_tokens": self.max_completion_length,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+        }
+        kwargs |= {"top_k": self.top_k, "repetition_penalty": self.repetition_penalty, "disable_compile": True}
+        return kwargs if self.min_p is None else {**kwargs, "min_p": self.min_p}
+
+    @property
+    def candidates_per_item(self) -> int:
+        """Number of joint answers that are sampled and scored per item, those of the comparator included."""
+        return self.preference_num_candidates + self.num_comparator_candidates
+
+    @property
+    def num_comparator_candidates(self) -> int:
+        if self.comparator_policy is None:
+            return 0
+        number = self.comparator_num_candidates
+        return self.preference_num_candidates if number is None else number
+
+    def process_reward(self, reward: float) -> float:
+        return reward * self.reward_scale + self.reward_shift
+
+    def environment_steps(self, num_pairs: int) -> int:
+        """Env steps as CoMLRL counts them: a fixed number per pair, or none. Sampling costs nothing in this count."""
+        return num_pairs * self.environment_steps_per_pair if self.use_environment_step else 0
+
+    def values(self, names: tuple[str, ...]) -> dict[str, Any]:
+        """Some of the settings, by name."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name in names}

@@ -1,0 +1,131 @@
+"""Pairs of joint answers, of which one has the greater reward. Plain data: no model, no dataset."""
+
+import math
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+
+# Rewards that differ by less are equal. 0.1 + 0.2 and 0.3 are different floating-point numbers
+ROUNDING = 1e-12
+PAIR_SELECTIONS = ("reward_gap", "random", "all", "comparator_reward")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """
+    One joint answer to an item.
+
+    Args:
+        texts (`dict[str, str]`): The completion of each role.
+        reward (`float`): The joint reward.
+        metrics (`dict[str, float]`): The components of the reward.
+        by (`str`): The policy that sampled it.
+    """
+
+    texts: dict[str, str]
+    reward: float
+    metrics: dict[str, Any] = field(default_factory=dict)
+    by: str = "current"
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What two candidates with the same text have in common."""
+        return tuple(self.texts[role] for role in sorted(self.texts))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """
+    Two joint answers to an item.
+
+    Args:
+        chosen ([`Candidate`]): The one with the greater reward.
+        rejected ([`Candidate`]): The other one.
+        comparator_reward (`float`, *optional*): Reward of the one that the comparator sampled, if there is a comparator.
+    """
+
+    chosen: Candidate
+    rejected: Candidate
+    comparator_reward: float | None = None
+
+    @property
+    def gap(self) -> float:
+        """How much the rewards differ; always positive."""
+        return self.chosen.reward - self.rejected.reward
+
+
+def distinct(candidates: list[Candidate]) -> list[Candidate]:
+    """The candidates without those whose text an earlier one has for every role."""
+    first: dict[tuple[str, ...], Candidate] = {}
+    for candidate in candidates:
+        first.setdefault(candidate.key, candidate)
+    return list(first.values())
+
+
+def all_pairs(candidates: list[Candidate]) -> list[Pair]:
+    """
+    Returns every pair of different rewards, ordered by the position of the chosen and then of the rejected candidate.
+
+    Candidates with the same text count once. A candidate in which every role is silent is never the chosen one, because
+    there is nothing to learn from.
+    """
+    candidates = distinct(candidates)
+    return [Pair(one, other) for one in candidates for other in candidates if _can_be_chosen(one, other)]
+
+
+def matched_pairs(candidates: list[Candidate], others: list[Candidate]) -> list[Pair]:
+    """
+    Pairs the k-th candidate of the team with the k-th of a comparator. Either can be the chosen one.
+
+    Ties are dropped, and so are pairs whose texts an earlier pair has. If one list is longer, its last candidates have no
+    partner.
+    """
+    pairs: dict[tuple[tuple[str, ...], tuple[str, ...]], Pair] = {}
+    for candidate, other in zip(candidates, others, strict=False):
+        for chosen, rejected in ((candidate, other), (other, candidate)):
+            if _can_be_chosen(chosen, rejected):
+                pairs.setdefault((chosen.key, rejected.key), Pair(chosen, rejected, other.reward))
+    return list(pairs.values())
+
+
+def _can_be_chosen(chosen: Candidate, rejected: Candidate) -> bool:
+    tied = math.isclose(chosen.reward, rejected.reward, rel_tol=ROUNDING, abs_tol=ROUNDING)
+    differ = chosen.reward > rejected.reward and not tied and chosen.key != rejected.key
+    return differ and any(text.strip() for text in chosen.texts.values())
+
+
+def select_pairs(pairs: list[Pair], selection: str, limit: int | None, seed: int | str = 0) -> list[Pair]:
+    """
+    Selects the pairs of one item that are kept.
+
+    Args:
+        pairs (`list[Pair]`):
+            The pairs of the item.
+        selection (`str`):
+            Which pairs come first. `"reward_gap"`: those with the largest gap. `"comparator_reward"`: those whose comparator has
+            the greatest reward, and among equals those with the largest gap. `"random"`: a random order. `"all"`: the order
+            of the candidates. Pairs that are equal in this respect keep their order.
+        limit (`int`, *optional*):
+            How many are kept; with `None`, all are. `"all"` must not have a limit.
+        seed (`int` or `str`, *optional*, defaults to 0):
+            Seed of the random order.
+
+    Raises:
+        ValueError: the selection is unknown, has a limit that it must not have, or needs a comparator.
+    """
+    if selection == "reward_gap":
+        ordered = sorted(pairs, key=lambda pair: -pair.gap)
+    elif selection == "comparator_reward":
+        if any(pair.comparator_reward is None for pair in pairs):
+            raise ValueError("`pair_selection: comparator_reward` needs a comparator: set `comparator_policy`.")
+        ordered = sorted(pairs, key=lambda pair: (-(pair.comparator_reward or 0.0), -pair.gap))
+    elif selection == "random":
+        ordered = random.Random(seed).sample(pairs, len(pairs))
+    elif selection == "all":
+        if limit is not None:
+            raise ValueError("`pair_selection: all` keeps every pair: set `preference_pairs_per_sample` to null.")
+        ordered = pairs
+    else:
+        raise ValueError(f"`pair_selection` is {selection!r}, it must be one of {', '.join(PAIR_SELECTIONS)}.")
+    return ordered[:limit]

@@ -1,0 +1,110 @@
+"""Which preferences of earlier rounds are trained on again. Plain numbers: no model, no dataset."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+# The peer's names, and ours
+REPLAY_MODES = {"current": "none", "none": "none", "all_history": "all", "all": "all"}
+REPLAY_MODES |= {"nearest_k": "last_k", "last_k": "last_k", "lambda_decay": "lambda_decay"}
+
+
+@dataclass
+class ReplayConfig:
+    """The settings of the replay, part of the section of an iterative algorithm."""
+
+    preference_replay_mode: Literal["none", "current", "all", "all_history", "last_k", "nearest_k", "lambda_decay"] = (
+        field(
+            default="none",
+            metadata={
+                "help": "Rounds that preferences are drawn from: none (only the current one), all, last_k, lambda_decay."
+            },
+        )
+    )
+    preference_replay_k: int = field(
+        default=1, metadata={"help": "Number of rounds for last_k, the current one included."}
+    )
+    preference_replay_lambda: float = field(
+        default=0.5, metadata={"help": "Factor of a round's weight per round of age for lambda_decay."}
+    )
+    preference_replay_sample_size: int | None = field(
+        default=None,
+        metadata={"help": "Preferences to train on in each round; by default as many as the current round has."},
+    )
+
+    def __post_init__(self) -> None:
+        if self.preference_replay_mode not in REPLAY_MODES:
+            raise ValueError(
+                f"`preference_replay_mode` is {self.preference_replay_mode!r}, it must be one of {', '.join(REPLAY_MODES)}."
+            )
+        if self.preference_replay_k < 1:
+            raise ValueError(f"`preference_replay_k` is {self.preference_replay_k}, it must be at least 1.")
+        if not 0.0 <= self.preference_replay_lambda <= 1.0:
+            raise ValueError(
+                f"`preference_replay_lambda` is {self.preference_replay_lambda}, it must be between 0 and 1."
+            )
+        if self.preference_replay_sample_size is not None and self.preference_replay_sample_size < 1:
+            raise ValueError(
+                f"`preference_replay_sample_size` is {self.preference_replay_sample_size}, it must be at least 1, or null."
+            )
+
+
+def replay_weights(num_rounds: int, config: ReplayConfig) -> list[float]:
+    """
+    Computes the probability with which a preference is drawn from each round.
+
+    Args:
+        num_rounds (`int`): Number of rounds up to now, the current one included.
+        config ([`ReplayConfig`]): The settings.
+
+    Returns:
+        `list[float]`: One probability per round, the oldest first. With `lambda_decay`, the weight of a round that is `age` rounds
+        old is (1 - lambda) * lambda^age before the weights are divided by their sum; lambda = 1 gives all rounds the same weight.
+    """
+    ages = range(num_rounds - 1, -1, -1)
+    mode, decay = REPLAY_MODES[config.preference_replay_mode], config.preference_replay_lambda
+    if mode == "none":
+        weights = [float(age == 0) for age in ages]
+    elif mode == "last_k":
+        weights = [float(age < config.preference_replay_k) for age in ages]
+    elif mode == "lambda_decay":
+        weights = [decay**age for age in ages]  # the factor 1 - lambda cancels
+    else:
+        weights = [1.0] * num_rounds
+    return [weight / sum(weights) for weight in weights]
+
+
+def replay(sizes: Sequence[int], config: ReplayConfig, seed: int = 42) -> list[tuple[int, int]]:
+    """
+    Draws the preferences that a round trains on.
+
+    For each of them, a round is drawn with its probability, and then a preference of that round that was not drawn yet. When all
+    preferences of a round have been drawn, all of them can be drawn again. Rounds without preferences are left out.
+
+    Args:
+        sizes (`Sequence[int]`):
+            Number of preferences of each round, the oldest first and the current one last.
+        config ([`ReplayConfig`]):
+            The settings.
+        seed (`int`, *optional*, defaults to 42):
+            Seed of the run. The draw depends on it and on the number of rounds.
+
+    Returns:
+        `list[tuple[int, int]]`: For each preference, its round and its position in the round. It is empty if no round with a
+        probability above 0 has preferences.
+    """
+    size = config.preference_replay_sample_size
+    size = sizes[-1] if size is None else size
+    weights = [w * (n > 0) for w, n in zip(replay_weights(len(sizes), config), sizes, strict=True)]
+    if sum(weights) == 0.0:
+        return []
+    generator = random.Random(f"{seed}/{len(sizes)}")
+    waiting: list[list[int]] = [[] for _ in sizes]  # of each round, the preferences that were not drawn yet
+    drawn = []
+    for number in generator.choices(range(len(sizes)), weights, k=size):
+        if not waiting[number]:
+            waiting[number] = generator.sample(range(sizes[number]), sizes[number])
+        drawn.append((number, waiting[number].pop()))
+    return drawn

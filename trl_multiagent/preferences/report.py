@@ -1,0 +1,222 @@
+"""What a collection tells about itself: numbers, a warning, a picture, and the card of the dataset."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from huggingface_hub import DatasetCardData
+
+from trl_multiagent.preference_rows import CHOSEN_BY, CHOSEN_REWARD, text_columns
+from trl_multiagent.preferences.config import PreferenceConfig
+from trl_multiagent.preferences.pairs import Pair
+
+
+logger = logging.getLogger(__name__)
+
+PICTURE_FILE = "rewards.png"
+HUB_FILE = "data/train-00000-of-00001.parquet"  # of a dataset on the Hub
+FEW_ITEMS = 0.1  # share of the items with pairs below which there is a warning
+BINS = 16
+
+
+@dataclass
+class Facts:
+    """
+    How a dataset of preferences was made.
+
+    Args:
+        environment (`str`): The `repr` of the environment.
+        sampling (`dict`): The settings on which the candidates depend.
+        pairing (`dict`): The settings of the pairing.
+        numbers (`dict`): See [`summarize`].
+    """
+
+    environment: str
+    sampling: dict[str, Any]
+    pairing: dict[str, Any]
+    numbers: dict[str, Any]
+
+
+def summarize(
+    records: list[dict[str, Any]], pairs: list[list[Pair]], selected: list[list[Pair]], config: PreferenceConfig
+) -> dict[str, Any]:
+    """
+    Counts what was sampled and what it gave.
+
+    Args:
+        records (`list[dict]`): The candidates of each item, as the chunks hold them.
+        pairs (`list[list[Pair]]`): All pairs of each item.
+        selected (`list[list[Pair]]`): The pairs that were kept.
+        config ([`PreferenceConfig`]): The settings.
+
+    Returns:
+        `dict`: Numbers by name. `env_steps` is the count of CoMLRL, which charges pairs and not samples; `candidates_sampled` and
+        `candidates_scored` are what was really done.
+    """
+    own, others = candidates_of(records, "candidates"), candidates_of(records, "comparator")
+    kept = [pair for of_item in selected for pair in of_item]
+    texts = [
+        {
+            tuple(sorted(candidate["texts"].items()))
+            for candidate in (*record["candidates"], *record.get("comparator", ()))
+        }
+        for record in records
+    ]
+    completions = sum(len(record["candidates"]) * len(record["prompts"]) for record in records)
+    numbers: dict[str, Any] = {
+        "items": len(records),
+        "items_with_pairs": sum(bool(of_item) for of_item in pairs),
+        "candidates_sampled": len(own) + len(others),
+        "candidates_scored": len(own) + len(others),
+        "candidates_distinct": sum(map(len, texts)),
+        "tokens_sampled": sum(record["tokens"] + record.get("comparator_tokens", 0) for record in records),
+        "completions_truncated": sum(record["truncated"] for record in records) / completions,
+        "pairs_possible": sum(map(len, pairs)),
+        "pairs": len(kept),
+        "env_steps": config.environment_steps(len(kept)),
+        "mean_reward": fmean(candidate["reward"] for candidate in own),
+    }
+    if others:
+        numbers["mean_comparator_reward"] = fmean(candidate["reward"] for candidate in others)
+    if kept:
+        numbers["mean_chosen_reward"] = fmean(pair.chosen.reward for pair in kept)
+        numbers["mean_rejected_reward"] = fmean(pair.rejected.reward for pair in kept)
+        numbers["mean_gap"] = fmean(pair.gap for pair in kept)
+    return numbers
+
+
+def candidates_of(records: list[dict[str, Any]], side: str) -> list[dict[str, Any]]:
+    """All candidates of the team (`"candidates"`) or of the comparator (`"comparator"`)."""
+    return [candidate for record in records for candidate in record.get(side, ())]
+
+
+def warn_if_few_pairs(numbers: dict[str, Any]) -> None:
+    """Warns if almost no item has a pair, because training on such a dataset learns nothing about the other items."""
+    if numbers["items_with_pairs"] >= FEW_ITEMS * numbers["items"] and numbers["pairs"] > 0:
+        return
+    logger.warning(
+        "Only %d of %d items have answers with different rewards, so there are only %d pairs. The mean reward is %.3g, and %d of %d "
+        "answers are different texts. Sample more candidates or at a higher temperature, or use items that are neither too "
+        "easy nor too hard.",
+        *(numbers[name] for name in ("items_with_pairs", "items", "pairs", "mean_reward", "candidates_distinct")),
+        numbers["candidates_sampled"],
+    )
+
+
+def draw_rewards(records: list[dict[str, Any]], selected: list[list[Pair]], path: Path) -> None:
+    """
+    Draws the distribution of the rewards of all candidates and of the pairs' answers, and that of the gaps.
+
+    Args:
+        records (`list[dict]`): The candidates of each item, as the chunks hold them.
+        selected (`list[list[Pair]]`): The pairs that were kept.
+        path (`Path`): The PNG file to write.
+    """
+    import numpy as np
+    from matplotlib.figure import Figure  # takes long to import
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    pairs = [pair for of_item in selected for pair in of_item]
+    series = {"candidates": [candidate["reward"] for candidate in candidates_of(records, "candidates")]}
+    series["comparator"] = [candidate["reward"] for candidate in candidates_of(records, "comparator")]
+    series["chosen"] = [pair.chosen.reward for pair in pairs]
+    series["rejected"] = [pair.rejected.reward for pair in pairs]
+    bins = np.histogram_bin_edges([*series["candidates"], *series["comparator"]], BINS)
+    colors = {"candidates": "0.6", "comparator": "tab:purple", "chosen": "tab:green", "rejected": "tab:red"}
+    for name, values in series.items():
+        if values:
+            filled = name == "candidates"
+            left.hist(
+                values,
+                bins,
+                weights=[1 / len(values)] * len(values),
+                color=colors[name],
+                histtype="stepfilled" if filled else "step",
+                linewidth=2,
+                label=f"{name} ({len(values)}, mean {fmean(values):.2f})",
+            )
+    left.set(title="Joint rewards", xlabel="reward", ylabel="share")
+    left.legend(frameon=False, fontsize="small")
+    gaps = [pair.gap for pair in pairs]
+    if gaps:
+        right.hist(gaps, BINS, color="tab:blue")
+        right.axvline(fmean(gaps), color="black", linestyle=":", label=f"mean {fmean(gaps):.2f}")
+        right.legend(frameon=False, fontsize="small")
+    right.set(
+        title="Gaps of the pairs", xlabel="reward of the chosen minus that of the rejected answer", ylabel="pairs"
+    )
+    right.set_xlim(left=0)
+    for axes in (left, right):
+        axes.grid(alpha=0.2)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+def preference_card(facts: Facts, roles: Sequence[str], columns: Sequence[str], config: PreferenceConfig) -> str:
+    """Writes the card of the dataset: what its columns are, how it was made, and what came out."""
+    data = DatasetCardData(
+        tags=["trl-multiagent", "preference"],
+        pretty_name="Joint preferences",
+        configs=[{"config_name": "default", "data_files": [{"split": "train", "path": HUB_FILE}]}],
+    )
+    components = ", ".join(
+        f"`{name.removeprefix('chosen_')}`"
+        for name in columns
+        if name.startswith("chosen_") and name not in (CHOSEN_REWARD, CHOSEN_BY)
+    )
+    by_role = "\n".join(
+        "| {}, {}, {} | prompt, chosen and rejected answer of `{}` |".format(
+            *(f"`{name}`" for name in text_columns(role)), role
+        )
+        for role in roles
+    )
+    picture = f"\n![Rewards and gaps](./{PICTURE_FILE})\n" if config.log_reward_distribution else ""
+    environment = "".join(f"    {line}\n" for line in facts.environment.splitlines())
+    return f"""---
+{data.to_yaml()}
+---
+
+# Joint preferences
+
+Pairs of joint answers of the agents {", ".join(f"`{role}`" for role in roles)}. Each row compares two joint answers to one item; the chosen one has
+the greater joint reward. Made with trl_multiagent, which extends [TRL](https://github.com/huggingface/trl) to teams of models.
+
+| column | contents |
+| --- | --- |
+{by_role}
+| `item_id`, `round` | the item, and the round of the collection |
+| `chosen_reward`, `rejected_reward` | the joint rewards |
+| `chosen_by`, `rejected_by` | the policies that sampled the answers |
+| `chosen_<name>`, `rejected_<name>` | components of the rewards: {components or "none"} |
+
+```python
+from trl_multiagent.preferences import load_preferences
+
+preferences = load_preferences("FOLDER_OR_REPOSITORY", roles={list(roles)!r})
+```
+
+## What came out
+{picture}
+{table("number", facts.numbers)}
+`env_steps` is the number that CoMLRL charges, {config.environment_steps_per_pair} per pair if `use_environment_step`. What was really done is the number of candidates
+that were sampled and scored; all of them are in the folder `candidates` of a collection.
+
+## How it was made
+
+The environment, whose joint reward decided:
+
+{environment}
+{table("setting", {**facts.pairing, **facts.sampling})}"""
+
+
+def table(header: str, values: dict[str, Any]) -> str:
+    """A Markdown table of two columns."""
+    lines = [f"| {header} | value |", "| --- | --- |"]
+    for name, value in values.items():
+        text = f"{value:.4g}" if isinstance(value, float) else str(value)
+        lines.append(f"| {name} | {text.replace('|', chr(92) + '|')} |")
+    return "\n".join(lines) + "\n"

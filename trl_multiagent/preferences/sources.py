@@ -1,0 +1,113 @@
+"""Loads datasets of joint preferences from folders, files and the Hub, and pushes them."""
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from datasets import Dataset, load_dataset, load_from_disk
+from huggingface_hub import CommitInfo
+
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE, LOCAL_SUFFIXES, read_file, select_rows
+from trl_multiagent.hub.push import open_repo, push_command_advice, upload_folder
+from trl_multiagent.preference_rows import check_preferences
+from trl_multiagent.preferences.collection import CANDIDATES_FOLDER, DATASET_STATE, FACTS_FILE
+from trl_multiagent.preferences.report import HUB_FILE, PICTURE_FILE
+
+
+def load_preferences(name: str, roles: Sequence[str], split: str | None = None) -> Dataset:
+    """
+    Loads joint preferences, from a collection or from anywhere else, and checks every row.
+
+    Args:
+        name (`str`):
+            Folder of a collection or of another dataset that `Dataset.save_to_disk` wrote, a `.jsonl`, `.json` or `.parquet` file,
+            or the id of a dataset on the Hub.
+        roles (`Sequence[str]`):
+            The roles of the team that is to be trained.
+        split (`str`, *optional*):
+            The rows, such as `"train[:100]"`. By default, all rows, or those of the split `train` of a dataset on the Hub.
+
+    Returns:
+        `datasets.Dataset`
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+        ValueError: the collection is not complete, or a column or row is malformed; the message names the row and the field.
+    """
+    path = Path(name)
+    if path.suffix in LOCAL_SUFFIXES:
+        preferences = select_rows(Dataset.from_list(read_file(path)), split, name)
+    elif path.is_dir():
+        if not (path / DATASET_STATE).is_file():
+            what = "an unfinished collection; start it again to finish it" if is_unfinished(path) else "no dataset"
+            raise ValueError(f"{path} holds {what}.")
+        preferences = select_rows(load_from_disk(path), split, name)
+    elif path.is_absolute() or name.count("/") != 1:
+        raise FileNotFoundError(
+            f"There is no folder {name}. Preferences are in a folder, a {LOCAL_FILE}, or on the Hub."
+        )
+    else:
+        preferences = load_dataset(name, split=split or "train")
+    check_preferences(preferences, roles, name)
+    return preferences
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Whether a folder holds candidates, but no dataset yet."""
+    return (folder / CANDIDATES_FOLDER).is_dir()
+
+
+def is_collection(folder: str | Path) -> bool:
+    """Whether a folder holds collected preferences, all of them."""
+    return all((Path(folder) / name).is_file() for name in (DATASET_STATE, FACTS_FILE))
+
+
+def push_preferences(
+    folder: str | Path,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    token: str | None = None,
+    revision: str | None = None,
+    commit_message: str = "Upload preferences",
+    create_pr: bool = False,
+) -> CommitInfo:
+    """
+    Uploads collected preferences and their card to a dataset repository. The candidates stay on this machine.
+
+    Args:
+        folder (`str` or `Path`):
+            Folder of a collection.
+        repo_id (`str`):
+            Repository, created if it does not exist.
+        private (`bool`, *optional*):
+            Whether a repository that is created is private.
+        token (`str`, *optional*):
+            Token with write access; by default the one of `hf auth login` or of the variable `HF_TOKEN`.
+        revision (`str`, *optional*):
+            Branch, created if it does not exist; by default `main`.
+        commit_message (`str`, *optional*, defaults to `"Upload preferences"`):
+            Message of the commit.
+        create_pr (`bool`, *optional*, defaults to `False`):
+            Whether to open a pull request, which needs no write access.
+
+    Returns:
+        [`~huggingface_hub.CommitInfo`]
+
+    Raises:
+        ValueError: the folder holds no complete collection.
+        RuntimeError: the Hub cannot be reached, it refuses the upload, or the upload is interrupted.
+    """
+    folder = Path(folder)
+    if not is_collection(folder):
+        raise ValueError(f"{folder} holds no complete collection of preferences.")
+    repo_id = open_repo(repo_id, private, token, revision, create_pr, repo_type="dataset")
+    with tempfile.TemporaryDirectory() as upload:
+        for path in (folder / "README.md", folder / PICTURE_FILE):
+            if path.is_file():
+                shutil.copy(path, upload)
+        (Path(upload) / HUB_FILE).parent.mkdir()
+        load_from_disk(folder).to_parquet(Path(upload) / HUB_FILE)
+        advice = push_command_advice(folder, repo_id)
+        return upload_folder(upload, repo_id, advice, token, revision, commit_message, create_pr, repo_type="dataset")

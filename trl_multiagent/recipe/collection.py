@@ -1,0 +1,261 @@
+"""The function behind `trl-multiagent collect`: it reads and checks the settings, then plans or collects preferences."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trl_multiagent.environments.task import Task, TaskSettings
+from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.recipe.arguments import Settings
+from trl_multiagent.recipe.run import read_settings
+from trl_multiagent.recipe.settings import ConfigError
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from trl_multiagent.environments.base import Environment
+    from trl_multiagent.preferences.config import PreferenceConfig
+    from trl_multiagent.team.agent_team import AgentTeam
+
+
+SECTION = "madpo"
+FOLDER = "preferences"  # in the folder of the run, unless `preference_dataset` names another one
+CHARACTERS_PER_TOKEN = 3  # about; for the plan, which loads no tokenizer
+
+
+@dataclasses.dataclass
+class Collection:
+    """
+    The checked settings of a collection.
+
+    Args:
+        settings ([`~trl_multiagent.recipe.arguments.Settings`]): All settings.
+        config ([`~trl_multiagent.preferences.PreferenceConfig`]): Those of the collection.
+        dry_run (`bool`): Whether to print the plan and stop.
+        prog (`str`): Name of the program in messages.
+    """
+
+    settings: Settings
+    config: PreferenceConfig
+    dry_run: bool
+    prog: str
+
+    @property
+    def task(self) -> Task:
+        return self.settings.task
+
+    @property
+    def task_settings(self) -> TaskSettings:
+        """The argument of the task's functions."""
+        sections = {name: self.settings.sections[name] for name in ("dataset", *self.task.settings)}
+        return TaskSettings(sections, self.settings.num_agents, Path(self.config.output_dir))
+
+    def make_environment(self) -> Environment:
+        """
+        Makes the task's environment.
+
+        Raises:
+            ConfigError: the number of its roles is not `num_agents`.
+        """
+        environment = self.task.make_environment(self.task_settings)
+        if len(environment.roles) != self.settings.num_agents:
+            raise ConfigError(
+                f"`{SECTION}.num_agents` is {self.settings.num_agents}, but the task has {len(environment.roles)} roles: "
+                f"{', '.join(environment.roles)}."
+            )
+        return environment
+
+    def load_items(self) -> Dataset:
+        """Loads the items to collect preferences for: the task's training set, or its first `dataset.size` rows."""
+        from trl_multiagent.recipe.recipe import first_rows
+
+        dataset, _ = self.task.load_datasets(self.task_settings)
+        return first_rows(dataset, self.settings.sections["dataset"].size)
+
+    def load_team(self, roles: Sequence[str]) -> AgentTeam:
+        """Loads the team that samples, on the device of this process."""
+        from trl_multiagent.preferences.collection import start_processes
+        from trl_multiagent.recipe.recipe import loading_arguments, make_peft_config, quantization
+        from trl_multiagent.team.agent_team import AgentTeam
+
+        state, settings = start_processes(), self.settings
+        model = settings.sections["agent_model"]
+        names = settings.model_names
+        if isinstance(names, str) and names in self.task.models:
+            with state.main_process_first():
+                names = self.task.models[names]()
+        dtype = "float32" if state.device.type == "cpu" else model.torch_dtype or "auto"
+        team = AgentTeam.from_pretrained(
+            names,
+            roles,
+            peft_config=make_peft_config(settings),
+            share_weights=model.share_weights,
+            seed=self.config.seed,
+            dtype=dtype,
+            **quantization(model, "bfloat16" if dtype == "auto" else dtype),
+            **loading_arguments(model),
+        )
+        return team if model.is_quantized else team.to(state.device)
+
+
+def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None) -> None:
+    """
+    Collects preferences for a task, or prints what that will cost if `--dry_run` is given. Wrong settings end the program.
+
+    A collection that was interrupted is continued if the program is started again with the same settings.
+
+    Args:
+        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
+            What the preferences are about; or, if the user chooses that, the tasks that have a name, see
+            [`~trl_multiagent.recipe.tasks.choose_task`].
+        argv (`list[str]`, *optional*): Arguments; by default those of the command line.
+        prog (`str`, *optional*): Name of the program in messages; by default that of the script.
+    """
+    prog = prog or Path(sys.argv[0]).name
+    try:
+        collection = parse_collection(task, argv, prog)
+        environment = collection.make_environment()
+        from trl_multiagent.recipe.results import check_folder  # takes as long as TRL
+
+        check_folder("`preference_dataset`", Path(collection.config.output_dir))
+    except ConfigError as error:
+        sys.exit(f"{prog}: error: {error}")
+    if collection.dry_run:
+        return print_cost(collection, environment)
+
+    from trl_multiagent.preferences.collection import collect_preferences, start_processes
+
+    state = start_processes()
+    logging.basicConfig(format="%(message)s")
+    if state.is_main_process:
+        for note in collection.settings.notes:
+            print(f"{prog}: note: {note}", file=sys.stderr)
+    items = collection.load_items()
+    team = collection.load_team(environment.roles)
+    config = collection.config
+    if config.comparator_model_name in collection.task.models:
+        with state.main_process_first():
+            config = dataclasses.replace(
+                config, comparator_model_name=collection.task.models[config.comparator_model_name]()
+            )
+    try:
+        preferences = collect_preferences(team, environment, items, config)
+    except TaskError:
+        raise  # its traceback says where the code of the task failed
+    except ValueError as error:
+        sys.exit(f"{prog}: error: {error}")
+    if state.is_main_process:
+        print(f"Saved {len(preferences)} preferences in {collection.config.output_dir}", flush=True)
+    state.wait_for_everyone()
+    state.destroy_process_group()
+
+
+def parse_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None, prog: str) -> Collection:
+    """
+    Reads and checks the settings of a collection, without loading a model or data.
+
+    Args:
+        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
+            What the preferences are about; or, if the user chooses that, the tasks that have a name, see
+            [`~trl_multiagent.recipe.tasks.choose_task`].
+        argv (`list[str]` or `None`): Arguments; by default those of the command line.
+        prog (`str`): Name of the program in the help.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+    settings, dry_run = read_settings(SECTION, task, argv, prog)
+    return Collection(settings, make_config(settings), dry_run, prog)
+
+
+def make_config(settings: Settings) -> PreferenceConfig:
+    """
+    The settings of the collection. Those of the trainer are left out.
+
+    Raises:
+        ConfigError: they contradict each other.
+    """
+    from trl_multiagent.preferences.config import PreferenceConfig
+
+    given: dict[str, Any] = dict(settings.arguments)
+    names = {field.name for field in dataclasses.fields(PreferenceConfig)}
+    values = {name: value for name, value in given.items() if name in names}
+    folder = given.get("preference_dataset") or str(
+        Path(given.get("output_dir") or settings.sections["output"].base_dir) / FOLDER
+    )
+    try:
+        return PreferenceConfig(**{**values, "output_dir": folder})
+    except ValueError as error:
+        raise ConfigError(f"section `{SECTION}`: {error}") from error
+
+
+def print_cost(collection: Collection, environment: Environment) -> None:
+    """
+    Prints what a collection will cost, without loading a model.
+
+    Args:
+        collection ([`Collection`]): The settings.
+        environment ([`~trl_multiagent.environments.Environment`]): The task's environment.
+    """
+    from trl_multiagent.environments.base import ask
+    from trl_multiagent.preferences.collection import chunks_of, finished_chunks
+    from trl_multiagent.recipe.plan import count
+
+    config, roles = collection.config, environment.roles
+    lines: dict[str, Any] = {"section": SECTION}
+    names = collection.settings.model_names
+    names = names if isinstance(names, list) else [names] * len(roles)
+    lines["agents"] = ", ".join(f"{role}: {name}" for role, name in zip(roles, names, strict=True))
+    if config.comparator_policy is not None:
+        lines["comparator"] = (
+            f"{config.comparator_policy}, {count(config.num_comparator_candidates, 'candidate')} per item"
+        )
+    lines["candidates"] = f"{config.candidates_per_item} per item, each of {count(len(roles), 'completion')}"
+    limit = (
+        "all pairs" if config.preference_pairs_per_sample is None else f"{config.preference_pairs_per_sample} at most"
+    )
+    lines["pairs"] = f"{limit} per item, {config.pair_selection}"
+    try:
+        items = collection.load_items()
+    except ConnectionError as error:
+        lines["items"] = f"unknown, because the dataset could not be reached. {error}"
+    else:
+        chunks = chunks_of(len(items), config.items_per_chunk)
+        rows = [items[k] for k in range(len(items))]
+        prompts = ask(environment, rows, [()] * len(rows))
+        candidates = len(items) * config.candidates_per_item
+        lines["items"] = f"{len(items)}, in {count(len(chunks), 'chunk')}"
+        lines["to score"] = (
+            f"{candidates} joint answers, in {len(chunks) * (1 + bool(config.comparator_policy))} calls"
+        )
+        lines["generate calls"] = f"about {generate_calls(config, chunks, prompts, roles)}"
+        lines["tokens"] = f"{candidates * len(roles) * config.max_completion_length} sampled at most"
+        done = finished_chunks(Path(config.output_dir), len(chunks))
+        if done:
+            lines["done already"] = f"{done} of {count(len(chunks), 'chunk')}, if the settings have not changed"
+    lines["folder"] = config.output_dir
+    print("Dry run: no model was loaded, nothing was written.")
+    for name, text in lines.items():
+        print(f"  {name:<15}  {text}")
+
+
+def generate_calls(
+    config: PreferenceConfig, chunks: list[range], prompts: list[dict[str, Any]], roles: Sequence[str]
+) -> int:
+    """Estimates the number of `generate` calls from the lengths of the prompts, for a team and a comparator of equal size."""
+    from trl_multiagent.models.generation import plan_calls
+
+    calls = 0
+    for number in (config.preference_num_candidates, config.num_comparator_candidates):
+        for chunk in chunks if number else ():
+            for role in roles:
+                lengths = [len(str(prompts[k][role])) // CHARACTERS_PER_TOKEN for k in chunk]
+                ids = [[0] * length for length in lengths]
+                calls += len(plan_calls(ids, number, config.max_completion_length, config.generation_token_budget))
+    return calls
