@@ -153,6 +153,15 @@ def test_team_examples(tiny_model, tmp_path):
     assert recipe.peft_config.r == 16 and recipe.agent_model.share_weights is False
 
 
+def test_actor_critic_example(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (example,) = python_blocks(ROOT / "docs" / "actor_critic.md")
+    names = {}
+    exec(example.replace('"Qwen/Qwen2.5-0.5B-Instruct"', repr(tiny_model)), names)
+    log = names["trainer"].state.log_history
+    assert log[0]["critics/central/value_loss"] >= 0.0 and "agents/poet/advantage_std" in log[0]
+
+
 def test_preference_examples(tiny_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     training, evaluation = python_blocks(ROOT / "docs" / "madpo.md")

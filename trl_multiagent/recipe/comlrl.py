@@ -5,12 +5,10 @@ The names in configurations that were written for CoMLRL, and their meaning here
 """
 
 # Sections for algorithms of CoMLRL that this release does not have
-OTHER_ALGORITHMS = ("madpo", "marlhf", "reward_model", "iac", "maac", "ac")
+OTHER_ALGORITHMS = ("marlhf", "marlhf_iter", "reward_model")
 
 # Sections that must be empty, and the reason
 UNAVAILABLE = {
-    "critic_model": "critics are not available in this release",
-    "critics": "critics are not available in this release",
     "preference": "preference training is not available in this release",
 }
 
@@ -19,6 +17,7 @@ RENAMED = {
     "model": "agent_model",
     "model_name": "agent_model.name",
     "agent_model.dtype": "agent_model.torch_dtype",
+    "critic_model.model_name_or_path": "critic_model.name",
     "agent_model.temperature": "{algorithm}.temperature",
     "agent_model.top_p": "{algorithm}.top_p",
     "agent_model.top_k": "{algorithm}.top_k",
@@ -28,6 +27,8 @@ RENAMED = {
     "{algorithm}.seed": "seed",
     "{algorithm}.agent_learning_rate": "{algorithm}.learning_rate",
     "{algorithm}.num_epochs": "{algorithm}.num_train_epochs",
+    "madpo.dpo_beta": "madpo.beta",
+    "madpo_iter.dpo_beta": "madpo_iter.beta",
     "{algorithm}.max_new_tokens": "{algorithm}.max_completion_length",
     "{algorithm}.eval_batch_size": "{algorithm}.per_device_eval_batch_size",
     "{algorithm}.normalize_advantage": "{algorithm}.advantage_normalization",
@@ -67,6 +68,7 @@ NULL_IS_DEFAULT = (
     "{algorithm}.beta",
     "{algorithm}.discount",
     "{algorithm}.advantage_normalization",
+    "{algorithm}.preference_replay_k",
 )
 
 # Settings that are accepted and have no effect. If a run has some of them, it prints one note that lists them
@@ -82,11 +84,30 @@ NO_EFFECT = (
     "wandb.output_dir",
     "{algorithm}.parallel_training",
     "{algorithm}.agent_devices",
+    "{algorithm}.critic_devices",
+    "critic_model.type",
+    "critic_model.max_length",
+    "critic_model.special_tokens",
+    "critic_model.torch_dtype",
+    "critic_model.dtype",
+    "critic_model.temperature",
+    "critic_model.top_p",
+    "critic_model.top_k",
     "{algorithm}.reference_devices",
     "{algorithm}.reference_kl_devices",
     "{algorithm}.save_epochs",
     "{algorithm}.external_prompt_passthrough",
     "{algorithm}.epsilon_clip",
+    "{algorithm}.preference_replay_dir",
+    "{algorithm}.comparator_devices",
+    "{algorithm}.comparator_centralized_agent_index",
+    *(
+        f"{{algorithm}}.comparator_api_{name}"
+        for name in (
+            *("url", "format", "model", "max_n_per_request", "timeout", "headers", "key", "key_env", "key_header"),
+            *("key_prefix", "response_field", "extra_body"),
+        )
+    ),
     "{algorithm}.early_termination_weight",
     "marlhf.dpo_beta",
     "marlhf.reward_model_device",

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from accelerate.utils import broadcast_object_list, gather_object
@@ -32,6 +32,7 @@ from trl_multiagent.team.files import AGENTS_FOLDER, SHARED_FOLDER
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint, verify_checkpoint
 from trl_multiagent.trainers.base.distribution import OtherProcessError, fail_together
 from trl_multiagent.trainers.base.rescue import SaveError
+from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.run_settings import (
     check_changes,
     check_steps,
@@ -39,7 +40,6 @@ from trl_multiagent.trainers.base.run_settings import (
     describe_run,
     differences,
 )
-from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
 
 @dataclasses.dataclass
@@ -51,7 +51,7 @@ class Recipe:
         algorithm (`str`): Name of the algorithm's section.
         task ([`~trl_multiagent.environments.task.Task`]): What the team is trained on.
         merged (`dict`): All settings that were given, under the names of this release; the content of the run's `config.yaml`.
-        training_args ([`MAGRPOConfig`]): The trainer's arguments. `output_dir` is the folder of the run.
+        training_args ([`RolloutConfig`]): The trainer's arguments. `output_dir` is the folder of the run.
         num_agents (`int`): Number of agents.
         model_names (`str` or `list[str]`): The model id or folder from which all agents start, or one per agent.
         peft_config ([`~peft.LoraConfig`], *optional*): The adapter of every agent of a LoRA team.
@@ -60,13 +60,14 @@ class Recipe:
         dry_run (`bool`): Whether to print the plan and stop.
         resume_from_checkpoint (`str`, *optional*): Folder of the checkpoint to continue from.
         notes (`list[str]`): Messages to the user about the settings.
+        settings ([`~trl_multiagent.recipe.arguments.Settings`]): The settings that all of this was made of.
         prog (`str`): Name of the program in messages.
     """
 
     algorithm: str
     task: Task
     merged: dict[str, Any]
-    training_args: MAGRPOConfig
+    training_args: RolloutConfig
     num_agents: int
     model_names: str | list[str]
     peft_config: LoraConfig | None
@@ -75,7 +76,11 @@ class Recipe:
     dry_run: bool
     resume_from_checkpoint: str | None
     notes: list[str]
+    settings: Settings
     prog: str = "recipe"
+
+    # Arguments whose keys or entries are roles
+    role_arguments: ClassVar[tuple[str, ...]] = ("frozen_agents", "agent_learning_rates", "vllm_server_base_urls")
 
     @property
     def agent_model(self) -> AgentModel:
@@ -147,7 +152,7 @@ class Recipe:
                 f"Set it to {len(roles)}."
             )
         args = self.training_args
-        for name in ("frozen_agents", "agent_learning_rates", "vllm_server_base_urls"):
+        for name in self.role_arguments:
             unknown = [role for role in getattr(args, name) or () if role not in roles]
             if unknown:
                 raise ConfigError(
@@ -203,15 +208,21 @@ class Recipe:
                 return self.task.models[self.model_names]()
         return self.model_names
 
-    def load_team(self, roles: Sequence[str]) -> AgentTeam:
-        """Loads the team to train: full models, one model for all agents, or LoRA adapters."""
+    def load_team(self, roles: Sequence[str], folder: str | None = None) -> AgentTeam:
+        """
+        Loads the team to train: full models, one model for all agents, or LoRA adapters.
+
+        Args:
+            roles (`Sequence[str]`): The roles.
+            folder (`str`, *optional*): Folder of a saved team to load instead, with the form in which it was saved.
+        """
         model = self.agent_model
         compute_dtype = self.dtype if self.dtype != "auto" else "bfloat16" if self.training_args.bf16 else "float32"
         return AgentTeam.from_pretrained(
-            self.models(),
+            self.models() if folder is None else folder,
             roles,
-            peft_config=self.peft_config,
-            share_weights=model.share_weights,
+            peft_config=self.peft_config if folder is None else None,
+            share_weights=model.share_weights and folder is None,
             seed=self.training_args.seed,
             dtype=self.dtype,
             **quantization(model, compute_dtype),
@@ -300,8 +311,13 @@ class Recipe:
             for callback in self.task.callbacks(self.task_settings, trainer):
                 trainer.add_callback(callback)
         trainer.train(resume_from_checkpoint=self.resume_from_checkpoint)
+        self.save_results(trainer)
+
+    def save_results(self, trainer: Trainer) -> None:
+        """Saves and pushes the trained team, as far as the settings ask for it; see [`~Recipe.train_and_save`]."""
         if not self.saves_team:
             return
+        accelerator = trainer.accelerator
         name = self.dataset.name
         dataset_name = hub_id(name) if name and self.dataset.may_be_hub_id else None
         try:
@@ -351,13 +367,13 @@ def quantization(model: AgentModel, compute_dtype: str) -> dict[str, Any]:
     }
 
 
-def build_recipe(settings: Settings, training_args: MAGRPOConfig, dry_run: bool = False) -> Recipe:
+def build_recipe(settings: Settings, training_args: RolloutConfig, dry_run: bool = False) -> Recipe:
     """
     Makes a recipe from checked settings.
 
     Args:
         settings ([`~trl_multiagent.recipe.arguments.Settings`]): The settings.
-        training_args ([`MAGRPOConfig`]): The trainer's arguments, from
+        training_args ([`RolloutConfig`]): The trainer's arguments, from
             [`~trl_multiagent.recipe.arguments.make_training_args`]. Their `output_dir` is set to the folder of the run.
         dry_run (`bool`, *optional*, defaults to `False`): Whether the run only prints its plan.
 
@@ -408,6 +424,7 @@ def build_recipe(settings: Settings, training_args: MAGRPOConfig, dry_run: bool 
         dry_run=dry_run,
         resume_from_checkpoint=resume_from_checkpoint,
         notes=notes,
+        settings=settings,
     )
 
 

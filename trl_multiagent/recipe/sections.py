@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trl_multiagent.environments.task import DatasetSource, Task, setting
+from trl_multiagent.recipe.algorithms import ACTOR_CRITICS
 
 
 @dataclass
@@ -61,6 +62,15 @@ class AgentModel:
     @property
     def is_quantized(self) -> bool:
         return self.load_in_4bit or self.load_in_8bit
+
+
+@dataclass
+class CriticModel:
+    """The section `critic_model`, of algorithms with critics."""
+
+    name: str | None = setting(
+        "Model id or folder that the critics start from, with the data type of the agents; by default the agents' models."
+    )
 
 
 # Names of TRL's scripts for our settings
@@ -121,12 +131,14 @@ class AlgorithmExtras:
     """The settings in an algorithm's section that are not fields of its configuration class."""
 
     rollout_buffer_size: int | None = setting(
-        "Nodes per update; sets `items_per_device` to the number of whole trees that fit.",
+        "Nodes per update; sets `items_per_device` to the number of whole trees that fit. With preferences: pairs per update.",
         ge=1,
     )
-    train_batch_size: int | None = setting("Has no effect: every optimizer step uses the whole batch.")
+    train_batch_size: int | None = setting(
+        "Pairs per update with preferences, `rollout_buffer_size` by default. Otherwise an optimizer step uses the whole batch."
+    )
     eval_interval: int | None = setting(
-        "Items between evaluations, 0 for none; sets `eval_strategy` and `eval_steps`.",
+        "Items between evaluations (updates, with preferences), 0 for none; sets `eval_strategy` and `eval_steps`.",
         ge=0,
     )
     eval_num_samples: int | None = setting("Evaluate on the first n items of the evaluation set.", ge=1)
@@ -137,6 +149,23 @@ class AlgorithmExtras:
     resume_from_checkpoint: str | bool | None = setting(
         "Checkpoint folder to continue from; true: the last one in the folder that RUN_ID or `output_dir` names."
     )
+
+
+@dataclass
+class CriticExtras(AlgorithmExtras):
+    """The same, for an algorithm with critics."""
+
+    use_separate_critic: bool | None = setting(
+        "True: `critic_form` 'model', or 'adapter'. False: `critic_form` 'head', a value head on the agent's own model."
+    )
+    value_head_hidden_dim: int | None = setting(
+        "The `critic_value_head_hidden_dim` of a value head on the agent's own model.", ge=1
+    )
+
+
+def extras_of(algorithm: str) -> type[AlgorithmExtras]:
+    """The dataclass of the settings in an algorithm's section that are not fields of its configuration class."""
+    return CriticExtras if algorithm in ACTOR_CRITICS else AlgorithmExtras
 
 
 # The section `peft` has the fields of `LoraConfig`, except for those that PEFT itself sets
@@ -155,9 +184,15 @@ NOT_IN_PEFT = (
 )
 PEFT_DEFAULTS = {"target_modules": "all-linear"}
 
-VALUES = {"task": str | None, "agents": list[str] | None, "seed": int | None}  # top-level keys that are not sections
+VALUES = {
+    "task": str | None,
+    "agents": list[str] | None,
+    "critics": list[str] | None,
+    "seed": int | None,
+}  # top-level keys that are not sections
 SHARED_SECTIONS: dict[str, type] = {
     "agent_model": AgentModel,
+    "critic_model": CriticModel,
     "dataset": DatasetSource,
     "output": Output,
     "reward_processor": RewardProcessor,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import AuxiliaryTrainingWrapper
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
@@ -116,7 +117,7 @@ class Backbone:
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The critic's tokenizer.
         own (`str`, *optional*): The critic's entry of [`Critics.models`]; `None`: the agent's model.
         adapter (`str`, *optional*): Name of the critic's adapter.
-        layers (`list`): The layers that have this adapter.
+        layers (`list`): The layers of the model that have adapters, also those without this one.
         shares_vocabulary (`bool`): Whether the tokens of the agent are tokens of the critic.
     """
 
@@ -165,7 +166,7 @@ class Critics(nn.Module):
         return team.policies[backbone.role] if own is None else own
 
     def activate(self, name: str) -> None:
-        """Makes a critic's adapter the one that its base computes with."""
+        """Makes a critic's adapter the only one that its base computes with. Layers without it compute as in the base."""
         for layer in self.backbones[name].layers:
             layer._active_adapter = [self.backbones[name].adapter]
             layer._disable_adapters = False
@@ -322,9 +323,7 @@ def make_critics(team: "AgentTeam", roles: dict[str, str], settings: CriticSetti
     for name, backbone in backbones.items():
         model = critics.model(name, team)
         if backbone.adapter is not None:
-            backbone.layers = [
-                m for m in model.modules() if isinstance(m, BaseTunerLayer) and backbone.adapter in m.lora_A
-            ]
+            backbone.layers = [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
             for parameter in adapter_parameters(cast(PeftModel, model), backbone.adapter):
                 parameter.requires_grad_(True)
         with seeded(settings.seed, f"critic head {name}"):

@@ -53,11 +53,17 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
 
     team: AgentTeam
     _metrics: dict[str, defaultdict[str, list[float]]]
+    _trains_critics = False
     _eval_prefix = "eval"  # of the evaluation that is running
 
     def _prepare_team(self, team: AgentTeam, args: TeamConfig) -> None:
         """Checks and applies the arguments that concern the agents. Called before the TRL trainer is initialized."""
         check_agent_settings(team, args)
+        if team.critics is not None and not self._trains_critics:
+            raise ValueError(
+                "The team has the critics of an earlier trainer, which this one does not train. Save the team, and load its "
+                "agents with `AgentTeam.from_pretrained`."
+            )
         if args.ddp_find_unused_parameters is None:
             args.ddp_find_unused_parameters = False  # every backward pass reaches every trained agent
         self.team = team
@@ -158,7 +164,7 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
             for group in optimizer.param_groups:
                 for name in (*owners, None):  # `None` stands for parameters that belong to no agent
                     parameters = [parameter for parameter in group["params"] if owner.get(parameter) == name]
-                    rate = rates.get(name, group["lr"])
+                    rate = group["lr"] if name is None else rates.get(name, group["lr"])
                     groups.append({**group, "params": parameters, "lr": rate})
             optimizer.param_groups = [group for group in groups if group["params"]]
         return optimizer
