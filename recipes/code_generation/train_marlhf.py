@@ -16,7 +16,7 @@ from trl_multiagent.recipe.marlhf import run_marlhf
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    run_marlhf(TASK, argv)
+    run_marlhf("marlhf", TASK, argv)
 
 
 if __name__ == "__main__":

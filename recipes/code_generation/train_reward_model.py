@@ -14,7 +14,7 @@ from trl_multiagent.recipe.reward_model import run_reward_model
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    run_reward_model(TASK, argv)
+    run_reward_model("reward_model", TASK, argv)
 
 
 if __name__ == "__main__":

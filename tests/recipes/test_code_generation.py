@@ -21,7 +21,9 @@ from tiny import byte_tokenizer, tiny_llama
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes" / "code_generation"
-CONFIGS = sorted(path for path in (RECIPES / "configs").glob("*.yaml") if not path.stem.startswith("madpo"))
+CONFIGS = sorted(
+    path for path in (RECIPES / "configs").glob("*.yaml") if not path.stem.startswith(("madpo", "reward_model"))
+)
 PEER_CONFIGS = sorted((Path(__file__).parent / "peer_configs").glob("*.yaml"))
 FILES = {"he": "humaneval.jsonl", "che": "coophumaneval.jsonl", "mbpp": "mbpp_sanitized.jsonl"}
 

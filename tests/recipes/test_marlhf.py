@@ -126,7 +126,7 @@ def test_algorithms_of_the_last_phase(algorithm, mode):
 )
 def test_wrong_settings(argv, message, capsys):
     with pytest.raises(SystemExit) as exit:
-        run_marlhf(TASK, ["--model_name", "m", *argv], "marlhf")
+        run_marlhf("marlhf", TASK, ["--model_name", "m", *argv], "marlhf")
     assert exit.value.code == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert message in line
@@ -139,7 +139,7 @@ def test_wrong_settings(argv, message, capsys):
 def finished(tiny_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("marlhf") / "run"
     argv = ["--model_name", tiny_model, "--output_dir", str(folder), *SMALL.split(), "--save_strategy", "steps"]
-    run_marlhf(TASK, [*argv, "--save_steps", "1"], "marlhf")
+    run_marlhf("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
     return folder, argv
 
 
@@ -172,18 +172,18 @@ def test_each_phase_resumes_on_its_own(finished, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(JointRewardTrainer, "train", stop)  # the reward model is there
     shutil.rmtree(run / "checkpoint-2")
     (run / "team.json").unlink()
-    run_marlhf(TASK, [*argv, "--save_steps", "1"], "marlhf")  # the team goes on after step 1
+    run_marlhf("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")  # the team goes on after step 1
     states = [log_history(where / "checkpoint-2") for where in (folder, run)]
     losses = [[(log["step"], log["loss"]) for log in logs if "loss" in log] for logs in states]
     assert losses[0] == losses[1]
 
     monkeypatch.setattr(marlhf, "phase_3", stop)
     with pytest.raises(SystemExit):  # another reward model in its folder
-        run_marlhf(TASK, [*argv, "--save_steps", "1", "--reward_learning_rate", "5e-4"], "marlhf")
+        run_marlhf("marlhf", TASK, [*argv, "--save_steps", "1", "--reward_learning_rate", "5e-4"], "marlhf")
     assert "holds another reward model: learning_rate was 0.001, is 0.0005" in capsys.readouterr().err
     shutil.rmtree(run / "reward_model")
     with pytest.raises(Stop):  # only the collection is there: the reward model is trained
-        run_marlhf(TASK, [*argv, "--save_steps", "1"], "marlhf")
+        run_marlhf("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
 
 
 def test_an_interrupted_reward_model_goes_on(finished, tmp_path, monkeypatch):
@@ -202,13 +202,13 @@ def test_an_interrupted_reward_model_goes_on(finished, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(JointRewardTrainer, "report", report)
         with pytest.raises(Stop):
-            run_marlhf(TASK, argv, "marlhf")
+            run_marlhf("marlhf", TASK, argv, "marlhf")
     checkpoints = sorted((run / "reward_model").glob("checkpoint-*"))
     (checkpoints[0] / "half").mkdir()
     calls = []
     train = JointRewardTrainer.train
     monkeypatch.setattr(JointRewardTrainer, "train", lambda self, **given: calls.append(given) or train(self, **given))
-    run_marlhf(TASK, argv, "marlhf")
+    run_marlhf("marlhf", TASK, argv, "marlhf")
     assert calls == [{"resume_from_checkpoint": str(checkpoints[-1])}]
     assert (run / "reward_model" / "complete.json").is_file()
 
@@ -217,10 +217,12 @@ def test_a_reward_model_alone(finished, tiny_model, tmp_path, capsys):
     folder, _ = finished
     argv = ["--model_name", tiny_model, "--output_dir", str(tmp_path / "judge"), "--per_device_train_batch_size", "4"]
     with pytest.raises(SystemExit):
-        run_reward_model(TASK, argv, "judge")
+        run_reward_model("reward_model", TASK, argv, "judge")
     assert "`reward_model.preference_dataset` is missing" in capsys.readouterr().err
     argv += ["--preference_dataset", str(folder / "preferences"), "--num_train_epochs", "1", "--disable_tqdm"]
-    run_reward_model(TASK, [*argv, "--override", "peft.r=4", "reward_model.eval_fraction=0.3"], "judge")
+    run_reward_model(
+        "reward_model", TASK, [*argv, "--override", "peft.r=4", "reward_model.eval_fraction=0.3"], "judge"
+    )
     assert "held-out pairs in the right order" in capsys.readouterr().out
     FunctionEnvironment({"aux": "", "main": ""}, str(tmp_path / "judge"))
 
@@ -230,7 +232,10 @@ def test_given_preferences_and_other_algorithms(finished, tmp_path):
     argv = [str(tmp_path / "run") if x == str(folder) else x for x in argv]
     given = ["--preference_dataset", str(folder / "preferences"), "--rl_algorithm", "maac", "--save_strategy", "no"]
     run_marlhf(
-        TASK, [*argv, *given, "--reward_freeze_backbone", "--override", "marlhf.score_task_reward=false"], "marlhf"
+        "marlhf",
+        TASK,
+        [*argv, *given, "--reward_freeze_backbone", "--override", "marlhf.score_task_reward=false"],
+        "marlhf",
     )
     assert not (tmp_path / "run" / "preferences").exists() and (tmp_path / "run" / "team.json").is_file()
     assert not (tmp_path / "run" / "model_and_task_reward.png").exists()

@@ -5,7 +5,7 @@ The names in configurations that were written for CoMLRL, and their meaning here
 """
 
 # Sections for algorithms of CoMLRL that this release does not have
-OTHER_ALGORITHMS = ("marlhf", "marlhf_iter", "reward_model")
+OTHER_ALGORITHMS = ("marlhf_iter",)
 
 # Sections that must be empty, and the reason
 UNAVAILABLE = {

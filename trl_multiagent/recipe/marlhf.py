@@ -67,13 +67,16 @@ class Phases:
         return self.given("preference_dataset", None)
 
 
-def run_marlhf(task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None) -> None:
+def run_marlhf(
+    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
+) -> None:
     """
     Runs MARLHF on a task, or prints the plan if `--dry_run` is given. Wrong settings end the program.
 
     Started again with the same folder, it continues: phases that are complete are skipped, the others go on where they were.
 
     Args:
+        algorithm (`str`): Name of the section, `marlhf`.
         task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
             What to train on; or, if the user chooses that, the tasks that have a name, see
             [`~trl_multiagent.recipe.tasks.choose_task`].
@@ -83,7 +86,7 @@ def run_marlhf(task: Task | Mapping[str, str], argv: Sequence[str] | None = None
     prog = prog or Path(sys.argv[0]).name
     quiet_libraries()
     try:
-        settings, dry_run = read_settings(SECTION, task, argv, prog)
+        settings, dry_run = read_settings(algorithm, task, argv, prog)
         phases = make_phases(settings, dry_run)
     except ConfigError as error:
         fail(prog, error)

@@ -24,12 +24,13 @@ SECTION = "reward_model"
 
 
 def run_reward_model(
-    task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
+    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
 ) -> None:
     """
     Trains a joint reward model, or prints the plan if `--dry_run` is given. Wrong settings end the program.
 
     Args:
+        algorithm (`str`): Name of the section, `reward_model`.
         task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): The task, for its roles and base models.
         argv (`list[str]`, *optional*): Arguments; by default those of the command line.
         prog (`str`, *optional*): Name of the program in messages; by default that of the script.
@@ -37,7 +38,7 @@ def run_reward_model(
     prog = prog or Path(sys.argv[0]).name
     quiet_libraries()
     try:
-        settings, dry_run = read_settings(SECTION, task, argv, prog)
+        settings, dry_run = read_settings(algorithm, task, argv, prog)
         name = settings.values[SECTION].get("preference_dataset")
         if name is None:
             raise ConfigError(

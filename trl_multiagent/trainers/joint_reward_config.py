@@ -5,8 +5,6 @@ import torch
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import RewardConfig
 
-from trl_multiagent.joint_text import ANSWER_TEMPLATE, PROMPT_TEMPLATE
-
 
 @dataclass
 class JointRewardConfig(RewardConfig):
@@ -26,9 +24,10 @@ class JointRewardConfig(RewardConfig):
             Share of the items whose pairs are held out for evaluation, if no evaluation dataset is given. All pairs of
             an item are on the same side.
         prompt_template (`str`, *optional*):
-            How the prompt of a role is written in the joint text, with `{role}` and `{text}`.
+            How the prompt of a role is written in the joint text, with `{role}` and `{text}`; by default
+            [`~trl_multiagent.joint_text.PROMPT_TEMPLATE`].
         answer_template (`str`, *optional*):
-            How the answer of a role is written.
+            How the answer of a role is written; by default [`~trl_multiagent.joint_text.ANSWER_TEMPLATE`].
 
     > [!NOTE]
     > `bf16` defaults to `True` only where a GPU supports it.
@@ -44,11 +43,11 @@ class JointRewardConfig(RewardConfig):
     eval_fraction: float = field(
         default=0.1, metadata={"help": "Share of the items whose pairs are held out, if there is no evaluation set."}
     )
-    prompt_template: str = field(
-        default=PROMPT_TEMPLATE, metadata={"help": "How a prompt is written, with `{role}` and `{text}`."}
+    prompt_template: str | None = field(
+        default=None, metadata={"help": "How a prompt is written, with `{role}` and `{text}`."}
     )
-    answer_template: str = field(
-        default=ANSWER_TEMPLATE, metadata={"help": "How an answer is written, with `{role}` and `{text}`."}
+    answer_template: str | None = field(
+        default=None, metadata={"help": "How an answer is written, with `{role}` and `{text}`."}
     )
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from transformers.utils import logging
 from trl import RewardTrainer
 
-from trl_multiagent.joint_text import CONFIG_KEY, JointText
+from trl_multiagent.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
 from trl_multiagent.preference_rows import (
     CHOSEN_REWARD,
     ITEM_ID,
@@ -119,7 +119,12 @@ class JointRewardTrainer(RewardTrainer):
         check_preferences(train_dataset, roles)
         if eval_dataset is None and args.eval_fraction > 0:
             train_dataset, eval_dataset = split_by_item(train_dataset, roles, args.eval_fraction, args.seed)
-        self.joint_text = JointText(tuple(roles), args.prompt_template, args.answer_template, args.max_length)
+        self.joint_text = JointText(
+            tuple(roles),
+            PROMPT_TEMPLATE if args.prompt_template is None else args.prompt_template,
+            ANSWER_TEMPLATE if args.answer_template is None else args.answer_template,
+            args.max_length,
+        )
         self.num_cut: dict[str, int] = {}  # texts of each dataset that lost a part of their problem
         self.held_out: HeldOut | None = None  # of the last evaluation
         self._scores: list[torch.Tensor] = []  # of the evaluation that runs
