@@ -32,14 +32,13 @@ from trl_multiagent.models.pretrained import adapter_parameters, seeded
 from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.models.shared_prompts import takes_positions, token_positions
 from trl_multiagent.team.adapters import base_of, load_adapter_weights, save_adapter
-from trl_multiagent.team.files import AgentSource, load_tokenizer
+from trl_multiagent.team.files import CRITICS_FOLDER, AgentSource, load_tokenizer
 
 
 if TYPE_CHECKING:
     from trl_multiagent.team.agent_team import AgentTeam
 
 
-CRITICS_FOLDER = "critics"
 CRITICS_FILE = "critics.json"
 HEAD_FILE = "value_head.safetensors"
 SHARED_BASE = "base"  # name of the base that the adapters of all critics share
