@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import trl_multiagent
 from trl_multiagent.quiet import quiet_libraries
-from trl_multiagent.recipe.algorithms import ALGORITHMS
+from trl_multiagent.recipe.algorithms import ALGORITHMS, import_class
 
 
 # The tasks that have a name; the first is the default. Any other one is given as `package.module:NAME`
@@ -164,9 +164,7 @@ def init(folder: str) -> None:
 
 def run(algorithm: str, argv: Sequence[str]) -> None:
     """Trains in this process."""
-    from trl_multiagent.recipe.run import run_recipe
-
-    run_recipe(algorithm, TASKS, argv, prog=f"trl-multiagent train {algorithm}")
+    import_class(ALGORITHMS[algorithm].run)(algorithm, TASKS, argv, prog=f"trl-multiagent train {algorithm}")
 
 
 def collect(argv: Sequence[str]) -> None:

@@ -127,8 +127,9 @@ class DemoReport(TrainerCallback):
         if team_folder is not None:
             self.print(f"Saved team       {team_folder}")
         picture = Path(trainer.args.output_dir) / "learning_curve.png"
-        draw_learning_curve(trainer.state.log_history, self.start, self.end, picture)
-        self.print(f"Learning curve   {picture}")
+        if any("reward" in entry for entry in trainer.state.log_history):  # not if the training samples nothing
+            draw_learning_curve(trainer.state.log_history, self.start, self.end, picture)
+            self.print(f"Learning curve   {picture}")
 
     def evaluate(self, trainer: RolloutTrainer, description: str) -> Evaluation:
         """Evaluates the team's current state on the held-out problems, with sampled episodes."""

@@ -9,10 +9,12 @@ class Algorithm(NamedTuple):
     Args:
         config (`str`): Import path of the class of the trainer's arguments.
         trainer (`str`): Import path of the trainer's class.
+        run (`str`): Import path of the function that trains with it: `(algorithm, task, argv, prog) -> None`.
     """
 
     config: str
     trainer: str
+    run: str = "trl_multiagent.recipe.run.run_recipe"
 
     def config_class(self) -> type:
         return import_class(self.config)
@@ -22,6 +24,11 @@ class Algorithm(NamedTuple):
 
 
 TRAINERS = "trl_multiagent.trainers"
+MADPO = Algorithm(
+    f"{TRAINERS}.madpo_config.MADPOConfig",
+    f"{TRAINERS}.madpo_trainer.MADPOTrainer",
+    "trl_multiagent.recipe.preference_run.run_preferences",
+)
 # GRPO is MAGRPO with a team of one, AC is IAC with a team of one
 ALGORITHMS = {
     "grpo": Algorithm(f"{TRAINERS}.magrpo_config.MAGRPOConfig", f"{TRAINERS}.magrpo_trainer.MAGRPOTrainer"),
@@ -34,13 +41,17 @@ ALGORITHMS = {
     "ac": Algorithm(f"{TRAINERS}.iac_config.IACConfig", f"{TRAINERS}.iac_trainer.IACTrainer"),
     "iac": Algorithm(f"{TRAINERS}.iac_config.IACConfig", f"{TRAINERS}.iac_trainer.IACTrainer"),
     "maac": Algorithm(f"{TRAINERS}.maac_config.MAACConfig", f"{TRAINERS}.maac_trainer.MAACTrainer"),
+    "madpo": MADPO,
+    "madpo_iter": MADPO,
 }
+PREFERENCE_ALGORITHMS = ("madpo", "madpo_iter")  # they learn from pairs of answers, not from rollout trees
 
 ACTOR_CRITICS = ("ac", "iac", "maac")  # algorithms with critics
 SINGLE_AGENT = {"grpo": "MAGRPO", "ac": "IAC"}  # algorithms for one agent, and the same for several
 # The class whose fields are the keys of each section. Preferences are collected with the section of the algorithm that learns from them
 SECTION_CLASSES = {name: algorithm.config for name, algorithm in ALGORITHMS.items()}
 SECTION_CLASSES["madpo"] = "trl_multiagent.recipe.preference_section.MADPOSection"
+SECTION_CLASSES["madpo_iter"] = "trl_multiagent.recipe.preference_section.MADPOIterSection"
 
 
 def import_class(path: str) -> Any:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import describe
-from trl_multiagent.recipe.algorithms import ACTOR_CRITICS, ALGORITHMS, SECTION_CLASSES, SINGLE_AGENT
+from trl_multiagent.recipe.algorithms import (
+    ACTOR_CRITICS,
+    ALGORITHMS,
+    PREFERENCE_ALGORITHMS,
+    SECTION_CLASSES,
+    SINGLE_AGENT,
+)
 from trl_multiagent.recipe.fields import read_fields
 from trl_multiagent.recipe.sections import (
     AgentModel,
@@ -245,7 +251,10 @@ def complete_arguments(settings: Settings) -> None:
     if "handoff" not in arguments and set(arguments.get("turn_gradient_weights") or [1.0]) != {1.0}:
         arguments["handoff"] = "random"
         notes.append(f"`{algorithm}.turn_gradient_weights` weigh a chain of turns: `{algorithm}.handoff` is 'random'.")
-    if extras.reference_kl_enabled:
+    learns_from_pairs = algorithm in PREFERENCE_ALGORITHMS
+    if learns_from_pairs and (extras.reference_kl_enabled or extras.reference_kl_coef is not None):
+        notes.append(f"`{algorithm}.reference_kl_*` have no effect: the loss has a reference policy, see `beta`.")
+    elif extras.reference_kl_enabled:
         coefficient = DEFAULT_KL_COEF if extras.reference_kl_coef is None else extras.reference_kl_coef
         set_once("beta", coefficient, f"{algorithm}.reference_kl_coef")
 
@@ -266,7 +275,7 @@ def complete_arguments(settings: Settings) -> None:
 
     if extras.rollout_buffer_size is not None and "items_per_device" in arguments:
         raise ConfigError(f"`{algorithm}.rollout_buffer_size` sets `{algorithm}.items_per_device`; give one of them.")
-    if extras.train_batch_size not in (None, extras.rollout_buffer_size):
+    if extras.train_batch_size not in (None, extras.rollout_buffer_size) and not learns_from_pairs:
         notes.append(f"`{algorithm}.train_batch_size` has no effect: every optimizer step uses the whole batch.")
     if extras.eval_interval is not None and ("eval_strategy" in arguments or "eval_steps" in arguments):
         raise ConfigError(f"`{algorithm}.eval_interval` sets `eval_strategy` and `eval_steps`; give one or the other.")
@@ -279,7 +288,8 @@ def complete_arguments(settings: Settings) -> None:
     )
     if evaluates is not None and settings.sections["dataset"].eval_split is None:
         raise ConfigError(f"`{algorithm}.{evaluates}` asks for evaluation, but there is no `dataset.eval_split`.")
-    if "gradient_accumulation_steps" not in arguments and arguments.get("per_device_train_batch_size", 1) == 1:
+    one_row = "gradient_accumulation_steps" not in arguments and arguments.get("per_device_train_batch_size", 1) == 1
+    if one_row and not learns_from_pairs:
         # With critics, an item has one row by default, and advantages are standardized over the batch
         arguments.setdefault("items_per_device", 8 if algorithm in ACTOR_CRITICS else 1)
 
@@ -335,11 +345,15 @@ def make_training_args(settings: Settings) -> "RolloutConfig":
     """
     algorithm, extras, arguments = settings.algorithm, settings.extras, dict(settings.arguments)
     config_class = ALGORITHMS[algorithm].config_class()
+    if algorithm in PREFERENCE_ALGORITHMS:  # the section is also about the collection
+        arguments = {name: arguments[name] for name in read_fields(ALGORITHMS[algorithm].config) if name in arguments}
     try:
         args = config_class(**arguments)  # computes the size of a tree and the number of processes
-        if extras.rollout_buffer_size is not None:
+        if algorithm in PREFERENCE_ALGORITHMS:
+            arguments |= pair_arguments(extras, args, "per_device_train_batch_size" in arguments)
+        elif extras.rollout_buffer_size is not None:
             arguments["items_per_device"] = max(1, extras.rollout_buffer_size // sum(args.nodes_per_turn))
-        if extras.eval_interval is not None:
+        if extras.eval_interval is not None and algorithm not in PREFERENCE_ALGORITHMS:
             items_per_step = arguments.get("items_per_device", args.items_per_device) * args.world_size
             arguments["eval_strategy"] = "steps" if extras.eval_interval > 0 else "no"
             arguments["eval_steps"] = max(1, extras.eval_interval * args.num_iterations // items_per_step)
@@ -349,3 +363,17 @@ def make_training_args(settings: Settings) -> "RolloutConfig":
     except (AttributeError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError) as error:
         raise ConfigError(f"section `{algorithm}`: {describe(error)}") from error
     return args
+
+
+def pair_arguments(extras: AlgorithmExtras, args: Any, has_batch_size: bool) -> dict[str, Any]:
+    """The arguments of a training on pairs that the peer's names stand for: pairs per step, and steps between evaluations."""
+    arguments: dict[str, Any] = {}
+    pairs = extras.train_batch_size or extras.rollout_buffer_size
+    if pairs is not None and not has_batch_size:
+        arguments["per_device_train_batch_size"] = max(
+            1, pairs // (args.world_size * args.gradient_accumulation_steps)
+        )
+    if extras.eval_interval is not None:
+        arguments["eval_strategy"] = "steps" if extras.eval_interval > 0 else "no"
+        arguments["eval_steps"] = max(1, extras.eval_interval)
+    return arguments

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.recipe.algorithms import SECTION_CLASSES
 from trl_multiagent.recipe.arguments import Settings
+from trl_multiagent.recipe.fields import read_fields
 from trl_multiagent.recipe.run import read_settings
 from trl_multiagent.recipe.settings import ConfigError
 
@@ -174,25 +176,33 @@ def parse_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None,
     return Collection(settings, make_config(settings), dry_run, prog)
 
 
-def make_config(settings: Settings) -> PreferenceConfig:
+def make_config(settings: Settings, **changes: Any) -> PreferenceConfig:
     """
     The settings of the collection. Those of the trainer are left out.
+
+    Args:
+        settings ([`~trl_multiagent.recipe.arguments.Settings`]): All settings.
+        **changes: Values that replace those of the settings.
 
     Raises:
         ConfigError: they contradict each other.
     """
     from trl_multiagent.preferences.config import PreferenceConfig
 
-    given: dict[str, Any] = dict(settings.arguments)
+    path = SECTION_CLASSES[settings.algorithm]
+    defaults = {
+        name: field.default for name, field in read_fields(path).items() if field.owner == path.rpartition(".")[2]
+    }
+    given: dict[str, Any] = {**defaults, **settings.arguments}
     names = {field.name for field in dataclasses.fields(PreferenceConfig)}
     values = {name: value for name, value in given.items() if name in names}
     folder = given.get("preference_dataset") or str(
         Path(given.get("output_dir") or settings.sections["output"].base_dir) / FOLDER
     )
     try:
-        return PreferenceConfig(**{**values, "output_dir": folder})
+        return PreferenceConfig(**{**values, "output_dir": folder, **changes})
     except ValueError as error:
-        raise ConfigError(f"section `{SECTION}`: {error}") from error
+        raise ConfigError(f"section `{settings.algorithm}`: {error}") from error
 
 
 def print_cost(collection: Collection, environment: Environment) -> None:
@@ -203,15 +213,34 @@ def print_cost(collection: Collection, environment: Environment) -> None:
         collection ([`Collection`]): The settings.
         environment ([`~trl_multiagent.environments.Environment`]): The task's environment.
     """
+    names = collection.settings.model_names
+    names = names if isinstance(names, list) else [names] * len(environment.roles)
+    agents = ", ".join(f"{role}: {name}" for role, name in zip(environment.roles, names, strict=True))
+    print("Dry run: no model was loaded, nothing was written.")
+    print_lines({"section": SECTION, "agents": agents, **cost(collection.config, environment, collection.load_items)})
+
+
+def print_lines(lines: Mapping[str, Any]) -> None:
+    """Prints the lines of a plan."""
+    for name, text in lines.items():
+        print(f"  {name:<15}  {text}")
+
+
+def cost(config: PreferenceConfig, environment: Environment, load_items: Callable[[], Dataset]) -> dict[str, Any]:
+    """
+    What a collection will cost, as lines of a plan.
+
+    Args:
+        config ([`~trl_multiagent.preferences.PreferenceConfig`]): Its settings.
+        environment ([`~trl_multiagent.environments.Environment`]): The task's environment.
+        load_items (`Callable`): Loads the items. If it raises a `ConnectionError`, their number is unknown.
+    """
     from trl_multiagent.environments.base import ask
     from trl_multiagent.preferences.collection import chunks_of, finished_chunks
     from trl_multiagent.recipe.plan import count
 
-    config, roles = collection.config, environment.roles
-    lines: dict[str, Any] = {"section": SECTION}
-    names = collection.settings.model_names
-    names = names if isinstance(names, list) else [names] * len(roles)
-    lines["agents"] = ", ".join(f"{role}: {name}" for role, name in zip(roles, names, strict=True))
+    roles = environment.roles
+    lines: dict[str, Any] = {}
     if config.comparator_policy is not None:
         lines["comparator"] = (
             f"{config.comparator_policy}, {count(config.num_comparator_candidates, 'candidate')} per item"
@@ -222,7 +251,7 @@ def print_cost(collection: Collection, environment: Environment) -> None:
     )
     lines["pairs"] = f"{limit} per item, {config.pair_selection}"
     try:
-        items = collection.load_items()
+        items = load_items()
     except ConnectionError as error:
         lines["items"] = f"unknown, because the dataset could not be reached. {error}"
     else:
@@ -240,9 +269,7 @@ def print_cost(collection: Collection, environment: Environment) -> None:
         if done:
             lines["done already"] = f"{done} of {count(len(chunks), 'chunk')}, if the settings have not changed"
     lines["folder"] = config.output_dir
-    print("Dry run: no model was loaded, nothing was written.")
-    for name, text in lines.items():
-        print(f"  {name:<15}  {text}")
+    return lines
 
 
 def generate_calls(

@@ -5,7 +5,7 @@ The names in configurations that were written for CoMLRL, and their meaning here
 """
 
 # Sections for algorithms of CoMLRL that this release does not have
-OTHER_ALGORITHMS = ("madpo", "marlhf")
+OTHER_ALGORITHMS = ("marlhf", "marlhf_iter")
 
 # Sections that must be empty, and the reason
 UNAVAILABLE = {
@@ -28,6 +28,8 @@ RENAMED = {
     "{algorithm}.seed": "seed",
     "{algorithm}.agent_learning_rate": "{algorithm}.learning_rate",
     "{algorithm}.num_epochs": "{algorithm}.num_train_epochs",
+    "madpo.dpo_beta": "madpo.beta",
+    "madpo_iter.dpo_beta": "madpo_iter.beta",
     "{algorithm}.max_new_tokens": "{algorithm}.max_completion_length",
     "{algorithm}.eval_batch_size": "{algorithm}.per_device_eval_batch_size",
     "{algorithm}.normalize_advantage": "{algorithm}.advantage_normalization",
@@ -66,6 +68,7 @@ NULL_IS_DEFAULT = (
     "{algorithm}.beta",
     "{algorithm}.discount",
     "{algorithm}.advantage_normalization",
+    "{algorithm}.preference_replay_k",
 )
 
 # Settings that are accepted and have no effect. If a run has some of them, it prints one note that lists them
@@ -95,6 +98,16 @@ NO_EFFECT = (
     "{algorithm}.save_epochs",
     "{algorithm}.external_prompt_passthrough",
     "{algorithm}.epsilon_clip",
+    "{algorithm}.preference_replay_dir",
+    "{algorithm}.comparator_devices",
+    "{algorithm}.comparator_centralized_agent_index",
+    *(
+        f"{{algorithm}}.comparator_api_{name}"
+        for name in (
+            *("url", "format", "model", "max_n_per_request", "timeout", "headers", "key", "key_env", "key_header"),
+            *("key_prefix", "response_field", "extra_body"),
+        )
+    ),
     "{algorithm}.early_termination_weight",
 )
 

@@ -1,9 +1,10 @@
-"""The keys of the section `madpo`: those of the collection of preferences, and those of the trainer."""
+"""The keys of the sections `madpo` and `madpo_iter`: those of the collection of preferences, and those of the trainer."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 from trl_multiagent.preferences.config import PreferenceConfig
+from trl_multiagent.preferences.replay import ReplayConfig
 from trl_multiagent.trainers.madpo_config import MADPOConfig
 
 
@@ -33,3 +34,25 @@ class MADPOSection(PreferenceConfig, MADPOConfig):  # type: ignore[misc]
     advantage_mode: str | None = field(default=None, metadata={"help": "Has no effect."})
     advantage_normalization: bool | None = field(default=None, metadata={"help": "Has no effect."})
     early_termination_threshold: float | None = field(default=None, metadata={"help": "Has no effect."})
+
+
+@dataclass
+class MADPOIterSection(ReplayConfig, MADPOSection):  # type: ignore[misc]
+    """
+    The section `madpo_iter`. Only its fields are read, from its source; it has no instances.
+
+    The defaults of the fields that are repeated here are those of CoMLRL's iterative MADPO.
+    """
+
+    num_iterations: int = field(default=6, metadata={"help": "Rounds, each of which collects preferences and trains."})
+    num_train_epochs: float = field(default=1, metadata={"help": "Passes over the preferences of a round."})
+    preference_num_candidates: int = field(default=20, metadata={"help": "Joint answers sampled per item and round."})
+    preference_pairs_per_sample: int | None = field(
+        default=4, metadata={"help": "Pairs that are kept per item and round; null keeps all."}
+    )
+    pair_selection: Literal["reward_gap", "random", "all", "comparator_reward"] = field(
+        default="comparator_reward", metadata={"help": "Which pairs are kept, see `madpo`."}
+    )
+    comparator_policy: Literal["current", "current_copy", "history", "model"] | None = field(
+        default="current", metadata={"help": "Policy that samples the other answer of each pair, see `madpo`."}
+    )

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from accelerate.utils import broadcast_object_list, gather_object
@@ -60,6 +60,7 @@ class Recipe:
         dry_run (`bool`): Whether to print the plan and stop.
         resume_from_checkpoint (`str`, *optional*): Folder of the checkpoint to continue from.
         notes (`list[str]`): Messages to the user about the settings.
+        settings ([`~trl_multiagent.recipe.arguments.Settings`]): The settings that all of this was made of.
         prog (`str`): Name of the program in messages.
     """
 
@@ -75,7 +76,11 @@ class Recipe:
     dry_run: bool
     resume_from_checkpoint: str | None
     notes: list[str]
+    settings: Settings
     prog: str = "recipe"
+
+    # Arguments whose keys or entries are roles
+    role_arguments: ClassVar[tuple[str, ...]] = ("frozen_agents", "agent_learning_rates", "vllm_server_base_urls")
 
     @property
     def agent_model(self) -> AgentModel:
@@ -147,7 +152,7 @@ class Recipe:
                 f"Set it to {len(roles)}."
             )
         args = self.training_args
-        for name in ("frozen_agents", "agent_learning_rates", "vllm_server_base_urls"):
+        for name in self.role_arguments:
             unknown = [role for role in getattr(args, name) or () if role not in roles]
             if unknown:
                 raise ConfigError(
@@ -203,15 +208,21 @@ class Recipe:
                 return self.task.models[self.model_names]()
         return self.model_names
 
-    def load_team(self, roles: Sequence[str]) -> AgentTeam:
-        """Loads the team to train: full models, one model for all agents, or LoRA adapters."""
+    def load_team(self, roles: Sequence[str], folder: str | None = None) -> AgentTeam:
+        """
+        Loads the team to train: full models, one model for all agents, or LoRA adapters.
+
+        Args:
+            roles (`Sequence[str]`): The roles.
+            folder (`str`, *optional*): Folder of a saved team to load instead, with the form in which it was saved.
+        """
         model = self.agent_model
         compute_dtype = self.dtype if self.dtype != "auto" else "bfloat16" if self.training_args.bf16 else "float32"
         return AgentTeam.from_pretrained(
-            self.models(),
+            self.models() if folder is None else folder,
             roles,
-            peft_config=self.peft_config,
-            share_weights=model.share_weights,
+            peft_config=self.peft_config if folder is None else None,
+            share_weights=model.share_weights and folder is None,
             seed=self.training_args.seed,
             dtype=self.dtype,
             **quantization(model, compute_dtype),
@@ -300,8 +311,13 @@ class Recipe:
             for callback in self.task.callbacks(self.task_settings, trainer):
                 trainer.add_callback(callback)
         trainer.train(resume_from_checkpoint=self.resume_from_checkpoint)
+        self.save_results(trainer)
+
+    def save_results(self, trainer: Trainer) -> None:
+        """Saves and pushes the trained team, as far as the settings ask for it; see [`~Recipe.train_and_save`]."""
         if not self.saves_team:
             return
+        accelerator = trainer.accelerator
         name = self.dataset.name
         dataset_name = hub_id(name) if name and self.dataset.may_be_hub_id else None
         try:
@@ -408,6 +424,7 @@ def build_recipe(settings: Settings, training_args: RolloutConfig, dry_run: bool
         dry_run=dry_run,
         resume_from_checkpoint=resume_from_checkpoint,
         notes=notes,
+        settings=settings,
     )
 
 

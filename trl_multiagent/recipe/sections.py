@@ -131,12 +131,14 @@ class AlgorithmExtras:
     """The settings in an algorithm's section that are not fields of its configuration class."""
 
     rollout_buffer_size: int | None = setting(
-        "Nodes per update; sets `items_per_device` to the number of whole trees that fit.",
+        "Nodes per update; sets `items_per_device` to the number of whole trees that fit. With preferences: pairs per update.",
         ge=1,
     )
-    train_batch_size: int | None = setting("Has no effect: every optimizer step uses the whole batch.")
+    train_batch_size: int | None = setting(
+        "Pairs per update with preferences, `rollout_buffer_size` by default. Otherwise an optimizer step uses the whole batch."
+    )
     eval_interval: int | None = setting(
-        "Items between evaluations, 0 for none; sets `eval_strategy` and `eval_steps`.",
+        "Items between evaluations (updates, with preferences), 0 for none; sets `eval_strategy` and `eval_steps`.",
         ge=0,
     )
     eval_num_samples: int | None = setting("Evaluate on the first n items of the evaluation set.", ge=1)

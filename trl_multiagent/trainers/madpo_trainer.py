@@ -1,7 +1,7 @@
 """DPO on the joint answers of a team."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from trl.models import prepare_deepspeed, unwrap_model_for_generation
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
-from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.base import Environment, Turn
 from trl_multiagent.preference_rows import (
     CHOSEN_REWARD,
     check_preferences,
@@ -23,7 +23,8 @@ from trl_multiagent.preference_rows import (
     roles_of_columns,
     text_columns,
 )
-from trl_multiagent.rollout.episodes import play_episodes
+from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
+from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.sampler import TeamSampler
 from trl_multiagent.trainers.base.distribution import fail_together
@@ -494,6 +495,32 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
 
     def _play(self, items: list[dict]) -> None:
         """Plays an episode per item of the environment, and adds its metrics to those that are logged next."""
+        with fail_together(self.accelerator):
+            levels = self._play_episodes(items)
+        self._add_task_metrics("eval", levels)
+
+    def collaborate(self, items: Sequence[dict], num_episodes: int = 1) -> list[list[Turn]]:
+        """
+        Plays episodes with the current team. Under ZeRO-3, every process must call this method with equally many items.
+
+        Args:
+            items (`Sequence[dict]`):
+                Rows of the environment's dataset.
+            num_episodes (`int`, *optional*, defaults to `1`):
+                Number of episodes sampled per item.
+
+        Returns:
+            `list[list[Turn]]`: The turns of each episode. Episode e of item i is entry `i * num_episodes + e`.
+
+        Raises:
+            ValueError: The trainer has no environment.
+        """
+        if self.environment is None:
+            raise ValueError("To play episodes, pass the task's `environment` when the trainer is created.")
+        return turns_of_episodes(self._play_episodes(list(items), num_episodes))
+
+    def _play_episodes(self, items: list[dict], num_episodes: int = 1) -> list[list[Node]]:
+        """Plays sampled episodes of the environment; returns the nodes of every turn."""
         args = self.args
         sampler = TeamSampler(
             self.team,
@@ -503,7 +530,7 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
             top_p=args.top_p,
             top_k=args.top_k,
         )
-        with fail_together(self.accelerator), contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             stack.enter_context(self.team.evaluating())
             stack.enter_context(
                 unwrap_model_for_generation(
@@ -513,8 +540,7 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
                 )
             )
             stack.enter_context(self.accelerator.autocast())
-            levels = play_episodes(items, self.environment, sampler, num_turns=args.num_turns)
-        self._add_task_metrics("eval", levels)
+            return play_episodes(items, self.environment, sampler, num_turns=args.num_turns, num_episodes=num_episodes)
 
     # Metrics and checkpoints
 

@@ -1,0 +1,564 @@
+"""
+The function behind the recipes `madpo` and `madpo_iter`: rounds of collecting preferences and training on them.
+
+A run is continued when it is started again in the same folder. A phase that is complete is skipped; the one that was interrupted
+goes on from its last chunk or checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import json
+import logging
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import yaml
+from accelerate import PartialState
+from datasets import Dataset, concatenate_datasets
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from trl_multiagent.environments.task import Task
+from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.hub.model_card import RECIPE_FILE
+from trl_multiagent.preference_rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
+from trl_multiagent.preferences.collection import (
+    FACTS_FILE,
+    collect_preferences,
+    seeded,
+    start_processes,
+    write_text,
+)
+from trl_multiagent.preferences.comparators import ROUND_FOLDER
+from trl_multiagent.preferences.config import PreferenceConfig
+from trl_multiagent.preferences.replay import ReplayConfig, replay
+from trl_multiagent.preferences.sources import is_collection, load_preferences
+from trl_multiagent.recipe.collection import cost, make_config, print_lines
+from trl_multiagent.recipe.plan import count
+from trl_multiagent.recipe.recipe import Recipe, set_up_wandb
+from trl_multiagent.recipe.results import check_folder
+from trl_multiagent.recipe.run import parse_recipe
+from trl_multiagent.recipe.settings import ConfigError, fail
+from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.team.files import TEAM_FILE, push_folder
+from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint, verify_checkpoint
+from trl_multiagent.trainers.base.distribution import fail_together
+from trl_multiagent.trainers.base.team_config import temporarily_set
+from trl_multiagent.trainers.madpo_config import MADPOConfig
+from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
+
+
+if TYPE_CHECKING:
+    from trl_multiagent.environments.base import Environment
+
+
+logger = logging.getLogger(__name__)
+
+# In the folder of the run. Names with an underscore are not pushed
+PREFERENCES_FOLDER = "_preferences"
+ROUNDS_FOLDER = "_rounds"
+TEAMS_FOLDER = "teams"  # in `ROUNDS_FOLDER`: the team before each round
+RESULTS_FILE = "results.json"  # written last: the round, or the run, is complete
+# Settings that may differ when a run is continued, by section
+FREE_SETTINGS = {"output": None, "wandb": None}
+FREE_KEYS = ("num_iterations", "logging_steps", "report_to", "disable_tqdm", "push_to_hub", "hub_model_id")
+
+
+@dataclasses.dataclass(kw_only=True)
+class PreferenceRecipe(Recipe):
+    """
+    The checked settings of a run that learns from preferences.
+
+    Args:
+        preferences ([`~trl_multiagent.preferences.PreferenceConfig`]): The settings of the collection.
+        replay ([`~trl_multiagent.preferences.ReplayConfig`]): Which preferences of earlier rounds are trained on again.
+        num_iterations (`int`, *optional*): Number of rounds of `madpo_iter`; `None` for `madpo`.
+    """
+
+    preferences: PreferenceConfig
+    replay: ReplayConfig
+    num_iterations: int | None
+
+    role_arguments: ClassVar[tuple[str, ...]] = ("frozen_agents", "agent_learning_rates")
+    training_args: MADPOConfig
+
+    @property
+    def items_per_step(self) -> int:
+        return 1  # the collection takes any number of items
+
+    @property
+    def given_preferences(self) -> str | None:
+        """The dataset that the user trains on; `None` if this run collects one."""
+        return self.settings.arguments.get("preference_dataset")
+
+    @property
+    def rounds_folder(self) -> Path:
+        return self.run_folder / ROUNDS_FOLDER
+
+    @property
+    def teams_folder(self) -> Path:
+        assert self.preferences.policy_checkpoint_dir is not None
+        return Path(self.preferences.policy_checkpoint_dir)
+
+    def check_checkpoint(self, folder: str, environment: Environment, train_dataset: Dataset) -> None:
+        verify_checkpoint(folder)  # the trainer compares the rest, because the preferences are not collected yet
+
+    def check_run_folder(self) -> None:
+        """
+        Checks that what the folder of the run holds belongs to this run.
+
+        Raises:
+            ConfigError: a complete phase in it had other settings.
+        """
+        finished = [self.run_folder / RESULTS_FILE, *self.rounds_folder.glob(f"*/{RESULTS_FILE}")]
+        path = self.run_folder / RECIPE_FILE
+        if not any(file.is_file() for file in finished) or not path.is_file():
+            return
+        changed = changed_settings(yaml.safe_load(path.read_text()), self.merged, self.algorithm)
+        if changed and self.training_args.resume_changes != "allow":
+            raise ConfigError(
+                f"{self.run_folder} holds complete phases of a run with other settings: {', '.join(changed)}. Choose another "
+                f"folder, or set `{self.algorithm}.resume_changes: allow`."
+            )
+
+
+def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any], algorithm: str) -> list[str]:
+    """The paths of the settings that differ, except for those that may."""
+
+    def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+        values = {}
+        for section, body in settings.items():
+            if section in FREE_SETTINGS:
+                continue
+            if not isinstance(body, Mapping):
+                values[section] = body
+                continue
+            free = FREE_KEYS if section == algorithm else ()
+            values |= {f"{section}.{name}": value for name, value in body.items() if name not in free}
+        return values
+
+    old, new = flat(before), flat(after)
+    return [path for path in {**old, **new} if old.get(path) != new.get(path)]
+
+
+def run_preferences(
+    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
+) -> None:
+    """
+    Collects preferences and trains a team on them, or prints the plan of the run if `--dry_run` is given. Wrong settings end the
+    program.
+
+    Args:
+        algorithm (`str`): `"madpo"` for one round, `"madpo_iter"` for several.
+        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
+            What to train on; or, if the user chooses that, the tasks that have a name, see
+            [`~trl_multiagent.recipe.tasks.choose_task`].
+        argv (`list[str]`, *optional*): Arguments; by default those of the command line.
+        prog (`str`, *optional*): Name of the program in messages; by default that of the script.
+    """
+    recipe = parse_preferences(parse_recipe(algorithm, task, argv, prog))
+    if not recipe.dry_run:
+        recipe.introduce()
+    try:
+        environment = recipe.make_environment()
+        if recipe.dry_run:
+            return print_plan(recipe, environment)
+        recipe.check_run_folder()
+        items, eval_items = recipe.load_datasets()
+    except (ValueError, OSError, RuntimeError) as error:  # of the task: rows, splits, files, the machine's protection
+        fail(recipe.prog, error)
+    recipe.check_run(environment, items)
+    run = PreferenceRun(recipe, environment, items, eval_items)
+    try:
+        trainer = run.train_once() if recipe.num_iterations is None else run.train_rounds(recipe.num_iterations)
+    except NoPairsError as error:
+        fail(recipe.prog, error)
+    if trainer is not None:
+        trainer.accelerator.wait_for_everyone()
+        trainer.accelerator.end_training()
+
+
+def parse_preferences(recipe: Recipe) -> PreferenceRecipe:
+    """Adds the settings of collection and replay to a recipe. Wrong settings end the program."""
+    settings, iterative = recipe.settings, recipe.algorithm == "madpo_iter"
+    changes: dict[str, Any] = {"disable_tqdm": recipe.training_args.disable_tqdm}
+    names = {field.name for field in dataclasses.fields(ReplayConfig)}
+    try:
+        if not iterative:
+            changes["output_dir"] = settings.arguments.get("preference_dataset") or str(
+                recipe.run_folder / PREFERENCES_FOLDER
+            )
+        elif settings.arguments.get("preference_dataset") is not None:
+            raise ConfigError("`madpo_iter.preference_dataset` cannot be used: every round collects its preferences.")
+        else:
+            teams = settings.arguments.get("policy_checkpoint_dir") or recipe.run_folder / ROUNDS_FOLDER / TEAMS_FOLDER
+            changes["policy_checkpoint_dir"] = str(teams)
+            check_folder("`madpo_iter.policy_checkpoint_dir`", Path(teams))
+        number = settings.arguments.get("num_iterations", 6) if iterative else None
+        if number is not None and number < 1:
+            raise ConfigError(f"`madpo_iter.num_iterations` is {number}, it must be at least 1.")
+        return PreferenceRecipe(
+            **vars(recipe),
+            preferences=make_config(settings, **changes),
+            replay=ReplayConfig(**{name: value for name, value in settings.arguments.items() if name in names}),
+            num_iterations=number,
+        )
+    except ConfigError as error:
+        fail(recipe.prog, error)
+    except ValueError as error:
+        fail(recipe.prog, ConfigError(f"section `{recipe.algorithm}`: {error}"))
+
+
+class NoPairsError(RuntimeError):
+    """A collection has no pairs, so there is nothing to train on."""
+
+
+class PreferenceRun:
+    """
+    One run: its phases, and the folders that they write.
+
+    Args:
+        recipe ([`PreferenceRecipe`]): The settings.
+        environment ([`~trl_multiagent.environments.Environment`]): The task's environment.
+        items ([`~datasets.Dataset`]): The items for which preferences are collected.
+        eval_items ([`~datasets.Dataset`], *optional*): The items to evaluate on, by the task's reward.
+    """
+
+    def __init__(self, recipe: PreferenceRecipe, environment: Environment, items: Dataset, eval_items: Dataset | None):
+        self.recipe, self.environment = recipe, environment
+        self.items, self.eval_items = items, eval_items
+        self.roles = environment.roles
+        self.state = start_processes()
+
+    # One round
+
+    def train_once(self) -> MADPOTrainer | None:
+        """Collects preferences, unless the user gave some, and trains on them. `None` if that was done before."""
+        recipe = self.recipe
+        folder = recipe.run_folder
+        if (folder / RESULTS_FILE).is_file():
+            self.say(f"The run in {folder} is complete.")
+            return None
+        self.write_settings()
+        if recipe.given_preferences is None:
+            preferences, numbers = self.collect(0, Path(recipe.preferences.output_dir), None)
+        else:
+            preferences, numbers = load_preferences(recipe.given_preferences, self.roles), {}
+        trainer, checkpoint = self.make_trainer(preferences, folder, None, recipe.resume_from_checkpoint)
+        if checkpoint is None or recipe.resume_from_checkpoint == checkpoint:
+            recipe.resume_from_checkpoint = checkpoint
+            recipe.train_and_save(trainer)
+        else:
+            recipe.save_results(trainer)
+        self.write_results(folder, {"collection": numbers, "env_step": trainer.env_step})
+        return trainer
+
+    # Several rounds
+
+    def train_rounds(self, number: int) -> MADPOTrainer | None:
+        """Runs the rounds that are not complete, and saves the last team. `None` if all of them were complete before."""
+        recipe = self.recipe
+        self.write_settings()
+        set_up_wandb(recipe.wandb)
+        results: list[dict[str, Any]] = []
+        trainer = None
+        for k in range(number):
+            folder = recipe.rounds_folder / ROUND_FOLDER.format(k)
+            if (folder / RESULTS_FILE).is_file():
+                results.append(json.loads((folder / RESULTS_FILE).read_text()))
+                continue
+            self.say(f"\nRound {k + 1} of {number}")
+            trainer, numbers = self.train_round(k, folder, results)
+            results.append(numbers)
+            if k == number - 1:  # before the round counts as complete
+                self.save_last(trainer, results)
+            self.write_results(folder, numbers)
+        self.say(table(results))
+        if trainer is None:
+            self.say(f"The run in {recipe.run_folder} is complete.")
+        return trainer
+
+    def train_round(
+        self, number: int, folder: Path, results: list[dict[str, Any]]
+    ) -> tuple[MADPOTrainer, dict[str, Any]]:
+        """
+        Collects preferences with the team as it is, trains it on them and on some of earlier rounds, and saves it.
+
+        Args:
+            number (`int`): Number of the round, from 0.
+            folder (`Path`): Folder of the round.
+            results (`list[dict]`): What the earlier rounds returned.
+
+        Returns:
+            `tuple[MADPOTrainer, dict]`: The trainer, and the results of the round.
+        """
+        source = self.team_before(number)
+        preferences, collection = self.collect(number, folder / "preferences", source)
+        chosen = self.replayed(number, preferences)
+        total = sum(result["collection"]["pairs"] for result in results) + len(preferences)
+        trainer, checkpoint = self.make_trainer(chosen, folder, source)
+        before = results[-1].get("eval") if results else None
+        if results:
+            trainer.env_step = results[-1]["env_step"]
+        elif checkpoint is None:
+            before = self.evaluate(trainer)
+        facts = {"current_iteration": number + 1, "current_preference_pairs": len(preferences)}
+        facts |= {"total_preference_pairs": total, "train_preference_pairs": len(chosen)}
+        facts["candidates_scored"] = collection["candidates_scored"] + sum(
+            result["collection"]["candidates_scored"] for result in results
+        )
+        trainer.add_callback(RoundLog(trainer, {f"iter/{name}": value for name, value in facts.items()}))
+        if checkpoint is None or not self.has_finished(checkpoint, trainer):
+            trainer.train(resume_from_checkpoint=checkpoint)
+        after = self.evaluate(trainer)
+        self.save_team(trainer, number + 1)
+        numbers = {"round": number, "collection": collection, "iter": facts, "env_step": trainer.env_step}
+        numbers |= {"eval_before": before, "eval": after, "steps": trainer.state.global_step}
+        return trainer, {**numbers, "log_history": trainer.state.log_history}
+
+    def team_before(self, number: int) -> str | None:
+        """The folder of the team before a round; `None` if it is the base, which needs none."""
+        recipe = self.recipe
+        folder = recipe.teams_folder / ROUND_FOLDER.format(number)
+        if number > 0:
+            return str(folder)
+        if recipe.preferences.comparator_policy == "history" and not (folder / TEAM_FILE).is_file():
+            with without_sharding(recipe.training_args), self.state.main_process_first():
+                if self.state.is_main_process:
+                    self.save_folder(recipe.load_team(self.roles), folder)
+        return None
+
+    def save_team(self, trainer: MADPOTrainer, number: int) -> None:
+        """Saves the team before round `number`. The folder is there completely or not at all."""
+        folder = self.recipe.teams_folder / ROUND_FOLDER.format(number)
+        unfinished = folder.with_name(f"_{folder.name}")
+        with fail_together(trainer.accelerator):
+            trainer.save_model(str(unfinished), _internal_call=True)
+        with fail_together(trainer.accelerator):
+            if trainer.is_world_process_zero():
+                shutil.rmtree(folder, ignore_errors=True)
+                unfinished.rename(folder)
+
+    @staticmethod
+    def save_folder(team: AgentTeam, folder: Path) -> None:
+        unfinished = folder.with_name(f"_{folder.name}")
+        team.save_pretrained(unfinished)
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+
+    def replayed(self, number: int, preferences: Dataset) -> Dataset:
+        """The preferences that a round trains on."""
+        recipe = self.recipe
+        folders = [recipe.rounds_folder / ROUND_FOLDER.format(k) / "preferences" for k in range(number)]
+        rounds = [*(Dataset.load_from_disk(str(folder)) for folder in folders), preferences]
+        drawn = replay([len(one) for one in rounds], recipe.replay, recipe.preferences.seed)
+        columns = [column for role in self.roles for column in text_columns(role)]
+        columns += [CHOSEN_REWARD, REJECTED_REWARD, ITEM_ID, ROUND]
+        starts = [sum(len(one) for one in rounds[:k]) for k in range(len(rounds))]
+        everything = concatenate_datasets([one.select_columns(columns) for one in rounds if len(one) > 0])
+        return everything.select([starts[k] + position for k, position in drawn])
+
+    def save_last(self, trainer: MADPOTrainer, results: list[dict[str, Any]]) -> None:
+        """Saves the last team with a card that shows the logs of all rounds, and pushes it if the settings say so."""
+        recipe, args = self.recipe, self.recipe.training_args
+        history = []
+        for k, result in enumerate(results):
+            offset = sum(other["steps"] for other in results[:k])
+            history += [{**entry, "step": entry["step"] + offset} for entry in result["log_history"]]
+        with (
+            temporarily_set(trainer.args, output_dir=str(recipe.run_folder), push_to_hub=False),
+            temporarily_set(trainer.state, log_history=history),
+            temporarily_set(recipe.training_args, push_to_hub=False),
+        ):
+            recipe.save_results(trainer)
+        if args.push_to_hub and trainer.is_world_process_zero():
+            name = args.hub_model_id or recipe.run_folder.absolute().name
+            push_folder(
+                recipe.team_folder,
+                name,
+                private=args.hub_private_repo,
+                token=args.hub_token,
+                revision=args.hub_revision,
+            )
+
+    # Phases
+
+    def collect(self, number: int, folder: Path, source: str | None) -> tuple[Dataset, dict[str, Any]]:
+        """
+        Collects the preferences of a round, or loads them if they are complete.
+
+        Returns:
+            `tuple[Dataset, dict]`: The preferences, and what was sampled for them.
+
+        Raises:
+            NoPairsError: there are none.
+        """
+        recipe = self.recipe
+        config = dataclasses.replace(recipe.preferences, output_dir=str(folder))
+        if config.comparator_model_name in recipe.task.models:
+            with self.state.main_process_first():
+                config.comparator_model_name = recipe.task.models[config.comparator_model_name]()
+        with without_sharding(recipe.training_args):
+            team = recipe.load_team(self.roles, source)
+            team = team if recipe.agent_model.is_quantized else team.to(self.state.device)
+            try:
+                preferences = collect_preferences(team, self.environment, self.items, config, round=number)
+            except TaskError:
+                raise
+            except ValueError as error:
+                fail(recipe.prog, error)
+        numbers = json.loads((folder / FACTS_FILE).read_text())["numbers"]
+        if len(preferences) == 0:
+            raise NoPairsError(
+                f"The collection in {folder} has no pairs: all answers to an item have the same reward, so there is nothing to "
+                "learn from. Sample more candidates or at a higher temperature, or start from another team."
+            )
+        return preferences, numbers
+
+    def make_trainer(
+        self, preferences: Dataset, folder: Path, source: str | None, checkpoint: str | None = None
+    ) -> tuple[MADPOTrainer, str | None]:
+        """
+        Makes the trainer of a round, and finds the checkpoint from which it continues.
+
+        If all steps have been taken, the trainer has the team and the logs of the last checkpoint.
+        """
+        recipe = self.recipe
+        args = recipe.training_args
+        if folder != recipe.run_folder:
+            args = copy.copy(args)
+            args.output_dir, args.push_to_hub = str(folder), False
+        if checkpoint is None and folder.is_dir():
+            checkpoint = get_last_checkpoint(str(folder))
+        finished = checkpoint is not None and has_taken_all_steps(checkpoint, len(preferences), args)
+        trainer = MADPOTrainer(
+            team=recipe.load_team(self.roles, checkpoint if finished else source),
+            environment=self.environment,
+            args=args,
+            train_dataset=preferences,
+            eval_dataset=self.eval_items,
+        )
+        if finished:
+            assert checkpoint is not None
+            trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json"))
+        return trainer, checkpoint
+
+    @staticmethod
+    def has_finished(checkpoint: str, trainer: MADPOTrainer) -> bool:
+        return has_taken_all_steps(checkpoint, len(trainer.train_dataset), trainer.args)
+
+    def evaluate(self, trainer: MADPOTrainer) -> dict[str, float] | None:
+        """Plays the evaluation items, with the same random numbers in every round. `None` if there are no such items."""
+        if self.eval_items is None:
+            return None
+        with seeded(trainer.args.seed, trainer.accelerator.device):
+            metrics = trainer.evaluate()
+        return {name.removeprefix("eval_"): value for name, value in metrics.items()}
+
+    # Files
+
+    def write_settings(self) -> None:
+        if self.state.is_main_process:
+            self.recipe.run_folder.mkdir(parents=True, exist_ok=True)
+            (self.recipe.run_folder / RECIPE_FILE).write_text(yaml.safe_dump(self.recipe.merged, sort_keys=False))
+
+    def write_results(self, folder: Path, results: dict[str, Any]) -> None:
+        self.state.wait_for_everyone()
+        if self.state.is_main_process:
+            write_text(folder / RESULTS_FILE, json.dumps(results, indent=2) + "\n")
+        self.state.wait_for_everyone()
+
+    def say(self, text: str) -> None:
+        if self.state.is_main_process:
+            print(text, flush=True)
+
+
+class RoundLog(TrainerCallback):
+    """Logs facts about a round when its training begins."""
+
+    def __init__(self, trainer: MADPOTrainer, facts: dict[str, float]):
+        self.trainer, self.facts = trainer, facts
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.trainer.log(dict(self.facts))
+
+
+@contextlib.contextmanager
+def without_sharding(args: TrainingArguments) -> Iterator[None]:
+    """Inside, models are loaded whole, even if the trainer shards them (ZeRO-3): a collection samples on every process alone."""
+    plugin = args.deepspeed_plugin
+    with contextlib.nullcontext() if plugin is None else plugin.zero3_init_context_manager(enable=False):
+        yield
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def has_taken_all_steps(checkpoint: str, num_pairs: int, args: MADPOConfig) -> bool:
+    """Whether the training of a checkpoint was complete."""
+    steps = args.max_steps if args.max_steps > 0 else args.num_train_epochs * args.steps_per_epoch(num_pairs)
+    return read_checkpoint(checkpoint)["global_step"] >= steps
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """The rounds of a run as a table."""
+    lines = [
+        f"{'round':>5}  {'scored':>7}  {'pairs':>6}  {'trained on':>10}  {'sampled reward':>14}  {'held-out reward':>15}"
+    ]
+    for result in results:
+        held_out = "" if result["eval"] is None else f"{result['eval']['reward']:.3f}"
+        facts, collection = result["iter"], result["collection"]
+        lines.append(
+            f"{result['round'] + 1:>5}  {collection['candidates_scored']:>7}  {collection['pairs']:>6}  "
+            f"{facts['train_preference_pairs']:>10}  {collection['mean_reward']:>14.3f}  {held_out:>15}"
+        )
+    before = results[0]["eval_before"] if results else None
+    start = "" if before is None else f"Held-out reward before: {before['reward']:.3f}\n"
+    return start + "\n".join(lines)
+
+
+def print_plan(recipe: PreferenceRecipe, environment: Environment) -> None:
+    """
+    Prints the plan of a run, without loading a model.
+
+    Args:
+        recipe ([`PreferenceRecipe`]): The settings.
+        environment ([`~trl_multiagent.environments.Environment`]): The task's environment.
+    """
+    args, roles, config = recipe.training_args, environment.roles, recipe.preferences
+    names = recipe.model_names if isinstance(recipe.model_names, list) else [recipe.model_names] * len(roles)
+    lines: dict[str, Any] = {"algorithm": f"{recipe.algorithm}, loss {' + '.join(args.loss_type)}, beta {args.beta:g}"}
+    lines["agents"] = (
+        ", ".join(f"{role}: {name}" for role, name in zip(roles, names, strict=True)) + f" ({recipe.dtype})"
+    )
+    if recipe.num_iterations is not None:
+        lines["rounds"] = f"{recipe.num_iterations}, preference_replay_mode {recipe.replay.preference_replay_mode}"
+    if recipe.given_preferences is not None:
+        lines["preferences"] = recipe.given_preferences
+    else:
+        if recipe.num_iterations is not None:
+            folder = recipe.rounds_folder / ROUND_FOLDER.format(0) / "preferences"
+            config = dataclasses.replace(config, output_dir=str(folder))
+            lines["each round"] = "collects, draws from these and earlier preferences, and trains"
+        lines |= cost(config, environment, lambda: recipe.load_datasets()[0])
+    pairs = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    steps = f"max_steps {args.max_steps}" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
+    lines["training"] = f"{count(pairs, 'pair')} per optimizer step, {steps}, learning rate {args.learning_rate:g}"
+    split = recipe.dataset.eval_split
+    lines["evaluation"] = (
+        "none" if split is None else f"the task's reward on split {split}, eval_strategy {args.eval_strategy.value}"
+    )
+    lines["output folder"] = recipe.run_folder
+    lines["trained team"] = recipe.team_folder if recipe.saves_team else "not saved"
+    if (recipe.run_folder / RESULTS_FILE).is_file() or is_collection(config.output_dir):
+        lines["done already"] = "some phases, which are skipped if the settings have not changed"
+    if PartialState().is_main_process:
+        print("Dry run: no model was loaded, nothing was written.")
+        print_lines(lines)
