@@ -11,7 +11,7 @@ import yaml
 from trl_multiagent import AgentTeam, FunctionEnvironment, Task, cli
 from trl_multiagent.demo.task import TASK as CODE_GENERATION
 from trl_multiagent.recipe.algorithms import ALGORITHMS
-from trl_multiagent.recipe.preference_run import changed_settings, run_preferences
+from trl_multiagent.recipe.preference_run import PreferenceRecipe, changed_settings, run_preferences
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 
 from tiny import count_reward, tiny_items
@@ -86,6 +86,10 @@ def killed(training, step):
         yield
 
 
+def interrupted(*args):
+    raise KeyboardInterrupt
+
+
 def weights(folder):
     return list(AgentTeam.from_pretrained(str(folder)).parameters())
 
@@ -157,45 +161,48 @@ def test_a_killed_run_goes_on(form, run):
     for step in (0, 2):
         with killed(training=1, step=step):
             run("madpo", "killed", *form)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):  # after the training
+        patch.setattr(PreferenceRecipe, "save_results", interrupted)
+        run("madpo", "killed", *form)
     scored.clear()
     run("madpo", "killed", *form)
     assert scored == [] and number == 24
     assert same("whole", "killed")
 
 
-ITERATIVE = ["--num_iterations", "3", "--preference_replay_mode", "all", "--comparator_policy", "history"]
+ITERATIVE = ["--num_iterations", "2", "--preference_replay_mode", "all", "--comparator_policy", "history"]
 
 
 def test_rounds(run, capsys):
     run("madpo_iter", "whole", *ITERATIVE, "--override", "dataset.eval_split=test")
     table = capsys.readouterr().out.splitlines()[-6:]
     assert "held-out reward" in "\n".join(table)
-    results = [json.loads(Path(f"whole/_rounds/round_{k}/results.json").read_text()) for k in range(3)]
+    results = [json.loads(Path(f"whole/_rounds/round_{k}/results.json").read_text()) for k in range(2)]
     facts = [result["iter"] for result in results]
-    assert [one["current_iteration"] for one in facts] == [1, 2, 3]
-    assert [one["candidates_scored"] for one in facts] == [48, 96, 144]
-    assert facts[2]["total_preference_pairs"] == sum(one["current_preference_pairs"] for one in facts)
+    assert [one["current_iteration"] for one in facts] == [1, 2]
+    assert [one["candidates_scored"] for one in facts] == [48, 96]
+    assert facts[1]["total_preference_pairs"] == sum(one["current_preference_pairs"] for one in facts)
     assert all(one["train_preference_pairs"] == one["current_preference_pairs"] for one in facts)
     assert any("iter/total_preference_pairs" in entry for entry in results[1]["log_history"])
-    assert results[0]["env_step"] < results[1]["env_step"] < results[2]["env_step"]
-    teams = [Path(f"whole/_rounds/teams/round_{k}") for k in range(4)]
-    assert same(teams[3], "whole") and not same(teams[2], teams[3]) and not same(teams[0], teams[1])
+    assert results[0]["env_step"] < results[1]["env_step"]
+    teams = [Path(f"whole/_rounds/teams/round_{k}") for k in range(3)]
+    assert same(teams[2], "whole") and not same(teams[1], teams[2]) and not same(teams[0], teams[1])
     assert "whole/_rounds" not in Path("whole/README.md").read_text()
 
     argv = [*ITERATIVE, "--override", "dataset.eval_split=test"]
-    for training, step in ((1, 2), (2, 0), (2, 1)):
+    for training, step in ((1, 2), (2, 1)):
         with killed(training, step):
             run("madpo_iter", "killed", *argv)
     run("madpo_iter", "killed", *argv)
     assert same("whole", "killed")
-    again = [json.loads(Path(f"killed/_rounds/round_{k}/results.json").read_text()) for k in range(3)]
+    again = [json.loads(Path(f"killed/_rounds/round_{k}/results.json").read_text()) for k in range(2)]
     assert [one["eval"]["reward"] for one in again] == [one["eval"]["reward"] for one in results]
 
     scored.clear()
     run("madpo_iter", "killed", *argv)
     assert "is complete" in capsys.readouterr().out and scored == []
-    run("madpo_iter", "killed", *["4" if x == "3" else x for x in argv])  # one more round
-    assert Path("killed/_rounds/teams/round_4/team.json").is_file()
+    run("madpo_iter", "killed", *["3" if x == "2" else x for x in argv])  # one more round
+    assert Path("killed/_rounds/teams/round_3/team.json").is_file()
     with pytest.raises(SystemExit):
         run("madpo_iter", "killed", *argv, "seed=3")
     assert "complete phases of a run with other settings: seed" in capsys.readouterr().err

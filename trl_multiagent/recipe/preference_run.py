@@ -259,7 +259,9 @@ class PreferenceRun:
         else:
             recipe.resume_from_checkpoint = checkpoint
             recipe.train_and_save(trainer)
-        self.write_results(folder, {"collection": numbers, "env_step": trainer.env_step})
+        self.write_results(
+            folder, {"collection": numbers, "env_step": trainer.env_step, "steps": trainer.state.global_step}
+        )
         return trainer
 
     # Several rounds
