@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 from matplotlib.image import imread
+from pairs import pairs
 
 import trl_multiagent.environments.function_environment
 from trl_multiagent import Task
@@ -171,6 +172,18 @@ def test_preference_examples(tiny_model, tmp_path, monkeypatch):
     names["held_out_items"] = tiny_items(2)
     exec(evaluation, names)
     assert {"eval_pairs_loss", "eval_items_reward"} <= names["trainer"].evaluate().keys()
+
+
+def test_reward_model_example(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    example, use = python_blocks(ROOT / "docs" / "reward_models.md")
+    pairs(("poet", "critic")).save_to_disk("outputs/preferences")
+    names = {}
+    code = example.replace('"Qwen/Qwen2.5-0.5B-Instruct"', repr(tiny_model))
+    exec(code.replace("learning_rate=1e-5", "max_steps=1, report_to='none'"), names)
+    (outcome,) = names["environment"].score([{"topic": "rain"}], [{"poet": "grey", "critic": "wet"}], [()])
+    assert set(outcome.metrics) == {"rewards/judge"} and (tmp_path / "judge" / "reliability.png").is_file()
+    assert use.splitlines()[0] == "from trl_multiagent.environments.reward_models import JointRewardModel"
 
 
 def test_collection_examples(tiny_model, tmp_path, monkeypatch):

@@ -43,6 +43,16 @@ ALGORITHMS = {
     "maac": Algorithm(f"{TRAINERS}.maac_config.MAACConfig", f"{TRAINERS}.maac_trainer.MAACTrainer"),
     "madpo": MADPO,
     "madpo_iter": MADPO,
+    "marlhf": Algorithm(  # `rl_algorithm` chooses the trainer, by default this one
+        f"{TRAINERS}.magrpo_config.MAGRPOConfig",
+        f"{TRAINERS}.magrpo_trainer.MAGRPOTrainer",
+        "trl_multiagent.recipe.marlhf.run_marlhf",
+    ),
+    "reward_model": Algorithm(
+        f"{TRAINERS}.joint_reward_config.JointRewardConfig",
+        f"{TRAINERS}.joint_reward_trainer.JointRewardTrainer",
+        "trl_multiagent.recipe.reward_model.run_reward_model",
+    ),
 }
 PREFERENCE_ALGORITHMS = ("madpo", "madpo_iter")  # they learn from pairs of answers, not from rollout trees
 
@@ -52,6 +62,8 @@ SINGLE_AGENT = {"grpo": "MAGRPO", "ac": "IAC"}  # algorithms for one agent, and 
 SECTION_CLASSES = {name: algorithm.config for name, algorithm in ALGORITHMS.items()}
 SECTION_CLASSES["madpo"] = "trl_multiagent.recipe.preference_section.MADPOSection"
 SECTION_CLASSES["madpo_iter"] = "trl_multiagent.recipe.preference_section.MADPOIterSection"
+SECTION_CLASSES["marlhf"] = "trl_multiagent.recipe.reward_section.MARLHFSection"
+SECTION_CLASSES["reward_model"] = "trl_multiagent.recipe.reward_section.RewardModelSection"
 
 
 def import_class(path: str) -> Any:

@@ -336,15 +336,19 @@ def complete_critics(settings: Settings) -> None:
         arguments["critic_models"] = models
 
 
-def make_training_args(settings: Settings) -> "RolloutConfig":
+def make_training_args(settings: Settings, config_class: type | None = None) -> "RolloutConfig":
     """
     Makes the trainer's arguments. This imports TRL, which takes seconds.
+
+    Args:
+        settings ([`Settings`]): The settings.
+        config_class (`type`, *optional*): The class of the arguments; by default that of the algorithm.
 
     Raises:
         ConfigError: the configuration class refuses a value.
     """
     algorithm, extras, arguments = settings.algorithm, settings.extras, dict(settings.arguments)
-    config_class = ALGORITHMS[algorithm].config_class()
+    config_class = config_class or ALGORITHMS[algorithm].config_class()
     if algorithm in PREFERENCE_ALGORITHMS:  # the section is also about the collection
         arguments = {name: arguments[name] for name in read_fields(ALGORITHMS[algorithm].config) if name in arguments}
     try:

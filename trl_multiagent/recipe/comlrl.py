@@ -5,11 +5,10 @@ The names in configurations that were written for CoMLRL, and their meaning here
 """
 
 # Sections for algorithms of CoMLRL that this release does not have
-OTHER_ALGORITHMS = ("marlhf", "marlhf_iter")
+OTHER_ALGORITHMS = ("marlhf_iter",)
 
 # Sections that must be empty, and the reason
 UNAVAILABLE = {
-    "reward_model": "reward models are not available in this release",
     "preference": "preference training is not available in this release",
 }
 
@@ -37,6 +36,7 @@ RENAMED = {
     "{algorithm}.external_original_prompt": "external.original_prompt",
     "{algorithm}.external_previous_response": "external.previous_response",
     "dataset.split": "dataset.train_split",
+    "marlhf.critic_model_name": "marlhf.critic_models",
     # Short forms of our own
     "prompts": "functions.prompts",
     "reward_funcs": "functions.reward_funcs",
@@ -109,6 +109,11 @@ NO_EFFECT = (
         )
     ),
     "{algorithm}.early_termination_weight",
+    "marlhf.dpo_beta",
+    "marlhf.reward_model_device",
+    "marlhf.critic_devices",
+    "marlhf.use_separate_critic",
+    "marlhf.value_head_hidden_dim",
 )
 
 # Settings for the part of the history that an agent sees, with the accepted values. Here an agent always sees all of its own
