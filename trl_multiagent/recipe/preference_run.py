@@ -86,7 +86,7 @@ class PreferenceRecipe(Recipe):
     num_iterations: int | None
 
     role_arguments: ClassVar[tuple[str, ...]] = ("frozen_agents", "agent_learning_rates")
-    training_args: MADPOConfig  # type: ignore[assignment]
+    training_args: MADPOConfig
 
     @property
     def items_per_step(self) -> int:
