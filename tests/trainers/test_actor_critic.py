@@ -7,10 +7,12 @@ import shutil
 
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 from transformers import AutoModel
 
 from trl_multiagent import AgentTeam, IACConfig, IACTrainer, MAACConfig, MAACTrainer
+from trl_multiagent.team.files import push_folder
 from trl_multiagent.trainers.maac_trainer import team_text
 
 from by_hand import Gradients, distance, log_probability
@@ -361,6 +363,21 @@ def test_a_push_leaves_critics_out(tmp_path, monkeypatch):
         trainer.save_model(str(tmp_path / pushed), _internal_call=True)
         assert json.loads((tmp_path / pushed / pushed / "critics.json").read_text())["form"] == "head"
         assert [path.name for path in (tmp_path / pushed).glob("*critics")] == [pushed]
+
+    # The folder of a run that was not pushed
+    trainer.args.push_to_hub = False
+    trainer.save_model(str(tmp_path / "run"))
+    patterns = []
+    monkeypatch.setattr("trl_multiagent.team.files.open_repo", lambda repo_id, *args: repo_id)
+    monkeypatch.setattr(
+        "trl_multiagent.hub.push.HfApi.upload_folder",
+        lambda self, **kwargs: patterns.append(kwargs["ignore_patterns"]),
+    )
+    for with_critics in (False, True):
+        push_folder(tmp_path / "run", "user/team", with_critics=with_critics)
+    paths = ["agents/aux/config.json", "critics/aux/value_head.safetensors", "critics/critics.json"]
+    kept = [list(filter_repo_objects(paths, ignore_patterns=x)) for x in patterns]
+    assert kept == [paths[:1], paths]
 
 
 def test_a_critic_with_another_tokenizer_reads_the_text(tmp_path):

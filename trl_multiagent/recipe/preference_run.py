@@ -249,14 +249,19 @@ class PreferenceRun:
         if recipe.given_preferences is None:
             preferences, numbers = self.collect(0, Path(recipe.preferences.output_dir), None)
         else:
-            preferences, numbers = load_preferences(recipe.given_preferences, self.roles), {}
+            try:
+                preferences, numbers = load_preferences(recipe.given_preferences, self.roles), {}
+            except (ValueError, FileNotFoundError) as error:
+                fail(recipe.prog, error)
         trainer, checkpoint = self.make_trainer(preferences, folder, None, recipe.resume_from_checkpoint)
-        if checkpoint is None or recipe.resume_from_checkpoint == checkpoint:
+        if checkpoint is not None and self.has_finished(checkpoint, trainer):
+            recipe.save_results(trainer)
+        else:
             recipe.resume_from_checkpoint = checkpoint
             recipe.train_and_save(trainer)
-        else:
-            recipe.save_results(trainer)
-        self.write_results(folder, {"collection": numbers, "env_step": trainer.env_step})
+        self.write_results(
+            folder, {"collection": numbers, "env_step": trainer.env_step, "steps": trainer.state.global_step}
+        )
         return trainer
 
     # Several rounds

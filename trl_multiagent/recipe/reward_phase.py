@@ -75,7 +75,7 @@ def describe(
     model: str, args: JointRewardConfig, preferences: Dataset, roles: list[str], peft_config: PeftConfig | None
 ) -> dict[str, Any]:
     """What must be the same when a training is continued, as JSON represents it."""
-    settings = {"model": model, "roles": roles, "rows of the preferences": digest_of_rows(preferences)}
+    settings: dict[str, Any] = {"model": model, "roles": roles, "rows of the preferences": digest_of_rows(preferences)}
     settings["adapter"] = None if peft_config is None else str(sorted(peft_config.to_dict().items(), key=str))
     settings |= {name: value for name, value in args.to_dict().items() if name not in FREE}
     return json.loads(json.dumps(settings, default=str))

@@ -25,7 +25,7 @@ class RewardModelSection(JointRewardConfig):
 
 
 @dataclass
-class MARLHFSection(PreferenceConfig, MAGRPOConfig, ActorCriticConfig):  # type: ignore[misc]
+class MARLHFSection(PreferenceConfig, MAGRPOConfig, ActorCriticConfig):
     """
     The section `marlhf`. Only its fields are read, from its source; it has no instances.
     """

@@ -4,7 +4,7 @@ import copy
 import json
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -94,6 +94,8 @@ class JointRewardTrainer(RewardTrainer):
     _name = "Joint reward model"
 
     args: JointRewardConfig
+    data_collator: Any
+    _signature_columns: list[str]
     _is_checkpoint = False  # whether a checkpoint is being saved, and not the model
 
     def __init__(
@@ -229,12 +231,13 @@ class JointRewardTrainer(RewardTrainer):
             raise ValueError("There are no held-out pairs: set `eval_fraction`, or pass an `eval_dataset`.")
         self.evaluate()
         folder = Path(self.args.output_dir if folder is None else folder)
-        scale = self.held_out.reward_scale()
+        held_out = cast(HeldOut, self.held_out)
+        scale = held_out.reward_scale()
         if scale is not None:
             self.model.config.update({SCALE_KEY: list(scale)})
-        facts = {**self.held_out.facts(), "texts_cut": self.num_cut, SCALE_KEY: scale}
+        facts = {**held_out.facts(), "texts_cut": self.num_cut, SCALE_KEY: scale}
         if self.is_world_process_zero():
-            draw_report(self.held_out, folder / PICTURE_FILE)
+            draw_report(held_out, folder / PICTURE_FILE)
             (folder / REPORT_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         return facts
 

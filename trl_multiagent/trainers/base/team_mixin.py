@@ -19,7 +19,7 @@ from transformers.utils import logging
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.models.router_loss import has_routers, router_loss_coef
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.critics import CRITICS_FOLDER
+from trl_multiagent.team.files import CRITICS_FOLDER
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin
 from trl_multiagent.trainers.base.distribution import check_distribution
 from trl_multiagent.trainers.base.hub_mixin import TeamHubMixin

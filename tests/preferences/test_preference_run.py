@@ -1,0 +1,235 @@
+"""`run_preferences`: the phases of a run, and that an interrupted run goes on as if nothing had happened."""
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from trl_multiagent import AgentTeam, FunctionEnvironment, Task, cli
+from trl_multiagent.demo.task import TASK as CODE_GENERATION
+from trl_multiagent.recipe.algorithms import ALGORITHMS
+from trl_multiagent.recipe.preference_run import PreferenceRecipe, changed_settings, run_preferences
+from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
+
+from tiny import count_reward, tiny_items
+
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = [
+    *(ROOT / "recipes" / "code_generation" / "configs").glob("madpo*.yaml"),
+    *(ROOT / "tests" / "recipes" / "peer_configs").glob("madpo*.yaml"),
+]
+SMALL = ["--preference_num_candidates", "4", "--preference_pairs_per_sample", "2", "--max_completion_length", "6"]
+SMALL += ["--disable_tqdm", "--per_device_train_batch_size", "4", "--logging_steps", "1", "--learning_rate", "1e-2"]
+SMALL += ["--items_per_chunk", "2", "--save_steps", "1", "--report_to", "none"]
+SMALL += ["--eval_strategy", "no", "--num_train_epochs", "1"]
+scored = []  # numbers of joint answers that the reward was asked for
+
+
+def reward(completions, **columns):
+    scored.append(len(completions))
+    return count_reward(completions, **columns)
+
+
+def make_environment(settings):
+    return FunctionEnvironment({"aux": "Help with {x}:", "main": "Do {x}:"}, reward)
+
+
+def load_datasets(settings):
+    return tiny_items(6), tiny_items(3) if settings.dataset.eval_split else None
+
+
+TASK = Task(make_environment, load_datasets)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RUN_ID", raising=False)
+    monkeypatch.delenv("JOB_ID", raising=False)
+    scored.clear()
+
+
+@pytest.fixture
+def run(tiny_model):
+    """Runs a recipe with a tiny model, in a folder."""
+
+    def run(algorithm, folder, *argv, task=TASK):
+        run_preferences(
+            algorithm, task, ["--model_name", tiny_model, "--output_dir", str(folder), *SMALL, *argv], "run"
+        )
+
+    return run
+
+
+@contextlib.contextmanager
+def killed(training, step):
+    """Ends the n-th training that begins inside, before a step of it."""
+    trainings = []
+    train, compute_loss = MADPOTrainer.train, MADPOTrainer.compute_loss
+
+    def counted(self, *args, **kwargs):
+        trainings.append(self)
+        return train(self, *args, **kwargs)
+
+    def failing(self, *args, **kwargs):
+        if len(trainings) == training and self.state.global_step == step:
+            raise KeyboardInterrupt
+        return compute_loss(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(MADPOTrainer, "train", counted)
+        patch.setattr(MADPOTrainer, "compute_loss", failing)
+        yield
+
+
+def interrupted(*args):
+    raise KeyboardInterrupt
+
+
+def weights(folder):
+    return list(AgentTeam.from_pretrained(str(folder)).parameters())
+
+
+def same(first, second):
+    return all(torch.equal(a, b) for a, b in zip(weights(first), weights(second), strict=True))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_configuration_has_a_plan(config, tmp_path, capsys):
+    algorithm = next(name for name in ALGORITHMS if name in yaml.safe_load(config.read_text()))
+    run_preferences(algorithm, CODE_GENERATION, ["--config", str(config), "--dry_run"], "train")
+    out = capsys.readouterr().out
+    assert "Dry run" in out and "per optimizer step" in out and "candidates" in out
+    assert ("rounds " in out) == (algorithm == "madpo_iter")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "argv", "problem"),
+    [
+        ("madpo", ["--pair_selection", "all"], "set `preference_pairs_per_sample` to null"),
+        ("madpo", ["--loss_type", "aot"], "`loss_type` 'aot' is not supported for a team"),
+        ("madpo", ["--num_turns", "2"], "`madpo.num_turns`"),
+        ("madpo", ["--num_iterations", "2"], "unknown argument '--num_iterations'"),
+        ("madpo", ["--preference_dataset", "missing"], "There is no folder missing"),
+        ("madpo", ["--override", "madpo.frozen_agents=[critic]"], "names 'critic', which is no role of the task"),
+        ("madpo", ["--override", "madpo_iter.num_iterations=2"], "the section `madpo_iter` cannot be used"),
+        ("madpo_iter", ["--num_iterations", "0"], "`madpo_iter.num_iterations` is 0"),
+        ("madpo_iter", ["--preference_dataset", "x"], "every round collects its preferences"),
+        ("madpo_iter", ["--preference_replay_lambda", "2"], "must be between 0 and 1"),
+        ("madpo_iter", ["--comparator_policy", "none"], "`pair_selection: comparator_reward` needs a comparator"),
+        ("madpo_iter", ["--comparator_policy", "api"], "`madpo_iter.comparator_policy`"),
+    ],
+)
+def test_wrong_settings_are_one_line(algorithm, argv, problem, capsys, run, tmp_path):
+    with pytest.raises(SystemExit) as exit_info:
+        run(algorithm, "run", *argv)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert exit_info.value.code == 2 and problem in line and line.startswith("run: error: ")
+    assert scored == []
+
+
+def test_madpo_collects_once_and_trains_once(run, capsys, tiny_model, tmp_path):
+    run("madpo", "run", "--override", "dataset.eval_split=test", "--eval_strategy", "epoch")
+    assert sum(scored[:3]) == 6 * 4  # the collection, before the evaluation
+    config = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert config["madpo"]["preference_num_candidates"] == 4
+    results = json.loads(Path("run/results.json").read_text())
+    assert results["collection"]["candidates_scored"] == 24 and results["env_step"] > 0
+    card = Path("run/README.md").read_text()
+    assert "MADPO" in card and "preference pairs" in card
+    assert "'eval_reward'" in capsys.readouterr().out
+    before = len(scored)
+    run("madpo", "run", "--override", "dataset.eval_split=test", "--eval_strategy", "epoch")
+    assert "is complete" in capsys.readouterr().out and len(scored) == before
+    with pytest.raises(SystemExit):
+        run("madpo", "run")
+    assert "other settings: dataset.eval_split, madpo.eval_strategy" in capsys.readouterr().err
+    # The same preferences, given as a dataset
+    run("madpo", "again", "--preference_dataset", "run/_preferences")
+    assert len(scored) == before and same("run", "again")
+
+
+@pytest.mark.parametrize("form", [[], ["--override", "peft.r=2"]], ids=["full", "lora"])
+def test_a_killed_run_goes_on(form, run):
+    run("madpo", "whole", *form)
+    number = sum(scored)
+    for step in (0, 2):
+        with killed(training=1, step=step):
+            run("madpo", "killed", *form)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):  # after the training
+        patch.setattr(PreferenceRecipe, "save_results", interrupted)
+        run("madpo", "killed", *form)
+    scored.clear()
+    run("madpo", "killed", *form)
+    assert scored == [] and number == 24
+    assert same("whole", "killed")
+
+
+ITERATIVE = ["--num_iterations", "2", "--preference_replay_mode", "all", "--comparator_policy", "history"]
+
+
+def test_rounds(run, capsys):
+    run("madpo_iter", "whole", *ITERATIVE, "--override", "dataset.eval_split=test")
+    table = capsys.readouterr().out.splitlines()[-6:]
+    assert "held-out reward" in "\n".join(table)
+    results = [json.loads(Path(f"whole/_rounds/round_{k}/results.json").read_text()) for k in range(2)]
+    facts = [result["iter"] for result in results]
+    assert [one["current_iteration"] for one in facts] == [1, 2]
+    assert [one["candidates_scored"] for one in facts] == [48, 96]
+    assert facts[1]["total_preference_pairs"] == sum(one["current_preference_pairs"] for one in facts)
+    assert all(one["train_preference_pairs"] == one["current_preference_pairs"] for one in facts)
+    assert any("iter/total_preference_pairs" in entry for entry in results[1]["log_history"])
+    assert results[0]["env_step"] < results[1]["env_step"]
+    teams = [Path(f"whole/_rounds/teams/round_{k}") for k in range(3)]
+    assert same(teams[2], "whole") and not same(teams[1], teams[2]) and not same(teams[0], teams[1])
+    assert "whole/_rounds" not in Path("whole/README.md").read_text()
+
+    argv = [*ITERATIVE, "--override", "dataset.eval_split=test"]
+    for training, step in ((1, 2), (2, 1)):
+        with killed(training, step):
+            run("madpo_iter", "killed", *argv)
+    run("madpo_iter", "killed", *argv)
+    assert same("whole", "killed")
+    again = [json.loads(Path(f"killed/_rounds/round_{k}/results.json").read_text()) for k in range(2)]
+    assert [one["eval"]["reward"] for one in again] == [one["eval"]["reward"] for one in results]
+
+    scored.clear()
+    run("madpo_iter", "killed", *argv)
+    assert "is complete" in capsys.readouterr().out and scored == []
+    run("madpo_iter", "killed", *["3" if x == "2" else x for x in argv])  # one more round
+    assert Path("killed/_rounds/teams/round_3/team.json").is_file()
+    with pytest.raises(SystemExit):
+        run("madpo_iter", "killed", *argv, "seed=3")
+    assert "complete phases of a run with other settings: seed" in capsys.readouterr().err
+
+
+def test_a_collection_without_pairs_is_an_error(run, capsys):
+    task = Task(
+        lambda settings: FunctionEnvironment(
+            {"aux": "Help with {x}:", "main": "Do {x}:"}, lambda completions, **columns: [1.0 for _ in completions]
+        ),
+        load_datasets,
+    )
+    with pytest.raises(SystemExit):
+        run("madpo", "run", task=task)
+    assert "run: error: The collection in run/_preferences has no pairs" in capsys.readouterr().err
+
+
+def test_settings_that_may_change():
+    before = {"seed": 1, "output": {"base_dir": "x"}, "madpo": {"beta": 0.1, "logging_steps": 1}}
+    after = {"seed": 1, "output": {"base_dir": "y"}, "madpo": {"beta": 0.1, "logging_steps": 2, "seed": 3}}
+    assert changed_settings(before, after, "madpo") == ["madpo.seed"]
+
+
+def test_the_command_trains(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        "trl_multiagent.recipe.preference_run.run_preferences", lambda *args, **kwargs: calls.append(args)
+    )
+    cli.main(["run", "madpo_iter", "--dry_run"])
+    assert calls == [("madpo_iter", cli.TASKS, ["--dry_run"])]
