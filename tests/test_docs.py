@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 from matplotlib.image import imread
+from pairs import pairs
 
 import trl_multiagent.environments.function_environment
 from trl_multiagent import Task
@@ -152,6 +153,15 @@ def test_team_examples(tiny_model, tmp_path):
     assert recipe.peft_config.r == 16 and recipe.agent_model.share_weights is False
 
 
+def test_actor_critic_example(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (example,) = python_blocks(ROOT / "docs" / "actor_critic.md")
+    names = {}
+    exec(example.replace('"Qwen/Qwen2.5-0.5B-Instruct"', repr(tiny_model)), names)
+    log = names["trainer"].state.log_history
+    assert log[0]["critics/central/value_loss"] >= 0.0 and "agents/poet/advantage_std" in log[0]
+
+
 def test_preference_examples(tiny_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     training, evaluation = python_blocks(ROOT / "docs" / "madpo.md")
@@ -161,7 +171,19 @@ def test_preference_examples(tiny_model, tmp_path, monkeypatch):
     names |= {"held_out_pairs": names["preferences"], "environment": tiny_environment(["poet", "critic"])}
     names["held_out_items"] = tiny_items(2)
     exec(evaluation, names)
-    assert {"eval_pairs_loss", "eval_reward"} <= names["trainer"].evaluate().keys()
+    assert {"eval_pairs_loss", "eval_items_reward"} <= names["trainer"].evaluate().keys()
+
+
+def test_reward_model_example(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    example, use = python_blocks(ROOT / "docs" / "reward_models.md")
+    pairs(("poet", "critic")).save_to_disk("outputs/preferences")
+    names = {}
+    code = example.replace('"Qwen/Qwen2.5-0.5B-Instruct"', repr(tiny_model))
+    exec(code.replace("learning_rate=1e-5", "max_steps=1, report_to='none'"), names)
+    (outcome,) = names["environment"].score([{"topic": "rain"}], [{"poet": "grey", "critic": "wet"}], [()])
+    assert set(outcome.metrics) == {"rewards/judge"} and (tmp_path / "judge" / "reliability.png").is_file()
+    assert use.splitlines()[0] == "from trl_multiagent.environments.reward_models import JointRewardModel"
 
 
 def test_collection_examples(tiny_model, tmp_path, monkeypatch):

@@ -814,7 +814,8 @@ def test_settings_that_have_no_effect_in_this_run(parse):
     assert len(stderr.splitlines()) == 1
     assert "agent_model.name (`agents` is used)" in stderr and "magrpo.vllm_mode (`use_vllm` is off)" in stderr
     assert "magrpo.do_train (" in stderr and "magrpo.discount (the return of a chain's" in stderr
-    assert parse({"magrpo": {"num_turns": 2, "discount": 0.5}}).stderr == ""
+    assert "magrpo.epsilon (with one step per batch" in parse({"magrpo": {"epsilon": 0.3}}).stderr
+    assert parse({"magrpo": {"num_turns": 2, "discount": 0.5, "num_iterations": 2, "epsilon": 0.3}}).stderr == ""
 
 
 @pytest.mark.parametrize(

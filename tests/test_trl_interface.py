@@ -24,7 +24,7 @@ from transformers import GenerationConfig, GenerationMixin, Trainer, TrainingArg
 from transformers.integrations import TensorBoardCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.modeling_layers import GradientCheckpointingLayer
-from trl import DPOTrainer, GRPOTrainer
+from trl import DPOTrainer, GRPOTrainer, RewardTrainer
 from trl.data_utils import apply_chat_template
 from trl.distributed import DistributedBackend
 from trl.generation.vllm_client import VLLMClient
@@ -71,6 +71,13 @@ METHODS = {
         "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
         "prediction_step": ["self", "model", "inputs", "prediction_loss_only", "ignore_keys"],
         "log": ["self", "logs", "start_time"],
+    },
+    RewardTrainer: {
+        "_prepare_dataset": ["self", "dataset", "processing_class", "args", "dataset_name"],
+        "_set_signature_columns_if_needed": ["self"],
+        "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
+        "log": ["self", "logs", "start_time"],
+        "_save_checkpoint": ["self", "model", "trial"],
     },
     Trainer: {
         "get_batch_samples": ["self", "epoch_iterator", "num_batches", "device"],
@@ -179,6 +186,7 @@ PRIVATE = {
     "_llm_weights_sleeping": VLLMGeneration,
     "_name": GRPOTrainer,
     "_paper": GRPOTrainer,
+    "_signature_columns": RewardTrainer,
     "_step": GRPOTrainer,
     "_supports_default_dynamic_cache": GenerationMixin,
     "_SummaryWriter": TensorBoardCallback,
@@ -330,7 +338,9 @@ def private_names_of_others() -> set[str]:
                 own.add(node.arg)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 own.add(node.id)
-    extended = "".join(map(inspect.getsource, (Trainer, GRPOTrainer, DPOTrainer, VLLMGeneration, VLLMClient)))
+    extended = "".join(
+        map(inspect.getsource, (Trainer, GRPOTrainer, DPOTrainer, RewardTrainer, VLLMGeneration, VLLMClient))
+    )
     private = {name for name in used if re.fullmatch(r"_[a-zA-Z]\w*", name)}
     return {name for name in private if name not in own or re.search(rf"\b{name}\b", extended)}
 

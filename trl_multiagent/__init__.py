@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # what `__getattr__` gives at run time
     from trl_multiagent.team.agent_team import AgentTeam
     from trl_multiagent.trainers.iac_config import IACConfig
     from trl_multiagent.trainers.iac_trainer import IACTrainer
+    from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
+    from trl_multiagent.trainers.joint_reward_trainer import JointRewardTrainer
     from trl_multiagent.trainers.maac_config import MAACConfig
     from trl_multiagent.trainers.maac_trainer import MAACTrainer
     from trl_multiagent.trainers.madpo_config import MADPOConfig
@@ -39,6 +41,8 @@ __version__ = "0.1.0"
 _ENVIRONMENTS = "Environment FunctionEnvironment JointAction Outcome Prompt Task TaskSettings Turn role_reward".split()
 _PATHS = {name: f"trl_multiagent.environments.{name}" for name in _ENVIRONMENTS}
 _PATHS["AgentTeam"] = "trl_multiagent.team.agent_team.AgentTeam"
+_PATHS["JointRewardConfig"] = "trl_multiagent.trainers.joint_reward_config.JointRewardConfig"
+_PATHS["JointRewardTrainer"] = "trl_multiagent.trainers.joint_reward_trainer.JointRewardTrainer"
 _PATHS["MADPOConfig"] = "trl_multiagent.trainers.madpo_config.MADPOConfig"
 _PATHS["MADPOTrainer"] = "trl_multiagent.trainers.madpo_trainer.MADPOTrainer"
 _PATHS |= {path.rpartition(".")[2]: path for algorithm in ALGORITHMS.values() for path in algorithm}

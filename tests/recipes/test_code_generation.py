@@ -22,8 +22,12 @@ from tiny import byte_tokenizer, tiny_llama
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes" / "code_generation"
 # Those of MADPO are in tests/preferences/test_preference_run.py
-CONFIGS = sorted(path for path in (RECIPES / "configs").glob("*.yaml") if not path.stem.startswith("madpo"))
-PEER_CONFIGS = sorted(path for path in (Path(__file__).parent / "peer_configs").glob("*.yaml") if "madpo" not in path.stem)
+CONFIGS = sorted(
+    path for path in (RECIPES / "configs").glob("*.yaml") if not path.stem.startswith(("madpo", "reward_model"))
+)
+PEER_CONFIGS = sorted(
+    path for path in (Path(__file__).parent / "peer_configs").glob("*.yaml") if "madpo" not in path.stem
+)
 FILES = {"he": "humaneval.jsonl", "che": "coophumaneval.jsonl", "mbpp": "mbpp_sanitized.jsonl"}
 
 
@@ -310,3 +314,66 @@ def test_two_processes(forked, tiny_model, shared_data, tmp_path):
     assert folder.name.startswith("mt_job_")
     assert (folder / "config.yaml").is_file()
     assert "'env_step': '40'" in done.stdout  # one item with 20 joint actions in each process
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "argv", "parts"),
+    [
+        ("iac", "critic_model.name=Qwen/Qwen2.5-0.5B", ["critic_form model from Qwen/Qwen2.5-0.5B"]),
+        ("iac", "critics=[a/b,c/d]", ["from a/b, c/d"]),
+        ("iac", "critic_model.name=Qwen/Qwen2.5-Coder-3B iac.critic_form=adapter", ["critic_form adapter\n"]),
+        (
+            "maac",
+            "maac.critic_type=q maac.num_generations=2 maac.joint_mode=cross",
+            ["critic_type q", "4 joint actions"],
+        ),
+        ("maac", "maac.critic_form=head maac.critic_trains_trunk=false", ["critic_form head"]),
+        ("iac", "iac.num_iterations=3", ["3 steps on each batch", "optimizer steps  576", "env steps        768"]),
+        (
+            "ac",
+            "ac.critic_form=head ac.use_separate_critic=false ac.value_head_hidden_dim=64",
+            ["critic_form head", "agents           main:"],
+        ),
+    ],
+)
+def test_settings_of_critics(algorithm, argv, parts, capsys):
+    path = RECIPES / "configs" / f"{algorithm}_he_config.yaml"
+    run_script(algorithm, "--config", str(path), "--dry_run", "--override", *shlex.split(argv))
+    captured = capsys.readouterr()
+    for part in parts:
+        assert part in captured.out
+    assert "no effect" not in captured.err
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "argv", "message"),
+    [
+        ("magrpo", "critic_model.name=a/b", "`critic_model` cannot be used: `magrpo` has no critics. Remove it."),
+        ("magrpo", "magrpo.use_separate_critic=true", "`magrpo.use_separate_critic` is not a known setting"),
+        (
+            "iac",
+            "iac.use_separate_critic=false iac.critic_form=adapter",
+            "`iac.critic_form` is 'adapter'; give one of them",
+        ),
+        ("iac", "critics=[a/b] iac.critic_models=c/d", "`iac.critic_models` is 'c/d', but the critics are ['a/b']"),
+        ("iac", "critic_model.name=./nowhere", "`critic_model.name` is './nowhere', but there is no such folder."),
+        ("iac", "critic_model.nam=a", "`critic_model.nam` is not a known setting; did you mean `critic_model.name`?"),
+        ("maac", "maac.critic_form=head", "set `critic_trains_trunk` to False"),
+        ("ac", "ac.num_agents=2", "`ac.num_agents` is 2: AC trains one agent; IAC trains several."),
+        ("iac", "iac.gae_lambda=2", "`iac.gae_lambda` is 2, it must be at least 0 and at most 1."),
+    ],
+)
+def test_wrong_settings_of_critics(algorithm, argv, message, capsys):
+    path = RECIPES / "configs" / f"{algorithm}_he_config.yaml"
+    with pytest.raises(SystemExit):
+        run_script(algorithm, "--config", str(path), "--dry_run", "--override", *shlex.split(argv))
+    assert message in capsys.readouterr().err
+
+
+def test_notes_on_critics(capsys):
+    """Settings of a separate critic have no effect on a head."""
+    path = Path(__file__).parent / "peer_configs" / "iac_shared_config.yaml"
+    run_script("iac", "--config", str(path), "--dry_run")
+    captured = capsys.readouterr()
+    assert "critic_form head" in captured.out
+    assert "`critic_model` and `critics` have no effect" in captured.err and "critic_devices" in captured.err

@@ -62,8 +62,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     [
         (["--help"], "  poem:\n    letters: Letters that earn a reward.\n"),
         (["--override", "poem.leters=x"], "`poem.leters` is not a known setting; did you mean `poem.letters`?"),
-        (["--override", "poem.style=loud"], "`poem.style` is 'loud' (str), expected 'plain', 'ornate'."),
-        (["--override", "poem.letters=''"], "error: `poem.letters` is empty: give at least one letter."),
+        (["--override", "poem.style=loud"], "`poem.style` is 'loud', it must be one of 'plain', 'ornate'."),
+        (
+            ["--override", "poem.letters=''"],
+            "error: `poem.letters` is '', a blank text: give it a value, or leave it out.",
+        ),
         (["--override", "external.mode=plain"], "`external` is not a known setting"),
         (["--num_turn", "2"], "unknown argument '--num_turn'; did you mean `--num_turns`?"),
         (["--num_turns", "two"], "`magrpo.num_turns` is 'two' (str), expected int."),

@@ -191,10 +191,11 @@ magrpo.generation_kwargs={typical_p:1e999} finite
 magrpo.generation_kwargs=[1] expected
 """
 NOT_SUPPORTED = """
-magrpo.epsilon=0.3 on-policy
-magrpo.epsilon_high=0.3 on-policy
-magrpo.delta=2.0 on-policy
-magrpo.num_iterations=2 on-policy
+magrpo.epsilon=-0.3 at least 0
+magrpo.epsilon_high=-1 at least 0
+magrpo.delta=0 greater than 0
+magrpo.num_iterations=0 at least 1
+magrpo.off_policy_mask_threshold=0.5 num_iterations
 magrpo.steps_per_generation=2 items_per_device
 magrpo.generation_batch_size=8 items_per_device
 magrpo.multi_objective_aggregation=normalize_then_sum environment
@@ -476,7 +477,7 @@ def test_one_exception_from_python():
         ("num_turns", "two"): r"`num_turns` is 'two', it must be at least 1",
         ("num_turns", 1.5): r"`num_turns` is 1.5, it must be an integer\.",
         ("num_turns", True): r"`num_turns` is True, it must be at least 1",
-        ("epsilon", 0.3): r"`epsilon` is 0.3, which is not supported: training is on-policy",
+        ("entropy_coef", 0.3): r"`entropy_coef` is 0.3, which is not supported: it depends on",
         ("agent_learning_rates", (("main", -1.0),)): r"`agent_learning_rates` is -1.0, it must be at least 0",
     }.items():
         name, value = arguments

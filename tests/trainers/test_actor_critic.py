@@ -7,9 +7,12 @@ import shutil
 
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
+from safetensors.torch import load_file
 from transformers import AutoModel
 
 from trl_multiagent import AgentTeam, IACConfig, IACTrainer, MAACConfig, MAACTrainer
+from trl_multiagent.team.files import push_folder
 from trl_multiagent.trainers.maac_trainer import team_text
 
 from by_hand import Gradients, distance, log_probability
@@ -361,6 +364,21 @@ def test_a_push_leaves_critics_out(tmp_path, monkeypatch):
         assert json.loads((tmp_path / pushed / pushed / "critics.json").read_text())["form"] == "head"
         assert [path.name for path in (tmp_path / pushed).glob("*critics")] == [pushed]
 
+    # The folder of a run that was not pushed
+    trainer.args.push_to_hub = False
+    trainer.save_model(str(tmp_path / "run"))
+    patterns = []
+    monkeypatch.setattr("trl_multiagent.team.files.open_repo", lambda repo_id, *args: repo_id)
+    monkeypatch.setattr(
+        "trl_multiagent.hub.push.HfApi.upload_folder",
+        lambda self, **kwargs: patterns.append(kwargs["ignore_patterns"]),
+    )
+    for with_critics in (False, True):
+        push_folder(tmp_path / "run", "user/team", with_critics=with_critics)
+    paths = ["agents/aux/config.json", "critics/aux/value_head.safetensors", "critics/critics.json"]
+    kept = [list(filter_repo_objects(paths, ignore_patterns=x)) for x in patterns]
+    assert kept == [paths[:1], paths]
+
 
 def test_a_critic_with_another_tokenizer_reads_the_text(tmp_path):
     other = byte_tokenizer()
@@ -424,3 +442,55 @@ def test_a_joint_action_steps_a_critic_once(tmp_path):
     trainer.train()
     joint_actions = sum(len(node.indices) for nodes in trainer._levels for node in nodes)
     assert batches[0]["critics/central/target_mask"].sum() == joint_actions == trainer.env_step
+
+
+@pytest.mark.parametrize("form", ["lora", "lora and whole modules"])
+def test_a_critic_on_the_agents_base_has_nothing_of_the_agents(tmp_path, form):
+    """Its adapter does nothing at first: it reads with the base, not with the agents' adapters or copied modules."""
+    trainer = tiny_trainer(
+        tmp_path, team_of(form), trainer=IACTrainer, config=IACConfig, critic_form="adapter", save_strategy="steps"
+    )
+    team, ids = trainer.team, torch.tensor([[80, 81, 82]])
+    for head in team.critics.heads.values():
+        head[-1].weight.data.normal_()
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    values = team(team_inputs={}, critic_inputs={"main": inputs})["critics/main"]
+    plain = team.critics.heads["main"](tiny_llama(0).model(ids).last_hidden_state[0, -1])
+    assert torch.allclose(values, plain)
+    values.sum().backward()
+    graded = {name for name, x in team.named_parameters() if x.grad is not None and x.grad.any()}
+    assert graded and all("critic_main" in name or name.startswith("critics.heads.main") for name in graded)
+
+    # No file of an agent has anything of a critic, and the reverse
+    team.zero_grad()
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    agent = load_file(tmp_path / "saved" / "agents" / "aux" / "adapter_model.safetensors")
+    critic = load_file(tmp_path / "saved" / "critics" / "aux" / "adapter_model.safetensors")
+    for name, x in team.models["aux"].named_parameters():
+        for adapter, saved in (("aux", agent), ("critic_aux", critic)):
+            if adapter in name.split("."):
+                assert torch.equal(saved.pop(name.replace(f".{adapter}", "").replace(".modules_to_save", "")), x)
+    assert not agent and not critic
+
+
+def test_critics_do_not_outlive_their_trainer(tmp_path):
+    team = tiny_team()
+    critic_trainer(tmp_path, team=team)
+    critic_trainer(tmp_path, team=team)  # the same critics go on
+    with pytest.raises(ValueError, match="an earlier trainer with other settings"):
+        critic_trainer(tmp_path, "maac", team=team)
+    with pytest.raises(ValueError, match="which this one does not train"):
+        tiny_trainer(tmp_path, team)
+
+
+def test_normalized_advantages(tmp_path):
+    """Equal ones are zero, and a single one is left as it is."""
+    for items, expected in ((1, 1.7), (2, 0.0)):
+        environment = tiny_environment(reward=lambda completions, **columns: [1.7] * len(completions))
+        trainer = tiny_trainer(
+            tmp_path, None, environment, trainer=IACTrainer, config=IACConfig, items_per_device=items
+        )
+        trainer.train()
+        for node in trainer._levels[0]:
+            assert trainer._advantages[id(node)]["aux"].item() == pytest.approx(expected)

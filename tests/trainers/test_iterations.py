@@ -146,11 +146,12 @@ def test_critics_take_every_step_on_the_same_targets(tmp_path):
 
 def test_a_run_resumes_bit_for_bit(tmp_path):
     """A save that is due in the middle of a batch waits for its end."""
-    settings = {"max_steps": 6, "num_iterations": 3, "save_strategy": "steps", "save_steps": 2}
+    settings = {"num_iterations": 3, "save_strategy": "steps", "save_steps": 2}
+    settings |= {"train_dataset": tiny_items(4), "num_train_epochs": 1, "max_steps": -1}
     whole = tiny_trainer(tmp_path / "whole", **settings)
     whole.train()
     saved = sorted(path.name for path in (tmp_path / "whole").glob("checkpoint-*"))
-    assert saved == ["checkpoint-3", "checkpoint-6"]
+    assert saved == ["checkpoint-3", "checkpoint-6"] and whole.args.steps_per_epoch(4) == 6
     resumed = tiny_trainer(tmp_path / "resumed", **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     found = resumed.team.state_dict()

@@ -113,9 +113,12 @@ def test_evaluation_on_preferences_and_in_the_environment(tmp_path):
         num_turns=2,
     )
     (log,) = [entry for entry in trainer.state.log_history if "eval_pairs_loss" in entry]
-    (played,) = [entry for entry in trainer.state.log_history if "eval_reward" in entry]
-    assert 0.0 < log["eval_rewards/accuracies"] <= 1.0 and "eval_agents/aux/rewards/margins" in log
-    assert played["eval_turn_2/reward_mean"] >= 0.0 and played["eval_agents/main/completions/mean_length"] <= 6
+    (played,) = [entry for entry in trainer.state.log_history if "eval_items_reward" in entry]
+    assert 0.0 < log["eval_pairs_rewards/accuracies"] <= 1.0 and "eval_pairs_agents/aux/rewards/margins" in log
+    assert played["eval_items_turn_2/reward_mean"] >= 0.0
+    assert played["eval_items_agents/main/completions/mean_length"] <= 6
+    both = trainer.evaluate({"a": pairs(number=3), "b": tiny_items(2)})
+    assert {"eval_a_loss", "eval_a_rewards/margins", "eval_b_reward"} <= both.keys()
     assert "eval_reward" in trainer.evaluate(tiny_items(2)) and "eval_loss" in trainer.evaluate(pairs(number=3))
     trainer.create_model_card(model_name="pair")
     card = (tmp_path / "README.md").read_text()

@@ -149,7 +149,7 @@ class DemoReport(TrainerCallback):
                 last_turns = [episode[-1] for episode in episodes]
                 asked = [problems[item["entry_point"]] for item in chunk for _ in range(self.num_episodes)]
                 joint_actions = [turn.joint_action for turn in last_turns]
-                followed += conventions(asked, joint_actions, trainer.environment.sandbox)
+                followed += conventions(asked, joint_actions, trainer.environment.unwrapped.sandbox)
                 turns += last_turns
                 bar.update(len(chunk))
         return Evaluation(
@@ -241,9 +241,10 @@ def wrap(line: str, width: int) -> list[str]:
 def draw_learning_curve(log_history: list[dict], start: Evaluation, end: Evaluation, path: Path) -> None:
     """Draws joint reward and share of tests passed against the optimizer step, with the held-out values as dots."""
     logs = [entry for entry in log_history if "reward" in entry]
+    reward = "turn_1/rewards/task" if "turn_1/rewards/task" in logs[0] else "reward"  # a model's has another scale
     steps = [entry["step"] for entry in logs]
     panels = (
-        ("Joint reward", "reward", 4.0, (start.reward, end.reward)),
+        ("Joint reward", reward, 4.0, (start.reward, end.reward)),
         ("Share of tests passed", "turn_1/test_pass_rate", 1.0, (start.test_pass_rate, end.test_pass_rate)),
     )
     figure = Figure(figsize=(10, 4), layout="constrained")

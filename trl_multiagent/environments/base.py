@@ -96,6 +96,11 @@ class Environment(ABC):
 
     roles: tuple[str, ...]
 
+    @property
+    def unwrapped(self) -> "Environment":
+        """The task itself. An environment that wraps another one returns that one's."""
+        return self
+
     @abstractmethod
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
         """

@@ -51,7 +51,7 @@ class FunctionEnvironment(Environment):
             `prompts` (list of `{role: prompt}`), `completions` (list of `{role: text}`), every column of the items, and
             from a trainer or team also `completion_ids` (list of `{role: token ids}`), `trainer_state`, `log_metric` and
             `log_extra`, see [`~trl.GRPOTrainer`]. [`role_reward`] makes one from a function or a reward model for a single
-            agent. A reward model or its id alone needs a single role.
+            agent. A reward model or its id alone needs a single role, unless [`JointRewardTrainer`] trained it on these roles.
         reward_weights (`list[float]`, *optional*):
             Weight of each reward function, all 1.0 by default.
         transition (`Callable[[dict, Sequence[Turn]], dict[str, Prompt]]`, *optional*):
@@ -122,12 +122,20 @@ class FunctionEnvironment(Environment):
                 raise ValueError(f"A reward is for the role {function.role!r}, but the roles are {list(self.roles)}.")
             function = RoleReward(function.role, load_if_model(function.function), function.conversational)
         elif is_model(function):
+            model = load_if_model(function)
+            if model.roles is not None:
+                if model.roles != self.roles:
+                    raise ValueError(
+                        f"The reward model {show(function)} was trained on answers of {list(model.roles)}, but the roles are "
+                        f"{list(self.roles)}."
+                    )
+                return model
             if len(self.roles) > 1:
                 raise ValueError(
                     f"A reward model judges the text of one agent: write `role_reward({self.roles[-1]!r}, ...)` instead of "
                     f"{show(function)}."
                 )
-            function = RoleReward(self.roles[0], load_if_model(function))
+            function = RoleReward(self.roles[0], model)
         check_reward_function(function)
         return function  # type: ignore[return-value]  # it is no model and can be called
 
@@ -243,9 +251,9 @@ def load_if_model(function: Any) -> Any:
     """Makes a reward function from a reward model or the id of one. Other functions are returned as they are."""
     if not is_model(function):
         return function
-    from trl_multiagent.environments.reward_models import RewardModel  # imports torch and TRL
+    from trl_multiagent.environments.reward_models import load_reward_model  # imports torch and TRL
 
-    return RewardModel(function)
+    return load_reward_model(function)
 
 
 def _weights(reward_weights: Sequence[float]) -> list[float]:

@@ -1,5 +1,6 @@
 """Reward models, loaded and called as TRL's GRPOTrainer does."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from trl.data_utils import apply_chat_template
 from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.task_errors import describe
+from trl_multiagent.joint_text import CONFIG_KEY, JointText
 
 
 BATCH_SIZE = 16  # texts in one forward
@@ -27,6 +29,8 @@ class RewardModel:
     Raises:
         ValueError: The model or the tokenizer cannot be loaded.
     """
+
+    roles: tuple[str, ...] | None = None  # of a model that reads the answers of a whole team
 
     def __init__(self, model: str | nn.Module, tokenizer: PreTrainedTokenizerBase | None = None):
         self._placed = not isinstance(model, str)
@@ -51,7 +55,7 @@ class RewardModel:
 
     @torch.inference_mode()
     def __call__(self, prompts: list, completions: list, **kwargs: Any) -> list[float]:
-        texts = [self._text(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+        texts = [self._encode(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
         if not self._placed:  # not earlier: a process learns which device is its own when the trainer is made
             self.model.to(torch.accelerator.current_accelerator() or "cpu")
             self._placed = True
@@ -61,22 +65,80 @@ class RewardModel:
         rewards: list[float] = []
         try:
             for start in range(0, len(texts), BATCH_SIZE):
-                inputs = self.tokenizer(
-                    text=texts[start : start + BATCH_SIZE],
-                    return_tensors="pt",
-                    padding=True,
-                    padding_side="right",
-                    add_special_tokens=False,
+                inputs = self.tokenizer.pad(
+                    {"input_ids": texts[start : start + BATCH_SIZE]}, padding_side="right", return_tensors="pt"
                 )
                 rewards += self.model(**inputs.to(device)).logits[:, 0].float().tolist()
         finally:
             self.model.train(training)
         return rewards
 
-    def _text(self, prompt: Any, completion: Any) -> str:
+    def _encode(self, prompt: Any, completion: Any) -> list[int]:
+        """Tokenizes what the model reads."""
         if isinstance(prompt, str):
-            return prompt + completion
-        return apply_chat_template({"messages": prompt + completion}, self.tokenizer)["text"]
+            text = prompt + completion
+        else:
+            text = apply_chat_template({"messages": prompt + completion}, self.tokenizer)["text"]
+        return self.tokenizer(text=text, add_special_tokens=False)["input_ids"]
+
+
+class JointRewardModel(RewardModel):
+    """
+    A joint reward model, see [`JointRewardTrainer`], as a reward function. It reads the problem and the answers of all roles, in the
+    wording with which it was trained.
+
+    [`FunctionEnvironment`] makes one from the model or its id. It is also a reward function for TRL's own trainers, if it was
+    trained on the answers of a single role.
+
+    Args:
+        model (`str` or [`~transformers.PreTrainedModel`]): The model, or its id or folder.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): Its tokenizer; by default the one that is saved with
+            it.
+
+    Raises:
+        ValueError: The model or the tokenizer cannot be loaded, or it is no joint reward model.
+
+    Example:
+
+    ```python
+    reward = JointRewardModel("outputs/judge")
+    reward(prompts=[{"poet": "Write.", "critic": "Judge."}], completions=[{"poet": "rain", "critic": "wet"}])
+    ```
+    """
+
+    def __init__(self, model: str | nn.Module, tokenizer: PreTrainedTokenizerBase | None = None):
+        super().__init__(model, tokenizer)
+        if not is_joint(self.model):
+            raise ValueError(
+                f"{show_model(model)} is no joint reward model: its configuration has no {CONFIG_KEY!r}, which "
+                "`JointRewardTrainer` writes."
+            )
+        self.joint_text = JointText.from_config(self.model.config.joint_text)
+        self.roles = self.joint_text.roles
+        self.num_cut = 0  # texts that lost a part of their problem, so far
+
+    def _encode(self, prompt: Any, completion: Any) -> list[int]:
+        if not isinstance(prompt, Mapping):  # of a trainer with a single model
+            (role,) = self.joint_text.roles
+            prompt, completion = {role: prompt}, {role: completion}
+        ids, is_cut = self.joint_text.encode(self.tokenizer, prompt, completion)
+        self.num_cut += is_cut
+        return ids
+
+
+def load_reward_model(model: str | nn.Module) -> RewardModel:
+    """Makes a reward function from a model or its id: one of the whole team if it was trained as such, or else of one agent."""
+    reward = RewardModel(model)
+    if not is_joint(reward.model):
+        return reward
+    joint = JointRewardModel(reward.model, reward.tokenizer)
+    joint._placed = reward._placed
+    return joint
+
+
+def is_joint(model: nn.Module) -> bool:
+    """Whether a model was trained as a joint reward model."""
+    return CONFIG_KEY in model.config.to_dict()
 
 
 def show_model(model: str | nn.Module) -> str:

@@ -1,7 +1,7 @@
 """Uploads folders to the Hugging Face Hub."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from huggingface_hub import CommitInfo, HfApi
@@ -20,6 +20,7 @@ def upload_folder(
     commit_message: str = "Upload team",
     create_pr: bool = False,
     repo_type: str = "model",
+    ignored: Sequence[str] = (),
 ) -> CommitInfo:
     """
     Uploads a folder, without the checkpoints in it. Files that the repository already has are not sent again.
@@ -35,6 +36,8 @@ def upload_folder(
             See [`AgentTeam.push_to_hub`].
         repo_type (`str`, *optional*, defaults to `"model"`):
             `"model"` or `"dataset"`.
+        ignored (`list[str]`, *optional*):
+            Patterns of more files that are left out.
 
     Returns:
         [`~huggingface_hub.CommitInfo`]
@@ -48,7 +51,7 @@ def upload_folder(
             repo_type=repo_type,
             folder_path=folder,
             commit_message=commit_message,
-            ignore_patterns=IGNORED_FILES,
+            ignore_patterns=[*IGNORED_FILES, *ignored],
             token=token,
             revision=revision,
             create_pr=create_pr,

@@ -159,7 +159,11 @@ class PreferenceConfig:
     @property
     def sampling_kwargs(self) -> dict[str, Any]:
         """The fields of [`~transformers.GenerationConfig`]."""
-        kwargs = {"max_new_tokens": self.max_completion_length, "temperature": self.temperature, "top_p": self.top_p}
+        kwargs: dict[str, Any] = {
+            "max_new_tokens": self.max_completion_length,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+        }
         kwargs |= {"top_k": self.top_k, "repetition_penalty": self.repetition_penalty, "disable_compile": True}
         return kwargs if self.min_p is None else {**kwargs, "min_p": self.min_p}
 

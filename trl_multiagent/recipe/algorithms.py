@@ -29,7 +29,7 @@ MADPO = Algorithm(
     f"{TRAINERS}.madpo_trainer.MADPOTrainer",
     "trl_multiagent.recipe.preference_run.run_preferences",
 )
-# GRPO is MAGRPO with a team of one
+# GRPO is MAGRPO with a team of one, AC is IAC with a team of one
 ALGORITHMS = {
     "grpo": Algorithm(f"{TRAINERS}.magrpo_config.MAGRPOConfig", f"{TRAINERS}.magrpo_trainer.MAGRPOTrainer"),
     "magrpo": Algorithm(f"{TRAINERS}.magrpo_config.MAGRPOConfig", f"{TRAINERS}.magrpo_trainer.MAGRPOTrainer"),
@@ -38,17 +38,32 @@ ALGORITHMS = {
     "mareinforce": Algorithm(
         f"{TRAINERS}.mareinforce_config.MAREINFORCEConfig", f"{TRAINERS}.mareinforce_trainer.MAREINFORCETrainer"
     ),
+    "ac": Algorithm(f"{TRAINERS}.iac_config.IACConfig", f"{TRAINERS}.iac_trainer.IACTrainer"),
     "iac": Algorithm(f"{TRAINERS}.iac_config.IACConfig", f"{TRAINERS}.iac_trainer.IACTrainer"),
     "maac": Algorithm(f"{TRAINERS}.maac_config.MAACConfig", f"{TRAINERS}.maac_trainer.MAACTrainer"),
     "madpo": MADPO,
     "madpo_iter": MADPO,
+    "marlhf": Algorithm(  # `rl_algorithm` chooses the trainer, by default this one
+        f"{TRAINERS}.magrpo_config.MAGRPOConfig",
+        f"{TRAINERS}.magrpo_trainer.MAGRPOTrainer",
+        "trl_multiagent.recipe.marlhf.run_marlhf",
+    ),
+    "reward_model": Algorithm(
+        f"{TRAINERS}.joint_reward_config.JointRewardConfig",
+        f"{TRAINERS}.joint_reward_trainer.JointRewardTrainer",
+        "trl_multiagent.recipe.reward_model.run_reward_model",
+    ),
 }
 PREFERENCE_ALGORITHMS = ("madpo", "madpo_iter")  # they learn from pairs of answers, not from rollout trees
 
+ACTOR_CRITICS = ("ac", "iac", "maac")  # algorithms with critics
+SINGLE_AGENT = {"grpo": "MAGRPO", "ac": "IAC"}  # algorithms for one agent, and the same for several
 # The class whose fields are the keys of each section. Preferences are collected with the section of the algorithm that learns from them
 SECTION_CLASSES = {name: algorithm.config for name, algorithm in ALGORITHMS.items()}
 SECTION_CLASSES["madpo"] = "trl_multiagent.recipe.preference_section.MADPOSection"
 SECTION_CLASSES["madpo_iter"] = "trl_multiagent.recipe.preference_section.MADPOIterSection"
+SECTION_CLASSES["marlhf"] = "trl_multiagent.recipe.reward_section.MARLHFSection"
+SECTION_CLASSES["reward_model"] = "trl_multiagent.recipe.reward_section.RewardModelSection"
 
 
 def import_class(path: str) -> Any:

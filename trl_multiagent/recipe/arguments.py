@@ -2,25 +2,38 @@
 
 import dataclasses
 import importlib.util
+import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import describe
-from trl_multiagent.recipe.algorithms import ALGORITHMS, PREFERENCE_ALGORITHMS, SECTION_CLASSES
+from trl_multiagent.recipe.algorithms import (
+    ACTOR_CRITICS,
+    ALGORITHMS,
+    PREFERENCE_ALGORITHMS,
+    SECTION_CLASSES,
+    SINGLE_AGENT,
+)
 from trl_multiagent.recipe.fields import read_fields
-from trl_multiagent.recipe.sections import AgentModel, AlgorithmExtras, RewardProcessor, sections_of
+from trl_multiagent.recipe.sections import (
+    AgentModel,
+    AlgorithmExtras,
+    CriticExtras,
+    RewardProcessor,
+    extras_of,
+    sections_of,
+)
 from trl_multiagent.recipe.settings import ConfigError, check
 from trl_multiagent.rollout.tree_size import check_tree_size
 
 
 if TYPE_CHECKING:
-    from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
+    from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
 DEFAULT_KL_COEF = 0.1
-EXTRAS = [field.name for field in dataclasses.fields(AlgorithmExtras)]
 
 
 @dataclass
@@ -81,6 +94,7 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
         raise ConfigError("`agent_model.name` is missing: a model id or folder that every agent starts from.")
     check_names(model_names, agents)
     check_team_form(model, agents, merged.get("peft") is not None)
+    extras = [field.name for field in dataclasses.fields(extras_of(algorithm))]
     settings = Settings(
         algorithm=algorithm,
         task=task,
@@ -88,11 +102,13 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
         merged=merged,
         values=values,
         sections=sections,
-        extras=AlgorithmExtras(**{k: v for k, v in values[algorithm].items() if k in EXTRAS}),
-        arguments={k: v for k, v in values[algorithm].items() if k not in EXTRAS},
+        extras=extras_of(algorithm)(**{k: v for k, v in values[algorithm].items() if k in extras}),
+        arguments={k: v for k, v in values[algorithm].items() if k not in extras},
         notes=[],
     )
     complete_arguments(settings)
+    if algorithm in ACTOR_CRITICS:
+        complete_critics(settings)
     note_without_effect(settings, without_effect)
     fields = read_fields(SECTION_CLASSES[algorithm])
     tree = ("num_generations", "num_turns", "joint_mode", "handoff", "num_agents")
@@ -159,14 +175,14 @@ def check_team_form(model: AgentModel, agents: list[str] | None, has_peft_sectio
         )
 
 
-def check_names(names: str | list[str], agents: list[str] | None) -> None:
+def check_names(names: str | list[str], agents: list[str] | None, setting: str | None = None) -> None:
     """
     Refuses models that cannot exist: paths without a folder, and texts that are no id.
 
     Raises:
         ConfigError: there is no such folder, or a name is blank.
     """
-    setting = "agent_model.name" if agents is None else "agents"
+    setting = setting or ("agent_model.name" if agents is None else "agents")
     for name in [names] if isinstance(names, str) else names:
         is_path = name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
         if is_path and not Path(name).is_dir():
@@ -190,8 +206,14 @@ def note_without_effect(settings: Settings, without_effect: list[str]) -> None:
     if settings.agents is not None and settings.sections["agent_model"].name is not None:
         without_effect.append("agent_model.name (`agents` is used)")
     given = settings.values[algorithm]
+    if arguments.get("num_iterations", 1) == 1:
+        reason = "with one step per batch the probability ratio is 1"
+        without_effect += [
+            f"{algorithm}.{name} ({reason})" for name in ("epsilon", "epsilon_high", "delta") if name in given
+        ]
     one_turn = arguments.get("num_turns", 1) == 1
-    if given.get("discount", 1.0) != 1.0 and (one_turn or arguments.get("handoff") is not None):
+    chain_has_no_discount = arguments.get("handoff") is not None and algorithm not in ACTOR_CRITICS
+    if given.get("discount", 1.0) != 1.0 and (one_turn or chain_has_no_discount):
         reason = "there is one turn" if one_turn else "the return of a chain's joint action is its reward"
         without_effect.append(f"{algorithm}.discount ({reason})")
     if given.get("handoff") is not None and one_turn:
@@ -216,12 +238,13 @@ def complete_arguments(settings: Settings) -> None:
         arguments["seed"] = values[""]["seed"]
     roles = settings.task.roles
     if roles is None:
-        arguments.setdefault("num_agents", 1 if algorithm == "grpo" else 2)
+        arguments.setdefault("num_agents", 1 if algorithm in SINGLE_AGENT else 2)
     else:
         arguments.setdefault("num_agents", len(roles(settings.sections) if callable(roles) else roles))
-    if algorithm == "grpo" and arguments["num_agents"] != 1:
+    if algorithm in SINGLE_AGENT and arguments["num_agents"] != 1:
         raise ConfigError(
-            f"`grpo.num_agents` is {arguments['num_agents']}: GRPO trains one agent; MAGRPO trains several."
+            f"`{algorithm}.num_agents` is {arguments['num_agents']}: {algorithm.upper()} trains one agent; "
+            f"{SINGLE_AGENT[algorithm]} trains several."
         )
     if arguments.get("report_to", "none") is None:
         arguments["report_to"] = "none"  # TRL's way to say null
@@ -267,18 +290,65 @@ def complete_arguments(settings: Settings) -> None:
         raise ConfigError(f"`{algorithm}.{evaluates}` asks for evaluation, but there is no `dataset.eval_split`.")
     one_row = "gradient_accumulation_steps" not in arguments and arguments.get("per_device_train_batch_size", 1) == 1
     if one_row and not learns_from_pairs:
-        arguments.setdefault("items_per_device", 1)
+        # With critics, an item has one row by default, and advantages are standardized over the batch
+        arguments.setdefault("items_per_device", 8 if algorithm in ACTOR_CRITICS else 1)
 
 
-def make_training_args(settings: Settings) -> "MAGRPOConfig":
+def complete_critics(settings: Settings) -> None:
+    """
+    Derives the trainer's arguments about critics from the sections about them, and from the peer's names.
+
+    Raises:
+        ConfigError: settings contradict each other.
+    """
+    algorithm, arguments, notes = settings.algorithm, settings.arguments, settings.notes
+    extras = typing.cast(CriticExtras, settings.extras)
+    section = settings.sections["critic_model"].name or None
+    models = settings.values[""].get("critics") or section
+    if extras.use_separate_critic is False:
+        if arguments.setdefault("critic_form", "head") != "head":
+            raise ConfigError(
+                f"`{algorithm}.use_separate_critic` is False, but `{algorithm}.critic_form` is "
+                f"{arguments['critic_form']!r}; give one of them."
+            )
+        if algorithm == "maac":
+            arguments.setdefault("critic_trains_trunk", False)
+    elif extras.use_separate_critic and arguments.get("critic_form") == "head":
+        raise ConfigError(
+            f"`{algorithm}.use_separate_critic` is True, but `{algorithm}.critic_form` is 'head'; give one of them."
+        )
+    has_head = arguments.get("critic_form") == "head"
+    if extras.value_head_hidden_dim is not None:
+        if has_head:
+            arguments.setdefault("critic_value_head_hidden_dim", extras.value_head_hidden_dim)
+        else:
+            notes.append(f"`{algorithm}.value_head_hidden_dim` has no effect: the critic is separate from the agent.")
+    if models is None:
+        return
+    if "critic_models" in arguments and arguments["critic_models"] != models:
+        raise ConfigError(
+            f"`{algorithm}.critic_models` is {arguments['critic_models']!r}, but the critics are {models!r}; give one of them."
+        )
+    if has_head:
+        notes.append("`critic_model` and `critics` have no effect: the value head is on the agent's own model.")
+    elif models not in (settings.model_names, [settings.model_names]):  # those are the default
+        check_names(models, None, "critics" if isinstance(models, list) else "critic_model.name")
+        arguments["critic_models"] = models
+
+
+def make_training_args(settings: Settings, config_class: type | None = None) -> "RolloutConfig":
     """
     Makes the trainer's arguments. This imports TRL, which takes seconds.
+
+    Args:
+        settings ([`Settings`]): The settings.
+        config_class (`type`, *optional*): The class of the arguments; by default that of the algorithm.
 
     Raises:
         ConfigError: the configuration class refuses a value.
     """
     algorithm, extras, arguments = settings.algorithm, settings.extras, dict(settings.arguments)
-    config_class = ALGORITHMS[algorithm].config_class()
+    config_class = config_class or ALGORITHMS[algorithm].config_class()
     if algorithm in PREFERENCE_ALGORITHMS:  # the section is also about the collection
         arguments = {name: arguments[name] for name in read_fields(ALGORITHMS[algorithm].config) if name in arguments}
     try:
@@ -290,7 +360,7 @@ def make_training_args(settings: Settings) -> "MAGRPOConfig":
         if extras.eval_interval is not None and algorithm not in PREFERENCE_ALGORITHMS:
             items_per_step = arguments.get("items_per_device", args.items_per_device) * args.world_size
             arguments["eval_strategy"] = "steps" if extras.eval_interval > 0 else "no"
-            arguments["eval_steps"] = max(1, extras.eval_interval // items_per_step)
+            arguments["eval_steps"] = max(1, extras.eval_interval * args.num_iterations // items_per_step)
         args = config_class(**arguments)
     except (ValueError, ImportError) as error:
         raise ConfigError(f"section `{algorithm}`: {error}") from error

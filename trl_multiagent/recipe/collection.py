@@ -68,7 +68,7 @@ class Collection:
         environment = self.task.make_environment(self.task_settings)
         if len(environment.roles) != self.settings.num_agents:
             raise ConfigError(
-                f"`{SECTION}.num_agents` is {self.settings.num_agents}, but the task has {len(environment.roles)} roles: "
+                f"`{self.settings.algorithm}.num_agents` is {self.settings.num_agents}, but the task has {len(environment.roles)} roles: "
                 f"{', '.join(environment.roles)}."
             )
         return environment
@@ -217,7 +217,13 @@ def print_cost(collection: Collection, environment: Environment) -> None:
     names = names if isinstance(names, list) else [names] * len(environment.roles)
     agents = ", ".join(f"{role}: {name}" for role, name in zip(environment.roles, names, strict=True))
     print("Dry run: no model was loaded, nothing was written.")
-    print_lines({"section": SECTION, "agents": agents, **cost(collection.config, environment, collection.load_items)})
+    print_lines(
+        {
+            "section": collection.settings.algorithm,
+            "agents": agents,
+            **cost(collection.config, environment, collection.load_items),
+        }
+    )
 
 
 def print_lines(lines: Mapping[str, Any]) -> None:

@@ -5,13 +5,10 @@ The names in configurations that were written for CoMLRL, and their meaning here
 """
 
 # Sections for algorithms of CoMLRL that this release does not have
-OTHER_ALGORITHMS = ("marlhf", "marlhf_iter", "iac", "maac", "ac")
+OTHER_ALGORITHMS = ("marlhf_iter",)
 
 # Sections that must be empty, and the reason
 UNAVAILABLE = {
-    "critic_model": "critics are not available in this release",
-    "critics": "critics are not available in this release",
-    "reward_model": "reward models are not available in this release",
     "preference": "preference training is not available in this release",
 }
 
@@ -20,6 +17,7 @@ RENAMED = {
     "model": "agent_model",
     "model_name": "agent_model.name",
     "agent_model.dtype": "agent_model.torch_dtype",
+    "critic_model.model_name_or_path": "critic_model.name",
     "agent_model.temperature": "{algorithm}.temperature",
     "agent_model.top_p": "{algorithm}.top_p",
     "agent_model.top_k": "{algorithm}.top_k",
@@ -38,6 +36,7 @@ RENAMED = {
     "{algorithm}.external_original_prompt": "external.original_prompt",
     "{algorithm}.external_previous_response": "external.previous_response",
     "dataset.split": "dataset.train_split",
+    "marlhf.critic_model_name": "marlhf.critic_models",
     # Short forms of our own
     "prompts": "functions.prompts",
     "reward_funcs": "functions.reward_funcs",
@@ -85,6 +84,15 @@ NO_EFFECT = (
     "wandb.output_dir",
     "{algorithm}.parallel_training",
     "{algorithm}.agent_devices",
+    "{algorithm}.critic_devices",
+    "critic_model.type",
+    "critic_model.max_length",
+    "critic_model.special_tokens",
+    "critic_model.torch_dtype",
+    "critic_model.dtype",
+    "critic_model.temperature",
+    "critic_model.top_p",
+    "critic_model.top_k",
     "{algorithm}.reference_devices",
     "{algorithm}.reference_kl_devices",
     "{algorithm}.save_epochs",
@@ -101,6 +109,11 @@ NO_EFFECT = (
         )
     ),
     "{algorithm}.early_termination_weight",
+    "marlhf.dpo_beta",
+    "marlhf.reward_model_device",
+    "marlhf.critic_devices",
+    "marlhf.use_separate_critic",
+    "marlhf.value_head_hidden_dim",
 )
 
 # Settings for the part of the history that an agent sees, with the accepted values. Here an agent always sees all of its own

@@ -25,6 +25,7 @@ DEFINED_IN = {
     ("transformers", "TrainingArguments"): "transformers.training_args",
     ("trl", "DPOConfig"): "trl.trainer.dpo_config",
     ("trl", "GRPOConfig"): "trl.trainer.grpo_config",
+    ("trl", "RewardConfig"): "trl.trainer.reward_config",
 }
 
 

@@ -5,9 +5,9 @@ import dataclasses
 from typing import Any
 
 from trl_multiagent.environments.task import Task
-from trl_multiagent.recipe.algorithms import SECTION_CLASSES
+from trl_multiagent.recipe.algorithms import ACTOR_CRITICS, SECTION_CLASSES
 from trl_multiagent.recipe.fields import class_names, read_fields
-from trl_multiagent.recipe.sections import TRL_FLAGS, AgentModel, AlgorithmExtras, sections_of
+from trl_multiagent.recipe.sections import TRL_FLAGS, AgentModel, extras_of, sections_of
 
 
 def make_parser(algorithm: str, task: Task, prog: str | None = None) -> argparse.ArgumentParser:
@@ -55,7 +55,7 @@ def make_parser(algorithm: str, task: Task, prog: str | None = None) -> argparse
     config = SECTION_CLASSES[algorithm]
     # By class. A field is listed under the most derived class that defines it or changes its default
     flags: dict[str, dict[str, tuple[str, Any]]] = {"AlgorithmExtras": {}}
-    for extra in dataclasses.fields(AlgorithmExtras):
+    for extra in dataclasses.fields(extras_of(algorithm)):
         flags["AlgorithmExtras"][extra.name] = (extra.metadata["help"], extra.default)
     for name, field in read_fields(config).items():
         if name not in flags["AlgorithmExtras"]:
@@ -72,7 +72,11 @@ def describe_sections(algorithm: str, task: Task) -> str:
     """The list of all sections and their settings, for the end of `--help`."""
     lines = ["sections of the YAML file:", "  agents: list of model ids, one per agent, instead of agent_model.name"]
     lines += ["  task: the same as --task", "  seed: random seed", f"  {algorithm}: every flag of the groups above"]
+    if algorithm in ACTOR_CRITICS:
+        lines.append("  critics: list of model ids, one per critic, instead of critic_model.name")
     for section, cls in sections_of(task).items():
+        if section == "critic_model" and algorithm not in ACTOR_CRITICS:
+            continue
         lines.append(f"  {section}:")
         lines += [f"    {field.name}: {field.metadata.get('help', '')}" for field in dataclasses.fields(cls)]
     lines += [

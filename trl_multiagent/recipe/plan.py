@@ -3,8 +3,11 @@
 import math
 import re
 from collections.abc import Sequence
+from typing import cast
 
 from trl_multiagent.recipe.recipe import Recipe
+from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
+from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
 
 def print_plan(recipe: Recipe, roles: Sequence[str]) -> None:
@@ -41,15 +44,20 @@ def print_plan(recipe: Recipe, roles: Sequence[str]) -> None:
         steps, length = args.max_steps, "max_steps"
     else:
         length = f"{args.num_train_epochs:g} epochs of the training items"
-        steps = None if num_train is None else math.ceil(args.num_train_epochs * (num_train // recipe.items_per_step))
+        steps = None if num_train is None else math.ceil(args.num_train_epochs * args.steps_per_epoch(num_train))
     evaluation = {
         "no": "none",
         "steps": f"{count(num_eval, 'item')} of split {dataset.eval_split}, every {args.eval_steps} steps",
         "epoch": f"{count(num_eval, 'item')} of split {dataset.eval_split}, after every epoch",
     }
 
+    if isinstance(args, ActorCriticConfig):
+        baseline = describe_critics(args)
+    else:
+        baseline = f"advantage_mode {cast(MAGRPOConfig, args).advantage_mode}"
+    batches = None if steps is None else -(-steps // args.num_iterations)
     lines = {
-        "algorithm": f"{recipe.algorithm}, advantage_mode {args.advantage_mode}",
+        "algorithm": f"{recipe.algorithm}, {baseline}",
         "agents": ", ".join(
             f"{role}: {name}{', frozen' * (role in frozen)}" for role, name in zip(roles, names, strict=True)
         )
@@ -61,9 +69,9 @@ def print_plan(recipe: Recipe, roles: Sequence[str]) -> None:
         "tree of an item": f"{count(nodes, 'node')}, {joint_actions} joint actions = env steps, "
         f"{args.rows_per_item} rows{or_fewer}",
         "optimizer step": f"{count(args.items_per_device, 'item')} x {count(args.world_size, 'process', 'processes')}, "
-        f"{env_steps} env steps{or_fewer}",
+        f"{env_steps} env steps{or_fewer}{f', {args.num_iterations} steps on each batch' * (args.num_iterations > 1)}",
         "optimizer steps": f"{'unknown' if steps is None else steps} ({length})",
-        "env steps": "unknown" if steps is None else f"{steps * env_steps}{or_fewer}",
+        "env steps": "unknown" if batches is None else f"{batches * env_steps}{or_fewer}",
         "output folder": recipe.run_folder,
         "trained team": recipe.team_folder if recipe.saves_team else "not saved, as output.save_final_model is false",
         "reported to": ", ".join(args.report_to) or "none",
@@ -71,6 +79,15 @@ def print_plan(recipe: Recipe, roles: Sequence[str]) -> None:
     print("Dry run: no model was loaded, nothing was written.", *remarks, sep="\n")
     for name, text in lines.items():
         print(f"  {name:<15}  {text}")
+
+
+def describe_critics(args: ActorCriticConfig) -> str:
+    """The critics in words."""
+    text = f"critic_type {args.critic_type}, critic_form {args.critic_form}"
+    if args.critic_models is None:
+        return text
+    models = args.critic_models if isinstance(args.critic_models, str) else ", ".join(args.critic_models)
+    return f"{text} from {models}"
 
 
 def count(number: int | None, one: str, many: str | None = None) -> str:

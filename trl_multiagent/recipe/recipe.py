@@ -32,6 +32,7 @@ from trl_multiagent.team.files import AGENTS_FOLDER, SHARED_FOLDER
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint, verify_checkpoint
 from trl_multiagent.trainers.base.distribution import OtherProcessError, fail_together
 from trl_multiagent.trainers.base.rescue import SaveError
+from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.run_settings import (
     check_changes,
     check_steps,
@@ -39,7 +40,6 @@ from trl_multiagent.trainers.base.run_settings import (
     describe_run,
     differences,
 )
-from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
 
 @dataclasses.dataclass
@@ -51,7 +51,7 @@ class Recipe:
         algorithm (`str`): Name of the algorithm's section.
         task ([`~trl_multiagent.environments.task.Task`]): What the team is trained on.
         merged (`dict`): All settings that were given, under the names of this release; the content of the run's `config.yaml`.
-        training_args ([`MAGRPOConfig`]): The trainer's arguments. `output_dir` is the folder of the run.
+        training_args ([`RolloutConfig`]): The trainer's arguments. `output_dir` is the folder of the run.
         num_agents (`int`): Number of agents.
         model_names (`str` or `list[str]`): The model id or folder from which all agents start, or one per agent.
         peft_config ([`~peft.LoraConfig`], *optional*): The adapter of every agent of a LoRA team.
@@ -67,7 +67,7 @@ class Recipe:
     algorithm: str
     task: Task
     merged: dict[str, Any]
-    training_args: MAGRPOConfig
+    training_args: RolloutConfig
     num_agents: int
     model_names: str | list[str]
     peft_config: LoraConfig | None
@@ -367,13 +367,13 @@ def quantization(model: AgentModel, compute_dtype: str) -> dict[str, Any]:
     }
 
 
-def build_recipe(settings: Settings, training_args: MAGRPOConfig, dry_run: bool = False) -> Recipe:
+def build_recipe(settings: Settings, training_args: RolloutConfig, dry_run: bool = False) -> Recipe:
     """
     Makes a recipe from checked settings.
 
     Args:
         settings ([`~trl_multiagent.recipe.arguments.Settings`]): The settings.
-        training_args ([`MAGRPOConfig`]): The trainer's arguments, from
+        training_args ([`RolloutConfig`]): The trainer's arguments, from
             [`~trl_multiagent.recipe.arguments.make_training_args`]. Their `output_dir` is set to the folder of the run.
         dry_run (`bool`, *optional*, defaults to `False`): Whether the run only prints its plan.
 

@@ -14,7 +14,7 @@ from trl_multiagent.hub.model_card import CURVE_FILE, RECIPE_FILE
 from trl_multiagent.recipe.settings import ConfigError
 from trl_multiagent.team.files import TEAM_FILE
 from trl_multiagent.trainers.base.checkpoint_files import UNFINISHED_FOLDER
-from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
+from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
 RUN_FILES = (RECIPE_FILE, CURVE_FILE, "README.md")
@@ -61,7 +61,7 @@ def check_repo_id(setting: str, repo_id: str) -> None:
         raise ConfigError(f"`{setting}`: {repo_id!r} is not a valid name of a repository. {error}") from error
 
 
-def check_push(algorithm: str, args: MAGRPOConfig) -> str | None:
+def check_push(algorithm: str, args: RolloutConfig) -> str | None:
     """
     Checks the name and the token of a push, without using the network. The trainer checks the rest when it is created.
 

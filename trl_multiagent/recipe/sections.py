@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trl_multiagent.environments.task import DatasetSource, Task, setting
+from trl_multiagent.recipe.algorithms import ACTOR_CRITICS
 
 
 @dataclass
@@ -61,6 +62,15 @@ class AgentModel:
     @property
     def is_quantized(self) -> bool:
         return self.load_in_4bit or self.load_in_8bit
+
+
+@dataclass
+class CriticModel:
+    """The section `critic_model`, of algorithms with critics."""
+
+    name: str | None = setting(
+        "Model id or folder that the critics start from, with the data type of the agents; by default the agents' models."
+    )
 
 
 # Names of TRL's scripts for our settings
@@ -141,6 +151,23 @@ class AlgorithmExtras:
     )
 
 
+@dataclass
+class CriticExtras(AlgorithmExtras):
+    """The same, for an algorithm with critics."""
+
+    use_separate_critic: bool | None = setting(
+        "True: `critic_form` 'model', or 'adapter'. False: `critic_form` 'head', a value head on the agent's own model."
+    )
+    value_head_hidden_dim: int | None = setting(
+        "The `critic_value_head_hidden_dim` of a value head on the agent's own model.", ge=1
+    )
+
+
+def extras_of(algorithm: str) -> type[AlgorithmExtras]:
+    """The dataclass of the settings in an algorithm's section that are not fields of its configuration class."""
+    return CriticExtras if algorithm in ACTOR_CRITICS else AlgorithmExtras
+
+
 # The section `peft` has the fields of `LoraConfig`, except for those that PEFT itself sets
 LORA_CONFIG = "peft.tuners.lora.config.LoraConfig"
 NOT_IN_PEFT = (
@@ -157,9 +184,15 @@ NOT_IN_PEFT = (
 )
 PEFT_DEFAULTS = {"target_modules": "all-linear"}
 
-VALUES = {"task": str | None, "agents": list[str] | None, "seed": int | None}  # top-level keys that are not sections
+VALUES = {
+    "task": str | None,
+    "agents": list[str] | None,
+    "critics": list[str] | None,
+    "seed": int | None,
+}  # top-level keys that are not sections
 SHARED_SECTIONS: dict[str, type] = {
     "agent_model": AgentModel,
+    "critic_model": CriticModel,
     "dataset": DatasetSource,
     "output": Output,
     "reward_processor": RewardProcessor,

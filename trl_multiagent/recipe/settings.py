@@ -22,7 +22,7 @@ from yaml import YAMLError
 from trl_multiagent.environments.task import Task
 from trl_multiagent.limits import describe_type, problem_with, read_value, short
 from trl_multiagent.models.lora_limits import LORA_LIMITS
-from trl_multiagent.recipe.algorithms import ALGORITHMS, SECTION_CLASSES
+from trl_multiagent.recipe.algorithms import ACTOR_CRITICS, ALGORITHMS, SECTION_CLASSES
 from trl_multiagent.recipe.comlrl import (
     HISTORY,
     NO_EFFECT,
@@ -40,7 +40,7 @@ from trl_multiagent.recipe.sections import (
     TRL_NAMES,
     VALUES,
     AgentModel,
-    AlgorithmExtras,
+    extras_of,
     sections_of,
 )
 
@@ -237,6 +237,8 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
     without_effect: list[str] = []
     history: dict[str, Any] = {}
     for section, body in resolve(merged).items():
+        if section in ("critic_model", "critics") and algorithm not in ACTOR_CRITICS and body:
+            raise ConfigError(f"`{section}` cannot be used: `{algorithm}` has no critics. Remove it.")
         if section in UNAVAILABLE or (section in (*ALGORITHMS, *OTHER_ALGORITHMS) and section != algorithm):
             if body:
                 reason = UNAVAILABLE.get(section, f"this script trains with `{algorithm}`")
@@ -282,7 +284,7 @@ def known_settings(algorithm: str, task: Task) -> dict[str, ConfigField]:
     for section, cls in sections_of(task).items():
         known |= section_settings(section, cls)
     known |= {f"{algorithm}.{name}": field for name, field in read_fields(SECTION_CLASSES[algorithm]).items()}
-    known |= section_settings(algorithm, AlgorithmExtras)
+    known |= section_settings(algorithm, extras_of(algorithm))
     for name, field in read_fields(LORA_CONFIG).items():
         if name not in NOT_IN_PEFT:
             known[f"peft.{name}"] = dataclasses.replace(field, limits=LORA_LIMITS.get(name, {}))

@@ -35,9 +35,10 @@ from trl_multiagent.team.adapters import (
     reference_name,
     save_adapter,
 )
-from trl_multiagent.team.critics import CRITICS_FOLDER, Critics, critic_key
+from trl_multiagent.team.critics import Critics, critic_key
 from trl_multiagent.team.files import (
     AGENTS_FOLDER,
+    CRITICS_FOLDER,
     SHARED_FOLDER,
     TEAM_FILE,
     Form,

@@ -16,11 +16,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import AuxiliaryTrainingWrapper
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
@@ -31,14 +32,9 @@ from trl_multiagent.models.pretrained import adapter_parameters, seeded
 from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.models.shared_prompts import takes_positions, token_positions
 from trl_multiagent.team.adapters import base_of, load_adapter_weights, save_adapter
-from trl_multiagent.team.files import AgentSource, load_tokenizer
+from trl_multiagent.team.files import CRITICS_FOLDER, AgentSource, load_tokenizer
 
 
-if TYPE_CHECKING:
-    from trl_multiagent.team.agent_team import AgentTeam
-
-
-CRITICS_FOLDER = "critics"
 CRITICS_FILE = "critics.json"
 HEAD_FILE = "value_head.safetensors"
 SHARED_BASE = "base"  # name of the base that the adapters of all critics share
@@ -47,6 +43,21 @@ SHARED_BASE = "base"  # name of the base that the adapters of all critics share
 def critic_key(critic: str) -> str:
     """The name of a critic among the outputs and tensors of the agents, whose names cannot contain a slash."""
     return f"critics/{critic}"
+
+
+class TeamOfCritics(Protocol):
+    """The part of an [`AgentTeam`] that its critics need."""
+
+    tokenizers: dict[str, PreTrainedTokenizerBase]
+    has_adapters: bool
+
+    @property
+    def agents(self) -> dict[str, PreTrainedModel]: ...
+
+    @property
+    def policies(self) -> dict[str, PreTrainedModel | PeftModel]: ...
+
+    def model_name(self, role: str) -> str: ...
 
 
 @dataclass
@@ -116,7 +127,7 @@ class Backbone:
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The critic's tokenizer.
         own (`str`, *optional*): The critic's entry of [`Critics.models`]; `None`: the agent's model.
         adapter (`str`, *optional*): Name of the critic's adapter.
-        layers (`list`): The layers that have this adapter.
+        layers (`list`): The layers of the model that have adapters, also those without this one.
         shares_vocabulary (`bool`): Whether the tokens of the agent are tokens of the critic.
     """
 
@@ -158,19 +169,19 @@ class Critics(nn.Module):
     def has_adapters(self) -> bool:
         return self.settings.form == "adapter"
 
-    def model(self, name: str, team: "AgentTeam") -> PreTrainedModel | PeftModel:
+    def model(self, name: str, team: TeamOfCritics) -> PreTrainedModel | PeftModel:
         """The model that a critic reads with; with an adapter, the one that has it."""
         backbone = self.backbones[name]
         own = None if backbone.own is None else cast("PreTrainedModel | PeftModel", self.models[backbone.own])
         return team.policies[backbone.role] if own is None else own
 
     def activate(self, name: str) -> None:
-        """Makes a critic's adapter the one that its base computes with."""
+        """Makes a critic's adapter the only one that its base computes with. Layers without it compute as in the base."""
         for layer in self.backbones[name].layers:
             layer._active_adapter = [self.backbones[name].adapter]
             layer._disable_adapters = False
 
-    def parameters_of(self, name: str, team: "AgentTeam") -> list[nn.Parameter]:
+    def parameters_of(self, name: str, team: TeamOfCritics) -> list[nn.Parameter]:
         """The trained parameters of a critic. Those of an agent whose model it reads with are not among them."""
         backbone, parameters = self.backbones[name], list(self.heads[name].parameters())
         if backbone.adapter is not None:
@@ -180,7 +191,7 @@ class Critics(nn.Module):
         return parameters
 
     def values(
-        self, name: str, team: "AgentTeam", input_ids: torch.Tensor, attention_mask: torch.Tensor
+        self, name: str, team: TeamOfCritics, input_ids: torch.Tensor, attention_mask: torch.Tensor
     ) -> torch.Tensor:
         """
         Computes what the head says about some sequences. The team has activated the critic.
@@ -211,7 +222,7 @@ class Critics(nn.Module):
 
     # Files
 
-    def save(self, folder: Path, team: "AgentTeam", state_dict: dict[str, torch.Tensor] | None = None) -> None:
+    def save(self, folder: Path, team: TeamOfCritics, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """Writes `critics.json` and a folder per critic: its head, and its backbone or adapter if it has one of its own."""
         folder = folder / CRITICS_FOLDER
         for name, backbone in self.backbones.items():
@@ -245,7 +256,7 @@ class Critics(nn.Module):
         contents = {"form": self.settings.form, "critics": list(self.names), "scales": scales}
         (folder / CRITICS_FILE).write_text(json.dumps(contents, indent=2) + "\n")
 
-    def load(self, folder: str | Path, team: "AgentTeam") -> None:
+    def load(self, folder: str | Path, team: TeamOfCritics) -> None:
         """
         Replaces the weights of the critics by those in the folder of a saved team.
 
@@ -275,7 +286,7 @@ class Critics(nn.Module):
             self.scales[name] = Scale(**saved["scales"][name])
 
 
-def make_critics(team: "AgentTeam", roles: dict[str, str], settings: CriticSettings) -> Critics:
+def make_critics(team: TeamOfCritics, roles: dict[str, str], settings: CriticSettings) -> Critics:
     """
     Makes the critics of a team.
 
@@ -322,9 +333,7 @@ def make_critics(team: "AgentTeam", roles: dict[str, str], settings: CriticSetti
     for name, backbone in backbones.items():
         model = critics.model(name, team)
         if backbone.adapter is not None:
-            backbone.layers = [
-                m for m in model.modules() if isinstance(m, BaseTunerLayer) and backbone.adapter in m.lora_A
-            ]
+            backbone.layers = [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
             for parameter in adapter_parameters(cast(PeftModel, model), backbone.adapter):
                 parameter.requires_grad_(True)
         with seeded(settings.seed, f"critic head {name}"):
@@ -354,7 +363,7 @@ def model_names(models: str | Sequence[str] | None, names: Sequence[str]) -> dic
     return dict(zip(names, models, strict=True))
 
 
-def load_or_copy(team: "AgentTeam", backbone: Backbone, source: str | None) -> PreTrainedModel:
+def load_or_copy(team: TeamOfCritics, backbone: Backbone, source: str | None) -> PreTrainedModel:
     """Loads a backbone and its tokenizer, or copies that of the agent."""
     agent = team.agents[backbone.role]
     if source is None and not team.has_adapters:

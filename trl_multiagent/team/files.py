@@ -20,6 +20,7 @@ from trl_multiagent.models.pretrained import ADAPTER_CONFIG, find_file, load_mod
 TEAM_FILE = "team.json"
 AGENTS_FOLDER = "agents"
 SHARED_FOLDER = "shared"
+CRITICS_FOLDER = "critics"
 FORMAT_VERSION = 1
 
 Form = Literal["full", "shared", "lora"]
@@ -201,6 +202,7 @@ def push_folder(
     revision: str | None = None,
     commit_message: str = "Upload team",
     create_pr: bool = False,
+    with_critics: bool = False,
 ) -> CommitInfo:
     """
     Uploads the folder of a saved team or of a training run, without its checkpoints. Files that the repository already
@@ -213,6 +215,8 @@ def push_folder(
             Repository, created if it does not exist.
         private, token, revision, commit_message, create_pr:
             See [`AgentTeam.push_to_hub`].
+        with_critics (`bool`, *optional*, defaults to `False`):
+            Whether the critics of an actor-critic run are uploaded too.
 
     Returns:
         [`~huggingface_hub.CommitInfo`]
@@ -231,6 +235,6 @@ def push_folder(
         )
     repo_id = open_repo(repo_id, private, token, revision, create_pr)
     rename_card(folder, repo_id)
-    return upload_folder(
-        folder, repo_id, push_command_advice(folder, repo_id), token, revision, commit_message, create_pr
-    )
+    advice = push_command_advice(folder, repo_id)
+    ignored = [] if with_critics else [f"{CRITICS_FOLDER}/*"]
+    return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr, ignored=ignored)

@@ -54,7 +54,7 @@ class IACTrainer(ActorCriticTrainer):
         if joint_action is not None:
             completion = node.indices[joint_action][self.team.roles.index(critic)]
             ids = ids + node.samples[critic].completion_ids[completion]
-        backbone = self.team.critics.backbones[critic]
+        backbone = self.critics.backbones[critic]
         if backbone.shares_vocabulary:
             return ids
         return backbone.tokenizer(self.team.tokenizers[critic].decode(ids, skip_special_tokens=True))["input_ids"]

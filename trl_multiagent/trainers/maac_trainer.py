@@ -59,7 +59,7 @@ class MAACTrainer(ActorCriticTrainer):
             prompts[role] = self.team.tokenizers[role].decode(ids, skip_special_tokens=True)
             if joint_action is not None:
                 completions[role] = node.samples[role].texts[node.indices[joint_action][k]]
-        return self.team.critics.backbones[critic].tokenizer(team_text(prompts, completions))["input_ids"]
+        return self.critics.backbones[critic].tokenizer(team_text(prompts, completions))["input_ids"]
 
     def actions_by_text(self, critic: str, node: Node) -> list[list[int]]:
         return [[j] for j in range(len(node.indices))]

@@ -46,7 +46,8 @@ class ActorCriticConfig(RolloutConfig):
         gae_lambda (`float`, *optional*, defaults to `0.0`):
             Weight of longer returns in the targets: 0 is the target of one step, 1 the return of the tree.
         advantage_normalization (`bool`, *optional*, defaults to `True`):
-            Whether to standardize the advantages of an agent's completions at a turn, over the whole batch.
+            Whether to standardize the advantages of an agent's completions at a turn, over the whole batch. A single
+            advantage is left as it is.
         push_critics (`bool`, *optional*, defaults to `False`):
             Whether a push to the Hub contains the critics.
 

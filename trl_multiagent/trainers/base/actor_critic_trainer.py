@@ -8,7 +8,7 @@ An algorithm says which critics there are ([`ActorCriticTrainer.critic_roles`]),
 import dataclasses
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
@@ -21,7 +21,7 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.rollout.values import compute_targets, critic_advantages, explained_variance, td_errors
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.critics import CriticSettings, Scale, critic_key, make_critics
+from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
 from trl_multiagent.trainers.base.actor_critic_config import VALUE_LOSS_COEF, ActorCriticConfig
 from trl_multiagent.trainers.base.distribution import fail_together
 from trl_multiagent.trainers.base.rollout_metrics import StepTotals, Total
@@ -60,6 +60,7 @@ class ActorCriticTrainer(RolloutTrainer):
     """
 
     args: ActorCriticConfig
+    _trains_critics = True
     _config_class = ActorCriticConfig  # of the default configuration
     _card_settings = [
         "num_turns",
@@ -128,6 +129,10 @@ class ActorCriticTrainer(RolloutTrainer):
 
     # The critics as a part of the team
 
+    @property
+    def critics(self) -> Critics:
+        return cast(Critics, self.team.critics)
+
     def _prepare_team(self, team: AgentTeam, args: ActorCriticConfig) -> None:
         team.freeze(args.frozen_agents or ())
         self.team = team
@@ -144,8 +149,8 @@ class ActorCriticTrainer(RolloutTrainer):
             team.critics = make_critics(team, self.critic_roles(team), settings)
         elif (team.critics.names, team.critics.settings) != (tuple(self.critic_roles(team)), settings):
             raise ValueError(
-                f"The team has the critics {list(team.critics.names)} of an earlier trainer with other settings: set "
-                "`team.critics = None`."
+                f"The team has the critics {list(team.critics.names)} of an earlier trainer with other settings. Save the "
+                "team, and load its agents with `AgentTeam.from_pretrained`."
             )
         team.train(team.training)
         if args.process_index == 0:
@@ -155,10 +160,10 @@ class ActorCriticTrainer(RolloutTrainer):
     def _learning_rates(self) -> dict[str, float]:
         rate = self.args.critic_learning_rate
         rate = self.args.learning_rate if rate is None else rate
-        return {**super()._learning_rates(), **{critic_key(name): rate for name in self.team.critics.names}}
+        return {**super()._learning_rates(), **{critic_key(name): rate for name in self.critics.names}}
 
     def _trained_parameters(self) -> dict[str, list[torch.nn.Parameter]]:
-        critics = self.team.critics
+        critics = self.critics
         adapted = {critic_key(name): critics.parameters_of(name, self.team) for name in critics.names}
         return {**super()._trained_parameters(), **adapted}
 
@@ -185,7 +190,7 @@ class ActorCriticTrainer(RolloutTrainer):
         return self.policy_loss(role, outputs, rows)
 
     def _judge(self, levels: list[list[Node]]) -> None:
-        critics = self.team.critics
+        critics = self.critics
         with fail_together(self.accelerator):
             self._rows = {name: self._critic_rows(name, levels) for name in critics.names}
         self._value_scales = {name: critics.scales[name].shift_and_factor for name in critics.names}
@@ -200,7 +205,7 @@ class ActorCriticTrainer(RolloutTrainer):
     ) -> dict[str, torch.Tensor]:
         batch = super()._make_batch(levels, advantages)
         micro_batches = self.args.gradient_accumulation_steps
-        for name in self.team.critics.names:
+        for name in self.critics.names:
             trained = [row for row in self._rows[name] if row.joint_actions]
             num_rows = micro_batches * max(1, -(-self._most(len(trained)) // micro_batches))
             for key, x in self._critic_tensors(name, trained, num_rows).items():
@@ -236,7 +241,7 @@ class ActorCriticTrainer(RolloutTrainer):
             `dict[str, torch.Tensor]`: `input_ids` and `attention_mask` of shape `(num_rows, length)`, padded on the left;
             `targets`, `target_mask` and `old_values` of shape `(num_rows, most joint actions of a row)`.
         """
-        pad_token_id = self.team.critics.backbones[critic].tokenizer.pad_token_id
+        pad_token_id = self.critics.backbones[critic].tokenizer.pad_token_id
         missing = num_rows - len(rows)
         sequences = [torch.tensor(row.input_ids) for row in rows]
         sequences += [torch.tensor([pad_token_id] * PADDING_LENGTH)] * missing
@@ -281,16 +286,17 @@ class ActorCriticTrainer(RolloutTrainer):
             agent, critic = self.team.roles.index(role), self.critic_of(role)
             for turn, nodes in enumerate(levels):
                 raw[role, turn] = [critic_advantages(node, critic, agent) for node in nodes]
-        totals = {group: Total.of([x for node in nodes for x in node]) for group, nodes in raw.items()}
+        totals = {group: Total.of([x for xs in by_node for x in xs]) for group, by_node in raw.items()}
         gathered = gather_object([totals])
         of_group = {group: sum((part[group] for part in gathered), Total()) for group in totals}
-        for (role, turn), nodes in raw.items():
+        for (role, turn), by_node in raw.items():
             total = of_group[role, turn]
-            for node, advantages in zip(levels[turn], nodes, strict=True):
-                values = torch.tensor(advantages)
-                if self.args.advantage_normalization:
-                    values = (values - total.mean) / max(total.population_std, 1e-6)
-                self._advantages.setdefault(id(node), {})[role] = values
+            for node, advantages in zip(levels[turn], by_node, strict=True):
+                values = torch.tensor(advantages, dtype=torch.float64)
+                if self.args.advantage_normalization and total.count > 1:
+                    std = total.population_std
+                    values = (values - total.mean) / std if std > 1e-6 else torch.zeros_like(values)
+                self._advantages.setdefault(id(node), {})[role] = values.float()
         for role in self.team.trained_roles:
             whole = sum((total for (other, _), total in of_group.items() if other == role), Total())
             self._metrics["train"][f"agents/{role}/advantage_mean"].append(whole.mean)
@@ -300,7 +306,7 @@ class ActorCriticTrainer(RolloutTrainer):
         """Adds the metrics of the critics before the update to those that are logged next, and updates their scales."""
         metrics = self._metrics["train"]
         nodes = [node for level in levels for node in level]
-        for name in self.team.critics.names:
+        for name in self.critics.names:
             own = [
                 (target, value, error)
                 for node in nodes
@@ -316,7 +322,7 @@ class ActorCriticTrainer(RolloutTrainer):
             metrics[f"{key}/value_mean"].append(sum(values) / len(values))
             metrics[f"{key}/target_mean"].append(sum(targets) / len(targets))
             metrics[f"{key}/td_error"].append(sum(map(abs, errors)) / len(errors))
-            self.team.critics.scales[name].update(
+            self.critics.scales[name].update(
                 sum(targets) / len(targets), sum(target * target for target in targets) / len(targets)
             )
             self._steps_unexplained[name] = 0 if explained > 0.0 else self._steps_unexplained[name] + 1
@@ -340,25 +346,25 @@ class ActorCriticTrainer(RolloutTrainer):
     # Checkpoints: the scales of the critics, which DeepSpeed's files do not contain
 
     def _process_state(self) -> dict[str, Any]:
-        scales = {name: dataclasses.asdict(scale) for name, scale in self.team.critics.scales.items()}
+        scales = {name: dataclasses.asdict(scale) for name, scale in self.critics.scales.items()}
         return {**super()._process_state(), "critic_scales": scales, "steps_unexplained": self._steps_unexplained}
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
-        self.team.critics.scales = {name: Scale(**scale) for name, scale in state["critic_scales"].items()}
+        self.critics.scales = {name: Scale(**scale) for name, scale in state["critic_scales"].items()}
         self._steps_unexplained.update(state["steps_unexplained"])
 
     # The value loss
 
     def _critic_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
         by_critic = {}
-        for name in self.team.critics.names:
+        for name in self.critics.names:
             by_critic[name] = trim_left({key: inputs[f"{critic_key(name)}/{key}"] for key in INPUTS})
         return {"critic_inputs": by_critic}
 
     def _critic_losses(self, outputs: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         losses = {}
-        for name in self.team.critics.names:
+        for name in self.critics.names:
             key = critic_key(name)
             shift, factor = self._value_scales[name]
             values = shift + factor * outputs[key]
@@ -373,7 +379,7 @@ class ActorCriticTrainer(RolloutTrainer):
 
     def _log_step(self, step: StepTotals) -> None:
         super()._log_step(step)
-        for name in self.team.critics.names:
+        for name in self.critics.names:
             loss = self.accelerator.reduce(step.losses[critic_key(name)], "sum").item()
             self._metrics["train"][f"{critic_key(name)}/value_loss"].append(loss)
 

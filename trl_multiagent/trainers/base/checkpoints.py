@@ -22,8 +22,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, get_l
 from transformers.utils import logging
 
 from trl_multiagent.environments.task_errors import describe
-from trl_multiagent.team.critics import CRITICS_FOLDER
-from trl_multiagent.team.files import AGENTS_FOLDER, TEAM_FILE
+from trl_multiagent.team.files import AGENTS_FOLDER, CRITICS_FOLDER, TEAM_FILE
 from trl_multiagent.trainers.base.checkpoint_files import (
     PROCESS_FILE,
     REFERENCE_FILE,

@@ -208,6 +208,9 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
     def _card_facts(self) -> dict[str, Any]:
         return {**super()._card_facts(), "env steps": self.env_step}
 
+    def _reference(self) -> torch.nn.Module | None:
+        return self.ref_model
+
     # Data: a batch has `items_per_device` items, each the root of one tree
 
     def get_train_dataloader(self) -> DataLoader:

@@ -19,7 +19,7 @@ from transformers.utils import logging
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.models.router_loss import has_routers, router_loss_coef
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.critics import CRITICS_FOLDER
+from trl_multiagent.team.files import CRITICS_FOLDER
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin
 from trl_multiagent.trainers.base.distribution import check_distribution
 from trl_multiagent.trainers.base.hub_mixin import TeamHubMixin
@@ -53,11 +53,17 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
 
     team: AgentTeam
     _metrics: dict[str, defaultdict[str, list[float]]]
+    _trains_critics = False
     _eval_prefix = "eval"  # of the evaluation that is running
 
     def _prepare_team(self, team: AgentTeam, args: TeamConfig) -> None:
         """Checks and applies the arguments that concern the agents. Called before the TRL trainer is initialized."""
         check_agent_settings(team, args)
+        if team.critics is not None and not self._trains_critics:
+            raise ValueError(
+                "The team has the critics of an earlier trainer, which this one does not train. Save the team, and load its "
+                "agents with `AgentTeam.from_pretrained`."
+            )
         if args.ddp_find_unused_parameters is None:
             args.ddp_find_unused_parameters = False  # every backward pass reaches every trained agent
         self.team = team
@@ -103,6 +109,11 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
+        if isinstance(eval_dataset, dict):  # as in `Trainer`; DPOTrainer would not come back here for each dataset
+            metrics = {}
+            for name, dataset in eval_dataset.items():
+                metrics.update(self.evaluate(dataset, ignore_keys, f"{metric_key_prefix}_{name}"))
+            return metrics
         training, prefix = self.team.training, self._eval_prefix
         self._eval_prefix = metric_key_prefix
         try:
@@ -153,7 +164,7 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
             for group in optimizer.param_groups:
                 for name in (*owners, None):  # `None` stands for parameters that belong to no agent
                     parameters = [parameter for parameter in group["params"] if owner.get(parameter) == name]
-                    rate = rates.get(name, group["lr"])
+                    rate = group["lr"] if name is None else rates.get(name, group["lr"])
                     groups.append({**group, "params": parameters, "lr": rate})
             optimizer.param_groups = [group for group in groups if group["params"]]
         return optimizer

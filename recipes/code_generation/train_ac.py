@@ -1,0 +1,21 @@
+"""
+Trains one agent that writes code, with an actor-critic.
+
+    accelerate launch recipes/code_generation/train_ac.py \
+        --config recipes/code_generation/configs/ac_he_config.yaml
+
+`--dry_run` checks the settings and prints the plan, `--help` lists them.
+"""
+
+from collections.abc import Sequence
+
+from trl_multiagent.demo.task import TASK  # code generation, with the demo under the name `demo`
+from trl_multiagent.recipe.run import run_recipe
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_recipe("ac", TASK, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""
+Trains a joint reward model on preferences of two agents that write code together, see collect_preferences.py.
+
+    accelerate launch recipes/code_generation/train_reward_model.py \
+        --config recipes/code_generation/configs/reward_model_demo.yaml
+
+`--dry_run` checks the settings, `--help` lists them.
+"""
+
+from collections.abc import Sequence
+
+from trl_multiagent.demo.task import TASK  # code generation, with the demo under the name `demo`
+from trl_multiagent.recipe.reward_model import run_reward_model
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_reward_model("reward_model", TASK, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The environment whose reward in training comes from a model, and the comparison of its reward with the task's."""
+
+import logging
+
+import pytest
+from matplotlib.image import imread
+from transformers import TrainerState
+
+from trl_multiagent import FunctionEnvironment
+from trl_multiagent.environments.base import judge
+from trl_multiagent.environments.model_reward import ModelRewardEnvironment, pearson
+from trl_multiagent.environments.scoring import ScoringContext, scoring
+from trl_multiagent.trainers.reward_watch import PICTURE_FILE, RewardWatch, is_over_optimized
+
+from tiny import tiny_trainer
+
+
+ITEMS = [{"x": "1"}, {"x": "2"}, {"x": "3"}]
+ACTIONS = [{"aux": "a" * k, "main": "b"} for k in (1, 2, 4)]
+
+
+def wrapped(**arguments):
+    def length(completions, **columns):
+        return [float(len(completion["aux"])) for completion in completions]
+
+    seen = []
+
+    def model(prompts, completions):
+        seen.append(prompts)
+        return [-2.0 * len(completion["aux"]) + 1 for completion in completions]
+
+    task = FunctionEnvironment({"aux": "Help with {x}.", "main": "Do {x}."}, length)
+    return ModelRewardEnvironment(task, model, **arguments), seen
+
+
+def test_training_has_the_reward_of_the_model_and_evaluation_that_of_the_task():
+    environment, seen = wrapped(scale=(-0.5, 0.5), version="7")
+    context = ScoringContext()
+    with scoring(context):
+        outcomes = judge(environment, ITEMS, ACTIONS, [()] * 3)
+    assert [outcome.reward for outcome in outcomes] == [-1.0, -3.0, -7.0]
+    assert [outcome.metrics["rewards/task"] for outcome in outcomes] == [1.0, 2.0, 4.0]
+    assert [outcome.metrics["rewards/model"] for outcome in outcomes] == [-1.0, -3.0, -7.0]
+    assert [outcome.metrics["rewards/model_scaled"] for outcome in outcomes] == [1.0, 2.0, 4.0]
+    assert context.metrics == {"rewards/correlation": [pytest.approx(-1.0)]}
+    assert seen[0] == environment.next_prompts(ITEMS, [()] * 3) and environment.unwrapped is environment.task
+    evaluated = judge(environment, ITEMS, ACTIONS, [()] * 3, evaluation=True)
+    assert [outcome.reward for outcome in evaluated] == [1.0, 2.0, 4.0]
+    assert [outcome.metrics["rewards/model"] for outcome in evaluated] == [-1.0, -3.0, -7.0]
+    assert environment.resume_settings()["reward_model"] == "7"
+    assert environment.score([], [], []) == [] == environment.evaluate([], [], [])
+
+
+def test_without_the_task_in_training():
+    environment, _ = wrapped(score_task=False)
+    outcomes = environment.score(ITEMS, ACTIONS, [()] * 3)
+    assert [outcome.metrics for outcome in outcomes] == [{"rewards/model": x} for x in (-1.0, -3.0, -7.0)]
+    assert [outcome.reward for outcome in environment.evaluate(ITEMS, ACTIONS, [()] * 3)] == [1.0, 2.0, 4.0]
+
+
+def test_no_correlation_with_a_constant():
+    assert pearson([1.0, 2.0], [3.0, 3.0]) is None and pearson([1.0], [1.0]) is None
+    assert pearson([1.0, 2.0, 3.0], [2.0, 4.0, 6.0]) == pytest.approx(1.0)
+
+
+def history(model, task):
+    return [
+        {"step": k, "turn_1/rewards/model": a, "turn_1/rewards/task": b, "rewards/correlation": 0.1}
+        for k, (a, b) in enumerate(zip(model, task, strict=True))
+    ]
+
+
+RISING, FALLING, FLAT = [[0.1 * k, -0.1 * k, 0.01 * (k % 3)] for k in range(30)], None, None
+RISING, FALLING, FLAT = (list(values) for values in zip(*RISING, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "expected"),
+    [
+        (RISING, FALLING, True),
+        (RISING, FLAT[::-1], True),
+        (RISING, RISING, False),
+        (FLAT, FALLING, False),
+        (FALLING, FALLING, False),
+        (RISING[:10], FALLING[:10], False),  # too early to tell
+    ],
+)
+def test_over_optimization(model, task, expected):
+    assert is_over_optimized(model, task) == expected
+
+
+def test_one_warning_and_a_picture(tmp_path, caplog):
+    watch, state = RewardWatch(), TrainerState(log_history=[])
+    args = type("Arguments", (), {"output_dir": str(tmp_path)})
+    with caplog.at_level(logging.WARNING):
+        for entry in history(RISING, FALLING):
+            state.log_history.append(entry)
+            watch.on_log(args, state, None)
+    (record,) = caplog.records
+    assert "the team exploits errors of the model" in record.getMessage() and "\n" not in record.getMessage()
+    watch.on_train_end(args, state, None)
+    assert imread(tmp_path / PICTURE_FILE).shape[:2] == (600, 1500)
+
+
+def test_a_trainer_logs_both(tmp_path):
+    environment, _ = wrapped(scale=(1.0, 0.0))
+    trainer = tiny_trainer(tmp_path, environment=environment, callbacks=[RewardWatch()])
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert log["reward"] == log["turn_1/rewards/model"] == pytest.approx(1 - 2 * log["turn_1/rewards/task"])
+    assert log["rewards/correlation"] == pytest.approx(-1.0)
+    assert (tmp_path / PICTURE_FILE).is_file()

@@ -1,0 +1,249 @@
+"""The joint reward model: its text, its training, what is reported, and its use as a reward function."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from matplotlib.image import imread
+from pairs import pair_config, pairs
+from peft import LoraConfig
+from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
+from trl import RewardConfig, RewardTrainer
+
+from trl_multiagent import FunctionEnvironment, JointRewardConfig, JointRewardTrainer
+from trl_multiagent.environments.reward_models import JointRewardModel
+from trl_multiagent.joint_text import JointText
+from trl_multiagent.preference_rows import text_columns
+from trl_multiagent.trainers.joint_reward_report import HeldOut
+from trl_multiagent.trainers.joint_reward_trainer import split_by_item
+
+from tiny import byte_tokenizer
+
+
+def judge(**changes) -> LlamaForSequenceClassification:
+    torch.manual_seed(0)
+    size = {"vocab_size": 258, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_labels": 1}
+    size |= {"eos_token_id": 256, "pad_token_id": 257, "bos_token_id": None, "initializer_range": 0.1}
+    return LlamaForSequenceClassification(LlamaConfig(**size, num_attention_heads=2, **changes))
+
+
+def reward_trainer(folder, answered_by=("aux", "main"), model=None, **arguments):
+    own = {name: arguments.pop(name) for name in ("eval_dataset", "peft_config", "roles") if name in arguments}
+    dataset = arguments.pop("train_dataset", None)
+    return JointRewardTrainer(
+        judge() if model is None else model,
+        pair_config(folder, JointRewardConfig, **arguments),
+        pairs(answered_by) if dataset is None else dataset,
+        processing_class=byte_tokenizer(),
+        **own,
+    )
+
+
+def score(model, ids):
+    with torch.no_grad():
+        return model.eval()(torch.tensor([ids])).logits.item()
+
+
+# The text
+
+
+def test_text():
+    text = JointText(("aux", "main"))
+    prompts = {"main": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Write."}]}
+    prompts["aux"] = "Help with {text}."
+    answers = {"main": [{"role": "assistant", "content": "g()"}], "aux": "f()"}
+    whole = (
+        "### Prompt of aux\nHelp with {text}.\n\n### Prompt of main\nBe brief.\n\nWrite.\n\n"
+        "### Answer of aux\nf()\n\n### Answer of main\ng()\n\n"
+    )
+    assert text.text(prompts, answers) == whole
+    assert JointText.from_config(json.loads(json.dumps(text.to_config()))) == text
+    ids, is_cut = text.encode(byte_tokenizer(), prompts, answers)
+    assert (ids, is_cut) == (byte_tokenizer()(whole + "<eos>")["input_ids"], False)
+    with pytest.raises(ValueError, match=r"must contain {text} once"):
+        JointText(("a",), prompt_template="{role}")
+    with pytest.raises(ValueError, match="version 2"):
+        JointText.from_config({**text.to_config(), "version": 2})
+
+
+@pytest.mark.parametrize("length", [30, 60, 100, 109, 110, 139, 140, 141])
+def test_a_long_text_loses_a_part_of_the_problem_only(length):
+    text = JointText(("a", "b"), "<{role}>{text}", "[{role}]{text}", max_length=length)
+    prompts, answers = {"a": "p" * 20, "b": "q" * 80}, {"a": "x" * 13, "b": "yz" * 6}
+    ids, is_cut = text.encode(byte_tokenizer(), prompts, answers)
+    string = byte_tokenizer().decode(ids)
+    assert string.endswith("[a]" + answers["a"] + "[b]" + answers["b"] + "<eos>")
+    assert is_cut == (length < 100 + 25 + 12 + 1)  # the prompts, the answers, the marks and the end
+    if is_cut and length >= 38:
+        assert len(ids) == length or string.count("p") == string.count("q")  # all of it is used, or both are cut
+    if length == 30:  # too short for the answers: they stay whole
+        assert len(ids) == 38
+    elif length == 109:
+        assert string.count("p") == 20 and string.count("q") == 51  # the longest prompt is cut first
+
+
+# Training
+
+
+@pytest.mark.parametrize("roles", [("aux", "main"), ("solo",)])
+def test_losses_are_those_of_trl_on_the_same_texts(tmp_path, roles):
+    data, text, tokenizer = pairs(roles), JointText(roles, max_length=2048), byte_tokenizer()
+    ours = reward_trainer(tmp_path / "ours", roles, judge(), eval_fraction=0.0)
+    ours.train()
+
+    def joint(row, side):
+        columns = {role: text_columns(role) for role in roles}
+        prompts = {role: row[names[0]] for role, names in columns.items()}
+        return text.text(prompts, {role: row[names[side]] for role, names in columns.items()})
+
+    texts = Dataset.from_list([{"chosen": joint(row, 1), "rejected": joint(row, 2)} for row in data])
+    args = pair_config(tmp_path / "trl", RewardConfig)
+    theirs = RewardTrainer(judge(), args, train_dataset=texts, processing_class=tokenizer)
+    theirs.train()
+    losses = [[log["loss"] for log in trainer.state.log_history if "loss" in log] for trainer in (ours, theirs)]
+    assert losses[0] == losses[1] and len(set(losses[0])) == 3
+    for one, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_one_role_with_bare_templates_is_trl_on_the_plain_rows(tmp_path):
+    bare = {"prompt_template": "{text}", "answer_template": "{text}", "eval_fraction": 0.0}
+    ours = reward_trainer(tmp_path / "ours", ("solo",), judge(), **bare)
+    names = dict(zip(text_columns("solo"), ("prompt", "chosen", "rejected"), strict=True))
+    rows = pairs(("solo",)).select_columns(list(names)).rename_columns(names)
+    args = pair_config(tmp_path / "trl", RewardConfig)
+    theirs = RewardTrainer(judge(), args, train_dataset=rows, processing_class=byte_tokenizer())
+    for name in ("chosen_ids", "rejected_ids"):
+        assert ours.train_dataset[name] == theirs.train_dataset[name]
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+    whole = reward_trainer(tmp_path / "whole", max_steps=4, save_strategy="steps", save_steps=2)
+    whole.train()
+    resumed = reward_trainer(tmp_path / "resumed", model=judge(), max_steps=4)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    config = json.loads((tmp_path / "whole" / "checkpoint-2" / "config.json").read_text())
+    assert config["joint_text"] == whole.joint_text.to_config()
+
+
+def test_a_frozen_backbone(tmp_path):
+    trainer = reward_trainer(tmp_path, freeze_backbone=True)
+    before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
+    trainer.train()
+    changed = [name for name, x in trainer.model.named_parameters() if not torch.equal(x, before[name])]
+    assert changed == ["score.weight"]
+    with pytest.raises(ValueError, match=r"contradicts `peft_config`"):
+        reward_trainer(tmp_path, freeze_backbone=True, peft_config=LoraConfig())
+
+
+def test_wrong_arguments(tmp_path):
+    with pytest.raises(TypeError, match="got `list`"):
+        reward_trainer(tmp_path, train_dataset=[])
+    with pytest.raises(ValueError, match="no column 'critic_prompt'"):
+        reward_trainer(tmp_path, roles=["critic"])
+    with pytest.raises(ValueError, match=r"`eval_fraction` is 1\.0"):
+        reward_trainer(tmp_path, eval_fraction=1.0)
+    trainer = reward_trainer(tmp_path, eval_fraction=0.0)
+    with pytest.raises(ValueError, match="no held-out pairs"):
+        trainer.report()
+
+
+# Held-out pairs
+
+
+def test_pairs_are_held_out_by_item():
+    data = Dataset.from_list([{**row, "item_id": k // 3} for k, row in enumerate(pairs(number=12))])
+    train, held_out = split_by_item(data, ["aux", "main"], 0.5, seed=1)
+    assert not set(train["item_id"]) & set(held_out["item_id"]) and len(held_out) == 6
+    assert split_by_item(data, ["aux", "main"], 0.5, seed=1)[1]["item_id"] == held_out["item_id"]
+    same = data.remove_columns("item_id").select([0, 0, 0, 1])  # without ids, equal prompts are one item
+    assert {len(part) for part in split_by_item(same, ["aux", "main"], 0.1, seed=0)} == {1, 3}
+    assert split_by_item(data.select(range(3)), ["aux"], 0.5, seed=0)[1] is None
+
+
+def test_report(tmp_path):
+    trainer = reward_trainer(tmp_path, eval_dataset=pairs(number=7), per_device_eval_batch_size=2, max_length=60)
+    trainer.train()
+    facts = trainer.report()
+    model, text = trainer.model, trainer.joint_text
+    scores = {"chosen": [], "rejected": []}
+    for row in pairs(number=7):
+        for side, ids in scores.items():
+            answers = {role: row[f"{role}_{side}"] for role in text.roles}
+            prompts = {role: row[f"{role}_prompt"] for role in text.roles}
+            ids.append(score(model, text.encode(byte_tokenizer(), prompts, answers)[0]))
+    margins = np.subtract(scores["chosen"], scores["rejected"])
+    assert trainer.held_out.margins == pytest.approx(margins, abs=1e-5)
+    assert trainer.held_out.gaps == pytest.approx(np.arange(7) + 0.5)
+    assert facts["accuracy"] == np.mean(margins > 0) and facts["margin"] == pytest.approx(margins.mean(), abs=1e-5)
+    assert facts["texts_cut"] == {"train": 24, "eval": 14}
+    logged = trainer.evaluate()
+    assert logged["eval_accuracy"] == facts["accuracy"] and logged["eval_calibration_error"] <= 0.5
+    assert json.loads((tmp_path / "held_out.json").read_text())["pairs"] == 7
+    assert imread(tmp_path / "reliability.png").shape[:2] == (630, 1500)
+    trainer.create_model_card()
+    card = (tmp_path / "README.md").read_text()
+    assert "### Answer of main\n(answer of main)" in card and "| calibration_error |" in card
+
+
+def test_reliability_of_known_margins():
+    margins = np.array([0.0, 10.0, 10.0, -10.0, np.log(3)])  # confidences 0.5, 1, 1, 1 and 0.75
+    held_out = HeldOut(margins, np.zeros(5), np.array([1.0, 1, 2, 2, 2]), np.zeros(5))
+    low, middle, high = held_out.confidence_bins()
+    assert (low.count, low.accuracy, middle.count, middle.accuracy) == (1, 0.0, 1, 1.0)
+    assert (high.count, high.accuracy) == (3, pytest.approx(2 / 3)) and high.mean == pytest.approx(1, abs=1e-4)
+    assert held_out.calibration_error == pytest.approx((0.5 + 0.25 + 3 * (1 / 3)) / 5, abs=1e-4)
+    assert sum(one.count for one in held_out.gap_bins()) == 5
+    slope, intercept = HeldOut(
+        np.array([1.0, 2]), np.array([0.0, 3]), np.array([5.0, 7]), np.array([3.0, 9])
+    ).reward_scale()
+    assert (slope, intercept) == pytest.approx((2, 3))
+    assert HeldOut(np.zeros(2), np.zeros(2), np.ones(2), np.zeros(2)).reward_scale() is None
+    assert HeldOut(margins, np.zeros(5)).gap_bins() == []
+
+
+# Use
+
+
+@pytest.mark.parametrize("form", ["full", "lora"])
+def test_the_saved_model_is_an_ordinary_one_and_a_reward_function(tmp_path, form):
+    peft = {"peft_config": LoraConfig(r=4, target_modules="all-linear")} if form == "lora" else {}
+    trainer = reward_trainer(tmp_path, save_strategy="steps", save_steps=3, **peft)
+    trainer.train()
+    trainer.report()
+    trainer.save_model()
+    loaded, info = AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert loaded.config.reward_scale == list(trainer.held_out.reward_scale())
+    assert (tmp_path / "checkpoint-3" / "adapter_config.json").is_file() == (form == "lora")
+
+    prompts = {"aux": "Help with {x}.", "main": "Do {x}."}
+    environment = FunctionEnvironment(prompts, str(tmp_path), reward_weights=[2.0])
+    actions = [{"aux": "f", "main": "g" * 9}, {"aux": "", "main": "h"}]
+    outcomes = environment.score([{"x": "1"}, {"x": "2"}], actions, [(), ()])
+    for k, outcome in enumerate(outcomes):
+        of_item = {role: prompt.format(x=k + 1) for role, prompt in prompts.items()}
+        ids, _ = trainer.joint_text.encode(byte_tokenizer(), of_item, actions[k])
+        assert outcome.reward == pytest.approx(2 * score(loaded, ids), abs=1e-5)
+        assert score(trainer.model, ids) == pytest.approx(score(loaded, ids), abs=1e-5)
+    with pytest.raises(
+        ValueError, match=r"trained on answers of \['aux', 'main'\], but the roles are \['main', 'aux'\]"
+    ):
+        FunctionEnvironment({"main": "", "aux": ""}, loaded)
+
+
+def test_with_one_role_it_is_a_reward_function_of_trl(tmp_path):
+    trainer = reward_trainer(tmp_path, ("solo",))
+    trainer.save_model()
+    reward = JointRewardModel(str(tmp_path))
+    ids, _ = trainer.joint_text.encode(byte_tokenizer(), {"solo": "Write."}, {"solo": "rain"})
+    expected = pytest.approx(score(trainer.model, ids), abs=1e-5)
+    messages = [[{"role": "user", "content": "Write."}]], [[{"role": "assistant", "content": "rain"}]]
+    assert reward(prompts=["Write."], completions=["rain"], trainer_state=None) == [expected]
+    assert reward(prompts=messages[0], completions=messages[1]) == [expected]
+    with pytest.raises(ValueError, match="is no joint reward model"):
+        JointRewardModel(judge(), byte_tokenizer())

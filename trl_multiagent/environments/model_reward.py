@@ -1,0 +1,123 @@
+"""An environment whose reward in training comes from a model, while evaluation keeps the reward of the task."""
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import StatisticsError, correlation
+from typing import Any
+
+from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn, judge, resume_settings
+from trl_multiagent.environments.scoring import scoring_context
+
+
+MODEL, TASK, SCALED, CORRELATION = "rewards/model", "rewards/task", "rewards/model_scaled", "rewards/correlation"
+
+
+class ModelRewardEnvironment(Environment):
+    """
+    A task whose reward is replaced by that of a model in training. Prompts and evaluation are those of the task.
+
+    The metrics have both rewards side by side: `rewards/model`; `rewards/task`; `rewards/model_scaled`, which is the model's on
+    the axis of the task's; and `rewards/correlation`, that of both over a batch.
+
+    Args:
+        task ([`Environment`]):
+            The task.
+        reward (`Callable`):
+            Reward function for the answers of all roles, such as a [`JointRewardModel`].
+        scale (`tuple[float, float]`, *optional*):
+            Slope and intercept of the task's reward as a function of the model's.
+        score_task (`bool`, *optional*, defaults to `True`):
+            Whether the task's reward is computed in training, too. It is only logged. Without it, there is no comparison.
+        version (`str`, *optional*):
+            Names the reward model in checkpoints, which a run with another one does not continue.
+    """
+
+    def __init__(
+        self,
+        task: Environment,
+        reward: Callable[..., list[float]],
+        scale: tuple[float, float] | None = None,
+        score_task: bool = True,
+        version: str = "",
+    ):
+        self.task = task
+        self.roles = task.roles
+        self.reward = reward
+        self.scale = scale
+        self.score_task = score_task
+        self.version = version
+
+    def __repr__(self) -> str:
+        return f"ModelRewardEnvironment({self.task!r}, version={self.version!r})"
+
+    @property
+    def unwrapped(self) -> Environment:
+        return self.task.unwrapped
+
+    def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
+        return self.task.prompts(item, history)
+
+    def next_prompts(self, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
+        return self.task.next_prompts(items, histories)
+
+    def score(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
+    ) -> list[Outcome]:
+        scores = self._scores(items, joint_actions, histories)
+        if not self.score_task:
+            return [Outcome(score, self._metrics(score)) for score in scores]
+        outcomes = judge(self.task, items, joint_actions, histories)
+        rewards = [outcome.reward for outcome in outcomes]
+        r = pearson(scores, rewards)
+        if r is not None:
+            scoring_context().metrics.setdefault(CORRELATION, []).append(r)
+        for outcome, score in zip(outcomes, scores, strict=True):
+            outcome.metrics |= {**self._metrics(score), TASK: outcome.reward}
+            outcome.reward = score
+        return outcomes
+
+    def evaluate(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
+    ) -> list[Outcome]:
+        """Scores joint actions with the reward of the task. The model's is a metric."""
+        outcomes = judge(self.task, items, joint_actions, histories, evaluation=True)
+        for outcome, score in zip(outcomes, self._scores(items, joint_actions, histories), strict=True):
+            outcome.metrics |= {**self._metrics(score), TASK: outcome.reward}
+        return outcomes
+
+    def metrics(self) -> dict[str, float]:
+        return self.task.metrics()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.task.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.task.load_state_dict(state)
+
+    def resume_settings(self) -> dict[str, Any]:
+        return {**resume_settings(self.task), "reward_model": self.version}
+
+    def _scores(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
+    ) -> list[float]:
+        if not items:
+            return []
+        prompts = scoring_context().prompts
+        if prompts is None or len(prompts) != len(items):  # the environment was called directly
+            prompts = self.task.next_prompts(items, histories)
+        return self.reward(prompts=prompts, completions=joint_actions)
+
+    def _metrics(self, score: float) -> dict[str, float]:
+        if self.scale is None:
+            return {MODEL: score}
+        slope, intercept = self.scale
+        return {MODEL: score, SCALED: slope * score + intercept}
+
+
+def pearson(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Pearson's correlation; `None` if it is not defined, because one of the two is constant."""
+    try:
+        r = correlation(one, other)
+    except StatisticsError:
+        return None
+    return r if math.isfinite(r) else None

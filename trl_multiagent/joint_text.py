@@ -1,0 +1,141 @@
+"""
+The text that a joint reward model reads: the prompt of every role, then the answer of every role, each below a mark.
+
+The wording is stored in the configuration of the trained model, so it is the same in training and in use.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+CONFIG_KEY = "joint_text"  # in the model's config.json
+VERSION = 1
+PROMPT_TEMPLATE = "### Prompt of {role}\n{text}\n\n"
+ANSWER_TEMPLATE = "### Answer of {role}\n{text}\n\n"
+
+Text = str | Sequence[Mapping[str, Any]]  # plain text or chat messages
+
+
+@dataclass(frozen=True)
+class JointText:
+    """
+    Wording, order and length of the text of a joint answer.
+
+    Args:
+        roles (`tuple[str, ...]`):
+            The roles, in the order in which they are written.
+        prompt_template (`str`, *optional*):
+            How the prompt of a role is written, with `{role}` and `{text}`.
+        answer_template (`str`, *optional*):
+            How the answer of a role is written. All answers follow all prompts.
+        max_length (`int`, *optional*):
+            Tokens of a text. Longer ones lose the ends of their longest prompts, and never a part of an answer.
+
+    Raises:
+        ValueError: a template has no `{text}`, or there are no roles.
+    """
+
+    roles: tuple[str, ...]
+    prompt_template: str = PROMPT_TEMPLATE
+    answer_template: str = ANSWER_TEMPLATE
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.roles:
+            raise ValueError("A joint text needs at least one role.")
+        for name in ("prompt_template", "answer_template"):
+            if getattr(self, name).count("{text}") != 1:
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}, it must contain {{text}} once.")
+
+    @classmethod
+    def from_config(cls, values: Mapping[str, Any]) -> "JointText":
+        """
+        Reads what [`~JointText.to_config`] returned.
+
+        Raises:
+            ValueError: a later release wrote it.
+        """
+        values = dict(values)
+        version = values.pop("version")
+        if version != VERSION:
+            raise ValueError(
+                f"The reward model was trained on joint texts of version {version}, this release writes version "
+                f"{VERSION}: use the release that trained it."
+            )
+        return cls(**{**values, "roles": tuple(values["roles"])})
+
+    def to_config(self) -> dict[str, Any]:
+        """All of it, as plain values."""
+        return {"version": VERSION, **asdict(self), "roles": list(self.roles)}
+
+    def text(self, prompts: Mapping[str, Text], answers: Mapping[str, Text], prompt_length: int | None = None) -> str:
+        """
+        Writes the text of a joint answer.
+
+        Args:
+            prompts, answers (`Mapping[str, str | list[dict]]`):
+                The prompt and the answer of every role, as texts or chat messages. Of messages, the contents count.
+            prompt_length (`int`, *optional*):
+                Characters that are left of each prompt, from its beginning.
+        """
+        parts = [write(self.prompt_template, role, plain(prompts[role])[:prompt_length]) for role in self.roles]
+        return "".join(parts + [write(self.answer_template, role, plain(answers[role])) for role in self.roles])
+
+    def shorten(
+        self, prompts: Mapping[str, Text], answers: Mapping[str, Text], count_tokens: Callable[[str], int]
+    ) -> tuple[str, bool]:
+        """
+        Writes the text of a joint answer with `max_length` tokens at most.
+
+        Args:
+            prompts, answers (`Mapping[str, str | list[dict]]`): As in [`~JointText.text`].
+            count_tokens (`Callable[[str], int]`): Counts the tokens of a text.
+
+        Returns:
+            `tuple[str, bool]`: The text, and whether a part of the problem is missing. If the answers alone are longer than
+            `max_length`, so is the text.
+        """
+        whole = self.text(prompts, answers)
+        if self.max_length is None or count_tokens(whole) <= self.max_length:
+            return whole, False
+        fits, too_long = 0, max(len(plain(prompts[role])) for role in self.roles)
+        while too_long - fits > 1:
+            middle = (fits + too_long) // 2
+            if count_tokens(self.text(prompts, answers, middle)) <= self.max_length:
+                fits = middle
+            else:
+                too_long = middle
+        return self.text(prompts, answers, fits), True
+
+    def encode(
+        self, tokenizer: Any, prompts: Mapping[str, Text], answers: Mapping[str, Text]
+    ) -> tuple[list[int], bool]:
+        """
+        Tokenizes a joint answer, with the end-of-sequence token as its last one.
+
+        Args:
+            tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer of the reward model.
+            prompts, answers (`Mapping[str, str | list[dict]]`): As in [`~JointText.text`].
+
+        Returns:
+            `tuple[list[int], bool]`: The token ids, and whether a part of the problem is missing.
+        """
+
+        def tokenize(text: str) -> list[int]:
+            end = tokenizer.eos_token or ""
+            return tokenizer(text=text if text.endswith(end) else text + end)["input_ids"]  # as TRL's RewardTrainer
+
+        text, is_cut = self.shorten(prompts, answers, lambda text: len(tokenize(text)))
+        return tokenize(text), is_cut
+
+
+def plain(text: Text) -> str:
+    """A text, or the contents of chat messages, one below the other."""
+    return text if isinstance(text, str) else "\n\n".join(message["content"] for message in text)
+
+
+def write(template: str, role: str, text: str) -> str:
+    """Fills a template. Braces in the text have no meaning."""
+    before, after = template.split("{text}")
+    return before.replace("{role}", role) + text + after.replace("{role}", role)

@@ -1,0 +1,100 @@
+"""The function behind `train_reward_model.py`: it trains a joint reward model on preferences that were collected before."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trl_multiagent.environments.task import Task, TaskSettings
+from trl_multiagent.quiet import quiet_libraries
+from trl_multiagent.recipe.arguments import Settings
+from trl_multiagent.recipe.run import read_settings
+from trl_multiagent.recipe.settings import ConfigError, fail
+
+
+if TYPE_CHECKING:
+    from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
+
+
+SECTION = "reward_model"
+
+
+def run_reward_model(
+    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
+) -> None:
+    """
+    Trains a joint reward model, or prints the plan if `--dry_run` is given. Wrong settings end the program.
+
+    Args:
+        algorithm (`str`): Name of the section, `reward_model`.
+        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): The task, for its roles and base models.
+        argv (`list[str]`, *optional*): Arguments; by default those of the command line.
+        prog (`str`, *optional*): Name of the program in messages; by default that of the script.
+    """
+    prog = prog or Path(sys.argv[0]).name
+    quiet_libraries()
+    try:
+        settings, dry_run = read_settings(algorithm, task, argv, prog)
+        name = settings.values[SECTION].get("preference_dataset")
+        if name is None:
+            raise ConfigError(
+                f"`{SECTION}.preference_dataset` is missing: the preferences to learn from. `trl-multiagent collect` makes some."
+            )
+        if not isinstance(settings.model_names, str):
+            raise ConfigError("A reward model starts from one model: set `agent_model.name` instead of `agents`.")
+        args = make_args(settings)
+        from trl_multiagent.recipe.recipe import make_peft_config
+
+        peft_config = make_peft_config(settings)
+        sections = {key: settings.sections[key] for key in ("dataset", *settings.task.settings)}
+        environment = settings.task.make_environment(
+            TaskSettings(sections, settings.num_agents, Path(args.output_dir))
+        )
+        if dry_run:
+            print("Dry run: no model was loaded, nothing was written.")
+            for label, text in (
+                ("starts from", settings.model_names),
+                ("preferences", name),
+                ("folder", args.output_dir),
+            ):
+                print(f"  {label:<15}  {text}")
+            return
+        from trl_multiagent.preferences import load_preferences
+        from trl_multiagent.recipe.reward_phase import summary, train_reward_model
+
+        logging.basicConfig(format="%(message)s")
+        preferences = load_preferences(name, environment.roles)
+        model = settings.model_names
+        if model in settings.task.models:
+            with args.main_process_first():
+                model = settings.task.models[model]()
+        facts = train_reward_model(model, args, preferences, list(environment.roles), peft_config)
+    except (ValueError, OSError) as error:
+        fail(prog, error)
+    if args.process_index == 0:
+        print(f"Reward model in {args.output_dir}: {summary(facts)}", flush=True)
+
+
+def make_args(settings: Settings) -> JointRewardConfig:
+    """
+    The arguments of the trainer.
+
+    Raises:
+        ConfigError: the configuration class refuses a value.
+    """
+    from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
+
+    names = {field.name for field in dataclasses.fields(JointRewardConfig)}
+    values: dict[str, Any] = {name: value for name, value in settings.arguments.items() if name in names}
+    values.setdefault("output_dir", str(Path(settings.sections["output"].base_dir) / SECTION))
+    values.setdefault("save_strategy", "epoch")
+    values.setdefault("save_total_limit", 1)
+    values.setdefault("report_to", "none")
+    try:
+        return JointRewardConfig(**values)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"section `{SECTION}`: {error}") from error

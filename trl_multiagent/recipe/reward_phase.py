@@ -1,0 +1,97 @@
+"""Trains a joint reward model in a folder, or continues, or uses the one that is there."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from datasets import Dataset
+from peft import PeftConfig
+
+from trl_multiagent.recipe.settings import ConfigError
+from trl_multiagent.trainers.base.run_settings import digest_of_rows
+from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
+from trl_multiagent.trainers.joint_reward_trainer import REPORT_FILE, JointRewardTrainer
+
+
+SETTINGS_FILE = "reward_settings.json"  # written first
+COMPLETE_FILE = "complete.json"  # written last
+TRAINER_STATE = "trainer_state.json"  # the last file of a checkpoint
+FREE = ("output_dir", "logging_dir", "report_to", "disable_tqdm", "run_name", "hub_token", "save_total_limit")
+
+
+def train_reward_model(
+    model: str, args: JointRewardConfig, preferences: Dataset, roles: list[str], peft_config: PeftConfig | None = None
+) -> dict[str, Any]:
+    """
+    Trains a joint reward model and saves it in `args.output_dir`, with its report and card.
+
+    A training that was interrupted is continued from its last checkpoint. A model that is complete is kept.
+
+    Args:
+        model (`str`): Model id or folder to start from.
+        args ([`JointRewardConfig`]): Arguments of the trainer.
+        preferences ([`~datasets.Dataset`]): Joint preferences.
+        roles (`list[str]`): The roles, in the order in which the model reads them.
+        peft_config ([`~peft.PeftConfig`], *optional*): Adapter to train.
+
+    Returns:
+        `dict`: The numbers about held-out pairs, see [`JointRewardTrainer.report`]; empty if none are held out.
+
+    Raises:
+        ConfigError: the folder holds a reward model of other settings or preferences.
+    """
+    folder, state = Path(args.output_dir), PartialState()
+    settings = describe(model, args, preferences, roles, peft_config)
+    saved = folder / SETTINGS_FILE
+    if saved.is_file():
+        before = json.loads(saved.read_text(encoding="utf-8"))
+        changed = [name for name in {**before, **settings} if before.get(name) != settings.get(name)]
+        if changed:
+            changes = "; ".join(f"{name} was {before.get(name)}, is {settings.get(name)}" for name in changed)
+            raise ConfigError(f"{folder} holds another reward model: {changes}. Choose another folder, or remove it.")
+    if (folder / COMPLETE_FILE).is_file():
+        return json.loads((folder / COMPLETE_FILE).read_text(encoding="utf-8"))
+    state.wait_for_everyone()  # all processes have looked before one writes
+    if state.is_main_process:
+        folder.mkdir(parents=True, exist_ok=True)
+        saved.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    trainer = JointRewardTrainer(model, args, preferences, roles=roles, peft_config=peft_config)
+    trainer.train(resume_from_checkpoint=last_checkpoint(folder))
+    facts = {} if trainer.eval_dataset is None else trainer.report()
+    trainer.save_model()
+    trainer.create_model_card()
+    trainer.accelerator.wait_for_everyone()
+    if state.is_main_process:
+        (folder / COMPLETE_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        for path in folder.glob("checkpoint-*"):
+            shutil.rmtree(path)
+    trainer.accelerator.wait_for_everyone()
+    return facts
+
+
+def describe(
+    model: str, args: JointRewardConfig, preferences: Dataset, roles: list[str], peft_config: PeftConfig | None
+) -> dict[str, Any]:
+    """What must be the same when a training is continued, as JSON represents it."""
+    settings = {"model": model, "roles": roles, "rows of the preferences": digest_of_rows(preferences)}
+    settings["adapter"] = None if peft_config is None else str(sorted(peft_config.to_dict().items(), key=str))
+    settings |= {name: value for name, value in args.to_dict().items() if name not in FREE}
+    return json.loads(json.dumps(settings, default=str))
+
+
+def last_checkpoint(folder: Path) -> str | None:
+    """The last checkpoint in a folder that was written to its end."""
+    complete = [path.parent for path in folder.glob(f"checkpoint-*/{TRAINER_STATE}")]
+    return str(max(complete, key=lambda path: int(path.name.rpartition("-")[2]))) if complete else None
+
+
+def summary(facts: dict[str, Any]) -> str:
+    """The numbers about held-out pairs, on one line."""
+    if not facts:
+        return "no pairs were held out to measure it"
+    return (
+        f"{facts['accuracy']:.0%} of {facts['pairs']} held-out pairs in the right order, margin {facts['margin']:.2f}, "
+        f"calibration error {facts['calibration_error']:.2f} ({REPORT_FILE})"
+    )

@@ -1,0 +1,324 @@
+"""A reward model of the joint answers of a team."""
+
+import copy
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import is_peft_model
+from datasets import Dataset
+from peft import PeftConfig
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers.utils import logging
+from trl import RewardTrainer
+
+from trl_multiagent.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
+from trl_multiagent.preference_rows import (
+    CHOSEN_REWARD,
+    ITEM_ID,
+    REJECTED_REWARD,
+    check_preferences,
+    roles_of_columns,
+    text_columns,
+)
+from trl_multiagent.trainers.base.team_config import temporarily_set
+from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
+from trl_multiagent.trainers.joint_reward_report import HeldOut, draw_report
+
+
+logger = logging.get_logger(__name__)
+
+REPORT_FILE, PICTURE_FILE = "held_out.json", "reliability.png"
+SCALE_KEY = (
+    "reward_scale"  # in the model's configuration: slope and intercept of the rewards as a function of the scores
+)
+REWARDS = "rewards"  # of the chosen and of the rejected answers, in a batch
+
+
+class JointRewardTrainer(RewardTrainer):
+    """
+    Trainer of a joint reward model: a sequence classifier that scores the answers of a whole team, from pairs of joint
+    answers of which one is better.
+
+    It is TRL's [`~trl.RewardTrainer`] on the joint texts of the pairs. A joint text has the prompts of all roles, then
+    their answers, each below a mark, see [`~trl_multiagent.joint_text.JointText`]. Its wording is stored in the
+    configuration of the saved model, which is an ordinary one: `AutoModelForSequenceClassification` loads it, and
+    [`FunctionEnvironment`] takes its folder as a reward function.
+
+    Args:
+        model (`str` or [`~transformers.PreTrainedModel`]):
+            The model id or folder of a language model or of a sequence classifier, or a sequence classifier with one
+            output.
+        args ([`JointRewardConfig`], *optional*):
+            Configuration. If `None`, the default configuration is used.
+        train_dataset ([`~datasets.Dataset`]):
+            Joint preferences, see [`~trl_multiagent.preference_rows`].
+        eval_dataset ([`~datasets.Dataset`], *optional*):
+            Held-out joint preferences. By default, those of a part of the items, see `eval_fraction`.
+        roles (`list[str]`, *optional*):
+            The roles in the order in which the model reads them. By default, that of the dataset's columns.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
+            Tokenizer. By default, that of the model.
+        callbacks (`list[TrainerCallback]`, *optional*):
+            Callbacks, as in any `Trainer`.
+        optimizers (`tuple`, *optional*, defaults to `(None, None)`):
+            Optimizer and learning rate scheduler.
+        peft_config ([`~peft.PeftConfig`], *optional*):
+            Adapter to train instead of all weights. Checkpoints contain the adapter; the saved model contains it merged.
+
+    Raises:
+        TypeError: A dataset has the wrong type.
+        ValueError: A row is malformed, or the arguments contradict each other.
+
+    Example:
+
+    ```python
+    from trl_multiagent import JointRewardConfig, JointRewardTrainer
+    from trl_multiagent.preferences import load_preferences
+
+    trainer = JointRewardTrainer(
+        model="Qwen/Qwen2.5-0.5B-Instruct",
+        args=JointRewardConfig(output_dir="judge"),
+        train_dataset=load_preferences("outputs/preferences", roles=["poet", "critic"]),
+    )
+    trainer.train()
+    trainer.report()
+    trainer.save_model()
+    ```
+    """
+
+    _tag_names = ["trl", "trl-multiagent", "joint-reward-model"]
+    _name = "Joint reward model"
+
+    args: JointRewardConfig
+    _is_checkpoint = False  # whether a checkpoint is being saved, and not the model
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        args: JointRewardConfig | None = None,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | None = None,
+        roles: list[str] | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
+        peft_config: PeftConfig | None = None,
+    ):
+        if args is None:
+            args = JointRewardConfig("joint-reward-model")
+        if not isinstance(train_dataset, Dataset):
+            raise TypeError(f"`train_dataset` must be a `datasets.Dataset`, got `{type(train_dataset).__name__}`.")
+        if args.freeze_backbone and peft_config is not None:
+            raise ValueError("`freeze_backbone` trains the head alone, so it contradicts `peft_config`: choose one.")
+        if roles is None:
+            roles = roles_of_columns(train_dataset.column_names)
+        check_preferences(train_dataset, roles)
+        if eval_dataset is None and args.eval_fraction > 0:
+            train_dataset, eval_dataset = split_by_item(train_dataset, roles, args.eval_fraction, args.seed)
+        self.joint_text = JointText(
+            tuple(roles),
+            PROMPT_TEMPLATE if args.prompt_template is None else args.prompt_template,
+            ANSWER_TEMPLATE if args.answer_template is None else args.answer_template,
+            args.max_length,
+        )
+        self.num_cut: dict[str, int] = {}  # texts of each dataset that lost a part of their problem
+        self.held_out: HeldOut | None = None  # of the last evaluation
+        self._scores: list[torch.Tensor] = []  # of the evaluation that runs
+        if peft_config is not None and peft_config.task_type is None:
+            peft_config = copy.copy(peft_config)
+            peft_config.task_type = "SEQ_CLS"  # the head is trained, too
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            peft_config=peft_config,
+        )
+        self.data_collator = RewardsCollator(self.data_collator)
+        self.model.config.update({CONFIG_KEY: self.joint_text.to_config()})
+        if args.freeze_backbone:
+            self.model.base_model.requires_grad_(False)
+
+    # Data
+
+    def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
+        if "chosen_ids" not in dataset.column_names:
+            check_preferences(dataset, self.joint_text.roles, dataset_name)
+            columns = [name for name in (CHOSEN_REWARD, REJECTED_REWARD) if name in dataset.column_names]
+            others = [name for name in dataset.column_names if name not in columns]
+            dataset = dataset.map(
+                lambda row: self._encode_row(row, processing_class),
+                num_proc=args.dataset_num_proc,
+                remove_columns=others,
+                desc=f"Tokenizing {dataset_name} dataset",
+            )
+            self.num_cut[dataset_name] = sum(dataset["num_cut"])
+            if self.num_cut[dataset_name]:
+                logger.warning(
+                    f"{self.num_cut[dataset_name]} of {2 * len(dataset)} joint texts of `{dataset_name}` are longer than "
+                    f"the `max_length` of {args.max_length} tokens: they lose the ends of their prompts. Answers are "
+                    "never cut."
+                )
+        with temporarily_set(args, max_length=None):  # TRL leaves out what is too long
+            return super()._prepare_dataset(dataset, processing_class, args, dataset_name)
+
+    def _encode_row(self, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """Tokenizes the joint texts of a pair."""
+        texts = {role: [row[column] for column in text_columns(role)] for role in self.joint_text.roles}
+        prompts = {role: prompt for role, (prompt, _, _) in texts.items()}
+        chosen, cut_chosen = self.joint_text.encode(tokenizer, prompts, {role: x[1] for role, x in texts.items()})
+        rejected, cut_rejected = self.joint_text.encode(tokenizer, prompts, {role: x[2] for role, x in texts.items()})
+        return {"chosen_ids": chosen, "rejected_ids": rejected, "num_cut": cut_chosen + cut_rejected}
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        self._signature_columns = [*self._signature_columns, CHOSEN_REWARD, REJECTED_REWARD]
+
+    # Evaluation
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, torch.Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> Any:
+        rewards = inputs.pop(REWARDS, None)
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        if not self.model.training:
+            scores = torch.stack(outputs.logits.detach().float().squeeze(-1).chunk(2), dim=1)
+            scores = torch.cat([scores] if rewards is None else [scores, rewards.to(scores)], dim=1)
+            self._scores.append(self.accelerator.gather_for_metrics(scores).cpu())
+        return (loss, outputs) if return_outputs else loss
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        self._scores = []  # of a prediction, or of an evaluation that failed
+        return super().evaluate(*args, **kwargs)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if self._scores and not self.model.training:
+            columns = torch.cat(self._scores).double().numpy().T
+            self._scores = []
+            self.held_out = HeldOut(*(np.asarray(column) for column in columns))
+            for name, value in self.held_out.metrics().items():  # exact, where TRL's are means over batches
+                self._metrics["eval"][name] = [value]
+        super().log(logs, start_time)
+
+    def report(self, folder: str | Path | None = None) -> dict[str, Any]:
+        """
+        Evaluates the model on the held-out pairs, and writes the numbers and the reliability picture. The scale of the
+        rewards becomes a part of the model's configuration, so call this before the model is saved.
+
+        Args:
+            folder (`str` or `Path`, *optional*): Where to; by default the output folder.
+
+        Returns:
+            `dict`: The numbers, see [`~trainers.joint_reward_report.HeldOut.facts`].
+
+        Raises:
+            ValueError: There are no held-out pairs.
+        """
+        if self.eval_dataset is None:
+            raise ValueError("There are no held-out pairs: set `eval_fraction`, or pass an `eval_dataset`.")
+        self.evaluate()
+        folder = Path(self.args.output_dir if folder is None else folder)
+        scale = self.held_out.reward_scale()
+        if scale is not None:
+            self.model.config.update({SCALE_KEY: list(scale)})
+        facts = {**self.held_out.facts(), "texts_cut": self.num_cut, SCALE_KEY: scale}
+        if self.is_world_process_zero():
+            draw_report(self.held_out, folder / PICTURE_FILE)
+            (folder / REPORT_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        return facts
+
+    # Saving: the model with its adapter merged, so that it can be loaded without PEFT
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        with temporarily_set(self, _is_checkpoint=True):
+            super()._save_checkpoint(model, trial)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        if self._is_checkpoint or not is_peft_model(self.model) or not self.args.should_save:
+            return super()._save(output_dir, state_dict)
+        merged = copy.deepcopy(self.model).merge_and_unload()
+        with temporarily_set(self, model=merged):
+            super()._save(output_dir)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        super().create_model_card(*args, **kwargs)
+        if self.is_world_process_zero():
+            path = Path(self.args.output_dir) / "README.md"
+            path.write_text(path.read_text(encoding="utf-8") + self._card_section(), encoding="utf-8")
+
+    def _card_section(self) -> str:
+        """What the model reads, and how well it orders held-out pairs."""
+        roles = self.joint_text.roles
+        text = self.joint_text.text(
+            {role: f"(prompt of {role})" for role in roles}, {role: f"(answer of {role})" for role in roles}
+        )
+        limit = "" if self.args.max_length is None else f" of {self.args.max_length} tokens at most"
+        lines = [
+            "",
+            "## Joint text",
+            "",
+            f"The model scores the answers of {', '.join(roles)} together. It reads a text{limit}:",
+        ]
+        lines += ["", "```", text.rstrip(), "```", ""]
+        lines += [
+            f"This wording is in `config.json` under `{CONFIG_KEY}`, and `JointRewardModel` of trl_multiagent writes it."
+        ]
+        if self.held_out is not None:
+            lines += ["", "## Held-out pairs", "", "| number | value |", "| --- | --- |"]
+            lines += [f"| pairs | {len(self.held_out.margins)} |"]
+            lines += [f"| {name} | {value:.3f} |" for name, value in self.held_out.metrics().items()]
+            lines += [f"| texts that lost a part of the problem | {sum(self.num_cut.values())} |"]
+            lines += ["", f"![Reliability, and accuracy by reward gap](./{PICTURE_FILE})"]
+        return "\n".join(lines) + "\n"
+
+
+class RewardsCollator:
+    """
+    Adds the rewards of the answers, of shape `(B, 2)`, to a batch of tokenized pairs.
+
+    Args:
+        collator (`Callable`): TRL's data collator, which makes a batch of the texts.
+    """
+
+    def __init__(self, collator: Any):
+        self.collator = collator
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        batch = self.collator(rows)
+        if CHOSEN_REWARD in rows[0]:
+            batch[REWARDS] = torch.tensor([[row[CHOSEN_REWARD], row[REJECTED_REWARD]] for row in rows])
+        return batch
+
+
+def split_by_item(dataset: Dataset, roles: list[str], fraction: float, seed: int) -> tuple[Dataset, Dataset | None]:
+    """
+    Splits preferences so that all pairs of an item are on the same side.
+
+    Args:
+        dataset ([`~datasets.Dataset`]): The preferences. Rows without an `item_id` are of the same item if their prompts are equal.
+        roles (`list[str]`): The roles.
+        fraction (`float`): Share of the items that are held out, at least one.
+        seed (`int`): Seed of the choice.
+
+    Returns:
+        `tuple[Dataset, Dataset | None]`: Both parts. With a single item, nothing is held out.
+    """
+    columns = [ITEM_ID] if ITEM_ID in dataset.column_names else [text_columns(role)[0] for role in roles]
+    keys = [json.dumps(list(row.values())) for row in dataset.select_columns(columns)]
+    items = list(dict.fromkeys(keys))
+    if len(items) < 2:
+        return dataset, None
+    held_out = set(random.Random(seed).sample(items, max(1, round(fraction * len(items)))))
+    sides = [[k for k, key in enumerate(keys) if (key in held_out) == side] for side in (False, True)]
+    return dataset.select(sides[0]), dataset.select(sides[1])
