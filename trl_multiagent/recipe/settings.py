@@ -278,7 +278,7 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
             names_used = [old for old, new in RENAMED.items() if new in [f"{section}.{name}" for name in body]]
             raise ConfigError(
                 f"`{'`, `'.join(names_used or [section])}` cannot be used: the task `{section}` has this setting, and this run "
-                f"trains on another task. Set `task: {section}`, or remove it."
+                f"trains on another task. Set `task: {section}` for `trl-multiagent train`, or remove it."
             )
         if is_section and not isinstance(body, dict | None):
             raise ConfigError(f"`{section}` is {short(body)}, it must be a section with keys below it.")
