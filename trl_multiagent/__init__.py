@@ -1,5 +1,6 @@
 from typing import TYPE_CHECKING, Any
 
+from trl_multiagent.quiet import quiet_libraries
 from trl_multiagent.recipe.algorithms import ALGORITHMS, import_class
 
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:  # what `__getattr__` gives at run time
 
 
 __version__ = "0.1.0"
+
+quiet_libraries()
 
 # Modules are imported when one of their names is used, so that the sandbox and the command line do not wait for torch
 _ENVIRONMENTS = "Environment FunctionEnvironment JointAction Outcome Prompt Task TaskSettings Turn role_reward".split()

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 
 import trl_multiagent
-from trl_multiagent.quiet import quiet_libraries
 from trl_multiagent.recipe.algorithms import ALGORITHMS, import_class
 
 
@@ -176,7 +175,6 @@ def collect(argv: Sequence[str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
-    quiet_libraries()
     parser, train = make_parsers()
     if argv in (["train", "-h"], ["train", "--help"]):
         return train.print_help()
@@ -187,6 +185,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         init(arguments.folder)
     elif arguments.command == "push":
         from trl_multiagent.preferences.sources import is_collection, push_preferences
+        from trl_multiagent.recipe.settings import fail
         from trl_multiagent.team.files import push_folder
 
         options = vars(arguments)
@@ -194,8 +193,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         push = push_preferences if is_collection(arguments.folder) else push_folder
         try:
             print(push(**options).commit_url)
-        except (ValueError, RuntimeError) as error:
-            sys.exit(f"trl-multiagent push: error: {error}")
+        except (ValueError, RuntimeError, OSError) as error:
+            fail("trl-multiagent push", error)
     elif arguments.command == "env":
         from trl.scripts.env import print_env
 

@@ -27,7 +27,10 @@ class Limits(TypedDict, total=False):
     Args:
         gt, ge, lt, le (`float`): Bounds of a number: greater than, at least, less than, at most.
         also (`tuple`): Numbers outside of the bounds that are allowed too.
+        ne (`float`): A number that is not allowed.
         choices (`tuple`): The only allowed values.
+        keys (`tuple`): The only allowed keys of a dict.
+        required (`str`): Why the value must not be null.
         refused (`str`): Why only the default is allowed.
         no_effect (`str`): Why the setting has no effect.
         needs (`str`): Another setting of the same class, without which this one has no effect.
@@ -38,8 +41,11 @@ class Limits(TypedDict, total=False):
     ge: float
     lt: float
     le: float
+    ne: float
     also: tuple
     choices: tuple
+    keys: tuple
+    required: str
     refused: str
     no_effect: str
     needs: str
@@ -51,6 +57,7 @@ BOUNDS = {
     "ge": (operator.ge, "at least"),
     "lt": (operator.lt, "less than"),
     "le": (operator.le, "at most"),
+    "ne": (operator.ne, "other than"),
 }
 LARGEST_INTEGER = 2**63 - 1
 
@@ -67,36 +74,44 @@ def problem_with(value: Any, limits: Mapping[str, Any], default: Any = None) -> 
     Returns:
         `str` or `None`: What is wrong, as the end of a sentence that starts with the name of the setting.
     """
+    if value is None and "required" in limits:
+        return f"is null, but {limits['required']}: give it a value."
     if value is None or (value == default and type(value) is type(default)):
         return None
     if "refused" in limits:
         same = value == default or (not value and not default)
         return None if same else f"is {short(value)}, which is not supported: {limits['refused']}."
-    for x in leaves(value):
+    if isinstance(value, Mapping) and "keys" in limits:
+        unknown = [key for key in value if key not in limits["keys"]]
+        if unknown:
+            return f"has {short(unknown[0])}, it may only have {', '.join(map(repr, limits['keys']))}."
+    for key, x in leaves(value):
+        where = "" if key is None else f" for {key!r}"
         if isinstance(x, float) and not math.isfinite(x):
-            return f"is {x}, it must be a finite number."
+            return f"is {x}{where}, it must be a finite number."
         if isinstance(x, int) and abs(x) > LARGEST_INTEGER:
-            return f"is {short(x)}, which is too large."
+            return f"is {short(x)}{where}, which is too large."
         if isinstance(x, str) and not x.strip():
-            return f"is {x!r}, a blank text: give it a value, or leave it out."
+            return f"is {x!r}{where}, a blank text: give it a value, or leave it out."
         if "choices" in limits and not any(x is y or (x == y and type(x) is not bool) for y in limits["choices"]):
-            return f"is {short(x)}, it must be {describe_limits(limits)}."
+            return f"is {short(x)}{where}, it must be {describe_limits(limits)}."
         if BOUNDS.keys() & limits.keys() and x not in limits.get("also", ()):
             is_number = isinstance(x, Real) and not isinstance(x, bool)
             if not is_number or not all(BOUNDS[name][0](x, limits[name]) for name in BOUNDS if name in limits):
-                return f"is {short(x)}, it must be {describe_limits(limits)}."
+                return f"is {short(x)}{where}, it must be {describe_limits(limits)}."
     return None
 
 
-def leaves(value: Any) -> Iterator[Any]:
-    """The values in nested lists and dicts, without `None`."""
+def leaves(value: Any, key: Any = None) -> Iterator[tuple[Any, Any]]:
+    """The values in nested lists and dicts, without `None`, each after the innermost key of a dict that leads to it."""
     if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
+        for name, x in value.items():
+            yield from leaves(x, name)
+    elif isinstance(value, list | tuple):
         for x in value:
-            yield from leaves(x)
+            yield from leaves(x, key)
     elif value is not None:
-        yield value
+        yield key, value
 
 
 def describe_limits(limits: Mapping[str, Any]) -> str:

@@ -129,6 +129,17 @@ class Environment(ABC):
         """
         return [ask_one(self, item, history) for item, history in zip(items, histories, strict=True)]
 
+    def check_turns(self, num_turns: int) -> None:
+        """
+        Checks, before anything is loaded, that this environment can play so many turns. By default it can.
+
+        Args:
+            num_turns (`int`): Number of turns of an episode.
+
+        Raises:
+            ValueError: it cannot.
+        """
+
     @abstractmethod
     def score(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
@@ -142,7 +153,8 @@ class Environment(ABC):
             histories (`list[Sequence[Turn]]`): The past turns of each branch, oldest first; empty at the first turn.
 
         Returns:
-            `list[Outcome]`: One outcome per joint action, in order. A number stands for an outcome with this reward.
+            `list[Outcome]`: One outcome per joint action, in order. A number stands for an outcome with this reward, and so
+            does each entry of an array or a tensor of shape (number of joint actions,).
         """
 
     def evaluate(
@@ -252,13 +264,12 @@ def judge(
     with task_code(name):
         method = environment.evaluate if evaluation else environment.score
         outcomes = method(items, joint_actions, histories)
-    if not isinstance(outcomes, list | tuple):
+    values = as_list(outcomes)
+    if values is None:
         raise TaskError(f"{name} returned {show(outcomes)}; it must return a list of {count} outcomes.")
-    if len(outcomes) != count:
-        raise TaskError(
-            f"{name} returned {len(outcomes)} outcomes for {count} joint actions; it must return one each."
-        )
-    outcomes = list(outcomes)
+    if len(values) != count:
+        raise TaskError(f"{name} returned {len(values)} outcomes for {count} joint actions; it must return one each.")
+    outcomes = values
     for position, outcome in enumerate(outcomes):
         where = f"for joint action {position + 1} of {count}"
         if not isinstance(outcome, Outcome):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,61 @@ def read_file(path: Path) -> list[dict]:
                 f"{path}, row {number} must be an object with the fields of a problem, not {kind_of(row)}."
             )
     return rows
+
+
+def make_dataset(rows: list[dict], source: str) -> datasets.Dataset:
+    """
+    Makes a dataset of rows.
+
+    Args:
+        rows (`list[dict]`): The rows. A field that a row lacks is null in it.
+        source (`str`): The file, for the message.
+
+    Raises:
+        ValueError: a field has values of different types; the message names the first row that differs.
+    """
+    import datasets
+    import pyarrow
+
+    fields = list(dict.fromkeys(field for row in rows for field in row))
+    for field in fields:
+        values = [row.get(field) for row in rows]
+        if is_column(values):
+            continue
+        # The longest part from the start that is a column ends before the first row that differs
+        row = bisect_left(range(1, len(values) + 1), True, key=lambda length: not is_column(values[:length]))
+        raise ValueError(
+            f"{source}, row {row + 1}: field `{field}` is {kind_of(values[row])}, {' '.join(repr(values[row]).split())[:80]}, "
+            "which does not go with its type in the rows before. A field must have one type."
+        )
+    try:
+        return datasets.Dataset.from_list([{field: row.get(field) for field in fields} for row in rows])
+    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{source} cannot be read as a table: {' '.join(str(error).split())}") from error
+
+
+def is_column(values: list) -> bool:
+    """Whether values can form one column of a dataset."""
+    import pyarrow
+
+    try:
+        pyarrow.array(values)
+    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def check_columns(dataset: datasets.Dataset, columns: list[str], source: str) -> None:
+    """
+    Refuses a dataset with a null in one of these columns.
+
+    Raises:
+        ValueError: there is one; the message names its row and field.
+    """
+    for column in columns:
+        if column in dataset.column_names and None in dataset[column]:
+            row = list(dataset[column]).index(None)
+            raise ValueError(f"{source}, row {row + 1}: field `{column}` is missing or null, but a prompt needs it.")
 
 
 def hub_split(name: str, config: str | None, split: str | None) -> str:

@@ -143,6 +143,12 @@ class FunctionEnvironment(Environment):
         names = ", ".join(self.reward_names)
         return f"FunctionEnvironment(reward_funcs=[{names}], reward_weights={self.reward_weights})"
 
+    def check_turns(self, num_turns: int) -> None:
+        if num_turns > 1 and self.transition is None:
+            raise ValueError(
+                f"`num_turns` is {num_turns}, but there is no `transition`, the function that makes the prompts of later turns."
+            )
+
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
         if not history:
             return {role: self._first_prompt(role, template, item) for role, template in self.templates.items()}

@@ -11,17 +11,27 @@ The task `functions`: prompt templates and reward functions that a YAML file nam
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.base import Prompt, ask_one, check_prompt, check_roles
-from trl_multiagent.environments.dataset_rows import LOCAL_FILE, LOCAL_SUFFIXES, read_file, select_rows
+from trl_multiagent.environments.dataset_rows import (
+    LOCAL_FILE,
+    LOCAL_SUFFIXES,
+    check_columns,
+    make_dataset,
+    read_file,
+    select_rows,
+)
 from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.imports import import_object
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
+from trl_multiagent.environments.task_errors import show
 
 
 if TYPE_CHECKING:
@@ -64,7 +74,7 @@ class Rows(DatasetSource):
 
         name = str(self.name)
         if self.is_file:
-            rows = select_rows(datasets.Dataset.from_list(read_file(Path(name))), split, name)
+            rows = select_rows(make_dataset(read_file(Path(name)), name), split, name)
         else:
             split = "train" if split is None else f"train{split}" if split.startswith("[") else split
             rows = datasets.load_dataset(name, self.config, split=split)
@@ -101,19 +111,35 @@ class Functions:
         Raises:
             ValueError: a function cannot be imported, or is none.
         """
-        functions = {path: import_object("functions.reward_funcs", path) for path in self.reward_funcs or ()}
-        transition = None
-        if self.transition is not None:
-            transition = functions[self.transition] = import_object("functions.transition", self.transition)
-        for path, function in functions.items():
-            if not callable(function):
-                raise ValueError(f"{path} is {function!r}, which is not a function.")
-        return FunctionEnvironment(
-            {role: prompt_template(template) for role, template in (self.prompts or {}).items()},
-            [functions[path] for path in self.reward_funcs or ()],
-            self.reward_weights,
-            transition,
-        )
+        functions = [import_function("functions.reward_funcs", path) for path in self.reward_funcs or ()]
+        transition = None if self.transition is None else import_function("functions.transition", self.transition)
+        templates = {role: prompt_template(template) for role, template in (self.prompts or {}).items()}
+        try:
+            return FunctionEnvironment(templates, functions, self.reward_weights, transition)
+        except TypeError as error:  # a class, or a function that cannot be called as a reward function
+            raise ValueError(f"`functions.reward_funcs`: {error}") from error
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that the templates name."""
+        templates = [
+            text
+            for template in (self.prompts or {}).values()
+            for text in ([template] if isinstance(template, str) else [message["content"] for message in template])
+        ]
+        try:
+            fields = [field for text in templates for _, field, _, _ in Formatter().parse(text)]
+        except ValueError:  # a brace without its partner, which is reported when the template is filled
+            return []
+        return list(dict.fromkeys(re.split(r"[.\[]", field)[0] for field in fields if field))
+
+
+def import_function(setting: str, path: str) -> Any:
+    """Imports what a setting names. Raises `ValueError` if that cannot be called."""
+    function = import_object(setting, path)
+    if not callable(function):
+        raise ValueError(f"`{setting}` names {path!r}, which is {show(function)}, not a function.")
+    return function
 
 
 def prompt_template(template: str | list[dict[str, str]]) -> str | Callable[[dict], Prompt]:
@@ -142,7 +168,12 @@ def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
     rows: Rows = settings.sections["dataset"]
     train_dataset = rows.load(rows.train_split)
     ask_one(make_environment(settings), train_dataset[0], [])
-    return train_dataset, None if rows.eval_split is None else rows.load(rows.eval_split)
+    eval_dataset = None if rows.eval_split is None else rows.load(rows.eval_split)
+    columns = settings.sections["functions"].columns
+    check_columns(train_dataset, columns, f"{rows.name}, split {rows.train_split or 'whole'}")
+    if eval_dataset is not None:
+        check_columns(eval_dataset, columns, f"{rows.name}, split {rows.eval_split}")
+    return train_dataset, eval_dataset
 
 
 def roles(sections: dict[str, Any]) -> tuple[str, ...]:

@@ -83,10 +83,7 @@ def as_rewards(name: str, rewards: Any, count: int) -> list[float | None]:
         TaskError: the value has another form, or a number is not finite.
     """
     wanted = f"it must return a list of {count} numbers, one per joint action"
-    values = None
-    if isinstance(rewards, Collection) and not isinstance(rewards, str | bytes | Mapping | Set):
-        with contextlib.suppress(TypeError):  # a tensor without a dimension
-            values = list(rewards)
+    values = as_list(rewards)
     if values is None:
         raise TaskError(f"{name} returned {show(rewards)}; {wanted}.")
     if len(values) != count:
@@ -100,6 +97,14 @@ def as_rewards(name: str, rewards: Any, count: int) -> list[float | None]:
             raise TaskError(f"{name} returned {number} for joint action {position + 1} of {count}", position)
         numbers.append(number)
     return numbers
+
+
+def as_list(values: Any) -> list[Any] | None:
+    """The entries of a list, tuple, array or tensor; `None` for anything else."""
+    if isinstance(values, Collection) and not isinstance(values, str | bytes | Mapping | Set):
+        with contextlib.suppress(TypeError):  # a tensor without a dimension
+            return list(values)
+    return None
 
 
 def as_number(value: Any) -> float | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from huggingface_hub import CommitInfo, HfApi
-from huggingface_hub.errors import HFValidationError, HTTPError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 
 
 IGNORED_FILES = ["_*", "checkpoint-*"]  # the patterns that `Trainer.push_to_hub` leaves out
@@ -94,10 +94,23 @@ def access_error_with_advice(repo_id: str) -> Iterator[None]:
     try:
         yield
     except (HTTPError, HFValidationError, OSError) as error:
-        raise RuntimeError(
-            f"Cannot push to {repo_id!r}: {error}\nLog in with `hf auth login`, or set HF_TOKEN to a token that may write "
-            "to this repository. Check the name of the repository."
-        ) from error
+        raise RuntimeError(f"Cannot push to {repo_id!r}: {error}\n{access_advice(error)}") from error
+
+
+def access_advice(error: Exception) -> str:
+    """What to do about an error of the Hub, or if it cannot be reached, as one or more sentences."""
+    if isinstance(error, HFValidationError):
+        return "Give a name such as user/team."
+    if not isinstance(error, HfHubHTTPError):
+        return "Check the connection, HF_ENDPOINT and HF_HUB_OFFLINE."
+    if error.response.status_code in (401, 403, 404):
+        return (
+            "Log in with `hf auth login`, or set HF_TOKEN to a token that may write to this repository. Check the name of the "
+            "repository."
+        )
+    if error.response.status_code in (429, *range(500, 600)):
+        return "Try again later."
+    return "Check the arguments: the Hub refuses them."
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from datasets import Dataset, load_dataset, load_from_disk
 from huggingface_hub import CommitInfo
 
-from trl_multiagent.environments.dataset_rows import LOCAL_FILE, LOCAL_SUFFIXES, read_file, select_rows
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE, LOCAL_SUFFIXES, make_dataset, read_file, select_rows
 from trl_multiagent.hub.push import open_repo, push_command_advice, upload_folder
 from trl_multiagent.preference_rows import check_preferences
 from trl_multiagent.preferences.collection import CANDIDATES_FOLDER, DATASET_STATE, FACTS_FILE
@@ -37,7 +37,7 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
     """
     path = Path(name)
     if path.suffix in LOCAL_SUFFIXES:
-        preferences = select_rows(Dataset.from_list(read_file(path)), split, name)
+        preferences = select_rows(make_dataset(read_file(path), name), split, name)
     elif path.is_dir():
         if not (path / DATASET_STATE).is_file():
             what = "an unfinished collection; start it again to finish it" if is_unfinished(path) else "no dataset"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import describe
+from trl_multiagent.limits import short
 from trl_multiagent.recipe.algorithms import (
     ACTOR_CRITICS,
     ALGORITHMS,
@@ -363,10 +364,26 @@ def make_training_args(settings: Settings, config_class: type | None = None) -> 
             arguments["eval_steps"] = max(1, extras.eval_interval * args.num_iterations // items_per_step)
         args = config_class(**arguments)
     except (ValueError, ImportError) as error:
-        raise ConfigError(f"section `{algorithm}`: {error}") from error
+        raise ConfigError(f"section {where(algorithm, arguments, str(error))}: {error}") from error
     except (AttributeError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError) as error:
-        raise ConfigError(f"section `{algorithm}`: {describe(error)}") from error
+        raise ConfigError(f"section {where(algorithm, arguments, str(error))}: {describe(error)}") from error
     return args
+
+
+def where(algorithm: str, arguments: dict[str, Any], message: str) -> str:
+    """
+    The place of an error of the configuration class: the section and, if the message names no argument, those without which there would
+    be no error.
+    """
+    names: list[str] = []
+    if not any(f"`{name}" in message for name in arguments):
+        for name in arguments:
+            try:
+                ALGORITHMS[algorithm].config_class()(**{k: v for k, v in arguments.items() if k != name})
+                names.append(f"`{name}: {short(arguments[name])}`")
+            except Exception:  # the argument is not to blame
+                continue
+    return f"`{algorithm}`{', ' * bool(names)}{' or '.join(names)}"
 
 
 def pair_arguments(extras: AlgorithmExtras, args: Any, has_batch_size: bool) -> dict[str, Any]:

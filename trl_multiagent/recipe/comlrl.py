@@ -9,7 +9,7 @@ OTHER_ALGORITHMS = ("marlhf_iter",)
 
 # Sections that must be empty, and the reason
 UNAVAILABLE = {
-    "preference": "preference training is not available in this release",
+    "preference": "`madpo` and `madpo_iter` learn from preferences, and take these settings in their own section",
 }
 
 # Alternative names of our settings. They are replaced in this order
@@ -70,6 +70,12 @@ NULL_IS_DEFAULT = (
     "{algorithm}.advantage_normalization",
     "{algorithm}.preference_replay_k",
 )
+
+# Settings that may be blank if another one is given
+BLANK_IS_NULL = {"agent_model.name": "agents", "critic_model.name": "critics"}
+
+# Sections of a task that has short forms of them in `RENAMED`
+TASK_SECTIONS = ("functions",)
 
 # Settings that are accepted and have no effect. If a run has some of them, it prints one note that lists them
 NO_EFFECT = (

@@ -152,6 +152,10 @@ class Recipe:
                 f"Set it to {len(roles)}."
             )
         args = self.training_args
+        try:
+            environment.check_turns(args.num_turns)
+        except ValueError as error:
+            raise ConfigError(f"section `{self.algorithm}`: {error}") from error
         for name in self.role_arguments:
             unknown = [role for role in getattr(args, name) or () if role not in roles]
             if unknown:

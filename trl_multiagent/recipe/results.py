@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +23,7 @@ RUN_FILES = (RECIPE_FILE, CURVE_FILE, "README.md")
 
 def check_folder(setting: str, folder: Path) -> None:
     """
-    Refuses a folder that cannot be created or written to. Nothing is written to find out.
+    Refuses a folder that cannot be created or written to. To find out, an empty folder is made where it would be, and removed.
 
     Args:
         setting (`str`): The setting that names the folder, for the message.
@@ -39,6 +40,12 @@ def check_folder(setting: str, folder: Path) -> None:
         raise ConfigError(
             f"{setting} asks for the folder '{folder}', but there is no permission to write to {existing}."
         )
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".trial_", dir=existing))
+    except OSError as error:  # a file system that is read-only, full, or none, such as /proc
+        raise ConfigError(
+            f"{setting} asks for the folder '{folder}', but nothing can be made in {existing}: {error.strerror}."
+        ) from error
 
 
 def check_team_folder(folder: Path, run_folder: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.task import Task
-from trl_multiagent.quiet import quiet_libraries
 from trl_multiagent.recipe.algorithms import ALGORITHMS
 from trl_multiagent.recipe.arguments import Settings, check_settings, make_training_args
 from trl_multiagent.recipe.config_files import RECIPES, config_file
@@ -79,7 +78,6 @@ def parse_recipe(
         [`~trl_multiagent.recipe.recipe.Recipe`]
     """
     prog = prog or Path(sys.argv[0]).name
-    quiet_libraries()
     try:
         settings, dry_run = read_settings(algorithm, task, argv, prog)
         training_args = make_training_args(settings)

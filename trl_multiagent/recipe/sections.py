@@ -107,7 +107,7 @@ class RewardProcessor:
     """The section `reward_processor`: a linear function that is applied to every reward."""
 
     enabled: bool = setting("Whether scale_factor and shift apply.", True)
-    scale_factor: float | None = setting("Factor for every reward.")
+    scale_factor: float | None = setting("Factor for every reward.", ne=0)
     shift: float | None = setting("Value added to every reward after the multiplication.")
 
 

@@ -7,6 +7,7 @@ imported here, so `--help` and error messages appear at once.
 
 import argparse
 import ast
+import copy
 import dataclasses
 import difflib
 import re
@@ -20,16 +21,18 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from trl_multiagent.environments.task import Task
-from trl_multiagent.limits import describe_type, problem_with, read_value, short
+from trl_multiagent.limits import describe_type, leaves, problem_with, read_value, short
 from trl_multiagent.models.lora_limits import LORA_LIMITS
 from trl_multiagent.recipe.algorithms import ACTOR_CRITICS, ALGORITHMS, SECTION_CLASSES
 from trl_multiagent.recipe.comlrl import (
+    BLANK_IS_NULL,
     HISTORY,
     NO_EFFECT,
     NULL_IS_DEFAULT,
     OTHER_ALGORITHMS,
     RENAMED,
     SECOND_WINS,
+    TASK_SECTIONS,
     UNAVAILABLE,
 )
 from trl_multiagent.recipe.fields import ConfigField, read_fields
@@ -43,6 +46,9 @@ from trl_multiagent.recipe.sections import (
     extras_of,
     sections_of,
 )
+
+
+MISSING = "???"  # what OmegaConf calls a missing value
 
 
 class ConfigError(ValueError):
@@ -83,7 +89,15 @@ def read_yaml(path: str | None) -> dict[str, Any]:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror or 'it must hold sections'}.") from error
     if not OmegaConf.is_dict(sections):
         raise ConfigError(f"--config {path} must hold sections, each a name with keys below it, not a list.")
-    return typing.cast(dict[str, Any], OmegaConf.to_container(sections))
+    layer = typing.cast(dict[str, Any], OmegaConf.to_container(sections))
+    for name, body in layer.items():
+        for key in (name, *(body if isinstance(body, dict) else ())):
+            if not isinstance(key, str):
+                raise ConfigError(
+                    f"--config {path} has the key {key!r}, which YAML reads as {type(key).__name__}: keys are the names of "
+                    "settings; put a name that is meant in quotes."
+                )
+    return layer
 
 
 def parse_overrides(overrides: list[str]) -> dict[str, Any]:
@@ -123,14 +137,25 @@ def parse_value(text: str) -> Any:
         return constants[text.lower()]
     try:
         value = ast.literal_eval(text)
-        return list(value) if isinstance(value, tuple) else value
+        if is_plain(value):
+            return list(value) if isinstance(value, tuple) else value
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        if not re.fullmatch(r"\[[^:]*\]|\{.*\}", text, re.DOTALL):
-            return text
+        pass  # not Python
+    if not re.fullmatch(r"\[[^:]*\]|\{.*\}", text, re.DOTALL):
+        return text
     try:
         return OmegaConf.to_container(OmegaConf.create(text))
     except (YAMLError, OmegaConfBaseException):
         return text
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a Python literal consists of the types that YAML has, unlike a set, a complex number or bytes."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_plain(x) for key, x in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, str | bool | int | float)
 
 
 def set_path(layer: dict[str, Any], path: str, value: Any) -> None:
@@ -185,10 +210,13 @@ def rename(algorithm: str, layer: dict[str, Any]) -> None:
 
 def merge(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Merges layers. Dicts are merged recursively; of other values, that of the last layer wins."""
-    try:
-        return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge(*layers)))
-    except OmegaConfBaseException as error:
-        raise wrong_reference(error) from error
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            before = merged.get(name)
+            both = isinstance(before, dict) and isinstance(value, dict)
+            merged[name] = merge([before, value]) if both else copy.deepcopy(value)
+    return merged
 
 
 def resolve(merged: dict[str, Any]) -> dict[str, Any]:
@@ -236,7 +264,8 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
     names = [name for name in values if name]
     without_effect: list[str] = []
     history: dict[str, Any] = {}
-    for section, body in resolve(merged).items():
+    resolved = resolve(merged)
+    for section, body in resolved.items():
         if section in ("critic_model", "critics") and algorithm not in ACTOR_CRITICS and body:
             raise ConfigError(f"`{section}` cannot be used: `{algorithm}` has no critics. Remove it.")
         if section in UNAVAILABLE or (section in (*ALGORITHMS, *OTHER_ALGORITHMS) and section != algorithm):
@@ -245,6 +274,12 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
                 raise ConfigError(f"the section `{section}` cannot be used: {reason}. Remove it.")
             continue
         is_section = section in values
+        if not is_section and isinstance(body, dict) and section in TASK_SECTIONS:
+            names_used = [old for old, new in RENAMED.items() if new in [f"{section}.{name}" for name in body]]
+            raise ConfigError(
+                f"`{'`, `'.join(names_used or [section])}` cannot be used: the task `{section}` has this setting, and this run "
+                f"trains on another task. Set `task: {section}` for `trl-multiagent train`, or remove it."
+            )
         if is_section and not isinstance(body, dict | None):
             raise ConfigError(f"`{section}` is {short(body)}, it must be a section with keys below it.")
         settings = {f"{section}.{name}": x for name, x in (body or {}).items()} if is_section else {section: body}
@@ -260,11 +295,16 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
                 owner, _, name = path.rpartition(".")
                 if value is None and path in null_is_default:
                     continue
+                if value == "" and path in BLANK_IS_NULL and resolved.get(BLANK_IS_NULL[path]):
+                    continue
+                if any(x == MISSING for _, x in leaves(value)):
+                    raise ConfigError(f"`{path}` is {MISSING}, which stands for a missing value: give it one.")
                 values[owner][name] = check_value(algorithm, path, value, known[path])
                 if "no_effect" in known[path].limits:
                     without_effect.append(f"{path} ({known[path].limits['no_effect']})")
             else:
-                raise ConfigError(f"`{path}` is not a known setting{suggestion(path, [*known, *no_effect], names)}")
+                other_names = [old.format(algorithm=algorithm) for old in {**RENAMED, **TRL_NAMES}]
+                raise ConfigError(f"`{path}` is not a known setting{suggestion(path, [*known, *other_names], names)}")
 
     for path, value in history.items():
         if value not in HISTORY[path]:

@@ -41,6 +41,14 @@ PAUSE_SECONDS = 10.0  # the longest wait between two searches for silent verifie
 # A program that has run for longer no longer counts as one of the workers' programs, so that another one can start
 SLOW_SECONDS = 0.1
 FIRST_SLOW_SECONDS = 1.0  # the same limit for the first programs, whose helper processes are still starting
+# The smallest and the largest value of each number
+BOUNDS = {
+    "workers": (1, 1024),
+    "check_timeout": (1e-3, 86400),
+    "max_timeouts": (1, 1000000),
+    "memory_mb": (64, 1048576),
+    "retries": (0, 100),
+}
 SPARE_SLOTS = 12  # slots kept beyond the workers, for batches with slow programs
 # Signals that only another process can send to a verifier: no computation raises them
 OUTSIDE_SIGNALS = {getattr(signal, f"SIG{name}") for name in ("KILL", "TERM", "INT", "HUP", "QUIT")}
@@ -234,10 +242,11 @@ class Sandbox(contextlib.AbstractContextManager):
         if self.workers is None:
             cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
             self.workers = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        minimum = {"workers": 1, "check_timeout": 1e-3, "max_timeouts": 1, "memory_mb": 64, "retries": 0}
-        for name, value in minimum.items():
-            if not value <= getattr(self, name) < float("inf"):
-                raise ValueError(f"sandbox.{name} must be at least {value}, got {getattr(self, name)}")
+        for name, (low, high) in BOUNDS.items():
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(
+                    f"sandbox.{name} must be at least {low} and at most {high}, got {getattr(self, name)}"
+                )
         for name in ("min_tier", "max_tier"):
             if getattr(self, name) not in TIERS:
                 raise ValueError(f"sandbox.{name} must be one of {', '.join(TIERS)}, got {getattr(self, name)!r}")

@@ -49,6 +49,8 @@ class MAGRPOConfig(RolloutConfig):
                 f"`turn_gradient_weights` has {len(self.turn_weights)} entries for {self.num_turns} turns; it needs "
                 "one per turn."
             )
+        if not any(self.turn_weights):
+            raise ValueError("`turn_gradient_weights` are all 0, so nothing would be learned; raise one of them.")
         if self.weighs_turns and self.handoff is None:
             raise ValueError(
                 "`turn_gradient_weights` apply to the turns of a chain: set `handoff` to 'random' or 'best'. In a "

@@ -6,7 +6,8 @@ from transformers import GenerationConfig
 from trl import GRPOConfig
 from trl.import_utils import is_vllm_available
 
-from trl_multiagent.limits import check_arguments
+from trl_multiagent.environments.task_errors import describe
+from trl_multiagent.limits import check_arguments, describe_type, problem_with, read_value, short
 from trl_multiagent.rollout.tree_size import check_tree_size
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
@@ -46,6 +47,36 @@ FIXED_IN_GENERATION = {
     "output_attentions": (False, TOKENS_ONLY),
     "output_hidden_states": (False, TOKENS_ONLY),
 }
+TOKEN_IDS: dict[str, Any] = {"ge": 0}
+# The other names in `generation_kwargs` that apply to sampling, each with its type and `Limits`
+GENERATION_ARGUMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "min_length": (int, {"ge": 0}),
+    "min_new_tokens": (int, {"ge": 0}),
+    "max_time": (float, {"gt": 0}),
+    "top_h": (float, {"gt": 0, "le": 1}),
+    "typical_p": (float, {"gt": 0, "le": 1}),
+    "epsilon_cutoff": (float, {"ge": 0, "lt": 1}),
+    "eta_cutoff": (float, {"ge": 0, "lt": 1}),
+    "no_repeat_ngram_size": (int, {"ge": 0}),
+    "bad_words_ids": (list[list[int]], TOKEN_IDS),
+    "suppress_tokens": (list[int], TOKEN_IDS),
+    "begin_suppress_tokens": (list[int], TOKEN_IDS),
+    "forced_bos_token_id": (int, TOKEN_IDS),
+    "forced_eos_token_id": (int | list[int], TOKEN_IDS),
+    "sequence_bias": (list[list[Any]], {}),
+    "exponential_decay_length_penalty": (list[float], {"ge": 0}),
+    "guidance_scale": (float, {"gt": 0, "le": 1000}),
+    "watermarking_config": (dict[str, Any], {}),
+    "renormalize_logits": (bool, {}),
+    "remove_invalid_values": (bool, {}),
+    "token_healing": (bool, {}),
+    "use_cache": (bool, {}),
+    "cache_config": (dict[str, Any], {}),
+    "max_cache_len": (int, {"ge": 1}),
+    "prefill_chunk_size": (int, {"ge": 1}),
+    "disable_compile": (bool, {}),
+}
+CACHES = ("static", "offloaded_static", "dynamic", "offloaded", "quantized")
 SAMPLING_CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
@@ -163,7 +194,9 @@ class RolloutConfig(TeamConfig, GRPOConfig):
             "differs": "`luspo` by default; `bnpo`, `cispo`, `sapo` and `vespo` are not available",
         },
         "scale_rewards": {"choices": ("none", False), "differs": "only 'none'; see `advantage_normalization`"},
-        "max_completion_length": {"ge": 1, "le": 10000000},
+        "max_completion_length": {"ge": 1, "le": 1048576, "required": "completions need an end"},
+        "cache_implementation": {"choices": CACHES},
+        "reward_scale": {"ne": 0},
         "temperature": {"gt": 0, "le": 1000},
         "top_p": {"gt": 0, "le": 1},
         "top_k": {"ge": 0, "le": 1000000000},
@@ -364,6 +397,8 @@ class RolloutConfig(TeamConfig, GRPOConfig):
 
     def _check_generation_kwargs(self) -> None:
         kwargs = self.generation_kwargs or {}
+        if not isinstance(kwargs, dict):
+            raise ValueError(f"`generation_kwargs` is {short(kwargs)}, it must be a dict of arguments of generation.")
         for name, value in kwargs.items():
             if name in OWN_ARGUMENT:
                 raise ValueError(f"`generation_kwargs` must not set {name!r}: use `{OWN_ARGUMENT[name]}`.")
@@ -374,6 +409,8 @@ class RolloutConfig(TeamConfig, GRPOConfig):
             similar = difflib.get_close_matches(unknown[0], vars(GenerationConfig()), n=1)
             hint = f"did you mean {similar[0]!r}?" if similar else "see `transformers.GenerationConfig`."
             raise ValueError(f"`generation_kwargs` has {unknown[0]!r}, which is not an argument of generation; {hint}")
+        if not self.use_vllm:
+            check_generation_values(kwargs)
 
     def _check_vllm(self) -> None:
         if not is_vllm_available():
@@ -417,3 +454,32 @@ class RolloutConfig(TeamConfig, GRPOConfig):
             )
         if self.rows_per_device == 1:  # GRPOConfig requires at least two
             self.per_device_train_batch_size: int = 2
+
+
+def check_generation_values(kwargs: dict[str, Any]) -> None:
+    """
+    Checks the values in `generation_kwargs`.
+
+    Raises:
+        ValueError: a value is not allowed, or the argument has no effect on sampling.
+    """
+    for name, value in kwargs.items():
+        if value is None or name in FIXED_IN_GENERATION:
+            continue
+        if name not in GENERATION_ARGUMENTS:
+            raise ValueError(
+                f"`generation_kwargs` must not set {name!r}: it does not belong to sampling from one model."
+            )
+        hint, limits = GENERATION_ARGUMENTS[name]
+        try:
+            problem = problem_with(read_value(value, hint), limits)
+        except TypeError:
+            problem = f"is {short(value)}, expected {describe_type(hint)}."
+        if problem is None and value == []:
+            problem = "is an empty list: leave it out."
+        if problem is not None:
+            raise ValueError(f"`generation_kwargs.{name}` {problem}")
+        try:
+            GenerationConfig(**{name: value}, do_sample=True)  # validates the value
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"`generation_kwargs.{name}` is {short(value)}: {describe(error)}") from error

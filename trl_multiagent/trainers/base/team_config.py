@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, get_scheduler
 from transformers.utils import is_torch_bf16_gpu_available
 
@@ -30,6 +31,16 @@ REPORT_TO = (
     "tensorboard",
     "trackio",
     "wandb",
+)
+
+# The arguments of `torch.utils.checkpoint.checkpoint`
+CHECKPOINTING_ARGUMENTS = (
+    "use_reentrant",
+    "preserve_rng_state",
+    "context_fn",
+    "determinism_check",
+    "debug",
+    "early_stop",
 )
 
 if TYPE_CHECKING:
@@ -69,14 +80,14 @@ class TeamConfig(Base):
         "learning_rate": {"ge": 0, "le": 1000},
         "per_device_train_batch_size": {"ge": 1, "le": 1000000000},
         "per_device_eval_batch_size": {"ge": 1, "le": 1000000000},
-        "gradient_accumulation_steps": {"ge": 1},
+        "gradient_accumulation_steps": {"ge": 1, "le": 1000000},
         "num_train_epochs": {"gt": 0, "le": 1000000},
         "max_steps": {"ge": 1, "le": 1000000000000, "also": (-1,)},
-        "warmup_steps": {"ge": 0},
-        "weight_decay": {"ge": 0},
+        "warmup_steps": {"ge": 0, "le": 1000000000000},
+        "weight_decay": {"ge": 0, "le": 1000},
         "adam_beta1": {"ge": 0, "lt": 1},
         "adam_beta2": {"ge": 0, "lt": 1},
-        "adam_epsilon": {"gt": 0},
+        "adam_epsilon": {"gt": 0, "le": 1},
         "max_grad_norm": {"ge": 0},
         "torch_empty_cache_steps": {"ge": 1},
         "seed": {"ge": 0, "le": 4294967295},  # numpy takes no other
@@ -90,10 +101,13 @@ class TeamConfig(Base):
         "save_steps": {"gt": 0, "needs": "save_strategy"},
         "save_total_limit": {"ge": 1, "needs": "save_strategy"},
         "dataloader_num_workers": {"ge": 0, "le": 1024},
-        "dataloader_prefetch_factor": {"ge": 1, "needs": "dataloader_num_workers"},
+        "dataloader_prefetch_factor": {"ge": 1, "le": 1024, "needs": "dataloader_num_workers"},
         "dataloader_multiprocessing_context": {"choices": ("fork", "spawn", "forkserver")},
-        "ddp_timeout": {"ge": 1},
-        "ddp_bucket_cap_mb": {"ge": 1},
+        "ddp_backend": {"choices": ("nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl")},
+        "ddp_timeout": {"ge": 1, "le": 31536000},
+        "ddp_bucket_cap_mb": {"ge": 1, "le": 1000000},
+        "activation_checkpointing_kwargs": {"keys": CHECKPOINTING_ARGUMENTS},
+        "gradient_checkpointing_kwargs": {"keys": CHECKPOINTING_ARGUMENTS},
         "bf16": {"differs": "by default on where the hardware has it"},
         "hub_private_repo": {"needs": "push_to_hub"},
         "hub_always_push": {"needs": "push_to_hub"},
@@ -142,7 +156,24 @@ class TeamConfig(Base):
         if self.bf16 is None:
             self.bf16: bool | None = not self.fp16 and not self.use_cpu and is_torch_bf16_gpu_available()
         super().__post_init__()
+        self._check_combinations()
         self._check_optimizer()
+
+    def _check_combinations(self) -> None:
+        """
+        Checks arguments that depend on each other.
+
+        Raises:
+            ValueError: an argument lacks another one.
+        """
+        if self.load_best_model_at_end and self.metric_for_best_model == "loss":
+            raise ValueError("`load_best_model_at_end` needs a `metric_for_best_model`, such as 'reward'.")
+        if self.save_strategy == "best" and self.eval_strategy == "no":
+            raise ValueError("`save_strategy` is 'best', which needs evaluations: set `eval_strategy`.")
+        if self.save_strategy == "best" and self.metric_for_best_model in (None, "loss"):
+            raise ValueError("`save_strategy` is 'best', which needs a `metric_for_best_model`, such as 'reward'.")
+        if self.dataloader_persistent_workers and self.dataloader_num_workers == 0:
+            raise ValueError("`dataloader_persistent_workers` needs workers: set `dataloader_num_workers`.")
 
     def _check_optimizer(self) -> None:
         """
@@ -151,22 +182,27 @@ class TeamConfig(Base):
         Raises:
             ValueError: a package or an argument of the schedule is missing.
         """
-        if self.load_best_model_at_end and self.metric_for_best_model == "loss":
-            raise ValueError("`load_best_model_at_end` needs a `metric_for_best_model`, such as 'reward'.")
         try:
             Trainer.get_optimizer_cls_and_kwargs(self)
         except (ImportError, ValueError, TypeError) as error:
-            raise ValueError(f"`optim` is {self.optim.value!r}, which cannot be used: {describe(error)}") from error
-        parameter = torch.nn.Parameter(torch.zeros(1))
+            given = "" if not self.optim_args else f" with the `optim_args` {self.optim_args!r}"
+            raise ValueError(
+                f"`optim` is {self.optim.value!r}, which cannot be used{given}: {describe(error)}"
+            ) from error
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
         try:
-            get_scheduler(
+            scheduler = get_scheduler(
                 self.lr_scheduler_type,
-                torch.optim.SGD([parameter], lr=1.0),
+                optimizer,
                 num_warmup_steps=1,
-                num_training_steps=2,
+                num_training_steps=4,
                 scheduler_specific_kwargs=self.lr_scheduler_kwargs,
             )
-        except (ValueError, TypeError, KeyError) as error:
+            if isinstance(scheduler, LambdaLR):  # one that reads the arguments at every step
+                for _ in range(4):
+                    optimizer.step()
+                    scheduler.step()
+        except (ValueError, TypeError, KeyError, ArithmeticError) as error:
             raise ValueError(
                 f"`lr_scheduler_type` {self.lr_scheduler_type.value!r} does not go with `lr_scheduler_kwargs` "
                 f"{self.lr_scheduler_kwargs}: {describe(error)}"
