@@ -44,11 +44,7 @@ quiet_libraries()
 _ENVIRONMENTS = "Environment FunctionEnvironment JointAction Outcome Prompt Task TaskSettings Turn role_reward".split()
 _PATHS = {name: f"trl_multiagent.environments.{name}" for name in _ENVIRONMENTS}
 _PATHS["AgentTeam"] = "trl_multiagent.team.agent_team.AgentTeam"
-_PATHS["JointRewardConfig"] = "trl_multiagent.trainers.joint_reward_config.JointRewardConfig"
-_PATHS["JointRewardTrainer"] = "trl_multiagent.trainers.joint_reward_trainer.JointRewardTrainer"
-_PATHS["MADPOConfig"] = "trl_multiagent.trainers.madpo_config.MADPOConfig"
-_PATHS["MADPOTrainer"] = "trl_multiagent.trainers.madpo_trainer.MADPOTrainer"
-_PATHS |= {path.rpartition(".")[2]: path for algorithm in ALGORITHMS.values() for path in algorithm}
+_PATHS |= {path.rpartition(".")[2]: path for algorithm in ALGORITHMS.values() for path in algorithm[:2]}
 
 __all__ = sorted(_PATHS)
 
