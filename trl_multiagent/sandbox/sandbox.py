@@ -244,7 +244,9 @@ class Sandbox(contextlib.AbstractContextManager):
             self.workers = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         for name, (low, high) in BOUNDS.items():
             if not low <= getattr(self, name) <= high:
-                raise ValueError(f"sandbox.{name} must be at least {low} and at most {high}, got {getattr(self, name)}")
+                raise ValueError(
+                    f"sandbox.{name} must be at least {low} and at most {high}, got {getattr(self, name)}"
+                )
         for name in ("min_tier", "max_tier"):
             if getattr(self, name) not in TIERS:
                 raise ValueError(f"sandbox.{name} must be one of {', '.join(TIERS)}, got {getattr(self, name)!r}")

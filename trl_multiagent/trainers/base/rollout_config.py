@@ -467,7 +467,9 @@ def check_generation_values(kwargs: dict[str, Any]) -> None:
         if value is None or name in FIXED_IN_GENERATION:
             continue
         if name not in GENERATION_ARGUMENTS:
-            raise ValueError(f"`generation_kwargs` must not set {name!r}: it does not belong to sampling from one model.")
+            raise ValueError(
+                f"`generation_kwargs` must not set {name!r}: it does not belong to sampling from one model."
+            )
         hint, limits = GENERATION_ARGUMENTS[name]
         try:
             problem = problem_with(read_value(value, hint), limits)
