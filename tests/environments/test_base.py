@@ -425,7 +425,7 @@ def test_metrics_that_are_no_numbers(answer, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("convert", [np.array, torch.tensor, tuple])
+@pytest.mark.parametrize("convert", [numpy.array, torch.tensor, tuple])
 def test_score_may_return_an_array_or_a_tensor(convert):
     class Lengths(FunctionEnvironment):
         def score(self, items, joint_actions, histories):
