@@ -736,7 +736,7 @@ def test_wrong_sandbox_settings(parse, error_of):
         {"sandbox": {"min_tier": "chroot"}}
     )
     assert "did you mean `sandbox.workers`?" in error_of({"sandbox": {"worker": 2}})
-    assert "sandbox.workers must be at least 1, got 0." in error_of({"sandbox": {"workers": 0}})
+    assert "sandbox.workers must be at least 1 and at most 1024, got 0." in error_of({"sandbox": {"workers": 0}})
 
 
 def test_a_machine_below_the_minimal_tier_is_refused_before_anything_is_loaded(parse, monkeypatch):
