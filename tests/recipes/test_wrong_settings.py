@@ -534,7 +534,10 @@ def test_one_exception_from_python():
         ("num_turns", 1.5): r"`num_turns` is 1.5, it must be an integer\.",
         ("num_turns", True): r"`num_turns` is True, it must be at least 1",
         ("entropy_coef", 0.3): r"`entropy_coef` is 0.3, which is not supported: it depends on",
-        ("agent_learning_rates", (("main", -1.0),)): r"`agent_learning_rates` is -1.0 for 'main', it must be at least 0",
+        (
+            "agent_learning_rates",
+            (("main", -1.0),),
+        ): r"`agent_learning_rates` is -1.0 for 'main', it must be at least 0",
     }.items():
         name, value = arguments
         with pytest.raises(ValueError, match=message):
