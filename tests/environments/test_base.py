@@ -423,3 +423,14 @@ def test_metrics_that_are_no_numbers(answer, message):
     with pytest.raises(TaskError) as error:
         scoring_metrics(Own(answer))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("convert", [numpy.array, torch.tensor, tuple])
+def test_score_may_return_an_array_or_a_tensor(convert):
+    class Lengths(FunctionEnvironment):
+        def score(self, items, joint_actions, histories):
+            return convert([float(len(x["poet"])) for x in joint_actions])
+
+    environment = Lengths({"poet": "Write."}, lambda completions: [0.0] * len(completions))
+    outcomes = judge(environment, [{}, {}], [{"poet": "a"}, {"poet": "abc"}], [[], []])
+    assert [outcome.reward for outcome in outcomes] == [1.0, 3.0]

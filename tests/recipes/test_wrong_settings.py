@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from trl_multiagent.demo.task import TASK
+from trl_multiagent.environments.functions import TASK as FUNCTIONS
 from trl_multiagent.recipe.run import run_recipe
 from trl_multiagent.recipe.settings import ConfigError
 
@@ -95,6 +96,14 @@ magrpo.dataloader_num_workers=100000 at most
 magrpo.ddp_timeout=0 at least 1
 magrpo.ref_model_mixup_alpha=2 at most 1
 magrpo.ref_model_sync_steps=0 at least 1
+magrpo.warmup_steps=1e99 at most
+magrpo.reward_scale=0 other than 0
+magrpo.max_completion_length=null give it a value
+magrpo.max_completion_length=9999999 at most
+magrpo.learning_rate=1+2j expected float
+reward_processor.scale_factor=0 other than 0
+sandbox.workers=1000000 at most
+sandbox.check_timeout=1e300 at most
 magrpo.vllm_gpu_memory_utilization=1.5 at most 1
 magrpo.vllm_server_port=70000 at most
 magrpo.seed=-1 at least 0
@@ -164,6 +173,18 @@ magrpo.vllm_mode=remote 'colocate'
 magrpo.resume_changes=maybe 'allow'
 magrpo.load_best_model_at_end=true,magrpo.eval_strategy=steps,dataset.eval_split=test metric_for_best_model
 magrpo.accelerator_config={colour:1} colour
+magrpo.accelerator_config=nofile.json accelerator_config
+magrpo.ddp_backend=ncll 'nccl'
+magrpo.debug=foo `debug: 'foo'`
+magrpo.optim_args=foo optim_args
+magrpo.cache_implementation=foo 'static'
+magrpo.activation_checkpointing_kwargs={foo:1} 'use_reentrant'
+magrpo.dataloader_persistent_workers=true dataloader_num_workers
+magrpo.save_strategy=best eval_strategy
+magrpo.lr_scheduler_type=cosine,magrpo.lr_scheduler_kwargs={num_cycles:abc} num_cycles
+magrpo.report_to=trackio not installed
+magrpo.metric_for_best_model=rewrad did you mean 'reward'
+magrpo.metric_for_best_model=nonsense no metric
 magrpo.deepspeed=nowhere.json nowhere.json
 external.mode=telepathy 'level_feedback'
 external.mode=expert_edits not available
@@ -177,6 +198,7 @@ agent_model.torch_dtype=float8 'bfloat16'
 agent_model.lora_task_type=SEQ_CLS 'CAUSAL_LM'
 agent_model.bnb_4bit_quant_type=int4 'nf4'
 dataset.type=humanevil humanevil
+dataset.type=demo,dataset.name=humaneval.jsonl set it to 'demo'
 """
 GENERATION = """
 magrpo.generation_kwargs={temprature:1.0} temperature
@@ -189,6 +211,13 @@ magrpo.generation_kwargs={num_return_sequences:2} num_generations
 magrpo.generation_kwargs={eos_token_id:1} end-of-sequence
 magrpo.generation_kwargs={typical_p:1e999} finite
 magrpo.generation_kwargs=[1] expected
+magrpo.generation_kwargs=abc must be a dict
+magrpo.generation_kwargs={no_repeat_ngram_size:-3} at least 0
+magrpo.generation_kwargs={typical_p:7} at most 1
+magrpo.generation_kwargs={max_time:-1} greater than 0
+magrpo.generation_kwargs={bad_words_ids:3} expected list
+magrpo.generation_kwargs={guidance_scale:abc} expected float
+magrpo.generation_kwargs={penalty_alpha:0.6} sampling
 """
 NOT_SUPPORTED = """
 magrpo.epsilon=-0.3 at least 0
@@ -218,6 +247,7 @@ magrpo.num_turns=2,magrpo.turn_gradient_weights=[1.5] 1 entries for 2 turns
 magrpo.num_turns=2,magrpo.turn_gradient_weights=[-1,1] at least 0
 magrpo.num_turns=2,magrpo.turn_gradient_weights=[1,1e999] finite
 magrpo.num_turns=2,magrpo.turn_gradient_weights=[1,a] expected
+magrpo.num_turns=2,magrpo.turn_gradient_weights=[0,0] nothing would be learned
 magrpo.num_turns=2,magrpo.handoff=null,magrpo.turn_gradient_weights=[1,2] handoff
 magrpo.num_turns=2,external.original_prompt=false not available
 """
@@ -269,6 +299,20 @@ peft.use_qalora=true LoRA
 peft.rank_pattern={q:0} at least 1
 peft.peft_type=IA3 not a known setting
 peft=4 section
+peft.target_modules=[] empty
+peft.target_modules=( regular expression
+peft.target_modules=[nosuch] not found
+peft.target_modules=[q_proj,nosuch] no effect
+peft.modules_to_save=[nosuch] no module
+peft.modules_to_save=[lm_head] output embeddings
+peft.target_parameters=[foo] no effect
+peft.exclude_modules=[all] no effect
+peft.rank_pattern={nosuch:4} no effect
+peft.layers_to_transform=[99],peft.target_modules=[q_proj] not found
+agent_model.use_peft=true,agent_model.lora_target_modules=[nosuch] not found
+agent_model.attn_implementation=flsh not supported
+agent_model.model_init_kwargs={foo:1} foo
+agent_model.name=. config.json
 magrpo.agent_learning_rates={main:1e-5},agent_model.share_weights=true separate weights
 """
 DATA = """
@@ -295,6 +339,10 @@ FOLDERS = """
 output.base_dir=file is a file
 output.base_dir= blank
 output.base_dir=3 expected str
+output.base_dir=/proc/foo nothing can be made
+output.save_path=/proc/foo nothing can be made
+magrpo.output_dir=/proc/x nothing can be made
+magrpo.hub_model_id=a/b/c/d not a valid name
 magrpo.output_dir=file/below is a file
 output.save_path=file,output.save_final_model=true is a file
 output.save_path=,output.save_final_model=true blank
@@ -320,6 +368,12 @@ agent_model.lora_rank=3 `agent_model.lora_r`
 output.base_dir=${nowhere.at_all} nowhere
 output.base_dir=${ reference
 magrpo=5 section
+magrpo=[1] section
+agent_model=[a] section
+output.base_dir=??? missing value
+reward_funcs=[a.b] task: functions
+agent_model.temprature=1 `agent_model.temperature`
+magrpo.agent_learning_rates={aux:-1} for 'aux'
 wandb=on section
 reward=[1] section
 """
@@ -414,6 +468,8 @@ def test_there_are_enough_cases():
         (b"magrpo: {num_turns: .inf}", "expected int"),
         (b"magrpo: {learning_rate: .nan}", "finite"),
         (b"3", "sections"),
+        (b"3: 4", "the key 3"),
+        (b"on: 3", "the key True"),
         (b"null: {a: 1}", "not valid YAML"),
     ],
 )
@@ -478,8 +534,37 @@ def test_one_exception_from_python():
         ("num_turns", 1.5): r"`num_turns` is 1.5, it must be an integer\.",
         ("num_turns", True): r"`num_turns` is True, it must be at least 1",
         ("entropy_coef", 0.3): r"`entropy_coef` is 0.3, which is not supported: it depends on",
-        ("agent_learning_rates", (("main", -1.0),)): r"`agent_learning_rates` is -1.0, it must be at least 0",
+        (
+            "agent_learning_rates",
+            (("main", -1.0),),
+        ): r"`agent_learning_rates` is -1.0 for 'main', it must be at least 0",
     }.items():
         name, value = arguments
         with pytest.raises(ValueError, match=message):
             MAGRPOConfig("out", **{name: dict(value) if isinstance(value, tuple) else value})
+
+
+@pytest.mark.parametrize(
+    ("rows", "override", "expected"),
+    [
+        ('{"topic": "a"}\n{"topic": [1]}', "seed=1", "row 2: field `topic` is a list"),
+        ('{"topic": "a"}\n{"topic": null}', "seed=1", "row 2: field `topic` is missing or null"),
+        ('{"topic": "a"}', "magrpo.num_turns=2", "no `transition`"),
+        ('{"topic": "a"}', "reward_funcs=[json.__doc__]", "`functions.reward_funcs` names 'json.__doc__'"),
+    ],
+)
+def test_a_wrong_task_of_functions(tmp_path, monkeypatch, capsys, rows, override, expected):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text(rows)
+    config = {"prompts": {"poet": "Write {topic}"}, "reward_funcs": ["json.dumps"], "dataset": {"name": "rows.jsonl"}}
+    Path("config.yaml").write_text(yaml.safe_dump({**config, "agent_model": {"name": "org/model"}}))
+    with pytest.raises(SystemExit) as exit_info:
+        run_recipe("magrpo", FUNCTIONS, ["--config", "config.yaml", "--override", override, "--dry_run"], prog="train")
+    error = capsys.readouterr().err
+    assert exit_info.value.code == 2 and expected in error and error.count("\n") == 1
+
+
+def test_a_blank_name_beside_agents_is_accepted(folder, capsys):
+    overrides = ["agent_model.name=", "agents=[org/a,org/b]"]
+    run_recipe("magrpo", TASK, ["--config", "config.yaml", "--override", *overrides, "--dry_run"], prog="train")
+    assert "aux: org/a" in capsys.readouterr().out

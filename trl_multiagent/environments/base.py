@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_multiagent.environments.task_errors import TaskError, as_number, show, task_code
+from trl_multiagent.environments.task_errors import TaskError, as_list, as_number, show, task_code
 
 
 Prompt = str | list[dict[str, str]]  # plain text, or chat messages with "role" and "content"
@@ -129,7 +129,7 @@ class Environment(ABC):
         """
         return [ask_one(self, item, history) for item, history in zip(items, histories, strict=True)]
 
-    def check_turns(self, num_turns: int) -> None:
+    def check_turns(self, num_turns: int) -> None:  # noqa: B027
         """
         Checks, before anything is loaded, that this environment can play so many turns. By default it can.
 

@@ -10,6 +10,7 @@ LORA_LIMITS: dict[str, dict[str, Any]] = {
     "lora_alpha": {"ge": 1},
     "lora_dropout": {"ge": 0, "lt": 1},
     "layers_to_transform": {"ge": 0},
+    "trainable_token_indices": {"ge": 0},
     "rank_pattern": {"ge": 1},
     "alpha_pattern": {"gt": 0},
     "bias": {"refused": BASE_CHANGES},

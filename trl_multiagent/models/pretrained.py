@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +19,7 @@ from huggingface_hub.errors import (
 from peft import PeftModel
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 from trl.trainer.utils import create_model_from_path
 
 
@@ -40,6 +42,20 @@ def seeded(seed: int, name: str) -> Iterator[None]:
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(int.from_bytes(digest[:7], "big"))
         yield
+
+
+@contextlib.contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Inside, loading shows no progress bars and no warnings."""
+    shows_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if shows_bars:
+            transformers_logging.enable_progress_bar()
 
 
 def hub_arguments(model_init_kwargs: dict[str, Any]) -> dict[str, Any]:

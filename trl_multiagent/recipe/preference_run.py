@@ -167,6 +167,7 @@ def run_preferences(
         recipe.introduce()
     try:
         environment = recipe.make_environment()
+        recipe.check_team(environment.roles)
         if recipe.dry_run:
             return print_plan(recipe, environment)
         recipe.check_run_folder()
@@ -177,7 +178,7 @@ def run_preferences(
     run = PreferenceRun(recipe, environment, items, eval_items)
     try:
         trainer = run.train_once() if recipe.num_iterations is None else run.train_rounds(recipe.num_iterations)
-    except NoPairsError as error:
+    except (NoPairsError, ConfigError) as error:
         fail(recipe.prog, error)
     if trainer is not None:
         trainer.accelerator.wait_for_everyone()

@@ -1,38 +1,50 @@
 """One run of a recipe: it loads environment, data and team, checks that the run can succeed, trains, and saves the results."""
 
 import dataclasses
+import difflib
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import yaml
 from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, PeftModel
 from transformers import Trainer
-from transformers.integrations import is_deepspeed_zero3_enabled, is_wandb_available
+from transformers.integrations import get_available_reporting_integrations, is_deepspeed_zero3_enabled
 from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
-from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.environments.task_errors import TaskError, describe
 from trl_multiagent.hub.model_card import CARD_FILE, CURVE_FILE, RECIPE_FILE, hub_id, rename_card
+from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.recipe.arguments import Settings
-from trl_multiagent.recipe.results import check_folder, check_push, check_repo_id, check_team_folder, try_folders
+from trl_multiagent.recipe.results import (
+    check_folder,
+    check_model_folder,
+    check_push,
+    check_repo_id,
+    check_team_folder,
+    try_folders,
+)
 from trl_multiagent.recipe.sections import PEFT_DEFAULTS, AgentModel, Output, Wandb
 from trl_multiagent.recipe.settings import ConfigError, fail, pop_path
-from trl_multiagent.team.adapters import check_adapter_config
+from trl_multiagent.team.adapters import check_adapter_config, check_adapter_names
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import AGENTS_FOLDER, SHARED_FOLDER
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint, verify_checkpoint
 from trl_multiagent.trainers.base.distribution import OtherProcessError, fail_together
 from trl_multiagent.trainers.base.rescue import SaveError
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
+from trl_multiagent.trainers.base.rollout_metrics import EVAL_METRICS, is_eval_metric
 from trl_multiagent.trainers.base.run_settings import (
     check_changes,
     check_steps,
@@ -40,6 +52,12 @@ from trl_multiagent.trainers.base.run_settings import (
     describe_run,
     differences,
 )
+
+
+NOT_DETECTED = (
+    "azure_ml",
+    "flyte",
+)  # values of `report_to` about which transformers does not say whether they are installed
 
 
 @dataclasses.dataclass
@@ -156,6 +174,8 @@ class Recipe:
             environment.check_turns(args.num_turns)
         except ValueError as error:
             raise ConfigError(f"section `{self.algorithm}`: {error}") from error
+        if isinstance(args, RolloutConfig) and "metric_for_best_model" in self.settings.arguments:
+            self.check_best_metric(environment)
         for name in self.role_arguments:
             unknown = [role for role in getattr(args, name) or () if role not in roles]
             if unknown:
@@ -175,6 +195,25 @@ class Recipe:
                 "`agent_model.share_weights` is set; set one `learning_rate`."
             )
         return environment
+
+    def check_best_metric(self, environment: Environment) -> None:
+        """
+        Refuses a `metric_for_best_model` that is not a metric of an evaluation. Reward functions may log metrics with any name, so
+        for them there is only a note.
+
+        Raises:
+            ConfigError: there is no such metric.
+        """
+        metric = str(self.training_args.metric_for_best_model).removeprefix("eval_")
+        if is_eval_metric(metric, environment.roles, self.training_args.num_turns):
+            return
+        setting = f"`{self.algorithm}.metric_for_best_model` is {metric!r}"
+        similar = difflib.get_close_matches(metric, EVAL_METRICS, n=1)
+        advice = f"did you mean '{similar[0]}'?" if similar else f"choose one such as {', '.join(EVAL_METRICS[:3])}."
+        if similar or not isinstance(environment, FunctionEnvironment):
+            raise ConfigError(f"{setting}, which is no metric of an evaluation; {advice}")
+        if self.training_args.process_index == 0:
+            print(f"{self.prog}: note: {setting}: a reward function has to log it.", file=sys.stderr)
 
     def introduce(self) -> None:
         """Prints the task's introduction, if it has one."""
@@ -207,10 +246,14 @@ class Recipe:
 
     def models(self) -> str | list[str]:
         """The models for `AgentTeam.from_pretrained`. A base model of the task is built if it does not exist yet."""
-        if isinstance(self.model_names, str) and self.model_names in self.task.models:
+        names = [self.model_names] if isinstance(self.model_names, str) else self.model_names
+        built = {}
+        for name in [name for name in dict.fromkeys(names) if name in self.task.models]:
             with self.training_args.main_process_first(desc="building the base model"):
-                return self.task.models[self.model_names]()
-        return self.model_names
+                built[name] = self.task.models[name]()
+        if isinstance(self.model_names, str):
+            return built.get(self.model_names, self.model_names)
+        return [built.get(name, name) for name in self.model_names]
 
     def load_team(self, roles: Sequence[str], folder: str | None = None) -> AgentTeam:
         """
@@ -222,16 +265,83 @@ class Recipe:
         """
         model = self.agent_model
         compute_dtype = self.dtype if self.dtype != "auto" else "bfloat16" if self.training_args.bf16 else "float32"
-        return AgentTeam.from_pretrained(
-            self.models() if folder is None else folder,
-            roles,
-            peft_config=self.peft_config if folder is None else None,
-            share_weights=model.share_weights and folder is None,
-            seed=self.training_args.seed,
-            dtype=self.dtype,
-            **quantization(model, compute_dtype),
-            **self.model_init_kwargs,
-        )
+        try:
+            return AgentTeam.from_pretrained(
+                self.models() if folder is None else folder,
+                roles,
+                peft_config=self.peft_config if folder is None else None,
+                share_weights=model.share_weights and folder is None,
+                seed=self.training_args.seed,
+                dtype=self.dtype,
+                **quantization(model, compute_dtype),
+                **self.model_init_kwargs,
+            )
+        except (OSError, ValueError, ImportError, TypeError) as error:  # a model on the Hub is not checked before
+            names = self.model_names if folder is None else folder
+            raise ConfigError(f"the team cannot be loaded from {names!r}: {describe(error)}") from error
+
+    def check_team(self, roles: Sequence[str]) -> None:
+        """
+        Describes the team without its weights, if its models are in local folders or built by the task, so that what transformers and
+        PEFT refuse is known before anything is loaded.
+
+        Args:
+            roles (`Sequence[str]`): The roles.
+
+        Raises:
+            ConfigError: the team cannot be made; the message names the setting at fault.
+        """
+        names = self.model_names if isinstance(self.model_names, list) else [self.model_names]
+        built = all(name in self.task.models for name in names)
+        if built and self.peft_config is None and not self.model_init_kwargs:
+            return  # no setting can be wrong
+        if is_deepspeed_zero3_enabled() or not all(name in self.task.models or Path(name).is_dir() for name in names):
+            return
+        problem = self.problem_of_team(roles, self.peft_config, self.model_init_kwargs)
+        if problem is not None:
+            raise ConfigError(f"{self.setting_at_fault(roles)}: {problem}")
+
+    def problem_of_team(
+        self, roles: Sequence[str], peft_config: LoraConfig | None, model_init_kwargs: dict[str, Any]
+    ) -> str | None:
+        """Why there can be no team with these adapters and arguments; `None` if there can be."""
+        models = self.models()
+        try:
+            with quiet_loading():
+                team = AgentTeam.from_pretrained(
+                    models,
+                    roles,
+                    peft_config=peft_config,
+                    share_weights=self.agent_model.share_weights,
+                    **{"device_map": "meta", "dtype": self.dtype, **model_init_kwargs},
+                )
+            if peft_config is not None:
+                for model in team.policies.values():
+                    check_adapter_names(peft_config, cast(PeftModel, model))
+        except Exception as error:  # transformers and PEFT raise errors of many kinds
+            if "meta tensor" in str(error):  # the adapters, such as DoRA's, are computed from the weights
+                return None
+            return str(error) if isinstance(error, ValueError) else describe(error)
+        return None
+
+    def setting_at_fault(self, roles: Sequence[str]) -> str:
+        """The first setting without which there could be a team."""
+        if self.problem_of_team(roles, None, {}) is not None:
+            return f"`{'agent_model.name' if self.settings.agents is None else 'agents'}: {self.model_names}`"
+        kwargs = self.model_init_kwargs
+        if self.problem_of_team(roles, None, kwargs) is not None:
+            for name, value in kwargs.items():
+                if self.problem_of_team(roles, None, {k: v for k, v in kwargs.items() if k != name}) is None:
+                    own = name in vars(self.agent_model)
+                    return f"`agent_model.{'' if own else 'model_init_kwargs.'}{name}: {value}`"
+            return "`agent_model`"
+        for path in adapter_settings(self.settings):
+            section, name = path.split(".")
+            config = make_peft_config(self.settings, without=name)
+            if self.problem_of_team(roles, config, kwargs) is None:
+                values = vars(self.agent_model) if section == "agent_model" else self.settings.values[section]
+                return f"`{path}: {values[name]}`"
+        return "section `peft`" if self.settings.has_peft_section else "section `agent_model`"
 
     def outline(self, roles: Sequence[str]) -> AgentTeam | None:
         """The team to train, without its weights; `None` if the team cannot be described without loading its weights."""
@@ -388,11 +498,16 @@ def build_recipe(settings: Settings, training_args: RolloutConfig, dry_run: bool
     output: Output = settings.sections["output"]
     names = settings.model_names if isinstance(settings.model_names, list) else [settings.model_names]
     for name in names:
-        if name not in settings.task.models and not Path(name).is_dir():
-            check_repo_id("agent_model.name" if settings.agents is None else "agents", name)
-    if "wandb" in training_args.report_to and not is_wandb_available():
+        setting = "agent_model.name" if settings.agents is None else "agents"
+        if name not in settings.task.models and Path(name).is_dir():
+            check_model_folder(setting, Path(name))
+        elif name not in settings.task.models:
+            check_repo_id(setting, name)
+    for name in sorted({*training_args.report_to} - {*get_available_reporting_integrations(), *NOT_DETECTED}):
+        if "report_to" in values[algorithm]:
+            raise ConfigError(f"`{algorithm}.report_to` has '{name}', which is not installed: pip install {name}.")
         not_installed = "`wandb` is not installed: pip install wandb, or set `wandb.project` to null."
-        if not dry_run:
+        if not dry_run:  # a plan can be made on another machine than the one that trains
             raise ConfigError(not_installed)
         notes.append(not_installed)
 
@@ -407,6 +522,10 @@ def build_recipe(settings: Settings, training_args: RolloutConfig, dry_run: bool
     if output.save_path and output.save_final_model:
         check_folder("`output.save_path`", Path(output.save_path))
         check_team_folder(Path(output.save_path), run_folder)
+    for name in ("hub_model_id", "log_completions_hub_repo"):
+        repo_id = settings.arguments.get(name)
+        if repo_id is not None:
+            check_repo_id(f"{algorithm}.{name}", repo_id)
     if training_args.push_to_hub:
         missing = check_push(algorithm, training_args)
         if missing is not None and not dry_run:
@@ -437,9 +556,20 @@ def first_rows(dataset: Dataset, number: int | None) -> Dataset:
     return dataset if number is None else dataset.select(range(min(number, len(dataset))))
 
 
-def make_peft_config(settings: Settings) -> LoraConfig | None:
+def adapter_settings(settings: Settings) -> list[str]:
+    """The paths of the settings of the adapters that were given."""
+    if settings.has_peft_section:
+        return [f"peft.{name}" for name in settings.values["peft"]]
+    return [f"agent_model.{name}" for name in settings.sections["agent_model"].lora_arguments]
+
+
+def make_peft_config(settings: Settings, without: str | None = None) -> LoraConfig | None:
     """
     The adapter of every agent: from the section `peft`, or by TRL from `agent_model`.
+
+    Args:
+        settings ([`~trl_multiagent.recipe.arguments.Settings`]): The settings.
+        without (`str`, *optional*): The name of a setting to ignore.
 
     Raises:
         ConfigError: PEFT refuses a value, or a team cannot have this adapter.
@@ -448,9 +578,16 @@ def make_peft_config(settings: Settings) -> LoraConfig | None:
     where = "peft" if settings.has_peft_section else "agent_model"
     try:
         if settings.has_peft_section:
-            config = LoraConfig(**{**PEFT_DEFAULTS, **settings.values["peft"]})
+            given = {**PEFT_DEFAULTS, **{k: v for k, v in settings.values["peft"].items() if k != without}}
+            config = LoraConfig(**given)
         else:
-            config = get_peft_config(ModelConfig(use_peft=model.use_peft, **model.lora_arguments))
+            arguments = {k: v for k, v in model.lora_arguments.items() if k != without}
+            config = get_peft_config(ModelConfig(use_peft=model.use_peft, **arguments))
+            names = arguments.get("lora_target_modules") or []
+            if config is not None and len(names) == 1 and names[0].isidentifier():
+                config.target_modules = {
+                    *names
+                }  # TRL makes it a text, which PEFT compares with whole paths of modules
         if config is not None:
             check_adapter_config("every agent", config)
     except (ValueError, TypeError) as error:

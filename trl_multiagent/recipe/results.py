@@ -12,6 +12,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from trl_multiagent.hub.model_card import CURVE_FILE, RECIPE_FILE
+from trl_multiagent.models.pretrained import ADAPTER_CONFIG, MODEL_CONFIG
 from trl_multiagent.recipe.settings import ConfigError
 from trl_multiagent.team.files import TEAM_FILE
 from trl_multiagent.trainers.base.checkpoint_files import UNFINISHED_FOLDER
@@ -57,6 +58,15 @@ def check_team_folder(folder: Path, run_folder: Path) -> None:
         raise ConfigError(
             f"`output.save_path` is '{folder}', within the run's {inside[0]}, which is replaced and removed during "
             "training. Choose another folder."
+        )
+
+
+def check_model_folder(setting: str, folder: Path) -> None:
+    """Refuses a folder without the configuration of a model, an adapter or a team."""
+    files = (MODEL_CONFIG, ADAPTER_CONFIG, TEAM_FILE)
+    if not any((folder / file).is_file() for file in files):
+        raise ConfigError(
+            f"`{setting}` is '{folder}', a folder with none of {', '.join(files)}: give the folder of a model or of a saved team."
         )
 
 

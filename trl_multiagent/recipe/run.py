@@ -40,6 +40,7 @@ def run_recipe(
         recipe.introduce()
     try:
         environment = recipe.make_environment()
+        recipe.check_team(environment.roles)
         if recipe.dry_run:
             from trl_multiagent.recipe.plan import print_plan
 
@@ -48,8 +49,12 @@ def run_recipe(
     except (ValueError, OSError, RuntimeError) as error:  # of the task: rows, splits, files, the machine's protection
         fail(recipe.prog, error)
     recipe.check_run(environment, train_dataset)
+    try:
+        team = recipe.load_team(environment.roles)
+    except ConfigError as error:
+        fail(recipe.prog, error)
     trainer = ALGORITHMS[algorithm].trainer_class()(
-        team=recipe.load_team(environment.roles),
+        team=team,
         environment=environment,
         args=recipe.training_args,
         train_dataset=train_dataset,

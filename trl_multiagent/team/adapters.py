@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from peft import (
     load_peft_weights,
     set_peft_model_state_dict,
 )
-from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
 from transformers import PreTrainedModel
@@ -260,8 +261,75 @@ def check_adapter_config(whose: str, config: PeftConfig) -> None:
         problem = problem_with(getattr(config, name), limits, LORA_DEFAULTS[name])
         if problem is not None:
             raise ValueError(f"`{name}` of a LoRA adapter {problem}")
+    if config.target_modules is not None and len(config.target_modules) == 0 and not config.target_parameters:
+        raise ValueError("`target_modules` of a LoRA adapter is empty: name modules, or leave it out.")
+    patterns = {name: list(getattr(config, name) or ()) for name in ("rank_pattern", "alpha_pattern")}
+    for name in ("target_modules", "exclude_modules"):
+        value = getattr(config, name)
+        patterns[name] = [value] if isinstance(value, str) else []
+    for name, texts in patterns.items():
+        for text in texts:
+            try:
+                re.compile(text)
+            except re.error as error:
+                raise ValueError(f"`{name}` has {text!r}, which is no regular expression: {error}.") from error
     if isinstance(config.modules_to_save, str):
         raise ValueError(f"`modules_to_save` must be a list of names, such as [{config.modules_to_save!r}].")
+
+
+def check_adapter_names(config: LoraConfig, model: PeftModel) -> None:
+    """
+    Checks that all names and numbers in the configuration of an adapter refer to something in the model. PEFT ignores others.
+
+    Args:
+        config ([`~peft.LoraConfig`]): The configuration as it was given.
+        model ([`~peft.PeftModel`]): A model with such an adapter.
+
+    Raises:
+        ValueError: there is no such module, parameter, layer or token.
+    """
+    base = base_of(model)
+    modules = [name for name, _ in base.named_modules() if not any(part in name for part in ADAPTER_PARTS)]
+    tuner = cast(BaseTuner, model.base_model)
+    with_adapter = tuner.targeted_module_names
+
+    def is_named(name: str, names: list[str]) -> bool:
+        return any(f".{other}".endswith(f".{name}") for other in names)
+
+    def is_matched(pattern: str, names: list[str]) -> bool:
+        return any(re.match(rf"(.*\.)?({pattern})$", other) for other in names)
+
+    unknown: dict[str, list[Any]] = {}
+    if not isinstance(config.target_modules, str | None):
+        unknown["target_modules"] = [name for name in config.target_modules if not is_named(name, with_adapter)]
+    if isinstance(config.exclude_modules, str):
+        unknown["exclude_modules"] = [x for x in [config.exclude_modules] if not is_matched(x, modules)]
+    else:
+        unknown["exclude_modules"] = [name for name in config.exclude_modules or () if not is_named(name, modules)]
+    for name in ("rank_pattern", "alpha_pattern"):
+        unknown[name] = [pattern for pattern in getattr(config, name) or () if not is_matched(pattern, with_adapter)]
+    unknown["target_parameters"] = [
+        name for name in config.target_parameters or () if not is_named(name, tuner.targeted_parameter_names)
+    ]
+    layers = config.layers_to_transform
+    unknown["layers_to_transform"] = [
+        layer
+        for layer in ([layers] if isinstance(layers, int) else layers or ())
+        if not any(str(layer) in name.split(".") for name in with_adapter)
+    ]
+    tokens = config.trainable_token_indices or []
+    number = cast(nn.Embedding, base.get_input_embeddings()).weight.shape[0]
+    unknown["trainable_token_indices"] = [
+        token
+        for indices in (tokens.values() if isinstance(tokens, dict) else [tokens])
+        for token in indices
+        if token >= number
+    ]
+    for name, values in unknown.items():
+        if values:
+            raise ValueError(
+                f"`{name}` has {sorted(values)[0]!r}, which would have no effect: there is none in the model."
+            )
 
 
 def base_of(model: PreTrainedModel | PeftModel) -> PreTrainedModel:

@@ -2,9 +2,10 @@
 
 import contextlib
 import math
+import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +15,8 @@ from trl_multiagent.rollout.tree import Node
 
 
 # Metrics that a trainer logs, besides those that are computed here
+# Metrics of an evaluation, without those whose names contain a turn, a role, or a name that the environment chooses
+EVAL_METRICS = ("reward", "return", "final_turn/reward", "reward_std", "num_tokens", "runtime", "samples_per_second")
 TRAINER_METRICS = ("loss", "reward_std", "env_step", "num_tokens", "epoch", "step", "grad_norm", "learning_rate")
 
 
@@ -121,6 +124,16 @@ def rollout_totals(
             )
         values[name] += numbers
     return RolloutTotals({name: Total.of(x) for name, x in values.items()}, num_tokens, scoring)
+
+
+def is_eval_metric(name: str, roles: Collection[str], num_turns: int) -> bool:
+    """Whether an evaluation may have a metric with this name, given without the prefix `eval_`."""
+    turn, agent = re.match(r"turn_(\d+)/.", name), re.match(r"agents/(.+?)/.", name)
+    if turn is not None:
+        return 1 <= int(turn[1]) <= num_turns
+    if agent is not None:
+        return agent[1] in roles
+    return name in (*EVAL_METRICS, "steps_per_second") or name.startswith("reward/")
 
 
 def sum_totals(parts: Iterable[RolloutTotals]) -> RolloutTotals:
