@@ -214,8 +214,10 @@ def merge(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
     for layer in layers:
         for name, value in layer.items():
             before = merged.get(name)
-            both = isinstance(before, dict) and isinstance(value, dict)
-            merged[name] = merge([before, value]) if both else copy.deepcopy(value)
+            if isinstance(before, dict) and isinstance(value, dict):
+                merged[name] = merge([before, value])
+            else:
+                merged[name] = copy.deepcopy(value)
     return merged
 
 
