@@ -435,13 +435,16 @@ result = [trainer.state.global_step, messages]
 
 def test_the_push_command_reports_errors(client, tmp_path):
     code = """
+import contextlib, io
 from trl_multiagent.cli import main
-try:
-    main(arguments)
-except SystemExit as error:
-    result = error.code
+with contextlib.redirect_stderr(io.StringIO()) as written:
+    try:
+        main(arguments)
+    except SystemExit as error:
+        result = f"{error.code} {written.getvalue()}"
 """
-    assert f"{tmp_path} holds no team.json" in client(code, arguments=["push", str(tmp_path), "user/none"])
+    message = client(code, arguments=["push", str(tmp_path), "user/none"])
+    assert message.startswith("2 ") and f"{tmp_path} holds no team.json" in message
     assert "There is no folder nowhere" in client(code, arguments=["push", "nowhere", "user/none"])
     (tmp_path / "final_model").mkdir()
     (tmp_path / "final_model" / "team.json").touch()
@@ -449,7 +452,7 @@ except SystemExit as error:
     (tmp_path / "team.json").touch()
     arguments = ["push", str(tmp_path), "user/none", "--token", READER]
     assert "Cannot push to 'user/none'" in client(code, arguments=arguments)
-    assert client(code, arguments=["push", str(tmp_path), "user/none", "--privat"]) == 2
+    assert client(code, arguments=["push", str(tmp_path), "user/none", "--privat"]).startswith("2 ")
 
 
 @pytest.mark.parametrize("form", ["full", "lora"])

@@ -23,7 +23,7 @@ class ScriptedTrainer:
         self.state = SimpleNamespace(global_step=30, log_history=[])
         self.callbacks = [ProgressCallback]
         self.conventions = [("A", "B")]
-        self.environment = SimpleNamespace(sandbox=Sandbox())
+        self.environment = SimpleNamespace(unwrapped=SimpleNamespace(sandbox=Sandbox()))
 
     def remove_callback(self, callback):
         self.callbacks.remove(callback)

@@ -273,7 +273,7 @@ def positional(completions, /, **columns):
         ({"reward_funcs": positional}, "its parameter `completions` is positional only"),
         ({"reward_funcs": partial(scaled, 1, 2, 3)}, "whose arguments do not fit"),
         ({"reward_funcs": []}, "`reward_funcs` is empty"),
-        ({"reward_funcs": "org/reward-model"}, r"write `role_reward\('critic', ...\)` instead of 'org/reward-model'"),
+        ({"reward_funcs": "org/reward-model"}, "The reward model 'org/reward-model' cannot be loaded"),
         ({"reward_funcs": role_reward("actor", matches)}, r"the role 'actor', but the roles are \['poet', 'critic'\]"),
         ({"reward_weights": [1.0, 2.0]}, "2 entries for 1 reward functions"),
         ({"reward_weights": []}, "0 entries for 1 reward functions"),
