@@ -90,6 +90,16 @@ def test_wrong_settings_are_reported_before_a_process_is_launched(launched, tmp_
     assert "error: " in message and all(part in message for part in parts), message
 
 
+def test_a_configuration_for_deepspeed_needs_deepspeed(launched, monkeypatch, capsys):
+    monkeypatch.setattr("accelerate.utils.is_deepspeed_available", lambda: False)
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["train", "magrpo", "--accelerate_config", "zero3", *DEMO])
+    assert exit_info.value.code == 2 and launched == []
+    assert (
+        "needs DeepSpeed, which is not installed: pip install 'trl-multiagent[deepspeed]'" in capsys.readouterr().err
+    )
+
+
 def test_a_file_wins_over_a_name_of_the_package(launched, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "magrpo_he").write_text("magrpo: {num_turn: 2}")

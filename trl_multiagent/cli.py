@@ -134,17 +134,22 @@ def launch(
 
 
 def check_accelerate_config(file: str) -> None:
-    """Refuses a file that `accelerate launch` cannot read."""
+    """Refuses a file that `accelerate launch` cannot read, or that needs a package which is not installed."""
     from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.utils import DistributedType, is_deepspeed_available
     from yaml import YAMLError
 
     from trl_multiagent.recipe.settings import ConfigError
 
     try:
-        load_config_from_file(file)
+        config = load_config_from_file(file)
     except (YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:  # as the file is wrong
         problem = " ".join(str(error).split())
         raise ConfigError(f"--accelerate_config {file} is not a configuration of accelerate: {problem}") from error
+    if config.distributed_type == DistributedType.DEEPSPEED and not is_deepspeed_available():
+        raise ConfigError(
+            f"--accelerate_config {file} needs DeepSpeed, which is not installed: pip install 'trl-multiagent[deepspeed]'."
+        )
 
 
 def init(folder: str) -> None:
