@@ -58,6 +58,7 @@ WITH = {
     "a formatter": "import string\ndef f(xs):\n    string.Formatter().get_field('0.__dict__', (f,), {})[0]['n'] = 1\n",
     "an abstract class": "from typing import Sequence\ndef f(xs):\n    Sequence.register(type('A', (), {}))\n",
     "overloads": "import typing\ndef f(xs):\n    typing.overload(f)\n",
+    "a mark": "from typing import final\ndef f(xs):\n    final(f)\n    return '{0.__final__}'.format(f)\n",
     "a cache": "import functools\ndef f(xs):\n    return functools.cache(f)\n",
 }
 

@@ -36,7 +36,9 @@ _IMPORTS: dict[str, set[str]] = {
     "operator": _public(operator, "attrgetter methodcaller"),
     "re": _public(re),
     "string": _public(string, "Formatter Template"),
-    "typing": _public(typing, "overload get_overloads clear_overloads get_type_hints"),
+    "typing": {
+        name for name in _public(typing) if name[0].isupper()
+    },  # its functions mark the functions that they get
 }
 _BUILTINS = set(
     "abs all any ascii bin bool bytearray bytes callable chr complex dict divmod enumerate filter float format frozenset hash hex "
