@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, gather_object
 from trl import GRPOConfig
 
@@ -15,6 +15,23 @@ from trl_multiagent.environments.task_errors import describe
 
 class OtherProcessError(RuntimeError):
     """Another process failed. The message says which one and why."""
+
+
+def start_processes() -> PartialState:
+    """
+    Connects the processes of this run, unless that was done before.
+
+    Raises:
+        ValueError: accelerate found only one of several processes.
+    """
+    # Under DeepSpeed, accelerate connects processes without a GPU only if it is told that there is none
+    state = PartialState(cpu=not torch.accelerator.is_available())
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if launched > 1 and state.num_processes == 1:
+        raise ValueError(
+            f"{launched} processes were launched, but they are not connected: check the accelerate config."
+        )
+    return state
 
 
 @contextlib.contextmanager
