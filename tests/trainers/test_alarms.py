@@ -3,10 +3,13 @@ import logging
 from types import SimpleNamespace
 
 import pytest
-from transformers import TrainerControl, TrainerState
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from trl_multiagent import MAGRPOConfig
+from trl_multiagent import MAGRPOConfig, Outcome
 from trl_multiagent.trainers.base.alarms import WINDOW, Alarms, is_cliff
+
+from tiny import tiny_environment, tiny_items, tiny_trainer
 
 
 HEALTHY = {
@@ -107,3 +110,35 @@ def test_rollback_needs_checkpoints(tmp_path):
         MAGRPOConfig(**settings, save_strategy="no")
     args = MAGRPOConfig(**settings, save_strategy="steps", save_steps=2)
     assert args.load_best_model_at_end and args.metric_for_best_model == "reward" and args.greater_is_better
+
+
+def test_rollback_ends_with_the_weights_of_the_best_checkpoint(tmp_path):
+    environment = tiny_environment()
+    rewards = iter([1.0, 3.0, 0.0])
+    environment.evaluate = lambda items, actions, histories: [Outcome(rewards_now[0]) for _ in items]
+    rewards_now = [next(rewards)]
+
+    class Next(TrainerCallback):
+        def on_evaluate(self, args, state, control, **kwargs):
+            saved[state.global_step] = {name: x.clone() for name, x in trainer.team.state_dict().items()}
+            rewards_now[0] = next(rewards, 0.0)
+
+    saved = {}
+    trainer = tiny_trainer(
+        tmp_path,
+        environment=environment,
+        eval_dataset=tiny_items(2),
+        callbacks=[Next()],
+        max_steps=6,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        on_cliff="rollback",
+    )
+    trainer.train()
+    assert trainer.state.global_step == 3
+    for name, x in trainer.team.state_dict().items():
+        assert torch.equal(x, saved[2][name]), name
+    (alarm,) = [json.loads(line) for line in (tmp_path / "alarms.jsonl").read_text().splitlines()]
+    assert alarm["step"] == 3 and alarm["alarm"] == "cliff"
