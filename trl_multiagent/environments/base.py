@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from trl_multiagent.environments.task_errors import TaskError, as_list, as_number, show, task_code
 
@@ -99,7 +99,7 @@ class Environment(ABC):
     """
 
     roles: tuple[str, ...]
-    watched_metrics: Mapping[str, str] = MappingProxyType({})
+    watched_metrics: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @property
     def unwrapped(self) -> "Environment":

@@ -348,7 +348,8 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         self.joint_mode = JOINT_MODES[self.joint_mode]
         if self.on_cliff == "rollback":
             self.load_best_model_at_end = True
-            self.metric_for_best_model = self.metric_for_best_model or "reward"
+            if self.metric_for_best_model is None:
+                self.metric_for_best_model: str | None = "reward"
         self._check_values()
         self._plan_batch()
         # GRPOConfig checks that a batch consists of whole groups of `num_generations` completions. Here a batch
