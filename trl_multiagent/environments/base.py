@@ -7,7 +7,8 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from trl_multiagent.environments.task_errors import TaskError, as_list, as_number, show, task_code
 
@@ -97,9 +98,13 @@ class Environment(ABC):
 
     An environment must not store the state of an episode. Its methods get the history of each branch, so many branches of
     a rollout tree can be played at once.
+
+    `watched_metrics` names metrics of the outcomes that are near zero if something is wrong, each with what that is. A training warns
+    if one of them stays near zero in the first turn.
     """
 
     roles: tuple[str, ...]
+    watched_metrics: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @property
     def unwrapped(self) -> "Environment":

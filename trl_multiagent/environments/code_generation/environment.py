@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
 from trl_multiagent.environments.code_generation import feedback
@@ -56,6 +56,8 @@ class CodeGenerationEnvironment(Environment):
             Whether a warning is logged for each item whose tests are of little use, because a trivial answer passes all of
             them or the reference solution fails some.
     """
+
+    watched_metrics: ClassVar[dict[str, str]] = {"collab_aux_usage": "main does not use what aux writes"}
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.trace import TraceRow, trace_rows
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
 from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.trainers.base.alarms import Alarms
 from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
 from trl_multiagent.trainers.base.completions import log_completion_tables, print_trees
 from trl_multiagent.trainers.base.distribution import check_generation, error_barrier, fail_together
@@ -141,7 +142,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=team.tokenizers[team.roles[0]],
-            callbacks=callbacks,
+            callbacks=[make_alarms(team, environment, args), *(callbacks or [])],
             optimizers=optimizers,
         )
         check_generation(self.accelerator, args)
@@ -701,6 +702,12 @@ def check_team(team: AgentTeam, environment: Environment, num_agents: int | None
         raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
     if num_agents is not None and num_agents != len(team.roles):
         raise ValueError(f"`num_agents` is {num_agents}, but the environment has the roles {list(environment.roles)}.")
+
+
+def make_alarms(team: AgentTeam, environment: Environment, args: RolloutConfig) -> Alarms:
+    """The alarms of a training."""
+    watched = environment.unwrapped.watched_metrics
+    return Alarms(team.roles, args.num_generations > 1, watched, args.on_cliff, args.cliff_drop)
 
 
 def joint_action_records(nodes: list[Node], with_rewards: bool = True) -> list[dict]:
