@@ -65,6 +65,17 @@ class EvaluationConfig:
         "turn",
         choices=("turn", "answer"),
     )
+    control: str | None = setting(
+        "'single_agent' trains one agent at the cost of each run, and compares it with the run's team.",
+        choices=("single_agent",),
+    )
+    control_model: str | None = setting(
+        "Model that the control starts from; by default that of the team's last agent."
+    )
+    contributions: bool = setting(
+        "Whether each agent is replaced by nothing, by its untrained self and, with several teams, by that of another team.",
+        False,
+    )
     output_dir: str | None = setting(
         "Folder of the results; by default one in `output.base_dir` with the team's name."
     )

@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from trl_multiagent.environments.base import scoring_metrics
 from trl_multiagent.environments.dataset_rows import item_ids
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
-from trl_multiagent.evaluation.policies import EpisodeSampler, LoadedTeam, PipelineSampler, Policy
+from trl_multiagent.evaluation.policies import NOTHING, EpisodeSampler, LoadedTeam, PipelineSampler, Policy
 from trl_multiagent.evaluation.transcripts import Transcripts
 from trl_multiagent.rollout.episodes import play_episodes
 from trl_multiagent.rollout.tree import Node, judge_nodes
@@ -74,6 +74,8 @@ def describe_policy(policy: Policy, loaded: LoadedTeam, dataset: Dataset, config
     settings = {name: getattr(config, name) for name in SAMPLING_FIELDS}
     settings |= {"max_completion_length": policy.max_completion_length, "rounds": policy.rounds}
     settings |= {"pipeline": policy.is_pipeline, "rows of the dataset": digest_of_rows(dataset)}
+    if policy.replaced is not None:
+        settings["replaced"] = f"{policy.replaced.role} by {policy.replaced.by}"
     return {**settings, **describe_environment(policy.environment), **loaded.description}
 
 
@@ -124,7 +126,10 @@ def make_sampler(policy: Policy, loaded: LoadedTeam, config: EvaluationConfig) -
     arguments = {name: value for name, value in arguments.items() if value is not None}
     if policy.is_pipeline:
         return PipelineSampler(policy.environment, loaded.team, **arguments)
-    return EpisodeSampler(loaded.team, **arguments)
+    sampler = EpisodeSampler(loaded.team, **arguments)
+    if policy.replaced is not None and policy.replaced.by == NOTHING:
+        sampler.silent_role = policy.replaced.role
+    return sampler
 
 
 def play_batch(

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -69,6 +69,7 @@ class EpisodeSampler(TeamSampler):
     ):
         super().__init__(team, use_chat_template, generation_token_budget, **generation_kwargs)
         self.seed = seed
+        self.silent_role: str | None = None  # an agent whose answers are empty
         self.episodes: list[tuple[int, int]] = []  # item and episode of each node of the turn
 
     def _generate(
@@ -81,6 +82,8 @@ class EpisodeSampler(TeamSampler):
         config: GenerationConfig,
     ) -> list[list[list[int]]]:
         """Samples one completion per node. The episodes of an item that have the same prompt read it once."""
+        if role == self.silent_role:
+            return [[self.team.end_tokens(role)[:1]] for _ in nodes]
         seeds = [
             derive_seed(self.seed, item, episode, len(node.history), role)
             for (item, episode), node in zip(self.episodes, nodes, strict=True)
@@ -139,6 +142,16 @@ class LoadedTeam:
     description: dict[str, Any]
 
 
+class Replaced(NamedTuple):
+    """The agent of a team that an ablation replaces, and by what: `NOTHING`, `UNTRAINED` or `OTHER_TEAM`."""
+
+    role: str
+    by: str
+
+
+NOTHING, UNTRAINED, OTHER_TEAM = "nothing", "the untrained agent", "another team's agent"
+
+
 @dataclass
 class Policy:
     """
@@ -146,13 +159,15 @@ class Policy:
 
     Args:
         name (`str`): Name in tables and of the folder of its transcripts.
-        kind (`str`): `"team"`, `"baseline"` or `"pair"`, agents of several runs in a cross-play.
+        kind (`str`): `"team"`, `"baseline"`, `"control"`, `"ablation"`, or `"pair"`: agents of several runs in a cross-play.
         environment ([`~trl_multiagent.environments.Environment`]): Its task, with roles that are those of the team.
         load (`Callable[[], LoadedTeam]`): Loads the team, on its device.
         max_completion_length (`int`): Tokens of a completion at most.
         source (`str`): Where the team comes from.
         is_pipeline (`bool`): Whether the agents answer one after the other.
         rounds (`int`): Turns of the environment in one turn of the task. The last one counts, and the others are drafts.
+        compared_with (`str`): Name of the team that a control or an ablation belongs to.
+        replaced ([`Replaced`], *optional*): What an ablation replaces.
     """
 
     name: str
@@ -163,6 +178,8 @@ class Policy:
     source: str = ""
     is_pipeline: bool = False
     rounds: int = 1
+    compared_with: str = ""
+    replaced: Replaced | None = None
 
 
 def describe_team(team: AgentTeam, roles: Sequence[str] | None = None) -> dict[str, Any]:

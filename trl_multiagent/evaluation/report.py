@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.cross_play import CrossPlay
-from trl_multiagent.evaluation.results import FINAL, Numbers, Result, differences, numbers_of
+from trl_multiagent.evaluation.results import FINAL, Numbers, Result, differences, numbers_of, paired_differences
 from trl_multiagent.evaluation.statistics import Estimate
 from trl_multiagent.files import replacing, write_text
 
@@ -23,6 +23,24 @@ JSON_FILE = "evaluation.json"
 TABLE_FILE = "evaluation.txt"
 PICTURE_FILE = "evaluation.png"
 CROSS_PLAY_FILE = "cross_play.png"
+
+
+@dataclass
+class Comparison:
+    """
+    Each team minus another policy that belongs to it: its control, or the team with an agent replaced.
+
+    Args:
+        name (`str`): Key in the JSON file.
+        heading (`str`): Heading of the table's first column.
+        rows (`dict[str, list[tuple[Result, Result]]]`): For each row, a pair per team: the team and the other policy.
+        note (`str`, *optional*): A line below the table.
+    """
+
+    name: str
+    heading: str
+    rows: dict[str, list[tuple[Result, Result]]]
+    note: str = ""
 
 
 @dataclass
@@ -36,6 +54,7 @@ class Report:
         num_items (`int`): Number of items.
         facts (`dict[str, Any]`): More to write into the JSON file, such as the dataset.
         cross_play (`list[CrossPlay]`): The cross-play, one entry per metric.
+        comparisons (`list[Comparison]`): The teams beside their controls, and with agents replaced.
     """
 
     config: EvaluationConfig
@@ -43,6 +62,7 @@ class Report:
     num_items: int
     facts: dict[str, Any] = field(default_factory=dict)
     cross_play: list[CrossPlay] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.numbers: dict[str, Numbers] = {x.name: numbers_of([x], self.config) for x in self.results}
@@ -51,6 +71,10 @@ class Report:
             x.name: differences(self.teams, x, self.config)
             for x in self.results
             if x.kind == "baseline" and self.teams
+        }
+        self.compared: dict[str, dict[str, Numbers]] = {
+            x.name: {row: paired_differences(pairs, self.config) for row, pairs in x.rows.items()}
+            for x in self.comparisons
         }
 
     @property
@@ -75,6 +99,8 @@ class Report:
             contents["over_teams"] = plain(self.over_teams)
         if self.differences:
             contents["differences"] = {name: plain(numbers) for name, numbers in self.differences.items()}
+        for name, rows in self.compared.items():
+            contents[name] = {row: plain(numbers) for row, numbers in rows.items()}
         if self.cross_play:
             contents["cross_play"] = {x.metric: x.to_json() for x in self.cross_play}
             contents["cross_play"]["runs"] = self.cross_play[0].runs
@@ -105,10 +131,13 @@ class Report:
         lines += ["", *self._main_table()]
         if self.differences:
             lines += ["", *self._differences()]
+        for comparison in self.comparisons:
+            lines += ["", *difference_lines(comparison.heading, self.compared[comparison.name])]
+            lines += [comparison.note] if comparison.note else []
         for cross_play in self.cross_play:
             lines += ["", *cross_play_lines(cross_play)]
         if not self.cross_play:
-            for result in self.results:
+            for result in (x for x in self.results if x.kind != "ablation"):
                 lines += ["", *self._components(result)]
         return "\n".join(lines)
 
@@ -131,12 +160,7 @@ class Report:
         return [*lines, "Calls, generated tokens and seconds are those of an episode, drafts included."]
 
     def _differences(self) -> list[str]:
-        name = "the team" if len(self.teams) == 1 else "the teams"
-        metrics = [m for m in ("return", "pass@1") if all(m in x[FINAL] for x in self.differences.values())]
-        rows = [[f"{name} minus", *metrics]]
-        for baseline, numbers in self.differences.items():
-            rows.append([baseline, *[f"{show(numbers[FINAL][m], m)}{verdict(numbers[FINAL][m])}" for m in metrics]])
-        return columns(rows)
+        return difference_lines("the team minus" if len(self.teams) == 1 else "the teams minus", self.differences)
 
     def _components(self, result: Result) -> list[str]:
         numbers = self.numbers[result.name]
@@ -145,6 +169,15 @@ class Report:
         rows = [[result.name, *[turn.replace("_", " ") for turn in turns]]]
         rows += [[name, *[show(numbers[turn].get(name), name) for turn in turns]] for name in names]
         return columns(rows)
+
+
+def difference_lines(heading: str, rows: Mapping[str, Numbers]) -> list[str]:
+    """A table of differences in return and pass@1, as far as all rows have them. A difference that is not shown is said to be not shown."""
+    metrics = [m for m in ("return", "pass@1") if all(m in numbers[FINAL] for numbers in rows.values())]
+    table = [[heading, *metrics]]
+    for name, numbers in rows.items():
+        table.append([name, *[f"{show(numbers[FINAL][m], m)}{verdict(numbers[FINAL][m])}" for m in metrics]])
+    return columns(table)
 
 
 def plain(numbers: Numbers) -> dict[str, dict[str, dict[str, float]]]:

@@ -126,6 +126,19 @@ def differences(results: Sequence[Result], other: Result, config: EvaluationConf
     return by_turn(names, estimates(values, config.num_bootstraps, config.confidence, config.seed))
 
 
+def paired_differences(pairs: Sequence[tuple[Result, Result]], config: EvaluationConfig) -> Numbers:
+    """
+    The mean over pairs of a team's value minus that of the policy that is compared with it, on the same items, with confidence
+    intervals over items, and over pairs if there are several.
+    """
+    both = [result for pair in pairs for result in pair]
+    names = [key for key in both[0].names if all(key in result.names for result in both)]
+    first, second = (
+        np.stack([pair[k].values[:, [pair[k].names.index(key) for key in names]] for pair in pairs]) for k in (0, 1)
+    )
+    return by_turn(names, estimates(first - second, config.num_bootstraps, config.confidence, config.seed))
+
+
 def by_turn(names: Sequence[tuple[str, str]], values: Sequence[Estimate]) -> Numbers:
     numbers: Numbers = {}
     for (turn, metric), value in zip(names, values, strict=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import logging
 import sys
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
     from trl_multiagent.environments.base import Environment
     from trl_multiagent.evaluation.policies import LoadedTeam, Policy
-    from trl_multiagent.evaluation.report import Report
+    from trl_multiagent.evaluation.report import Comparison, Report
+    from trl_multiagent.recipe.control import Control
     from trl_multiagent.team.agent_team import AgentTeam
 
 
@@ -66,6 +68,7 @@ class Evaluation:
         base (`str`, `list[str]` or `None`): The model from which the agents of the training started, as far as it is known.
         uses_all_rows (`bool`): Whether a dataset was given without a split, so that all of its rows are items.
         cross_play (`bool`): Whether the agents of the teams play with each other.
+        controls (`dict[str, Control]`): The trained control of each team, by the team's name.
         dry_run (`bool`): Whether to print the cost and stop.
         prog (`str`): Name of the program in messages.
     """
@@ -76,6 +79,7 @@ class Evaluation:
     base: str | list[str] | None
     uses_all_rows: bool
     cross_play: bool
+    controls: dict[str, Control]
     dry_run: bool
     prog: str
 
@@ -114,9 +118,12 @@ class Evaluation:
             raise ConfigError(error) from error
         return environment
 
-    def make_single_environment(self) -> Environment:
+    def make_single_environment(self, purpose: str) -> Environment:
         """
         Makes the task's environment for one agent.
+
+        Args:
+            purpose (`str`): What needs it, for messages.
 
         Raises:
             ConfigError: the task has no form for one agent.
@@ -124,11 +131,10 @@ class Evaluation:
         try:
             environment = self.task.make_environment(self.task_settings(1))
         except ValueError as error:
-            raise ConfigError(f"The baseline raw_single_agent needs the task for one agent. {error}") from error
+            raise ConfigError(f"The {purpose} needs the task for one agent. {error}") from error
         if len(environment.roles) != 1:
             raise ConfigError(
-                f"The baseline raw_single_agent needs the task for one agent, but it always has the roles "
-                f"{', '.join(environment.roles)}: remove it from `baselines`."
+                f"The {purpose} needs the task for one agent, but it always has the roles {', '.join(environment.roles)}: leave it out."
             )
         return environment
 
@@ -181,8 +187,16 @@ class Evaluation:
     # Policies
 
     def make_policies(self, environment: Environment) -> list[Policy]:
-        """The teams, in order, and the baselines."""
-        return [*(self.team_policy(team, environment) for team in self.teams), *self.baseline_policies(environment)]
+        """The teams, in order, and what they are compared with."""
+        policies = [
+            *(self.team_policy(team, environment) for team in self.teams),
+            *self.baseline_policies(environment),
+        ]
+        if self.controls:
+            policies += self.control_policies()
+        if self.config.contributions:
+            policies += self.ablated_policies(environment)
+        return policies
 
     def team_policy(self, source: TeamSource, environment: Environment) -> Policy:
         from trl_multiagent.evaluation.policies import LoadedTeam, Policy, describe_team
@@ -214,7 +228,7 @@ class Evaluation:
             names = self.baseline_model()
             own = environment
             if name == "raw_single_agent":
-                own = self.make_single_environment()
+                own = self.make_single_environment("baseline raw_single_agent")
                 if isinstance(names, list):
                     (role,) = own.roles
                     names = names[environment.roles.index(role) if role in environment.roles else 0]
@@ -254,6 +268,83 @@ class Evaluation:
         if names not in self.task.models:
             check_names(names, None, "baseline_model")
         return names
+
+    def control_policies(self) -> list[Policy]:
+        """The trained controls, one per team."""
+        from trl_multiagent.evaluation.policies import LoadedTeam, Policy, describe_team
+
+        environment = self.make_single_environment("control")
+        policies = []
+        for source, control in self.controls.items():
+
+            def load(folder: Path = control.folder) -> LoadedTeam:
+                team = self.load(str(folder), environment.roles, True)
+                return LoadedTeam(team, describe_team(team))
+
+            policies.append(
+                Policy(
+                    f"{source}_control",
+                    "control",
+                    environment,
+                    load,
+                    control.num_agents * self.max_completion_length,
+                    str(control.folder),
+                    compared_with=source,
+                )
+            )
+        return policies
+
+    def ablated_policies(self, environment: Environment) -> list[Policy]:
+        """The teams with one agent replaced: by nothing, by its untrained self, and by that of the next team."""
+        from trl_multiagent.evaluation.policies import (
+            NOTHING,
+            OTHER_TEAM,
+            UNTRAINED,
+            LoadedTeam,
+            MixedTeam,
+            Policy,
+            Replaced,
+            describe_team,
+        )
+
+        names, roles = self.baseline_model(), environment.roles
+
+        @functools.cache
+        def loaded(location: str | None) -> AgentTeam:
+            if location is None:
+                return self.load(names, roles, isinstance(names, str) and is_saved_team(names))
+            return self.load(location, roles, is_saved_team(location))
+
+        policies: list[Policy] = []
+        for k, source in enumerate(self.teams):
+            replacements: dict[str, str | None] = {NOTHING: source.location, UNTRAINED: None}
+            if len(self.teams) > 1:
+                replacements[OTHER_TEAM] = self.teams[(k + 1) % len(self.teams)].location
+            for role in roles:
+                for by, location in replacements.items():
+
+                    def load(
+                        role: str = role, own: str = source.location, location: str | None = location
+                    ) -> LoadedTeam:
+                        teams = {other: loaded(location if other == role else own) for other in roles}
+                        description: dict[str, Any] = {}
+                        for other, team in teams.items():
+                            description |= describe_team(team, [other])
+                        return LoadedTeam(MixedTeam(teams), description)
+
+                    policies.append(
+                        Policy(
+                            f"{source.name}_{role}_replaced_{len(policies)}",
+                            "ablation",
+                            environment,
+                            load,
+                            self.max_completion_length,
+                            source.location,
+                            compared_with=source.name,
+                            replaced=Replaced(role, by),
+                        )
+                    )
+        return policies
 
     def mixed_policies(self, environment: Environment) -> dict[tuple[int, ...], Policy]:
         """The teams of a cross-play. Every agent is loaded once."""
@@ -312,7 +403,7 @@ def make_evaluation_parser(prog: str, cross_play: bool) -> argparse.ArgumentPars
     parser.add_argument("--dry_run", action="store_true", help="Check everything, print the cost, stop.")
     group = parser.add_argument_group("settings, also keys of the section 'evaluation'")
     for field in dataclasses.fields(EvaluationConfig):
-        if not (cross_play and field.name.startswith("baseline")):
+        if not (cross_play and field.name.startswith(("baseline", "control", "contributions"))):
             text = f"{field.metadata['help']} (default: {field.default})".replace("%", "%%")
             group.add_argument(f"--{field.name}", nargs="*", metavar="VALUE", default=argparse.SUPPRESS, help=text)
     return parser
@@ -387,16 +478,54 @@ def parse_evaluation(
             "--dataset, all of whose rows are played."
         )
     teams = name_teams(arguments.teams, locations, settings.task)
+    complete = complete_config(settings, teams, cross_play)
     return Evaluation(
         settings,
-        complete_config(settings, teams, cross_play),
+        complete,
         teams,
         base,
         uses_all_rows,
         cross_play,
+        make_controls(complete, settings, arguments, teams, base, task, prog),
         arguments.dry_run,
         prog,
     )
+
+
+def make_controls(
+    config: EvaluationConfig,
+    settings: Settings,
+    arguments: argparse.Namespace,
+    teams: Sequence[TeamSource],
+    base: str | list[str] | None,
+    task: Task | Mapping[str, str],
+    prog: str,
+) -> dict[str, Control]:
+    """
+    The controls of the teams, if the settings ask for them.
+
+    Raises:
+        ConfigError: a team is not that of a run, or the run cannot have a control.
+    """
+    if config.control is None:
+        return {}
+    from trl_multiagent.recipe.control import Control
+
+    assert config.output_dir is not None
+    model = config.control_model or (base if isinstance(base, str) else base[-1] if base else None)
+    if model is None:
+        raise ConfigError("The model that the control starts from is not known: give `--control_model`.")
+    controls = {}
+    for text, team in zip(arguments.teams, teams, strict=True):
+        run = find_config(text) or find_config(team.location)
+        if run is None:
+            raise ConfigError(f"The control of {text} needs the folder of a run, with its config.yaml.")
+        folder = Path(config.output_dir) / "controls" / team.name
+        num_agents = len(team.roles or ()) or settings.num_agents
+        controls[team.name] = Control(run, folder, model, num_agents, task, arguments.task, prog)
+    for control in controls.values():
+        control.check()
+    return controls
 
 
 def section(layer: dict[str, Any]) -> dict[str, Any]:
@@ -427,8 +556,9 @@ def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play:
         changes["output_dir"] = str(
             Path(settings.sections["output"].base_dir) / "evaluation" / f"{teams[0].name}{more}"
         )
-    if cross_play and config.baselines:
-        raise ConfigError("`evaluation.baselines` has no place in a cross-play: remove it, or use `evaluate`.")
+    for name in ("baselines", "control", "contributions"):
+        if cross_play and getattr(config, name):
+            raise ConfigError(f"`evaluation.{name}` has no place in a cross-play: remove it, or use `evaluate`.")
     try:
         return dataclasses.replace(config, **changes)
     except ValueError as error:
@@ -575,6 +705,9 @@ def run_evaluation(
         fail(prog, error)
     if evaluation.dry_run:
         return print_cost(evaluation, policies, items)
+    for control in evaluation.controls.values():
+        if not control.is_trained:
+            control.train(control.check())
 
     from trl_multiagent.evaluation.play import play_policy
     from trl_multiagent.evaluation.results import compute_result
@@ -594,7 +727,7 @@ def run_evaluation(
                 policy.name, policy.kind, policy.source, records, len(items), config, policy.rounds
             )
     if state.is_main_process:
-        report = make_report(evaluation, environment, mixed, results, len(items))
+        report = make_report(evaluation, environment, mixed, policies, results, len(items))
         paths = report.write(evaluation.output_dir)
         print(report.table())
         print(
@@ -609,6 +742,7 @@ def make_report(
     evaluation: Evaluation,
     environment: Environment,
     mixed: Mapping[tuple[int, ...], Policy],
+    policies: Sequence[Policy],
     results: Mapping[str, Any],
     num_items: int,
 ) -> Report:
@@ -625,7 +759,42 @@ def make_report(
             cross_plays += [] if summary is None else [summary]
     dataset = dataclasses.asdict(evaluation.settings.sections["dataset"])
     facts = {"dataset": json.loads(json.dumps(dataset, default=str)), "environment": repr(environment)}
-    return Report(evaluation.config, list(results.values()), num_items, facts, cross_plays)
+    comparisons = make_comparisons(evaluation, policies, results)
+    return Report(evaluation.config, list(results.values()), num_items, facts, cross_plays, comparisons)
+
+
+def make_comparisons(
+    evaluation: Evaluation, policies: Sequence[Policy], results: Mapping[str, Any]
+) -> list[Comparison]:
+    """The teams beside their controls, and beside themselves with agents replaced."""
+    from trl_multiagent.evaluation.report import Comparison
+
+    comparisons = []
+    if evaluation.controls:
+        pairs = [(results[x.compared_with], results[x.name]) for x in policies if x.kind == "control"]
+        comparisons.append(
+            Comparison("control", "the team minus the trained control", {"single agent": pairs}, cost_line(evaluation))
+        )
+    rows: dict[str, list[tuple[Any, Any]]] = {}
+    for policy in policies:
+        if policy.replaced is not None:
+            name = f"{policy.replaced.role} replaced by {policy.replaced.by}"
+            rows.setdefault(name, []).append((results[policy.compared_with], results[policy.name]))
+    if rows:
+        comparisons.append(Comparison("contributions", "the team minus the team with", rows))
+    return comparisons
+
+
+def cost_line(evaluation: Evaluation) -> str:
+    """What the trainings of the teams and of their controls cost."""
+    from trl_multiagent.recipe.control import read_cost
+
+    costs = [(control.check(), read_cost(control.folder)) for control in evaluation.controls.values()]
+    answers, tokens = (
+        " and ".join(f"{sum(getattr(pair[k], name) for pair in costs):,}" for k in (0, 1))
+        for name in ("env_steps", "generated_tokens")
+    )
+    return f"Trainings of team and control: {answers} scored answers, {tokens} generated tokens."
 
 
 def print_cost(evaluation: Evaluation, policies: Sequence[Policy], items: Dataset) -> None:
@@ -645,6 +814,14 @@ def print_cost(evaluation: Evaluation, policies: Sequence[Policy], items: Datase
         "folder": config.output_dir,
     }
     print_lines(lines)
+    for name, control in evaluation.controls.items():
+        cost = control.check()
+        state = (
+            "is there already"
+            if control.is_trained
+            else f"is trained at the cost of the run, {cost.env_steps} scored answers"
+        )
+        print_lines({f"{name}_control": f"{state} and {cost.generated_tokens} generated tokens, in {control.folder}"})
     for policy in policies:
         calls = episodes * config.num_turns * policy.rounds * len(policy.environment.roles)
         done = count_episodes(transcripts_folder(config, policy))
