@@ -78,6 +78,11 @@ class Report:
         }
 
     @property
+    def shown(self) -> list[Result]:
+        """The results that tables and pictures show one by one: all but those of teams with an agent replaced."""
+        return [result for result in self.results if result.kind != "ablation"]
+
+    @property
     def teams(self) -> list[Result]:
         return [result for result in self.results if result.kind == "team"]
 
@@ -137,15 +142,15 @@ class Report:
         for cross_play in self.cross_play:
             lines += ["", *cross_play_lines(cross_play)]
         if not self.cross_play:
-            for result in (x for x in self.results if x.kind != "ablation"):
+            for result in self.shown:
                 lines += ["", *self._components(result)]
         return "\n".join(lines)
 
     def _main_table(self) -> list[str]:
         rates = [f"pass@{k}" for k in self.config.pass_at]
-        metrics = ["return", *[name for name in rates if any(x.column(name) is not None for x in self.results)]]
+        metrics = ["return", *[name for name in rates if any(x.column(name) is not None for x in self.shown)]]
         rows = [["", *metrics, "calls", "tokens", "seconds"]]
-        for result in self.results:
+        for result in self.shown:
             numbers, cost = self.numbers[result.name][FINAL], result.cost_per_episode
             costs = [f"{cost['calls']:.1f}", f"{cost['generated_tokens']:.1f}", f"{cost['seconds']:.3f}"]
             rows.append([result.name, *[show(numbers.get(name), name) for name in metrics], *costs])
@@ -240,9 +245,9 @@ def cross_play_lines(cross_play: CrossPlay) -> list[str]:
 
 def draw(report: Report) -> Figure:
     """Return, pass@1 and tokens of each policy, with the intervals of the first two; one point per turn."""
-    has_pass = any(result.column("pass@1") is not None for result in report.results)
+    has_pass = any(result.column("pass@1") is not None for result in report.shown)
     panels = [("Reward of a turn", "reward"), *([("pass@1", "pass@1")] if has_pass else [])]
-    names = [result.name for result in report.results]
+    names = [result.name for result in report.shown]
     rows = [*names, *(["all teams"] if report.over_teams else [])]
     figure = Figure(figsize=(4.2 * (len(panels) + 1), 1.4 + 0.45 * len(rows)), layout="constrained")
     axes_list = figure.subplots(1, len(panels) + 1, sharey=True, squeeze=False)[0]
@@ -262,7 +267,7 @@ def draw(report: Report) -> Figure:
         axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
     if has_pass:
         axes_list[1].set_xlim(-0.02, 1.02)
-    tokens = [result.cost_per_episode["generated_tokens"] for result in report.results]
+    tokens = [result.cost_per_episode["generated_tokens"] for result in report.shown]
     axes_list[-1].barh(range(len(names)), tokens, color="0.6", height=0.5)
     axes_list[-1].set(title="Generated tokens of an episode")
     for axes in axes_list:

@@ -308,6 +308,7 @@ class Evaluation:
         )
 
         names, roles = self.baseline_model(), environment.roles
+        short_names = {NOTHING: "silent", UNTRAINED: "untrained", OTHER_TEAM: "other"}
 
         @functools.cache
         def loaded(location: str | None) -> AgentTeam:
@@ -334,7 +335,7 @@ class Evaluation:
 
                     policies.append(
                         Policy(
-                            f"{source.name}_{role}_replaced_{len(policies)}",
+                            f"{source.name}_{role}_{short_names[by]}",
                             "ablation",
                             environment,
                             load,
@@ -794,7 +795,10 @@ def cost_line(evaluation: Evaluation) -> str:
         " and ".join(f"{sum(getattr(pair[k], name) for pair in costs):,}" for k in (0, 1))
         for name in ("env_steps", "generated_tokens")
     )
-    return f"Trainings of team and control: {answers} scored answers, {tokens} generated tokens."
+    return (
+        f"Trainings of team and control: {answers} scored answers, {tokens} generated tokens. The reward of a single agent may have "
+        "another maximum than that of a team, so compare what passes."
+    )
 
 
 def print_cost(evaluation: Evaluation, policies: Sequence[Policy], items: Dataset) -> None:
