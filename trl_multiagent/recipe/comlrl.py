@@ -84,7 +84,6 @@ NO_EFFECT = (
     "agent_model.special_tokens",
     "tokenizer",
     "dataset.private",
-    "external.expert_model",
     "external.external_prompt_passthrough",
     "wandb.config_sections",
     "wandb.output_dir",
