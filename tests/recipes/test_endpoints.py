@@ -1,5 +1,6 @@
 """Recipes that ask another model, run as users run them: an expert between turns, and a comparator of preferences."""
 
+import importlib.util
 import json
 import socket
 from pathlib import Path
@@ -73,23 +74,28 @@ def test_a_team_is_trained_with_an_expert(train, capsys):
     assert KEY not in out + err and "EXPERT_KEY" in Path("run/config.yaml").read_text()
 
 
-def test_without_an_expert_the_run_ends_with_one_line_and_goes_on_later(train, capsys):
-    """The first step is trained; the expert is gone in the second one, and back when the run is resumed."""
+def test_without_an_expert_the_run_ends_with_one_line_and_nothing_is_lost(train, capsys):
+    """The expert is gone in the second step. The run is saved after the first one, and goes on as if nothing had happened."""
+    gone = Reply(f"no {KEY}", status=503)
 
     def answer(request, number):
-        return EDITS if len(Path("run").glob("checkpoint-1") and [*Path("run").glob("checkpoint-1")]) == 0 else gone
+        return EDITS if number < 2 else gone
 
-    gone = Reply(f"no {KEY}", status=503)
+    argv = ("--save_steps", "50")
     with endpoint_server(answer) as server:
         with pytest.raises(SystemExit) as exit_info:
-            train(server.url)
+            train(server.url, *argv)
         err = capsys.readouterr().err
         (line,) = [line for line in err.splitlines() if "error:" in line]
         assert exit_info.value.code == 2 and "status 503: no [key]" in line and "Traceback" not in err
-        assert line.startswith("train: error: The expert proposed no edits for")
+        assert line.startswith("train: error: The expert proposed no edits for 2 of 2 answers")
+        assert line.endswith("The checkpoint of this step is run/checkpoint-1.")
         server.answer = lambda request, number: EDITS
-        train(server.url, "--resume_from_checkpoint", "run/checkpoint-1")
+        train(server.url, *argv, "--resume_from_checkpoint", "run/checkpoint-1")
+        train(server.url, *argv, "--output_dir", "other")
     assert json.loads(Path("run/checkpoint-2/trainer_state.json").read_text())["global_step"] == 2
+    weights = [Path(folder, "agents", "main", "model.safetensors").read_bytes() for folder in ("run", "other")]
+    assert weights[0] == weights[1]
     assert not [path for path, text in texts_in("run").items() if KEY.encode() in text]
 
 
@@ -118,8 +124,10 @@ def test_wrong_settings_are_one_line(external, problem, train, capsys, monkeypat
 
 def test_a_missing_package_is_one_line_before_anything_is_loaded(train, capsys, monkeypatch):
     monkeypatch.setattr("trl_multiagent.recipe.recipe.Recipe.load_team", lambda *args: pytest.fail("loaded"))
-    found = "trl_multiagent.endpoints.endpoint.importlib.util.find_spec"
-    monkeypatch.setattr(found, lambda name, package=None: None)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *args: None if name == "openai" else find_spec(name, *args)
+    )
     with pytest.raises(SystemExit):
         train("http://127.0.0.1:9")
     err = capsys.readouterr().err
@@ -211,8 +219,8 @@ def test_one_model_at_an_endpoint_for_all_roles(mode, requests, tiny_model, shar
 @pytest.mark.parametrize(
     ("argv", "problem"),
     [
-        (["--override", "madpo.comparator_api_model=null"], "needs `comparator_api_model`"),
-        (["--override", "madpo.comparator_api_url=null"], "set `comparator_api_url`"),
+        (["--comparator_api_model", "null"], "needs `comparator_api_model`"),
+        (["--comparator_api_url", "null"], "set `comparator_api_url`"),
         (["--comparator_api_format", "generic"], "'generic', which `comparator_policy: api` does not support"),
         (["--override", f"madpo.comparator_api_key={KEY}"], "`madpo.comparator_api_key` cannot be used"),
         (["--override", f"madpo.comparator_api_headers={{X-Key: {KEY}}}"], "`madpo.comparator_api_headers` cannot"),

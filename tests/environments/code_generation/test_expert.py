@@ -138,7 +138,7 @@ def test_without_an_answer_the_run_ends_or_the_prompt_is_plain(tmp_path):
 
     items, histories = [ITEM] * 2, [[turn()], [turn("def aux(x):\n    return fails\n")]]
     with endpoint_server(answer) as server:
-        with pytest.raises(UnavailableError, match=r"no edits for 1 of 2 answers: m at .* status 500: no. Continue"):
+        with pytest.raises(UnavailableError, match=r"no edits for 1 of 2 answers: m at .* status 500: no. Solve this"):
             make_environment(tmp_path, **at(server)).next_prompts(items, histories)
         environment = make_environment(tmp_path, **at(server, expert_on_failure="plain"))
         good, bad = environment.next_prompts(items, histories)

@@ -93,8 +93,8 @@ class Expert:
         failures = [proposal for proposal in proposals if isinstance(proposal, Exception)]
         if failures and self.settings.expert_on_failure == "error":
             raise UnavailableError(
-                f"The expert proposed no edits for {len(failures)} of {len(proposals)} answers: {failures[0]}. Continue the run "
-                "from its last checkpoint when this is solved, or set `external.expert_on_failure: plain`."
+                f"The expert proposed no edits for {len(failures)} of {len(proposals)} answers: {failures[0]}. Solve this "
+                "and continue the run from its last checkpoint, or set `external.expert_on_failure: plain`."
             )
         edits = [{} if isinstance(proposal, Exception) else proposal for proposal in proposals]
         answered = len(proposals) - len(failures)
