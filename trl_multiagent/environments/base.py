@@ -150,6 +150,33 @@ class Environment(ABC):
             ValueError: it cannot.
         """
 
+    def prepare(self, num_turns: int) -> None:  # noqa: B027
+        """
+        Checks or loads what a run needs from outside, such as another model, before any data or agent is loaded. A dry run does not
+        call it. By default nothing is needed.
+
+        Args:
+            num_turns (`int`): Number of turns of an episode.
+
+        Raises:
+            UnavailableError: something is missing.
+        """
+
+    def plan(self, items: Sequence[dict], num_later_prompts: int, answer_tokens: int) -> dict[str, str]:
+        """
+        Describes what the environment itself will cost, for the plan of a dry run. Nothing may be contacted or loaded. Empty by
+        default.
+
+        Args:
+            items (`Sequence[dict]`): The items to train on; none if they are not known.
+            num_later_prompts (`int`): How many times, at most, it will be asked for the prompts of a branch after the first turn.
+            answer_tokens (`int`): Tokens of an agent's answer at most.
+
+        Returns:
+            `dict[str, str]`: Lines of the plan, by name.
+        """
+        return {}
+
     @abstractmethod
     def score(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]

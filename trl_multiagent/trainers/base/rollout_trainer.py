@@ -35,6 +35,7 @@ from trl_multiagent.trainers.base.completions import log_completion_tables, prin
 from trl_multiagent.trainers.base.distribution import check_generation, error_barrier, fail_together
 from trl_multiagent.trainers.base.grpo_loss import GRPOLossMixin
 from trl_multiagent.trainers.base.reference import check_reference_sync
+from trl_multiagent.trainers.base.rescue import repeatable
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_metrics import StepTotals
 from trl_multiagent.trainers.base.rows import (
@@ -388,7 +389,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> dict[str, torch.Tensor]:
         self._logged = {}
-        with fail_together(self.accelerator):
+        with fail_together(self.accelerator), repeatable():
             self._levels = self._play_trees(inputs)
         self._log_rollout("train", self._levels)
         self._judge(self._levels)
