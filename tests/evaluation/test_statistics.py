@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from trl_multiagent.evaluation.cross_play import mixes, summarize_cross_play
 from trl_multiagent.evaluation.config import EvaluationConfig
+from trl_multiagent.evaluation.cross_play import mixes, summarize_cross_play
 from trl_multiagent.evaluation.results import Result, compute_result, differences, numbers_of
 from trl_multiagent.evaluation.statistics import estimates, pass_at_k
 

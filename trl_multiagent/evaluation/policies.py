@@ -71,7 +71,7 @@ class EpisodeSampler(TeamSampler):
         self.seed = seed
         self.episodes: list[tuple[int, int]] = []  # item and episode of each node of the turn
 
-    def _generate(
+    def _sample_groups(
         self,
         role: str,
         nodes: list[Node],

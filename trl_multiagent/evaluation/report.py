@@ -143,7 +143,7 @@ class Report:
 
 
 def plain(numbers: Numbers) -> dict[str, dict[str, dict[str, float]]]:
-    return {turn: {name: x._asdict() for name, x in of_turn.items()} for turn, of_turn in numbers.items()}
+    return {turn: {name: x.to_json() for name, x in of_turn.items()} for turn, of_turn in numbers.items()}
 
 
 def without_nan(value: Any) -> Any:
