@@ -44,7 +44,7 @@ class CrossPlay:
         names = ("diagonal", "off_diagonal", "difference", "difference_over_items")
         return {
             "matrices": {role: matrix.tolist() for role, matrix in self.matrices.items()},
-            **{name: getattr(self, name)._asdict() for name in names},
+            **{name: getattr(self, name).to_json() for name in names},
         }
 
 

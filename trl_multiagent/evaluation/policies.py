@@ -72,7 +72,7 @@ class EpisodeSampler(TeamSampler):
         self.silent_role: str | None = None  # an agent whose answers are empty
         self.episodes: list[tuple[int, int]] = []  # item and episode of each node of the turn
 
-    def _generate(
+    def _sample_groups(
         self,
         role: str,
         nodes: list[Node],

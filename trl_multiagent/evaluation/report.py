@@ -19,10 +19,7 @@ from trl_multiagent.evaluation.statistics import Estimate
 from trl_multiagent.files import replacing, write_text
 
 
-JSON_FILE = "evaluation.json"
-TABLE_FILE = "evaluation.txt"
-PICTURE_FILE = "evaluation.png"
-CROSS_PLAY_FILE = "cross_play.png"
+EVALUATION, CROSS_PLAY = "evaluation", "cross_play"  # names of the files, without their endings
 
 
 @dataclass
@@ -114,14 +111,12 @@ class Report:
     def write(self, folder: Path) -> list[Path]:
         """Writes the JSON file, the table and the pictures, and returns their paths."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / JSON_FILE, json.dumps(self.to_json(), indent=2) + "\n")
-        write_text(folder / TABLE_FILE, self.table() + "\n")
-        paths = [folder / JSON_FILE, folder / TABLE_FILE]
-        if self.cross_play:
-            save(draw_cross_play(self.cross_play), folder / CROSS_PLAY_FILE)
-            return [*paths, folder / CROSS_PLAY_FILE]
-        save(draw(self), folder / PICTURE_FILE)
-        return [*paths, folder / PICTURE_FILE]
+        name = CROSS_PLAY if self.cross_play else EVALUATION
+        paths = [folder / f"{name}{ending}" for ending in (".json", ".txt", ".png")]
+        write_text(paths[0], json.dumps(self.to_json(), indent=2) + "\n")
+        write_text(paths[1], self.table() + "\n")
+        save(draw_cross_play(self.cross_play) if self.cross_play else draw(self), paths[2])
+        return paths
 
     # Text
 
@@ -186,7 +181,7 @@ def difference_lines(heading: str, rows: Mapping[str, Numbers]) -> list[str]:
 
 
 def plain(numbers: Numbers) -> dict[str, dict[str, dict[str, float]]]:
-    return {turn: {name: x._asdict() for name, x in of_turn.items()} for turn, of_turn in numbers.items()}
+    return {turn: {name: x.to_json() for name, x in of_turn.items()} for turn, of_turn in numbers.items()}
 
 
 def without_nan(value: Any) -> Any:
@@ -250,7 +245,7 @@ def draw(report: Report) -> Figure:
     names = [result.name for result in report.shown]
     rows = [*names, *(["all teams"] if report.over_teams else [])]
     figure = Figure(figsize=(4.2 * (len(panels) + 1), 1.4 + 0.45 * len(rows)), layout="constrained")
-    axes_list = figure.subplots(1, len(panels) + 1, sharey=True, squeeze=False)[0]
+    axes_list: list[Any] = list(figure.subplots(1, len(panels) + 1, sharey=True, squeeze=False)[0])
     every = {**report.numbers, **({"all teams": report.over_teams} if report.over_teams else {})}
     turns = [turn for turn in next(iter(every.values())) if turn != FINAL]
     for axes, (title, metric) in zip(axes_list, panels, strict=False):

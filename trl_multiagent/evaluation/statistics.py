@@ -14,6 +14,9 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
+    def to_json(self) -> dict[str, float]:
+        return {"mean": self.mean, "low": self.low, "high": self.high}
+
 
 def pass_at_k(num_episodes: int, num_passed: int, k: int) -> float:
     """

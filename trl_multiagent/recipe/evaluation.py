@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task, TaskSettings
+from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
 from trl_multiagent.recipe.algorithms import ALGORITHMS, SECTION_CLASSES
 from trl_multiagent.recipe.arguments import Settings, check_names
@@ -71,6 +72,7 @@ class Evaluation:
         controls (`dict[str, Control]`): The trained control of each team, by the team's name.
         dry_run (`bool`): Whether to print the cost and stop.
         prog (`str`): Name of the program in messages.
+        notes (`list[str]`): Messages to the user about the settings.
     """
 
     settings: Settings
@@ -82,6 +84,7 @@ class Evaluation:
     controls: dict[str, Control]
     dry_run: bool
     prog: str
+    notes: list[str]
 
     @property
     def task(self) -> Task:
@@ -454,7 +457,13 @@ def parse_evaluation(
         raise ConfigError("A cross-play needs at least two runs, whose agents play with each other.")
     locations = [find_team(text) for text in arguments.teams]
     config = arguments.config and config_file("--config", arguments.config, RECIPES)
-    config = config or next(filter(None, map(find_config, (*arguments.teams, *locations))), None)
+    notes = []
+    if config is None:
+        found = {text: find_config(text) or find_config(x) for text, x in zip(arguments.teams, locations, strict=True)}
+        config = next(filter(None, found.values()), None)
+        for text, other in found.items():
+            if other is not None and read_yaml(other).get("dataset") != read_yaml(config).get("dataset"):
+                notes.append(f"the settings are those of {config}; the section `dataset` of {text} is another one.")
     written = read_yaml(config)
     algorithm = next((name for name in written if name in ALGORITHMS), DEFAULT_ALGORITHM)
     given = parse_overrides(arguments.override)
@@ -490,6 +499,7 @@ def parse_evaluation(
         make_controls(complete, settings, arguments, teams, base, task, prog),
         arguments.dry_run,
         prog,
+        notes,
     )
 
 
@@ -604,10 +614,26 @@ def find_config(text: str) -> str | None:
     """The settings of the run that wrote a folder or a checkpoint, or that are in a repository."""
     path = Path(text)
     if path.is_dir():
-        found = [x / RUN_CONFIG for x in (path, path.absolute().parent) if (x / RUN_CONFIG).is_file()]
-        is_checkpoint = path.name.startswith("checkpoint-")
-        return next((str(x) for x in found if is_checkpoint or x.parent == path), None)
-    return None
+        folders = [path, path.absolute().parent] if path.name.startswith("checkpoint-") else [path]
+        return next((str(x / RUN_CONFIG) for x in folders if (x / RUN_CONFIG).is_file()), None)
+    return find_in_repository(text, RUN_CONFIG) if "/" in text else None
+
+
+def find_in_repository(name: str, file: str) -> str | None:
+    """
+    The local copy of a file on the Hub; `None` if the repository does not have it.
+
+    Raises:
+        ConfigError: there is no such repository, or the Hub cannot be reached.
+    """
+    from trl_multiagent.models.pretrained import find_file
+    from trl_multiagent.recipe.results import check_repo_id
+
+    check_repo_id("TEAM", name)
+    try:
+        return find_file(name, file)
+    except OSError as error:
+        raise ConfigError(f"TEAM {name!r} is neither a folder nor a repository that can be read: {error}") from error
 
 
 def is_saved_team(name: str) -> bool:
@@ -621,7 +647,6 @@ def name_teams(texts: Sequence[str], locations: Sequence[str], task: Task) -> li
     Raises:
         ConfigError: a `team.json` cannot be read, or the same team is given twice.
     """
-    from trl_multiagent.recipe.results import check_repo_id
     from trl_multiagent.team.files import read_team_file
 
     same = {str(Path(x).absolute()) if Path(x).is_dir() else x for x in locations}
@@ -631,15 +656,13 @@ def name_teams(texts: Sequence[str], locations: Sequence[str], task: Task) -> li
     names: list[str] = []
     teams = []
     for text, location in zip(texts, locations, strict=True):
-        roles = None
-        if is_saved_team(location):
-            try:
-                roles = read_team_file(Path(location) / "team.json").roles
-            except (ValueError, KeyError, TypeError) as error:
-                raise ConfigError(f"{location}/team.json cannot be read: {error}") from error
-        elif not Path(location).is_dir() and location not in task.models:
-            check_repo_id("TEAM", location)
-            roles = roles_of_repository(location)
+        file: str | None = str(Path(location) / "team.json")
+        if not Path(location).is_dir():
+            file = None if location in task.models else find_in_repository(location, "team.json")
+        try:
+            roles = None if file is None or not Path(file).is_file() else read_team_file(file).roles
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{file} cannot be read: {error}") from error
         parts = Path(text).absolute().parts if Path(text).is_dir() else Path(text).parts
         name = next(
             x for x in ("_".join(parts[-k:]) for k in range(1, len(parts) + 1)) if x not in (*names, *reserved)
@@ -647,23 +670,6 @@ def name_teams(texts: Sequence[str], locations: Sequence[str], task: Task) -> li
         names.append(name.strip("/").replace("/", "_"))
         teams.append(TeamSource(names[-1], location, roles))
     return teams
-
-
-def roles_of_repository(name: str) -> tuple[str, ...] | None:
-    """
-    The roles of a team on the Hub; `None` for a model.
-
-    Raises:
-        ConfigError: there is no such repository, or the Hub cannot be reached.
-    """
-    from trl_multiagent.models.pretrained import find_file
-    from trl_multiagent.team.files import read_team_file
-
-    try:
-        file = find_file(name, "team.json")
-        return None if file is None else read_team_file(file).roles
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"TEAM {name!r} is neither a folder nor a repository that can be read: {error}") from error
 
 
 # The commands
@@ -710,6 +716,8 @@ def run_evaluation(
         if not control.is_trained:
             control.train(control.check())
 
+    from accelerate import Accelerator
+
     from trl_multiagent.evaluation.play import play_policy
     from trl_multiagent.evaluation.results import compute_result
     from trl_multiagent.trainers.base.distribution import start_processes
@@ -717,12 +725,18 @@ def run_evaluation(
     state = start_processes()
     logging.basicConfig(format="%(message)s")
     config = evaluation.config
-    from accelerate import Accelerator
-
     accelerator = Accelerator()
+    if state.is_main_process:
+        for note in evaluation.notes:
+            print(f"{prog}: note: {note}", file=sys.stderr)
     results = {}
     for policy in policies:
-        records = play_policy(policy, items, config, accelerator)
+        try:
+            records = play_policy(policy, items, config, accelerator)
+        except TaskError:
+            raise  # its traceback says where the code of the task failed
+        except (ValueError, OSError) as error:
+            fail(prog, error)
         if state.is_main_process:
             results[policy.name] = compute_result(
                 policy.name, policy.kind, policy.source, records, len(items), config, policy.rounds

@@ -123,13 +123,13 @@ class TeamSampler:
         special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": self.team.end_tokens(role)}
         config = GenerationConfig(**{**special, **self.generation_kwargs})
         with self.team.evaluating(), self.team.activate(role) as agent:
-            groups = self._generate(role, nodes, agent, prompt_ids, num_generations, config)
+            groups = self._sample_groups(role, nodes, agent, prompt_ids, num_generations, config)
         return [
             Samples(ids, group, tokenizer.batch_decode(group, skip_special_tokens=True))
             for ids, group in zip(prompt_ids, groups, strict=True)
         ]
 
-    def _generate(
+    def _sample_groups(
         self,
         role: str,
         nodes: list[Node],
