@@ -65,7 +65,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
     parser.add_argument("--smoke", action="store_true", help="seconds: a tiny random model, a few answers")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
-    parser.add_argument("--num_episodes", type=int, default=5, help="sampled episodes per held-out problem (default: 5)")
+    parser.add_argument(
+        "--num_episodes", type=int, default=5, help="sampled episodes per held-out problem (default: 5)"
+    )
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=[*RUNS], help="what to run (default: all)")
     parser.add_argument("--folder", type=Path, help="where runs and transcripts go; by default they are removed")
     parser.add_argument("--output", type=Path, default=Path("evaluation.json"), help="where the JSON goes")
@@ -86,7 +88,8 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     if options.smoke:
         save_model(folder / "model", hidden_size=64, num_layers=1)
         changes = [f"agent_model.name={folder / 'model'}"]
-    teams = {name: [train(task, name, seed, folder, changes) for seed in range(seeds)] for name in options.runs}
+    names = ["team", "two_turns"] if options.smoke else options.runs
+    teams = {name: [train(task, name, seed, folder, changes) for seed in range(seeds)] for name in names}
     reports = {}
     for name, runs in teams.items():
         flags = ["--control", "single_agent", "--contributions"] if name == "team" else []
@@ -105,7 +108,9 @@ def train(task, name: str, seed: int, folder: Path, changes: list[str]) -> Path:
         if changes:
             fixed += ["magrpo.max_steps=1", "magrpo.items_per_device=1", "magrpo.max_completion_length=4"]
         print(f"Training {run.name}", flush=True)
-        run_recipe("magrpo", task, ["--config", str(CONFIGS / config), "--override", *own, *fixed, *changes], "benchmark")
+        run_recipe(
+            "magrpo", task, ["--config", str(CONFIGS / config), "--override", *own, *fixed, *changes], "benchmark"
+        )
     return run
 
 
@@ -118,7 +123,7 @@ def evaluate(
     if options.smoke:
         argv += ["--num_bootstraps", "100", "--override", "dataset.eval_size=2"]
     run_evaluation(task, argv, "benchmark", cross_play)
-    return json.loads((folder / "evaluation.json").read_text())
+    return json.loads((folder / ("cross_play.json" if cross_play else "evaluation.json")).read_text())
 
 
 def print_tables(numbers: dict[str, Any]) -> None:
