@@ -58,7 +58,7 @@ def demonstrate_revisions(
         demonstrations.append(
             {
                 role: (
-                    whole_prompt(role, history, prompt[role], as_chat=False),
+                    str(whole_prompt(role, history, prompt[role], as_chat=False)),
                     revise(problem, role, *style[role], history[0].joint_action[role], passed, rng),
                 )
                 for role in (AUX, MAIN)
