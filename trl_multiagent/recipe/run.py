@@ -78,10 +78,14 @@ def train(
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
     )
+    from trl_multiagent.trainers.base.distribution import OtherProcessUnavailable
+
     try:
         recipe.train_and_save(trainer)
     except UnavailableError as error:
         fail(recipe.prog, error)
+    except OtherProcessUnavailable:
+        sys.exit(2)  # that process has said why
     trainer.accelerator.wait_for_everyone()  # a process that exits while another one still communicates would abort it
     trainer.accelerator.end_training()
 

@@ -10,11 +10,15 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType, gather_object
 from trl import GRPOConfig
 
-from trl_multiagent.environments.task_errors import describe
+from trl_multiagent.environments.task_errors import UnavailableError, describe
 
 
 class OtherProcessError(RuntimeError):
     """Another process failed. The message says which one and why."""
+
+
+class OtherProcessUnavailable(OtherProcessError):
+    """Other processes failed, and all of them with an `UnavailableError`, which needs no traceback."""
 
 
 def start_processes() -> PartialState:
@@ -76,11 +80,14 @@ def error_barrier(accelerator: Accelerator, error: BaseException | None = None) 
     failures = torch.tensor(float(error is not None), device=accelerator.device)
     if accelerator.reduce(failures, "sum").item() == 0:
         return
-    report = None
+    report: tuple[str, bool] | None = None
     if error is not None:
         index, host = accelerator.process_index, socket.gethostname()
-        report = f"Process {index} on {host} failed: {describe(error)}"
-    reports = [report for report in gather_object([report]) if report is not None]
+        report = f"Process {index} on {host} failed: {describe(error)}", isinstance(error, UnavailableError)
+    gathered: list[tuple[str, bool]] = [other for other in gather_object([report]) if other is not None]
+    reports = [text for text, _ in gathered]
+    if error is None and all(is_unavailable for _, is_unavailable in gathered):
+        raise OtherProcessUnavailable("\n".join(reports))
     if error is None:
         raise OtherProcessError("\n".join([*reports, "See the traceback of that process."]))
 
