@@ -37,6 +37,12 @@ class DiscussionEnvironment(Environment):
     def check_turns(self, num_turns: int) -> None:
         self.task.check_turns((num_turns + 1) // 2)
 
+    def prepare(self, num_turns: int) -> None:
+        self.task.prepare(num_turns // 2)
+
+    def plan(self, items: Sequence[dict], num_later_prompts: int, answer_tokens: int) -> dict[str, str]:
+        return self.task.plan(items, num_later_prompts, answer_tokens)
+
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
         return self.next_prompts([item], [history])[0]
 

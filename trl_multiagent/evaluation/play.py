@@ -143,13 +143,12 @@ def play_batch(
     """Plays the episodes of some items. Returns one record per episode."""
     start = time.perf_counter()
     sampler.episodes = [(item, episode) for item in batch for episode in range(config.num_episodes)]
-    assert config.num_turns is not None
     levels = play_episodes(
         [dataset[item] for item in batch],
         policy.environment,
         sampler,
         lambda nodes: judge_nodes(policy.environment, nodes, evaluation=True, chat_roles=sampler.chat_roles),
-        num_turns=config.num_turns * policy.rounds,
+        num_turns=policy.num_turns(config),
         num_episodes=config.num_episodes,
     )
     scoring_metrics(policy.environment)  # they are about the last call; reading them starts the next count

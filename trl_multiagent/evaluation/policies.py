@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from trl_multiagent.environments.base import Environment
+from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.rollout.episodes import derive_seed
 from trl_multiagent.rollout.tree import Node, Samples
@@ -180,6 +181,11 @@ class Policy:
     rounds: int = 1
     compared_with: str = ""
     replaced: Replaced | None = None
+
+    def num_turns(self, config: EvaluationConfig) -> int:
+        """Turns of the environment in an episode, drafts included."""
+        assert config.num_turns is not None
+        return config.num_turns * self.rounds
 
 
 def describe_team(team: AgentTeam, roles: Sequence[str] | None = None) -> dict[str, Any]:

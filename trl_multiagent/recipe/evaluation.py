@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task, TaskSettings
-from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
 from trl_multiagent.recipe.algorithms import ALGORITHMS, SECTION_CLASSES
 from trl_multiagent.recipe.arguments import Settings, check_names
@@ -733,6 +733,8 @@ def run_evaluation(
     for policy in policies:
         try:
             records = play_policy(policy, items, config, accelerator)
+        except UnavailableError as error:
+            fail(prog, error)
         except TaskError:
             raise  # its traceback says where the code of the task failed
         except (ValueError, OSError) as error:
@@ -841,9 +843,12 @@ def print_cost(evaluation: Evaluation, policies: Sequence[Policy], items: Datase
         )
         print_lines({f"{name}_control": f"{state} and {cost.generated_tokens} generated tokens, in {control.folder}"})
     for policy in policies:
-        calls = episodes * config.num_turns * policy.rounds * len(policy.environment.roles)
+        calls = episodes * policy.num_turns(config) * len(policy.environment.roles)
         done = count_episodes(transcripts_folder(config, policy))
         already = f"; {done} episodes are there already, if the settings have not changed" if done else ""
         print_lines(
             {policy.name: f"{calls} completions, {calls * policy.max_completion_length} tokens at most{already}"}
         )
+        later = episodes * (policy.num_turns(config) - 1)
+        plan = policy.environment.plan([*items], later, policy.max_completion_length)
+        print_lines({f"{policy.name}: {name}": text for name, text in plan.items()})

@@ -153,9 +153,8 @@ class CodeGenerationEnvironment(Environment):
     ) -> list[Outcome]:
         """Scores joint actions with both kinds of the reward, which the metrics `paper_reward` and `earned_reward` report."""
         outcomes = self.reward.score(items, joint_actions, kinds=KINDS)
-        for (
-            outcome
-        ) in outcomes:  # CoMLRL has two names; scoring stops at the first level that fails, so they are the same
+        for outcome in outcomes:
+            # A name of CoMLRL. Scoring stops at the first level that fails, so both totals are the same
             outcome.metrics["gated_total_reward"] = outcome.metrics["total_reward"]
         return outcomes
 
