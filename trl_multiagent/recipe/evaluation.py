@@ -712,6 +712,11 @@ def run_evaluation(
         fail(prog, error)
     if evaluation.dry_run:
         return print_cost(evaluation, policies, items)
+    try:
+        for policy in policies:
+            policy.environment.prepare(policy.num_turns(evaluation.config))
+    except UnavailableError as error:
+        fail(prog, error)
     for control in evaluation.controls.values():
         if not control.is_trained:
             control.train(control.check())
