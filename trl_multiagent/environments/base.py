@@ -140,6 +140,13 @@ class Environment(ABC):
             ValueError: it cannot.
         """
 
+    def answers(self, joint_action: JointAction) -> JointAction:
+        """
+        The answers of the task's roles. They are the joint action itself, unless this environment has one agent answer for all roles of
+        the task that it wraps.
+        """
+        return joint_action
+
     @abstractmethod
     def score(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
