@@ -49,7 +49,7 @@ seen = []  # what the reward got
 
 def reward(completions, prompts, **columns):
     seen.extend(zip(prompts, completions, strict=True))
-    return [float(len(one["aux"]) + sum(map(ord, one["main"]))) % 7 for one in completions]
+    return [float(len(one["aux"]) + sum(map(ord, str(one["main"])))) % 7 for one in completions]
 
 
 def environment(**given):

@@ -50,7 +50,7 @@ from trl_multiagent.recipe.run import read_settings
 from trl_multiagent.recipe.settings import ConfigError, fail
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import TEAM_FILE, push_folder
-from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint, verify_checkpoint
+from trl_multiagent.trainers.base.checkpoint_files import PROCESS_FILE, read_checkpoint, verify_checkpoint
 from trl_multiagent.trainers.base.distribution import fail_together
 from trl_multiagent.trainers.base.run_settings import check_changes, differences
 from trl_multiagent.trainers.base.team_config import temporarily_set
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 PREFERENCES_FOLDER = "_preferences"
 ROUNDS_FOLDER = "_rounds"
 TEAMS_FOLDER = "teams"  # in `ROUNDS_FOLDER`: the team before each round
+BEFORE_FILE = "before.json"  # of the first round: the task's reward of the base
 RESULTS_FILE = "results.json"  # written last: the round, or the run, is complete
 # Settings that may differ when a run is continued, by section
 FREE_SETTINGS = {"output": None, "wandb": None}
@@ -313,7 +314,8 @@ class PreferenceRun:
             recipe.resume_from_checkpoint = checkpoint
             recipe.train_and_save(trainer)
         self.write_results(
-            folder, {"collection": numbers, "env_step": trainer.env_step, "steps": trainer.state.global_step}
+            folder / RESULTS_FILE,
+            {"collection": numbers, "env_step": trainer.env_step, "steps": trainer.state.global_step},
         )
         return trainer
 
@@ -336,7 +338,7 @@ class PreferenceRun:
             results.append(numbers)
             if k == number - 1:  # before the round counts as complete
                 self.save_last(trainer, results)
-            self.write_results(folder, numbers)
+            self.write_results(folder / RESULTS_FILE, numbers)
         self.say(table(results))
         if trainer is None:
             self.say(f"The run in {recipe.run_folder} is complete.")
@@ -366,11 +368,15 @@ class PreferenceRun:
             )
         total = sum(result["collection"]["pairs"] for result in results) + len(preferences)
         trainer, checkpoint = self.make_trainer(chosen, folder, source)
-        before = results[-1].get("eval") if results else None
         if results:
-            trainer.env_step = results[-1]["env_step"]
-        elif checkpoint is None:
+            before = results[-1].get("eval")
+        elif (folder / BEFORE_FILE).is_file():
+            before = json.loads((folder / BEFORE_FILE).read_text())
+        else:
             before = self.evaluate(trainer)
+            self.write_results(folder / BEFORE_FILE, before)
+        if results and checkpoint is None:
+            trainer.env_step = results[-1]["env_step"]
         facts = {"current_iteration": number + 1, "current_preference_pairs": len(preferences)}
         facts |= {"total_preference_pairs": total, "train_preference_pairs": len(chosen)}
         facts["candidates_scored"] = collection["candidates_scored"] + sum(
@@ -531,6 +537,8 @@ class PreferenceRun:
         if finished:
             assert checkpoint is not None
             trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json"))
+            state = Path(checkpoint) / PROCESS_FILE.format(args.process_index)
+            trainer.env_step = json.loads(state.read_text())["env_step"]
             if trainer.team.critics is not None:
                 trainer.team.load_weights(checkpoint)
         elif checkpoint is not None:
@@ -563,10 +571,10 @@ class PreferenceRun:
             self.recipe.run_folder.mkdir(parents=True, exist_ok=True)
             (self.recipe.run_folder / RECIPE_FILE).write_text(yaml.safe_dump(self.recipe.merged, sort_keys=False))
 
-    def write_results(self, folder: Path, results: dict[str, Any]) -> None:
+    def write_results(self, path: Path, results: dict[str, Any] | None) -> None:
         self.state.wait_for_everyone()
         if self.state.is_main_process:
-            write_text(folder / RESULTS_FILE, json.dumps(results, indent=2) + "\n")
+            write_text(path, json.dumps(results, indent=2) + "\n")
         self.state.wait_for_everyone()
 
     def say(self, text: str) -> None:
