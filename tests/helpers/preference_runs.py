@@ -20,7 +20,7 @@ ARGUMENTS = (
     "--preference_num_candidates 4 --max_completion_length 6 --disable_tqdm --report_to none --items_per_chunk 1 "
 )
 ARGUMENTS += "--logging_steps 1 --save_strategy no --optim sgd --learning_rate 0.1 --max_steps 2"
-MARLHF = "--items_per_device 2 --num_generations 2 --reward_learning_rate 0.1"
+MARLHF = "--items_per_device 2 --num_generations 2 --reward_learning_rate 0.1 --reward_eval_fraction 0"
 
 
 def run(folder: str, model: str, pairs: str, algorithm: str, *more: str):

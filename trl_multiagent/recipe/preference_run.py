@@ -51,7 +51,7 @@ from trl_multiagent.recipe.settings import ConfigError, fail
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import TEAM_FILE, push_folder
 from trl_multiagent.trainers.base.checkpoint_files import PROCESS_FILE, read_checkpoint, verify_checkpoint
-from trl_multiagent.trainers.base.distribution import fail_together
+from trl_multiagent.trainers.base.distribution import fail_together, forget_engine
 from trl_multiagent.trainers.base.run_settings import check_changes, differences
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
@@ -526,6 +526,7 @@ class PreferenceRun:
         if checkpoint is None and folder.is_dir():
             checkpoint = get_last_checkpoint(str(folder))
         finished = checkpoint is not None and has_taken_all_steps(checkpoint, len(rows), args)
+        forget_engine()
         trainer = recipe.trainer_class(
             team=recipe.load_team(self.roles, checkpoint if finished else source),
             environment=environment,
