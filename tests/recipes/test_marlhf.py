@@ -408,7 +408,7 @@ def test_recipes_run_on_real_problems(config, tiny_model, shared_data, tmp_path,
     overrides = [f"agent_model.name={tiny_model}", f"dataset.name={data}", "dataset.size=4", "dataset.eval_size=1"]
     overrides += [f"{name}.eval_interval=null"] if name.startswith("marlhf") else []
     argv = ["--config", config, *REAL.split(), "--output_dir", str(tmp_path / "run")]
-    argv += ["--num_iterations", "2"] if "iter" in name else []
+    argv += ["--num_iterations", "2", "--preference_replay_sample_size", "4"] if "iter" in name else []
     argv += (
         ["--reward_max_length", "128", "--num_generations", "2", "--beta", "0"] if name.startswith("marlhf") else []
     )

@@ -139,9 +139,11 @@ class RewardRun(PreferenceRun):
         recipe = self.recipe
         in_rounds = folder != recipe.run_folder
         self.say("\nPhase 2 of 3: the reward model")
-        args = dataclasses.replace(
-            recipe.reward_args, output_dir=str(folder / (REWARD_FOLDER if in_rounds else f"_{REWARD_FOLDER}"))
-        )
+        settings: Any = (
+            recipe.reward_args
+        )  # each training has arguments of its own, with its own DeepSpeed configuration
+        name = REWARD_FOLDER if in_rounds else f"_{REWARD_FOLDER}"
+        args: JointRewardConfig = dataclasses.replace(settings, output_dir=str(folder / name))
         model = recipe.reward_base
         if model in recipe.task.models:
             with self.state.main_process_first():

@@ -90,7 +90,7 @@ class MARLHFSection(PreferenceConfig, MAGRPOConfig, ActorCriticConfig):
 
 
 @dataclass
-class MARLHFIterSection(ReplayConfig, MARLHFSection):  # type: ignore[misc]
+class MARLHFIterSection(ReplayConfig, MARLHFSection):
     """
     The section `marlhf_iter`. Only its fields are read, from its source; it has no instances.
 
