@@ -16,7 +16,7 @@ from trl_multiagent.recipe.preference_run import run_preferences
 from trl_multiagent.recipe.run import parse_recipe, read_settings, run_recipe
 from trl_multiagent.rollout.tree import Node
 
-from tiny import tiny_items, tiny_team
+from tiny import tiny_items
 
 
 PROMPT = """You answer for the roles aux, main, who solve one task together.
@@ -72,16 +72,9 @@ def test_the_prompt_is_the_same_for_a_team_and_a_comparator():
     prompts = {"aux": "Help with it.", "main": chat}
     assert central_prompt(["aux", "main"], prompts) == PROMPT
     asked = []
-    sampler = CentralizedSampler(tiny_team(("model",)), ("aux", "main"), _config())
-    sampler.sampler = lambda nodes, number: asked.extend(nodes) or {"model": []}
+    sampler = CentralizedSampler(lambda nodes, number: asked.extend(nodes) or {"model": []}, ("aux", "main"))
     sampler([Node({}, (), prompts)], 2)
     assert asked[0].prompts == {"model": PROMPT}
-
-
-def _config():
-    from trl_multiagent.preferences import PreferenceConfig
-
-    return PreferenceConfig()
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,12 @@ class CentralizedEnvironment(Environment):
     def metrics(self) -> dict[str, float]:
         return self.task.metrics()
 
+    def prepare(self, num_turns: int) -> None:
+        self.task.prepare(num_turns)
+
+    def plan(self, items: Sequence[dict], num_later_prompts: int, answer_tokens: int) -> dict[str, str]:
+        return self.task.plan(items, num_later_prompts, answer_tokens)
+
     def state_dict(self) -> dict[str, Any]:
         return self.task.state_dict()
 

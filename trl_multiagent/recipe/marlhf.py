@@ -139,9 +139,7 @@ class RewardRun(PreferenceRun):
         recipe = self.recipe
         in_rounds = folder != recipe.run_folder
         self.say("\nPhase 2 of 3: the reward model")
-        settings: Any = (
-            recipe.reward_args
-        )  # each training has arguments of its own, with its own DeepSpeed configuration
+        settings: Any = recipe.reward_args  # every training has a copy, with a DeepSpeed configuration of its own
         name = REWARD_FOLDER if in_rounds else f"_{REWARD_FOLDER}"
         args: JointRewardConfig = dataclasses.replace(settings, output_dir=str(folder / name))
         model = recipe.reward_base

@@ -26,7 +26,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.environments.task import Task
-from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.hub.model_card import RECIPE_FILE
 from trl_multiagent.preference_rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
 from trl_multiagent.preferences.collection import (
@@ -42,7 +42,7 @@ from trl_multiagent.preferences.replay import ReplayConfig, replay
 from trl_multiagent.preferences.sources import is_collection, load_preferences
 from trl_multiagent.recipe.algorithms import ITERATIVE
 from trl_multiagent.recipe.arguments import Settings, make_training_args
-from trl_multiagent.recipe.collection import cost, make_config, print_lines
+from trl_multiagent.recipe.collection import check_comparator, cost, make_config, print_lines
 from trl_multiagent.recipe.plan import collaboration, count
 from trl_multiagent.recipe.recipe import Recipe, build_recipe, set_up_wandb
 from trl_multiagent.recipe.results import check_folder
@@ -199,6 +199,8 @@ def run_phases(
         recipe.check_team(environment.roles)
         if recipe.dry_run:
             return print_plan(recipe, environment)
+        if recipe.given_preferences is None:
+            check_comparator(recipe.preferences)
         recipe.check_run_folder()
         items, eval_items = recipe.load_datasets()
     except (ValueError, OSError, RuntimeError) as error:  # of the task: rows, splits, files, the machine's protection
@@ -489,6 +491,8 @@ class PreferenceRun:
             team = team if recipe.agent_model.is_quantized else team.to(self.state.device)
             try:
                 preferences = collect_preferences(team, environment, self.items_to_compare, config, round=number)
+            except UnavailableError as error:
+                fail(recipe.prog, error)
             except TaskError:
                 raise
             except ValueError as error:
