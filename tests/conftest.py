@@ -12,19 +12,17 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 from pathlib import Path
 
 import pytest
-import torch
-from datasets import concatenate_datasets, load_dataset
 
 from forked import Forked
-from tiny import byte_tokenizer, tiny_llama
 
+
+# The process that distributes tests to workers loads this file before it starts them. It need not import what takes seconds
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 CACHED = {
     "humaneval.jsonl": ("openai/openai_humaneval",),
     "mbpp_sanitized.jsonl": ("google-research-datasets/mbpp", "sanitized"),
 }
-torch.set_num_threads(1)  # the models here are too small to share
 # Tests send Ctrl-C. A shell that starts the tests in the background has them ignore it, and all their child processes too
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -32,8 +30,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # The files that take longest, in this order. When workers share the tests, these start first, so that all workers end together
 SLOW = """
 test_distributed_forms test_benchmarks test_demo_run test_checkpoints test_hostile test_together test_team_forms
-test_code_generation test_preference_run test_marlhf test_preference_processes test_limits test_hub test_actor_critic test_madpo_update
-test_madpo_trainer test_collection test_router_loss test_two_hosts test_vllm_generation test_magrpo_update
+test_code_generation test_endpoints test_preference_run test_marlhf test_preference_processes test_limits test_hub test_actor_critic test_madpo_update
+test_madpo_trainer test_evaluate test_control test_collection test_router_loss test_two_hosts test_vllm_generation
+test_magrpo_update
 test_dropout test_two_processes test_failures test_experiments test_iterations test_joint_reward_trainer test_own_family
 test_docs test_own_task test_wheel test_commands test_wrong_settings test_rewards test_bad_endings test_code_reward test_cli
 test_verdicts test_answers
@@ -51,8 +50,10 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """What is imported stays: trainers, which collect garbage at every turn, need not look through it each time."""
-    gc.freeze()
+    import torch
+
+    torch.set_num_threads(1)  # the models here are too small to share
+    gc.freeze()  # what is imported stays: trainers, which collect garbage at every turn, need not look through it each time
 
 
 class BenchmarkData:
@@ -74,6 +75,8 @@ class BenchmarkData:
             pytest.skip(f"{name} is not in {SHARED_DATA}, and no dataset on the Hub has it in this form")
         path = self.folder / name
         if not path.exists():
+            from datasets import concatenate_datasets, load_dataset
+
             try:
                 parts = load_dataset(*CACHED[name])
             except (ConnectionError, FileNotFoundError) as error:
@@ -99,6 +102,8 @@ def shared_data(tmp_path_factory) -> BenchmarkData:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory) -> str:
     """Folder of a tiny random Llama with a byte-level tokenizer."""
+    from tiny import byte_tokenizer, tiny_llama
+
     folder = tmp_path_factory.mktemp("tiny_model")
     tiny_llama().save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)

@@ -1,9 +1,6 @@
 """Every benchmark runs from start to end, if only for seconds."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +9,7 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 # A line of each one's table
 TABLES = {
+    "evaluation": "team minus control",
     "preference": "madpo_iter",
     "sandbox": "sandbox, tier seccomp",
     "scaling": "DDP x 2",
@@ -26,17 +24,12 @@ def test_every_benchmark_is_run():
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_smoke(name, tmp_path):
+def test_smoke(name, forked, tmp_path):
     output = tmp_path / "numbers.json"
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / f"{name}.py", "--smoke", "--output", output],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(BENCHMARKS.parent), "TRL_MULTIAGENT_CACHE": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    environment = {"PYTHONPATH": str(BENCHMARKS.parent), "TRL_MULTIAGENT_CACHE": str(tmp_path / "cache")}
+    script = BENCHMARKS / f"{name}.py"
+    done = forked.run(script, "--smoke", "--output", output, cwd=tmp_path, environment=environment)
+    assert done.codes == [0], done.stdout[-2000:] + done.stderr[-4000:]
     assert any(line.startswith(TABLES[name]) for line in done.stdout.splitlines()), done.stdout
     assert json.loads(output.read_text())
     if name == "vs_comlrl":  # the peer's environment is made by a full run only

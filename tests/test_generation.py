@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from trl_multiagent.models.generation import generate_groups
+from trl_multiagent.models.generation import SeededChoice, generate_groups
 
 from tiny import ARCHITECTURES, byte_tokenizer, other_model, tiny_llama
 
@@ -101,3 +101,30 @@ def test_no_prompts_need_no_call():
 def test_decoding_keeps_bytes():
     tokenizer = byte_tokenizer()
     assert tokenizer.decode(tokenizer("def f(x):\n    return 'é'")["input_ids"]) == "def f(x):\n    return 'é'"
+
+
+def test_seeded_completions_do_not_depend_on_their_batch():
+    model = tiny_llama()
+    seeds = [[10 * k + g for g in range(4)] for k in range(len(PROMPTS))]
+    whole = generate_groups(model, PROMPTS, 4, config(), seeds=seeds)
+    assert whole == generate_groups(model, PROMPTS, 4, config(), seeds=seeds)
+    assert whole == generate_groups(model, PROMPTS, 4, config(), token_budget=32, seeds=seeds)  # in several calls
+    alone = [generate_groups(model, [PROMPTS[1]], 1, config(), seeds=[[seed]])[0][0] for seed in seeds[1]]
+    assert alone == whole[1] and len({tuple(ids) for ids in alone}) > 1
+    greedy = config(do_sample=False)
+    assert generate_groups(model, PROMPTS, 2, greedy, seeds=seeds) == generate_groups(model, PROMPTS, 2, greedy)
+
+
+def test_seeded_sampling_follows_the_probabilities():
+    """Also with the nucleus of the settings, and never a token without probability."""
+    logits = torch.tensor([[2.0, 1.0, 0.0, -torch.inf]])
+    numbers = torch.linspace(0, 1, 2001)[:, None]  # as random numbers of many rows, 1.0 included
+    choice = SeededChoice(numbers, prompt_length=1)
+    chosen = choice(torch.zeros(2001, 1, dtype=torch.long), logits.expand(2001, -1)).argmax(dim=1)
+    shares = torch.bincount(chosen, minlength=4) / 2001
+    assert torch.allclose(shares, logits.softmax(dim=-1)[0], atol=1e-3) and shares[3] == 0
+    groups = generate_groups(
+        tiny_llama(), PROMPTS, 500, config(max_new_tokens=1, top_k=3), seeds=[[*range(500)]] * len(PROMPTS)
+    )
+    for group in groups:
+        assert len({tuple(ids) for ids in group}) == 3

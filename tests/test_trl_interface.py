@@ -118,6 +118,18 @@ METHODS = {
         "__init__": ["self", "base_url", "host", "server_port", "group_port", "connection_timeout"],
         "get_server_info": ["self"],
     },
+    GenerationMixin: {
+        "_sample": [
+            "self",
+            "input_ids",
+            "logits_processor",
+            "stopping_criteria",
+            "generation_config",
+            "synced_gpus",
+            "streamer",
+            "model_kwargs",
+        ]
+    },
     DistributedBackend: {"gather_params": ["self", "params"]},
     RepeatSampler: {
         "__init__": ["self", "data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed"]

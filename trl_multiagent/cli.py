@@ -1,6 +1,6 @@
 """
-The command `trl-multiagent`: `train` launches a recipe without a script, `collect` collects preferences, `init` writes a task of one's
-own, `push` uploads to the Hub, `env` is for bug reports.
+The command `trl-multiagent`: `train` launches a recipe without a script, `evaluate` and `cross-play` evaluate saved
+teams, `collect` collects preferences, `init` writes a task of one's own, `push` uploads to the Hub, `env` is for bug reports.
 
 Slow libraries are imported where they are needed, so that help, versions and errors appear at once.
 """
@@ -9,7 +9,8 @@ import argparse
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import trl_multiagent
 from trl_multiagent.recipe.algorithms import ALGORITHMS, import_class
@@ -71,7 +72,19 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         allow_abbrev=False,
         add_help=False,
     )
-    for command in (train, collect):
+    evaluate = commands.add_parser(
+        "evaluate",
+        help="Evaluate saved teams: pass@k, every part of the reward, cost, baselines.",
+        allow_abbrev=False,
+        add_help=False,
+    )
+    cross_play = commands.add_parser(
+        "cross-play",
+        help="Play the agents of several runs with each other.",
+        allow_abbrev=False,
+        add_help=False,
+    )
+    for command in (train, collect, evaluate, cross_play):
         command.add_argument(
             "--accelerate_config",
             metavar="FILE",
@@ -97,15 +110,17 @@ def positive(text: str) -> int:
 
 def launch(
     command: Sequence[str],
-    section: str,
+    check: Callable[[], object],
     prog: str,
     accelerate_config: str | None,
     num_processes: int | None,
     argv: Sequence[str],
 ) -> None:
-    """Checks the settings, then starts a command of `trl-multiagent` in the given number of processes."""
+    """
+    Starts a command of `trl-multiagent` in the given number of processes. `check` reads the settings before, and raises `ConfigError`
+    if one is wrong.
+    """
     from trl_multiagent.recipe.config_files import ACCELERATE, config_file
-    from trl_multiagent.recipe.run import read_settings
     from trl_multiagent.recipe.settings import ConfigError, fail
 
     options = []
@@ -113,7 +128,7 @@ def launch(
         if accelerate_config is not None:
             file = config_file("--accelerate_config", accelerate_config, ACCELERATE)
             options += ["--config_file", file]
-        read_settings(section, TASKS, argv, prog)
+        check()
         if accelerate_config is not None:
             check_accelerate_config(file)  # last, because accelerate takes seconds to import
     except ConfigError as error:
@@ -178,6 +193,24 @@ def collect(argv: Sequence[str]) -> None:
     run_collection(TASKS, argv, prog="trl-multiagent collect")
 
 
+def evaluate(command: str, accelerate_config: str | None, num_processes: int | None, argv: Sequence[str]) -> None:
+    """Evaluates in this process or, if the arguments ask for that, in several."""
+    from trl_multiagent.recipe.evaluation import parse_evaluation, run_evaluation
+
+    prog, cross_play = f"trl-multiagent {command}", command == "cross-play"
+    if accelerate_config is None and num_processes is None:
+        return run_evaluation(TASKS, argv, prog, cross_play)
+    check = partial(parse_evaluation, TASKS, argv, prog, cross_play)
+    launch([command], check, prog, accelerate_config, num_processes, argv)
+
+
+def check_settings(section: str, argv: Sequence[str], prog: str) -> None:
+    """Reads the settings of a recipe. Raises `ConfigError` if one is wrong."""
+    from trl_multiagent.recipe.run import read_settings
+
+    read_settings(section, TASKS, argv, prog)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     parser, train = make_parsers()
@@ -209,14 +242,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         if arguments.accelerate_config is None and arguments.num_processes is None:
             return collect(rest)
         prog = "trl-multiagent collect"
-        launch(["collect"], "madpo", prog, arguments.accelerate_config, arguments.num_processes, rest)
+        check = partial(check_settings, "madpo", rest, prog)
+        launch(["collect"], check, prog, arguments.accelerate_config, arguments.num_processes, rest)
+    elif arguments.command in ("evaluate", "cross-play"):
+        evaluate(arguments.command, arguments.accelerate_config, arguments.num_processes, rest)
     elif arguments.command == "run" or {"-h", "--help"} & set(rest):
         run(arguments.algorithm, rest)
     else:
         algorithm = arguments.algorithm
         prog = f"trl-multiagent train {algorithm}"
         command = ["run", algorithm]
-        launch(command, algorithm, prog, arguments.accelerate_config, arguments.num_processes, rest)
+        check = partial(check_settings, algorithm, rest, prog)
+        launch(command, check, prog, arguments.accelerate_config, arguments.num_processes, rest)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
+ACCELERATE_CONFIGS = Path(__file__).resolve().parents[2] / "accelerate_configs"
+LAUNCHER = Path(__file__).with_name("launcher.py")
 DEADLINE = 600  # seconds, after which processes that wait for each other say where and end
 
 
@@ -37,7 +39,7 @@ class Finished:
 
 
 class Forked:
-    """Starts the process that imports; `run` is what launches."""
+    """Starts the process that imports. `run` and `launch` fork from it."""
 
     def __init__(self):
         settings = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -49,15 +51,41 @@ class Forked:
             text=True,
         )
 
-    def run(self, script, *arguments, processes=1, cwd=".", zero=None) -> Finished:
+    def run(self, script, *arguments, processes=1, cwd=".", zero=None, environment=None) -> Finished:
         """
         Args:
             zero (`Path`, *optional*): Configuration of DeepSpeed. Without it accelerate runs on the CPU by itself.
+            environment (`dict[str, str]`, *optional*):
+                More environment variables. What a library reads when it is imported, it has already read.
         """
-        environment = {"ACCELERATE_USE_CPU": "true"}
+        engine = {"ACCELERATE_USE_CPU": "true"}
         if zero is not None:
-            environment = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(zero)}
-        command = [str(argument) for argument in (script, *arguments)]
+            engine = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(zero)}
+            # As DeepSpeed's launcher does. Without it, DeepSpeed starts `numactl` whenever it needs this number
+            engine["LOCAL_SIZE"] = str(processes)
+        return self._run([script, *arguments], processes, cwd, engine | (environment or {}))
+
+    def launch(self, config, script, *arguments) -> Finished:
+        """
+        Runs `accelerate launch` with two processes. The launcher is forked, and forks the two in its turn.
+
+        Args:
+            config (`str`): Name of a file in `accelerate_configs`, without its ending.
+            script (`Path`): Absolute path of the script.
+
+        Returns:
+            [`Finished`]: The launcher's exit code, and what the launcher and its processes printed.
+        """
+        options = ["--config_file", ACCELERATE_CONFIGS / f"{config}.yaml", "--main_process_port", "0"]
+        options += ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+        environment = {
+            "PET_RUN_PATH": "1",
+            "PET_START_METHOD": "fork",
+        }  # the launcher's way to set options of torchrun
+        return self._run([LAUNCHER, *options, script, *arguments], 1, ".", environment)
+
+    def _run(self, command, processes, cwd, environment) -> Finished:
+        command = [str(part) for part in command]
         with tempfile.TemporaryDirectory() as folder:
             request = [command, processes, str(Path(cwd).resolve()), environment, folder]
             print(json.dumps(request), file=self.process.stdin, flush=True)

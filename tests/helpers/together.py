@@ -9,6 +9,7 @@ import faulthandler
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 import torch
@@ -17,7 +18,6 @@ from accelerate.utils import DistributedType
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOTrainer
 
-from process_group import import_deepspeed
 from tiny import count_reward, feedback, tiny_environment, tiny_items, tiny_trainer
 
 
@@ -174,8 +174,6 @@ def failures():
 if __name__ == "__main__":
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(600, exit=True)  # processes that wait for each other say where
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-        import_deepspeed()
     seen = {
         "ends": differing(one_ends_at_once),
         # The first trainer has told transformers of ZeRO-3, so this team is loaded in parts
@@ -185,4 +183,9 @@ if __name__ == "__main__":
         **dict(failures()),
     }
     torch.save(seen, FOLDER / f"{RANK}.pt")
-    trainer(environment=tiny_environment(reward={"exit": exiting_reward, "killed": killed}[sys.argv[3]])).train()
+    last = trainer(environment=tiny_environment(reward={"exit": exiting_reward, "killed": killed}[sys.argv[3]]))
+    try:
+        last.train()
+    except Exception:
+        traceback.print_exc()  # the launcher shows the error of one process only
+        raise

@@ -327,7 +327,7 @@ def test_two_ranks_share_the_cores():
     assert [rank.communicate(timeout=300)[0] for rank in ranks] == [f"100 {share}\n"] * 2
 
 
-def test_ranks_of_accelerate_launch(tmp_path):
+def test_ranks_of_accelerate_launch(forked, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
         textwrap.dedent(
@@ -347,12 +347,7 @@ def test_ranks_of_accelerate_launch(tmp_path):
             """
         )
     )
-    config = Path(__file__).parents[2] / "accelerate_configs" / "ddp.yaml"
-    launch = [
-        *("-m", "accelerate.commands.launch", "--config_file", str(config), "--main_process_port", "0", str(script))
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *launch], env=environment, capture_output=True, text=True, timeout=600)
+    done = forked.launch("ddp", script)
     share = max(1, len(os.sched_getaffinity(0)) // 2)
     assert f"[20, 1] {share}" in done.stdout, done.stderr
 

@@ -1,9 +1,6 @@
 """Processes with different trees do not block each other, and when one fails, all end with its error."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,46 +13,29 @@ from trl_multiagent.trainers.base.distribution import check_distribution
 from tiny import tiny_trainer
 
 
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = Path(__file__).parents[1] / "helpers" / "together.py"
+SCRIPT = Path(__file__).resolve().parents[1] / "helpers" / "together.py"
 
 
-def launch(folder, config, *arguments):
-    command = [sys.executable, "-m", "accelerate.commands.launch"]
-    command += ["--config_file", str(ROOT / "accelerate_configs" / f"{config}.yaml"), "--main_process_port", "0"]
-    command += ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    environment = {name: value for name, value in os.environ.items() if name != "ACCELERATE_USE_CPU"}
-    environment |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    process = subprocess.Popen(
-        [*command, str(SCRIPT), str(folder), *arguments], env=environment, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        _, stderr = process.communicate(timeout=640)
-    finally:
-        process.terminate()  # the launcher then ends its processes
-    assert process.returncode == 1
-    return stderr
-
-
-def play(tmp_path_factory, config, model, end):
+def play(forked, tmp_path_factory, config, model, end):
     """Error output, and what each of the two processes saw."""
     folder = tmp_path_factory.mktemp(config)
-    stderr = launch(folder, config, model, end)
+    done = forked.launch(config, SCRIPT, folder, model, end)
     files = [folder / "0.pt", folder / "1.pt"]
-    assert all(file.is_file() for file in files), stderr[-6000:]
-    return stderr, [torch.load(file, weights_only=False) for file in files]
+    assert all(file.is_file() for file in files), done.stderr[-6000:]
+    assert done.codes == [1]
+    return done.stderr, [torch.load(file, weights_only=False) for file in files]
 
 
 @pytest.fixture(scope="module")
-def ddp(tmp_path_factory, tiny_model):
-    return play(tmp_path_factory, "ddp", tiny_model, "killed")
+def ddp(forked, tmp_path_factory, tiny_model):
+    return play(forked, tmp_path_factory, "ddp", tiny_model, "killed")
 
 
 @pytest.fixture(scope="module")
-def zero3(tmp_path_factory, tiny_model):
+def zero3(forked, tmp_path_factory, tiny_model):
     if importlib.util.find_spec("deepspeed") is None:
         pytest.skip("deepspeed is not installed")
-    return play(tmp_path_factory, "zero3", tiny_model, "exit")
+    return play(forked, tmp_path_factory, "zero3", tiny_model, "exit")
 
 
 @pytest.mark.parametrize("run", ["ends", "learns nothing"])

@@ -210,8 +210,8 @@ def comparison(start: Evaluation, end: Evaluation, problems: int, num_episodes: 
         ("    B: aux keeps and maps", f"{start.agreed('B'):.0%}", f"{end.agreed('B'):.0%}"),
     ]
     if start.num_turns > 1:
-        firsts = [f"{mean(side.first_rewards):.2f}" for side in (start, end)]
-        rows.insert(0, ("joint reward of the first answers (0 to 4)", *firsts))
+        before, after = (f"{mean(side.first_rewards):.2f}" for side in (start, end))
+        rows.insert(0, ("joint reward of the first answers (0 to 4)", before, after))
     lines = [f"\n{title:<50} {'before':>8} {'after':>8}", "-" * 68]
     lines += [f"{name:<50} {first:>8} {second:>8}" for name, first, second in rows]
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from trl_multiagent.demo.demonstrations import CONVENTIONS, draw_style, write
 from trl_multiagent.demo.problems import Problem, demo_prompts
-from trl_multiagent.environments.base import Environment, Turn, ask, judge
+from trl_multiagent.environments.base import Environment, JointAction, Turn, ask, judge
 from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.rollout.history import whole_prompt
@@ -40,14 +40,14 @@ def demonstrate_revisions(
     """
     environment = environment or CodeGenerationEnvironment(first_prompts=demo_prompts, warn_about_items=False)
     styles = [{role: draw_style(role, rng) for role in (AUX, MAIN)} for _ in items]
-    actions = [
+    actions: list[JointAction] = [
         {role: write(problems[item["entry_point"]], role, *style[role], rng) for role in (AUX, MAIN)}
         for item, style in zip(items, styles, strict=True)
     ]
     first: list[Sequence[Turn]] = [()] * len(items)
     outcomes = judge(environment, list(items), actions, first)
     histories: list[Sequence[Turn]] = [
-        [Turn(demo_prompts(item), action, outcome)]
+        [Turn({**demo_prompts(item)}, action, outcome)]
         for item, action, outcome in zip(items, actions, outcomes, strict=True)
     ]
     prompts = ask(environment, list(items), histories)
@@ -58,7 +58,7 @@ def demonstrate_revisions(
         demonstrations.append(
             {
                 role: (
-                    whole_prompt(role, history, prompt[role], as_chat=False),
+                    str(whole_prompt(role, history, prompt[role], as_chat=False)),
                     revise(problem, role, *style[role], history[0].joint_action[role], passed, rng),
                 )
                 for role in (AUX, MAIN)

@@ -16,6 +16,9 @@ from trl_multiagent.environments.task_errors import TaskError, as_list, as_numbe
 Prompt = str | list[dict[str, str]]  # plain text, or chat messages with "role" and "content"
 JointAction = dict[str, str]  # role -> completion
 
+# A metric with this name says whether a joint action solves its item: 1.0 or 0.0. Its mean is pass@1
+PASSED = "passed"
+
 # Names with another meaning in saved teams: the folder of shared weights, and PEFT's name for an adapter without a name
 RESERVED_ROLES = ("shared", "default")
 
@@ -63,7 +66,9 @@ class Outcome:
         reward (`float`):
             Joint reward, shared by all agents.
         metrics (`dict[str, float]`, *optional*):
-            Numbers to log. Their means over the joint actions of a turn are logged as `turn_{k}/{name}`.
+            Numbers to log. Their means over the joint actions of a turn are logged as `turn_{k}/{name}`. If there is a notion
+            of solving the item, the metric `passed` is 1.0 for a joint action that solves it and 0.0 for any other;
+            pass@k is computed from it.
         info (`Any`, *optional*):
             Data from which the environment builds the next turn's prompts. The trainer only stores it.
         extra (`dict[str, Any]`, *optional*):
@@ -204,6 +209,23 @@ class Environment(ABC):
         that training does not need.
         """
         return self.score(items, joint_actions, histories)
+
+    def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
+        """
+        Adds the answers of other agents to an agent's prompt. Training never calls this: it is for baselines whose agents see each
+        other's answers. By default, the answers come before the prompt. Override it if the prompts say that agents do not see each
+        other's answers.
+
+        Args:
+            role (`str`): The agent.
+            prompt (`Prompt`): Its prompt, as [`~Environment.next_prompts`] made it.
+            answers (`Mapping[str, str]`): The answers of other agents, by role.
+        """
+        shown = "".join(f"The answer of {other}:\n\n{answer.strip()}\n\n" for other, answer in answers.items())
+        if isinstance(prompt, str):
+            return shown + prompt
+        *before, last = prompt
+        return [*before, {**last, "content": shown + last["content"]}]
 
     def metrics(self) -> dict[str, float]:
         """

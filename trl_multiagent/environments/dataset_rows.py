@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 LOCAL_SUFFIXES = (".jsonl", ".json", ".parquet")
 LOCAL_FILE = f"{', '.join(LOCAL_SUFFIXES[:-1])} or {LOCAL_SUFFIXES[-1]} file"  # for messages
+ID_COLUMNS = ("item_id", "task_id", "id")
 BYTE_ORDER_MARK = "\ufeff"
 
 
@@ -196,3 +197,13 @@ def kind_of(value: object) -> str:
         dict: "an object",
     }
     return names.get(value.__class__, value.__class__.__name__)
+
+
+def item_ids(dataset: datasets.Dataset) -> list[str]:
+    """The name of each item: its `item_id`, `task_id` or `id` if all of them are different, or else its number."""
+    for column in ID_COLUMNS:
+        if column in dataset.column_names:
+            names = [str(value) for value in dataset[column]]
+            if len(set(names)) == len(names):
+                return names
+    return [str(k) for k in range(len(dataset))]

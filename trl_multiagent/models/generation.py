@@ -1,9 +1,11 @@
 """Samples completions with transformers, in one `generate` call for a whole level of the rollout trees."""
 
+from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 import torch
-from transformers import Cache, GenerationConfig, PreTrainedModel
+from transformers import Cache, GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from trl.trainer.utils import pad
 
 from trl_multiagent.models.router_loss import without_router_logits
@@ -17,6 +19,7 @@ def generate_groups(
     num_generations: int,
     generation_config: GenerationConfig,
     token_budget: int | None = None,
+    seeds: list[list[int]] | None = None,
 ) -> list[list[list[int]]]:
     """
     Samples `num_generations` completions for each prompt.
@@ -36,6 +39,9 @@ def generate_groups(
         token_budget (`int`, *optional*):
             Upper bound of the number of prompt and completion tokens in one `generate` call, padding included. If the
             completions of a single prompt exceed it, they are sampled in several calls. A call samples at least one.
+        seeds (`list[list[int]]`, *optional*):
+            A seed for each completion of each prompt. A completion then depends on its prompt and its seed, but not on the
+            others in the batch, up to rounding. By default, torch's global generator decides.
 
     Returns:
         `list[list[list[int]]]`: For each prompt its completions, as token ids up to and including the first
@@ -43,7 +49,10 @@ def generate_groups(
     """
     completions: list[list[list[int]]] = [[] for _ in prompt_ids]
     for chunk, number in plan_calls(prompt_ids, num_generations, generation_config.max_new_tokens, token_budget):
-        groups = _generate_chunk(model, [prompt_ids[k] for k in chunk], number, generation_config)
+        chunk_seeds = None
+        if seeds is not None:
+            chunk_seeds = [seed for k in chunk for seed in seeds[k][len(completions[k]) :][:number]]
+        groups = _generate_chunk(model, [prompt_ids[k] for k in chunk], number, generation_config, chunk_seeds)
         for k, group in zip(chunk, groups, strict=True):
             completions[k] += group
     return completions
@@ -73,14 +82,21 @@ def plan_calls(
 
 
 def _generate_chunk(
-    model: PreTrainedModel, prompt_ids: list[list[int]], num_generations: int, generation_config: GenerationConfig
+    model: PreTrainedModel,
+    prompt_ids: list[list[int]],
+    num_generations: int,
+    generation_config: GenerationConfig,
+    seeds: list[int] | None,
 ) -> list[list[list[int]]]:
-    """Samples the completions of all given prompts in one call; see [`generate_groups`]."""
+    """Samples the completions of all given prompts in one call; see [`generate_groups`]. `seeds`: one per completion."""
     device = model.device
     tensors = [torch.tensor(ids) for ids in prompt_ids]
     input_ids = pad(tensors, padding_value=generation_config.pad_token_id, padding_side="left").to(device)
     attention_mask = pad([torch.ones_like(ids) for ids in tensors], padding_value=0, padding_side="left").to(device)
     cache: dict[str, Cache] = {}
+    decoding: dict[str, Any] = {}
+    if seeds is not None and generation_config.do_sample:
+        decoding["custom_generate"] = seeded_decoding(seeds, input_ids.size(1), generation_config.max_new_tokens)
     if can_sample_from_shared_prompts(model, generation_config):
         cache["past_key_values"] = prompt_cache(
             model, input_ids, attention_mask, num_generations, generation_config.max_new_tokens
@@ -91,6 +107,7 @@ def _generate_chunk(
         generation_config=generation_config,
         synced_gpus=False,  # the caller gathers ZeRO-3 weights, and other processes may have nothing to generate
         **cache,
+        **decoding,
         **without_router_logits(model),
     )
     completion_ids = output_ids[:, input_ids.size(1) :].cpu()
@@ -99,3 +116,52 @@ def _generate_chunk(
     kept = (is_eos.cumsum(dim=1) - is_eos.long()) == 0
     sequences = [ids[mask].tolist() for ids, mask in zip(completion_ids, kept, strict=True)]
     return [sequences[k : k + num_generations] for k in range(0, len(sequences), num_generations)]
+
+
+def seeded_decoding(seeds: list[int], prompt_length: int, max_new_tokens: int) -> Callable[..., torch.Tensor]:
+    """
+    The sampling loop of transformers, in which the random numbers of each row depend on the row's seed alone.
+
+    Args:
+        seeds (`list[int]`): The seed of each row.
+        prompt_length (`int`): Number of tokens of the padded prompts.
+        max_new_tokens (`int`): Number of tokens of a completion at most.
+
+    Returns:
+        `Callable`: The argument `custom_generate` of `generate`.
+    """
+    numbers = [np.random.default_rng(seed).random(max_new_tokens, dtype=np.float32) for seed in seeds]
+    choice = SeededChoice(torch.from_numpy(np.stack(numbers)), prompt_length)
+
+    def decode(
+        model: PreTrainedModel, input_ids: torch.Tensor, logits_processor: LogitsProcessorList, **kwargs: Any
+    ) -> torch.Tensor:
+        sample = cast(Any, type(model))._sample
+        return sample(model, input_ids, logits_processor=LogitsProcessorList([*logits_processor, choice]), **kwargs)
+
+    return decode
+
+
+class SeededChoice(LogitsProcessor):
+    """
+    Chooses the next token of each row with a given number u between 0 and 1: the first token at which the cumulative
+    probability exceeds u. All other tokens get the probability zero.
+
+    Args:
+        numbers (`torch.Tensor` of shape `(num_rows, max_new_tokens)`): The numbers u of each row.
+        prompt_length (`int`): Number of tokens before the first one that is chosen.
+    """
+
+    def __init__(self, numbers: torch.Tensor, prompt_length: int):
+        self.numbers, self.prompt_length = numbers, prompt_length
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        self.numbers = self.numbers.to(scores.device)
+        # On a GPU, `generate` may compute steps after the last one, whose tokens it drops
+        step = min(input_ids.size(1) - self.prompt_length, self.numbers.size(1) - 1)
+        cumulative = scores.float().softmax(dim=-1).cumsum(dim=-1)
+        total = cumulative[:, -1:]
+        # Rounding must not lead beyond the last token that has a probability
+        u = torch.minimum(self.numbers[:, step : step + 1] * total, torch.nextafter(total, torch.zeros_like(total)))
+        chosen = torch.searchsorted(cumulative, u, right=True)
+        return cast(torch.FloatTensor, torch.full_like(scores, -torch.inf).scatter(1, chosen, 0.0))

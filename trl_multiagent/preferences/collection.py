@@ -6,9 +6,7 @@ interruption nor the number of processes changes the result.
 """
 
 import contextlib
-import hashlib
 import json
-import os
 import random
 import shutil
 from collections.abc import Iterator, Sequence
@@ -24,6 +22,8 @@ from tqdm.auto import tqdm
 from transformers import set_seed
 
 from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.dataset_rows import item_ids
+from trl_multiagent.files import replacing, write_text
 from trl_multiagent.preference_rows import (
     CHOSEN_BY,
     CHOSEN_REWARD,
@@ -46,11 +46,11 @@ from trl_multiagent.preferences.report import (
     summarize,
     warn_if_few_pairs,
 )
-from trl_multiagent.rollout.episodes import play_candidates
+from trl_multiagent.rollout.episodes import derive_seed, play_candidates
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.tree import Node, Samples
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.trainers.base.distribution import fail_together
+from trl_multiagent.trainers.base.distribution import fail_together, start_processes
 from trl_multiagent.trainers.base.run_settings import (
     checksum_of_weights,
     describe_agent,
@@ -64,7 +64,6 @@ STATE_FILE = "environment_{:05d}.pt"  # the state of the environment after a chu
 SETTINGS_FILE = "settings.json"  # in the folder of the candidates
 FACTS_FILE = "collection.json"  # written last: the collection is complete
 DATASET_STATE = "state.json"  # of `Dataset.save_to_disk`
-ID_COLUMNS = ("item_id", "task_id", "id")
 
 
 def collect_preferences(
@@ -138,23 +137,6 @@ def collect_preferences(
     if state.is_main_process:
         warn_if_few_pairs(json.loads((collection.folder / FACTS_FILE).read_text())["numbers"])
     return preferences
-
-
-def start_processes() -> PartialState:
-    """
-    Connects the processes of this run, unless that was done before.
-
-    Raises:
-        ValueError: accelerate found only one of several processes.
-    """
-    # Under DeepSpeed, accelerate connects processes without a GPU only if it is told that there is none
-    state = PartialState(cpu=not torch.accelerator.is_available())
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if launched > 1 and state.num_processes == 1:
-        raise ValueError(
-            f"{launched} processes were launched, but they are not connected: check the accelerate config."
-        )
-    return state
 
 
 class _Collection:
@@ -429,16 +411,6 @@ def finished_chunks(folder: Path, number: int) -> int:
     return sum((folder / CANDIDATES_FOLDER / CHUNK_FILE.format(k)).is_file() for k in range(number))
 
 
-def item_ids(dataset: Dataset) -> list[str]:
-    """The name of each item: its `item_id`, `task_id` or `id` if all of them are different, or else its number."""
-    for column in ID_COLUMNS:
-        if column in dataset.column_names:
-            names = [str(value) for value in dataset[column]]
-            if len(set(names)) == len(names):
-                return names
-    return [str(k) for k in range(len(dataset))]
-
-
 def without_other_keys(message: dict[str, str]) -> dict[str, str]:
     """A chat message with its role and content only."""
     return {key: message[key] for key in ("role", "content")}
@@ -484,12 +456,7 @@ def save_dataset(dataset: Dataset, folder: Path) -> None:
     unfinished.rmdir()
 
 
-# Random numbers and files
-
-
-def derive_seed(*parts: Any) -> int:
-    """A seed of 32 bits that depends on all parts."""
-    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:4], "big")
+# Random numbers
 
 
 @contextlib.contextmanager
@@ -504,19 +471,3 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(arrays)
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yields the path of a new file, which replaces the one at `path` at the end, when it is on the disk."""
-    unfinished = path.with_name(f"_{path.name}_{os.getpid()}")
-    yield unfinished
-    with unfinished.open("rb") as file:
-        os.fsync(file.fileno())
-    unfinished.replace(path)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file that is there completely or not at all."""
-    with replacing(path) as unfinished:
-        unfinished.write_text(text, encoding="utf-8")

@@ -4,6 +4,9 @@ import importlib
 from typing import Any, NamedTuple
 
 
+RUN_RECIPE = "trl_multiagent.recipe.run.run_recipe"  # trains on rollouts
+
+
 class Algorithm(NamedTuple):
     """
     Args:
@@ -14,7 +17,7 @@ class Algorithm(NamedTuple):
 
     config: str
     trainer: str
-    run: str = "trl_multiagent.recipe.run.run_recipe"
+    run: str = RUN_RECIPE
 
     def config_class(self) -> type:
         return import_class(self.config)

@@ -70,9 +70,9 @@ class Collection:
 
     def load_team(self, roles: Sequence[str]) -> AgentTeam:
         """Loads the team that samples, on the device of this process."""
-        from trl_multiagent.preferences.collection import start_processes
         from trl_multiagent.recipe.recipe import loading_arguments, make_peft_config, quantization
         from trl_multiagent.team.agent_team import AgentTeam
+        from trl_multiagent.trainers.base.distribution import start_processes
 
         state, settings = start_processes(), self.settings
         model = settings.sections["agent_model"]
@@ -119,7 +119,8 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
     if collection.dry_run:
         return print_cost(collection, environment)
 
-    from trl_multiagent.preferences.collection import collect_preferences, start_processes
+    from trl_multiagent.preferences.collection import collect_preferences
+    from trl_multiagent.trainers.base.distribution import start_processes
 
     try:
         check_comparator(collection.config)

@@ -33,7 +33,6 @@ from trl_multiagent.preferences.collection import (
     FACTS_FILE,
     collect_preferences,
     seeded,
-    start_processes,
     write_text,
 )
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
@@ -51,7 +50,7 @@ from trl_multiagent.recipe.settings import ConfigError, fail
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import TEAM_FILE, push_folder
 from trl_multiagent.trainers.base.checkpoint_files import PROCESS_FILE, read_checkpoint, verify_checkpoint
-from trl_multiagent.trainers.base.distribution import fail_together, forget_engine
+from trl_multiagent.trainers.base.distribution import fail_together, forget_engine, start_processes
 from trl_multiagent.trainers.base.run_settings import check_changes, differences
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer

@@ -18,7 +18,11 @@ from trl_multiagent.recipe.tasks import check_task, choose_task
 
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from trl_multiagent.environments.base import Environment
     from trl_multiagent.recipe.recipe import Recipe
+    from trl_multiagent.team.agent_team import AgentTeam
 
 
 def run_recipe(
@@ -54,6 +58,18 @@ def run_recipe(
         team = recipe.load_team(environment.roles)
     except ConfigError as error:
         fail(recipe.prog, error)
+    train(recipe, algorithm, environment, team, train_dataset, eval_dataset)
+
+
+def train(
+    recipe: Recipe,
+    algorithm: str,
+    environment: Environment,
+    team: AgentTeam,
+    train_dataset: Dataset,
+    eval_dataset: Dataset | None,
+) -> None:
+    """Trains a team with the trainer of an algorithm, and saves it."""
     trainer = ALGORITHMS[algorithm].trainer_class()(
         team=team,
         environment=environment,
@@ -61,10 +77,14 @@ def run_recipe(
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
     )
+    from trl_multiagent.trainers.base.distribution import OtherProcessUnavailable
+
     try:
         recipe.train_and_save(trainer)
     except UnavailableError as error:
         fail(recipe.prog, error)
+    except OtherProcessUnavailable:
+        sys.exit(2)  # that process has said why
     trainer.accelerator.wait_for_everyone()  # a process that exits while another one still communicates would abort it
     trainer.accelerator.end_training()
 

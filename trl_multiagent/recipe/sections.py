@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trl_multiagent.environments.task import DatasetSource, Task, setting
+from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.recipe.algorithms import ACTOR_CRITICS
 
 
@@ -198,6 +199,7 @@ SHARED_SECTIONS: dict[str, type] = {
     "agent_model": AgentModel,
     "critic_model": CriticModel,
     "dataset": DatasetSource,
+    "evaluation": EvaluationConfig,
     "output": Output,
     "reward_processor": RewardProcessor,
     "wandb": Wandb,

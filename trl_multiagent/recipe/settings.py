@@ -339,7 +339,8 @@ def known_settings(algorithm: str, task: Task) -> dict[str, ConfigField]:
     for name, field in read_fields(LORA_CONFIG).items():
         if name not in NOT_IN_PEFT:
             known[f"peft.{name}"] = dataclasses.replace(field, limits=LORA_LIMITS.get(name, {}))
-    return known
+    # Many settings of an evaluation have the name of one of the training, which is the one to suggest
+    return dict(sorted(known.items(), key=lambda setting: setting[0].startswith("evaluation.")))
 
 
 def section_settings(section: str, cls: type) -> dict[str, ConfigField]:

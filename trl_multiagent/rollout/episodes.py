@@ -5,7 +5,9 @@ Plays episodes: sequences of turns without branches, each with one joint action.
 many joint answers to the same items, for the collection of preferences.
 """
 
+import hashlib
 from collections.abc import Callable
+from typing import Any
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
@@ -107,3 +109,8 @@ def play_candidates(
 def turns_of_episodes(levels: list[list[Node]]) -> list[list[Turn]]:
     """Returns the turns of each episode that [`play_episodes`] played."""
     return [[*node.history, node.turn(0)] for node in levels[-1]]
+
+
+def derive_seed(*parts: Any) -> int:
+    """A seed of 32 bits that depends on all parts."""
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:4], "big")

@@ -144,7 +144,7 @@ class AgentTeam(nn.Module):
     @classmethod
     def from_pretrained(
         cls,
-        name: str | Sequence[str],
+        name: str | Path | Sequence[str],
         roles: Sequence[str] | None = None,
         peft_config: LoraConfig | None = None,
         share_weights: bool = False,
@@ -155,7 +155,7 @@ class AgentTeam(nn.Module):
         Loads a team.
 
         Args:
-            name (`str` or `list[str]`):
+            name (`str`, `Path` or `list[str]`):
                 A model id or folder that every agent starts from; a list with one per role; or the id or folder of a team
                 that [`~AgentTeam.save_pretrained`] wrote. The id or folder of a LoRA adapter stands for its base with this
                 adapter. A base is loaded once for all adapters on it.
@@ -186,6 +186,7 @@ class AgentTeam(nn.Module):
             )
         if peft_config is not None:
             check_adapter_config("every agent", peft_config)
+        name = str(name) if isinstance(name, Path) else name
         roles = None if roles is None else check_agent_names(roles)
         hub = hub_arguments(model_init_kwargs)
 

@@ -123,11 +123,23 @@ class TeamSampler:
         special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": self.team.end_tokens(role)}
         config = GenerationConfig(**{**special, **self.generation_kwargs})
         with self.team.evaluating(), self.team.activate(role) as agent:
-            groups = generate_groups(agent, prompt_ids, num_generations, config, self.generation_token_budget)
+            groups = self._sample_groups(role, nodes, agent, prompt_ids, num_generations, config)
         return [
             Samples(ids, group, tokenizer.batch_decode(group, skip_special_tokens=True))
             for ids, group in zip(prompt_ids, groups, strict=True)
         ]
+
+    def _sample_groups(
+        self,
+        role: str,
+        nodes: list[Node],
+        agent: PreTrainedModel,
+        prompt_ids: list[list[int]],
+        num_generations: int,
+        config: GenerationConfig,
+    ) -> list[list[list[int]]]:
+        """Samples an agent's completions at the nodes; see [`~models.generation.generate_groups`]."""
+        return generate_groups(agent, prompt_ids, num_generations, config, self.generation_token_budget)
 
     def _tokenize_node(self, role: str, node: Node) -> list[int]:
         tokenizer = self.team.tokenizers[role]

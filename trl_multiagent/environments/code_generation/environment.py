@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
 from trl_multiagent.environments.code_generation import feedback
 from trl_multiagent.environments.code_generation.expert import Expert
-from trl_multiagent.environments.code_generation.prompts import aux_prompt, main_prompt, single_prompt
+from trl_multiagent.environments.code_generation.prompts import SEEN, UNSEEN, aux_prompt, main_prompt, single_prompt
 from trl_multiagent.environments.code_generation.reward import KINDS, REWARD_VERSION, CodeReward
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.environments.python_code.program_runner import ProgramRunner
@@ -152,7 +152,16 @@ class CodeGenerationEnvironment(Environment):
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
     ) -> list[Outcome]:
         """Scores joint actions with both kinds of the reward, which the metrics `paper_reward` and `earned_reward` report."""
-        return self.reward.score(items, joint_actions, kinds=KINDS)
+        outcomes = self.reward.score(items, joint_actions, kinds=KINDS)
+        for outcome in outcomes:
+            # A name of CoMLRL. Scoring stops at the first level that fails, so both totals are the same
+            outcome.metrics["gated_total_reward"] = outcome.metrics["total_reward"]
+        return outcomes
+
+    def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
+        if isinstance(prompt, str):
+            prompt = prompt.replace(UNSEEN, SEEN)
+        return super().show_answers(role, prompt, answers)
 
     def metrics(self) -> dict[str, float]:
         expert = {} if self.expert is None else self.expert.metrics()

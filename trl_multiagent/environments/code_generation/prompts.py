@@ -3,11 +3,15 @@
 from trl_multiagent.environments.python_code.problems import read_problem
 
 
+UNSEEN = "You cannot see each other's code."
+SEEN = "Your partner's code is above."  # instead of it, in baselines whose agents see each other's code
+
+
 def aux_prompt(item: dict) -> str:
     """The first prompt of the aux agent."""
     return f"""\
 Two programmers solve the problem below together. You write a helper function, your partner writes `{item["entry_point"]}` \
-and can call your helper. You cannot see each other's code.
+and can call your helper. {UNSEEN}
 
 {item["prompt"].strip()}
 
@@ -29,7 +33,7 @@ def main_prompt(item: dict) -> str:
     """The first prompt of the main agent in a team with an aux agent."""
     return f"""\
 Two programmers solve the problem below together. You write `{item["entry_point"]}`, your partner writes a helper function \
-`aux(...)` that you can call. You cannot see each other's code.
+`aux(...)` that you can call. {UNSEEN}
 
 {item["prompt"].strip()}
 

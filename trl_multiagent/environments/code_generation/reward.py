@@ -9,7 +9,7 @@ rewards some answers that do not solve the task. `earned` only rewards solving t
 import logging
 from dataclasses import dataclass, field
 
-from trl_multiagent.environments.base import JointAction, Outcome
+from trl_multiagent.environments.base import PASSED, JointAction, Outcome
 from trl_multiagent.environments.code_generation.analysis import Analysis, analyze
 from trl_multiagent.environments.code_generation.experiments import (
     ARGUMENT,
@@ -278,6 +278,7 @@ def _outcome(result: CodeResult, parts: dict[str, float], facts: ItemFacts) -> O
             "tests_passed": float(passed),
             "tests_total": float(facts.total),
             "test_pass_rate": passed / facts.total,
+            PASSED: float(passed == facts.total),
             "timeouts": float(verdict.timeouts if verdict else 0),
             "collab_aux_usage": parts["aux_used"],
             "collab_non_wrapper": parts["own_part"],

@@ -11,11 +11,32 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, gather_object, reduce
 from trl import GRPOConfig
 
-from trl_multiagent.environments.task_errors import describe
+from trl_multiagent.environments.task_errors import UnavailableError, describe
 
 
 class OtherProcessError(RuntimeError):
     """Another process failed. The message says which one and why."""
+
+
+class OtherProcessUnavailable(OtherProcessError):
+    """Other processes failed, and all of them with an `UnavailableError`, which needs no traceback."""
+
+
+def start_processes() -> PartialState:
+    """
+    Connects the processes of this run, unless that was done before.
+
+    Raises:
+        ValueError: accelerate found only one of several processes.
+    """
+    # Under DeepSpeed, accelerate connects processes without a GPU only if it is told that there is none
+    state = PartialState(cpu=not torch.accelerator.is_available())
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if launched > 1 and state.num_processes == 1:
+        raise ValueError(
+            f"{launched} processes were launched, but they are not connected: check the accelerate config."
+        )
+    return state
 
 
 @contextlib.contextmanager
@@ -60,11 +81,14 @@ def error_barrier(accelerator: Accelerator | PartialState, error: BaseException 
     failures = torch.tensor(float(error is not None), device=accelerator.device)
     if reduce(failures, "sum").item() == 0:
         return
-    report = None
+    report: tuple[str, bool] | None = None
     if error is not None:
         index, host = accelerator.process_index, socket.gethostname()
-        report = f"Process {index} on {host} failed: {describe(error)}"
-    reports = [report for report in gather_object([report]) if report is not None]
+        report = f"Process {index} on {host} failed: {describe(error)}", isinstance(error, UnavailableError)
+    gathered: list[tuple[str, bool]] = [other for other in gather_object([report]) if other is not None]
+    reports = [text for text, _ in gathered]
+    if error is None and all(is_unavailable for _, is_unavailable in gathered):
+        raise OtherProcessUnavailable("\n".join(reports))
     if error is None:
         raise OtherProcessError("\n".join([*reports, "See the traceback of that process."]))
 

@@ -64,11 +64,13 @@ class RolloutTotals:
     Args:
         totals (`dict[str, Total]`): The total of each metric, by its name.
         num_tokens (`int`): Number of prompt and completion tokens of all agents.
+        generated_tokens (`int`): Number of completion tokens of all agents.
         scoring (`dict[str, float]`): The environment's metrics of its own scoring, which are summed over processes.
     """
 
     totals: dict[str, Total]
     num_tokens: int
+    generated_tokens: int
     scoring: dict[str, float]
 
 
@@ -109,7 +111,7 @@ def rollout_totals(
             for outcome in node.outcomes:
                 for name, value in outcome.metrics.items():
                     values[f"turn_{turn}/{name}"].append(value)
-    num_tokens = 0
+    num_tokens = generated_tokens = 0
     for role, ends in eos_token_ids.items():
         for node in (node for nodes in levels for node in nodes):
             samples = node.samples[role]
@@ -119,6 +121,7 @@ def rollout_totals(
                 float(ids[-1] not in ends) for ids in samples.completion_ids
             ]
             num_tokens += len(lengths) * len(samples.prompt_ids) + sum(lengths)
+            generated_tokens += sum(lengths)
         texts = Counter(text for nodes in levels for node in nodes for text in node.samples[role].texts)
         if len(levels[0]) > 1:  # several items, which need different answers
             values[f"agents/{role}/completions/most_common_ratio"] = [max(texts.values()) / texts.total()]
@@ -128,7 +131,8 @@ def rollout_totals(
                 f"A reward function logged the metric {name!r}, a name that the trainer uses: choose another."
             )
         values[name] += numbers
-    return RolloutTotals({name: Total.of(x) for name, x in values.items()}, num_tokens, scoring)
+    totals = {name: Total.of(x) for name, x in values.items()}
+    return RolloutTotals(totals, num_tokens, generated_tokens, scoring)
 
 
 def add_contributions(values: dict[str, list[float]], node: Node) -> None:
@@ -155,13 +159,14 @@ def is_eval_metric(name: str, roles: Collection[str], num_turns: int) -> bool:
 
 def sum_totals(parts: Iterable[RolloutTotals]) -> RolloutTotals:
     """Adds up the metrics of several processes, whose trees may have different turns, nodes and metrics."""
-    whole = RolloutTotals({}, 0, {})
+    whole = RolloutTotals({}, 0, 0, {})
     for part in parts:
         for name, total in part.totals.items():
             whole.totals[name] = whole.totals.get(name, Total()) + total
         for name, value in part.scoring.items():
             whole.scoring[name] = whole.scoring.get(name, 0.0) + value
         whole.num_tokens += part.num_tokens
+        whole.generated_tokens += part.generated_tokens
     return whole
 
 

@@ -5,6 +5,7 @@ An algorithm implements two methods, [`RolloutTrainer.advantages`] and [`Rollout
 """
 
 import contextlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ from trl_multiagent.trainers.base.trace_files import TraceFiles, remove_after
 
 logger = logging.get_logger(__name__)
 
+COST_FILE = "training_cost.json"  # in the output folder
 # Steps without a signal after which a line says so
 STEPS_WITHOUT_SIGNAL = 10
 
@@ -115,6 +117,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
             )
         self.environment = environment
         self.env_step = 0  # joint actions scored in training, by all processes
+        self.generated_tokens = 0  # of all agents in training, in all processes
         self._levels: list[list[Node]] = []  # the nodes of the last batch, kept for failure reports
         self._totals = StepTotals()
         self._logged: dict[str, list[float]] = {}  # by the reward functions, on the current batch
@@ -551,12 +554,15 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
     # Checkpoints: metrics and completions that were not logged yet, and the state of the environment
 
     def _process_state(self) -> dict[str, Any]:
-        return {**super()._process_state(), "env_step": self.env_step, "shown_rows": self._shown_rows}
+        counts = {"env_step": self.env_step, "generated_tokens": self.generated_tokens}
+        return {**super()._process_state(), **counts, "shown_rows": self._shown_rows}
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
         self.env_step = state["env_step"]
-        self._shown_rows = state.get("shown_rows", [])  # checkpoints of earlier releases have none
+        # Checkpoints of earlier releases lack the following ones
+        self.generated_tokens = state.get("generated_tokens", 0)
+        self._shown_rows = state.get("shown_rows", [])
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
@@ -606,6 +612,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
         if mode == "train":
             self.state.num_input_tokens_seen += totals.num_tokens
             self.env_step += totals.totals["reward"].count
+            self.generated_tokens += totals.generated_tokens
             metrics["env_step"] = [self.env_step]
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]
 
@@ -668,7 +675,21 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         if self._trace is not None:
             self._trace.flush()
-        return super()._finalize_training(*args, **kwargs)
+        output = super()._finalize_training(*args, **kwargs)
+        if self.args.should_save:
+            self._write_cost()
+        return output
+
+    def _write_cost(self) -> None:
+        """Writes what the training cost, so that another one can be compared with it at the same cost."""
+        cost = {
+            "env_steps": self.env_step,
+            "generated_tokens": self.generated_tokens,
+            "optimizer_steps": self.state.global_step,
+        }
+        folder = Path(self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / COST_FILE).write_text(json.dumps(cost, indent=2) + "\n", encoding="utf-8")
 
 
 def add_other_log_ratios(rows: dict[str, dict[str, torch.Tensor]], log_probs: dict[str, torch.Tensor]) -> None:

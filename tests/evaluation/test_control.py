@@ -1,0 +1,198 @@
+"""The trained control, and teams with an agent replaced."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import yaml
+from evaluated import ITEMS, TASK, evaluate
+
+from trl_multiagent import AgentTeam
+from trl_multiagent.evaluation.config import EvaluationConfig
+from trl_multiagent.evaluation.results import FINAL, Result, paired_differences
+from trl_multiagent.recipe.control import TrainingCost, steps_at_cost
+from trl_multiagent.recipe.run import run_recipe
+
+from tiny import tiny_team
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folders of two runs with different seeds."""
+    folder = tmp_path_factory.mktemp("trained")
+    tiny_team().save_pretrained(folder / "base")
+    for seed in (0, 1):
+        settings = {
+            "agent_model": {"name": str(folder / "base" / "agents" / "main"), "torch_dtype": "float32"},
+            "dataset": {"eval_split": "test"},
+            "seed": seed,
+            "magrpo": {
+                "num_agents": 2,
+                "output_dir": str(folder / f"run_{seed}"),
+                "items_per_device": 3,
+                "num_generations": 2,
+                "max_completion_length": 6,
+                "max_steps": 2,
+                "num_iterations": 2,
+                "frozen_agents": ["aux"],
+                "learning_rate": 0.01,
+                "gradient_checkpointing": False,
+                "bf16": False,
+                "save_strategy": "no",
+                "report_to": "none",
+                "disable_tqdm": True,
+            },
+        }
+        path = folder / f"{seed}.yaml"
+        path.write_text(yaml.safe_dump(settings))
+        run_recipe("magrpo", TASK, ["--config", str(path)], "train")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compared(trained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared") / "results"
+    runs = [trained / "run_0", trained / "run_1"]
+    evaluate(*runs, "--control", "single_agent", "--contributions", "--output_dir", folder)
+    return folder
+
+
+def report(folder):
+    return json.loads((folder / "evaluation.json").read_text())
+
+
+def test_a_run_records_what_it_cost(trained):
+    cost = json.loads((trained / "run_0" / "training_cost.json").read_text())
+    # One batch of 3 items with 2 joint actions, used for two steps
+    assert cost["env_steps"] == 6 and cost["optimizer_steps"] == 2
+    assert 12 <= cost["generated_tokens"] <= 6 * 2 * 6
+
+
+def test_the_control_is_one_agent_trained_at_the_cost_of_the_team(trained, compared):
+    control = compared / "controls" / "run_0"
+    team = AgentTeam.from_pretrained(control)
+    assert team.roles == ("main",)
+    settings = yaml.safe_load((control / "config.yaml").read_text())["magrpo"]
+    assert settings["max_completion_length"] == 12 and settings["num_agents"] == 1
+    own, cost = (json.loads((x / "training_cost.json").read_text()) for x in (control, trained / "run_0"))
+    assert own["env_steps"] >= cost["env_steps"]
+    assert own["optimizer_steps"] == settings["max_steps"]
+
+
+def test_the_report_has_team_control_and_their_difference(compared):
+    contents = report(compared)
+    policies = contents["policies"]
+    for metric in ("pass@1", "return"):
+        team, control = (
+            np.mean([policies[f"run_{seed}{end}"]["results"]["final"][metric]["mean"] for seed in (0, 1)])
+            for end in ("", "_control")
+        )
+        difference = contents["control"]["single agent"]["final"][metric]
+        assert difference["mean"] == pytest.approx(team - control)
+        assert difference["low"] <= difference["mean"] <= difference["high"]
+    text = (compared / "evaluation.txt").read_text()
+    assert "the team minus the trained control" in text and "Trainings of team and control:" in text
+    assert "run_0_aux_silent" not in text
+
+
+def test_an_agent_replaced_by_nothing_answers_nothing(compared):
+    path = compared / "transcripts" / "run_0_aux_silent" / "transcripts.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(records) == ITEMS * 4
+    assert {record["turns"][0]["completions"]["aux"] for record in records} == {""}
+    team = compared / "transcripts" / "run_0" / "transcripts.jsonl"
+    mains = [
+        [json.loads(line)["turns"][0]["completions"]["main"] for line in x.read_text().splitlines()]
+        for x in (path, team)
+    ]
+    assert mains[0] == mains[1]  # the random numbers of an agent do not depend on its partner
+
+
+def test_an_agent_that_was_not_trained_is_its_untrained_self(compared):
+    contributions = report(compared)["contributions"]
+    assert set(contributions) == {
+        f"{role} replaced by {by}"
+        for role in ("aux", "main")
+        for by in ("nothing", "the untrained agent", "another team's agent")
+    }
+    frozen = contributions["aux replaced by the untrained agent"]["final"]["return"]
+    assert frozen == {"mean": 0.0, "low": 0.0, "high": 0.0}
+    assert contributions["main replaced by the untrained agent"]["final"]["return"]["mean"] != 0.0
+
+
+def test_a_control_that_is_there_is_not_trained_again(trained, compared, capsys):
+    before = (compared / "controls" / "run_0" / "agents" / "main" / "model.safetensors").stat().st_mtime_ns
+    capsys.readouterr()
+    evaluate(
+        trained / "run_0", trained / "run_1", "--control", "single_agent", "--contributions", "--output_dir", compared
+    )
+    assert "Training the control" not in capsys.readouterr().out
+    assert (compared / "controls" / "run_0" / "agents" / "main" / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_dry_run_says_what_the_control_costs(trained, tmp_path, capsys):
+    evaluate(trained / "run_0", "--control", "single_agent", "--output_dir", tmp_path / "x", "--dry_run")
+    assert "is trained at the cost of the run, 6 scored answers" in capsys.readouterr().out
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda run: (run / "training_cost.json").unlink(),
+            "training_cost.json, which a run of an online algorithm writes",
+        ),
+        (lambda run: (run / "training_cost.json").write_text("{}"), "training_cost.json cannot be read: KeyError"),
+        (lambda run: (run / "config.yaml").unlink(), "needs the folder of a run, with its config.yaml"),
+    ],
+)
+def test_a_run_without_a_record_has_no_control(trained, tmp_path, capsys, change, message):
+    run = tmp_path / "run"
+    shutil.copytree(trained / "run_0", run)
+    change(run)
+    with pytest.raises(SystemExit) as ended:
+        evaluate(
+            run,
+            "--control",
+            "single_agent",
+            "--control_model",
+            str(trained / "base" / "agents" / "main"),
+            "--split",
+            "test",
+            "--output_dir",
+            tmp_path / "x",
+        )
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+def test_cross_play_has_no_control(trained, capsys):
+    with pytest.raises(SystemExit):
+        evaluate(
+            trained / "run_0", trained / "run_1", "--override", "evaluation.control=single_agent", cross_play=True
+        )
+    assert "`evaluation.control` has no place in a cross-play" in capsys.readouterr().err
+
+
+def test_steps_at_cost():
+    cost = TrainingCost(env_steps=100, generated_tokens=5000)
+    assert steps_at_cost(cost, answers=10, tokens=50.0, num_iterations=1) == 10
+    assert steps_at_cost(cost, answers=10, tokens=25.0, num_iterations=1) == 20  # shorter answers, more of them
+    assert steps_at_cost(cost, answers=10, tokens=500.0, num_iterations=1) == 10  # never fewer answers than the team
+    assert steps_at_cost(cost, answers=30, tokens=500.0, num_iterations=3) == 12
+
+
+def test_differences_of_pairs_are_resampled_together():
+    config = EvaluationConfig(num_bootstraps=200, num_episodes=1)
+    rng = np.random.default_rng(0)
+
+    def result(values):
+        return Result("x", "team", "", [(FINAL, "return")], np.array(values)[:, None], {})
+
+    items = rng.normal(size=(2, 50))
+    pairs = [(result(row + 1.0), result(row)) for row in items]  # noise that both have in common
+    estimate = paired_differences(pairs, config)[FINAL]["return"]
+    assert estimate.mean == pytest.approx(1.0) and estimate.high - estimate.low < 1e-9

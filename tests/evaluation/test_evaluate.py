@@ -1,0 +1,266 @@
+"""The commands `evaluate` and `cross-play` with tiny teams."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from evaluated import ITEMS, TASK, LetterEnvironment, evaluate
+
+from trl_multiagent import Task
+from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
+from trl_multiagent.evaluation.baselines import DiscussionEnvironment, answer_limit
+from trl_multiagent.evaluation.policies import EpisodeSampler, PipelineSampler
+from trl_multiagent.rollout.episodes import play_episodes
+
+from tiny import count_reward, team_of, tiny_team
+
+
+HELPERS = Path(__file__).parents[1] / "helpers"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two saved teams, of different sizes, one with LoRA adapters."""
+    folder = tmp_path_factory.mktemp("runs")
+    team_of("heterogeneous").save_pretrained(folder / "small")
+    tiny_team().save_pretrained(folder / "plain")
+    (folder / "plain" / "config.yaml").write_text(
+        f"agent_model:\n  name: {folder / 'plain' / 'agents' / 'aux'}\ndataset:\n  eval_split: test\nmagrpo:\n  num_agents: 2\n"
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def evaluated(runs, tmp_path_factory):
+    """An evaluation with all baselines, with which others are compared: its folder, and what it printed."""
+    folder = tmp_path_factory.mktemp("evaluated") / "results"
+    names = "raw_single_agent,concatenation,pipeline,discussion"
+    evaluate(runs / "plain", "--num_turns", "2", "--output_dir", folder, "--baselines", names)
+    return folder
+
+
+def transcripts(folder, name="plain"):
+    lines = (folder / "transcripts" / name / "transcripts.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+def report(folder, name="evaluation"):
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+def test_numbers_are_those_of_the_transcripts(evaluated):
+    records = transcripts(evaluated)
+    assert [(r["item"], r["episode"]) for r in records] == [(i, e) for i in range(ITEMS) for e in range(4)]
+    contents = report(evaluated)
+    team = contents["policies"]["plain"]
+    for t, turn in enumerate(("turn_1", "turn_2")):
+        turns = [record["turns"][t] for record in records]
+        assert [turn["reward"] for turn in turns] == count_reward([turn["completions"] for turn in turns])
+        mean = sum(turn["reward"] for turn in turns) / len(turns)
+        assert team["results"][turn]["reward"]["mean"] == pytest.approx(mean)
+        assert team["results"][turn]["rewards/count_reward"]["mean"] == pytest.approx(mean)
+        passed = sum(turn["metrics"]["passed"] for turn in turns) / len(turns)
+        assert 0 < passed < 1 and team["results"][turn]["pass@1"]["mean"] == pytest.approx(passed)
+    tokens = sum(sum(turn["tokens"].values()) for record in records for turn in record["turns"])
+    assert team["cost"]["generated_tokens"] == tokens and team["cost"]["calls"] == len(records) * 4
+    table = (evaluated / "evaluation.txt").read_text()
+    assert "return" in table and "pass@1" in table and "the team minus" in table
+    assert (evaluated / "evaluation.png").stat().st_size > 10_000
+    assert set(contents["policies"]) == {"plain", "raw_single_agent", "concatenation", "pipeline", "discussion"}
+    assert set(contents["differences"]) == set(contents["policies"]) - {"plain"}
+
+
+def test_an_evaluation_goes_on_where_it_was_killed(evaluated, runs, tmp_path):
+    """Some batches are there, and the last line of one was written in part."""
+    folder = tmp_path / "results"
+    shutil.copytree(evaluated, folder)
+    own = folder / "transcripts" / "plain"
+    lines = (own / "transcripts.jsonl").read_text().splitlines(keepends=True)
+    (own / "transcripts.jsonl").unlink()
+    (own / "transcripts_0.jsonl").write_text("".join(lines[:17]) + lines[17][:50])
+    (own / "transcripts_1.jsonl").write_text("".join(lines[24:28]))
+    evaluate(runs / "plain", "--num_turns", "2", "--output_dir", folder)
+    assert transcripts(folder) == transcripts(evaluated)
+    kept = (own / "transcripts.jsonl").read_text().splitlines(keepends=True)
+    assert kept[:12] == lines[:12] and kept[24:] == lines[24:]  # their seconds, too: they were not played again
+    assert sorted(path.name for path in own.iterdir()) == ["settings.json", "transcripts.jsonl"]
+    assert list(report(folder)["policies"]) == ["plain"]
+
+
+def test_numbers_depend_neither_on_processes_nor_on_batches(evaluated, runs, tmp_path, forked):
+    arguments = [runs / "plain", "--num_turns", "2", "--output_dir"]
+    done = forked.run(HELPERS / "evaluated.py", *arguments, tmp_path / "two", processes=2)
+    assert done.codes == [0, 0], done.stderr[-4000:]
+    assert transcripts(tmp_path / "two") == transcripts(evaluated)
+    arguments = [runs / "plain", "--num_turns", "2", "--items_per_batch", "5", "--generation_token_budget", "100"]
+    evaluate(*arguments, "--output_dir", tmp_path / "batches")
+    assert transcripts(tmp_path / "batches") == transcripts(evaluated)
+
+
+def test_a_folder_of_another_evaluation_is_refused(evaluated, runs, capsys):
+    for change in (["--seed", "1"], ["--temperature", "0.5"]):
+        with pytest.raises(SystemExit):
+            evaluate(runs / "plain", "--num_turns", "2", "--output_dir", evaluated, *change)
+        message = capsys.readouterr().err.strip().splitlines()[-1]
+        assert re.search(r"transcripts of another evaluation: \w+ was .*, is .*\. Choose another folder", message)
+
+
+def test_what_the_baselines_see_and_cost(evaluated):
+    team, single = transcripts(evaluated), transcripts(evaluated, "raw_single_agent")
+    assert set(single[0]["turns"][0]["prompts"]) == {"main"}
+    for name, limit in (("concatenation", 6), ("pipeline", 6), ("discussion", 3), ("raw_single_agent", 12)):
+        records = transcripts(evaluated, name)
+        lengths = [x for record in records for turn in record["turns"] for x in turn["tokens"].values()]
+        assert max(lengths) == limit
+        first = [record["turns"][0]["prompts"] for record in records]
+        for own, theirs in zip(first, team, strict=True):  # the same items, and the same prompts to begin with
+            assert own[next(iter(own))] == theirs["turns"][0]["prompts"][next(iter(own))]
+    for record in transcripts(evaluated, "pipeline"):
+        for turn in record["turns"]:
+            answer = turn["completions"]["aux"].strip()
+            assert turn["prompts"]["main"].startswith(f"The answer of aux:\n\n{answer}\n\n")
+            assert "The answer of" not in turn["prompts"]["aux"]
+    for record in transcripts(evaluated, "discussion"):
+        draft, answer, second_draft, _ = record["turns"]
+        assert draft["reward"] == 0.0 and draft["metrics"] == {} and "passed" in answer["metrics"]
+        for role, other in (("aux", "main"), ("main", "aux")):
+            shown = answer["prompts"][role]
+            assert f"The answer of {other}:\n\n{draft['completions'][other].strip()}\n\n" in shown
+            assert f"The answer of {role}:" not in shown and shown.endswith(draft["prompts"][role])
+        assert second_draft["prompts"] == dict.fromkeys(("aux", "main"), "Again:")
+    costs = report(evaluated)["policies"]
+    assert costs["discussion"]["cost"]["calls"] == 2 * costs["plain"]["cost"]["calls"]
+
+
+def test_answer_limits():
+    assert [answer_limit(name, 3, 100, "turn") for name in ("raw_single_agent", "pipeline", "discussion")] == [
+        300,
+        100,
+        50,
+    ]
+    assert answer_limit("raw_single_agent", 3, 100, "answer") == answer_limit("discussion", 3, 100, "answer") == 100
+
+
+def test_prompts_of_code_generation_do_not_contradict_what_is_shown():
+    item = {"prompt": 'def double(x):\n    """Twice x."""\n', "entry_point": "double", "test": "", "task_id": "t"}
+    environment = CodeGenerationEnvironment()
+    shown = environment.show_answers("main", environment.prompts(item, ())["main"], {"aux": "def aux(): pass"})
+    assert shown.startswith("The answer of aux:\n\ndef aux(): pass\n\n") and "cannot see" not in shown
+    messages = environment.show_answers("main", [{"role": "user", "content": "Do it."}], {"aux": "x"})
+    assert messages == [{"role": "user", "content": "The answer of aux:\n\nx\n\nDo it."}]
+    assert DiscussionEnvironment(environment).unwrapped is environment
+
+
+def test_pipeline_and_discussion_with_chat_templates():
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    team, environment = tiny_team(chat_template=template), LetterEnvironment(("aux", "main"))
+    for own, sampler in (
+        (environment, PipelineSampler(environment, team, 0, max_new_tokens=4)),
+        (DiscussionEnvironment(environment), EpisodeSampler(team, 0, max_new_tokens=4)),
+    ):
+        sampler.episodes = [(0, 0), (0, 1)]
+        levels = play_episodes([{"x": "1"}], own, sampler, num_turns=2, num_episodes=2)
+        assert all(node.rewards for node in levels[-1])
+
+
+def test_cross_play_of_teams_of_different_sizes(runs, evaluated, tmp_path, capsys):
+    evaluate(runs / "plain", runs / "small", "--num_turns", "2", "--output_dir", tmp_path, cross_play=True)
+    contents = report(tmp_path, "cross_play")
+    cross_play = contents["cross_play"]
+    assert cross_play["runs"] == ["plain", "small"]
+    ((first, mixed), (other, last)) = cross_play["return"]["matrices"]["aux"]
+    means = {name: x["results"]["final"]["return"]["mean"] for name, x in contents["policies"].items()}
+    assert [first, mixed, other, last] == pytest.approx([means[n] for n in ("plain", "mix_0_1", "mix_1_0", "small")])
+    assert transcripts(tmp_path) == transcripts(evaluated)  # agents trained together play as in `evaluate`
+    mix = transcripts(tmp_path, "mix_0_1")
+    for own, pair in zip(transcripts(tmp_path), mix, strict=True):  # the aux of `plain`, with another main
+        assert pair["turns"][0]["completions"]["aux"] == own["turns"][0]["completions"]["aux"]
+    assert any(
+        own["turns"][0]["completions"]["main"] != pair["turns"][0]["completions"]["main"]
+        for own, pair in zip(transcripts(tmp_path), mix, strict=True)
+    )
+    assert "agents trained together" in capsys.readouterr().out
+    assert (tmp_path / "cross_play.png").stat().st_size > 10_000
+
+
+def test_several_teams_and_a_dry_run(runs, tmp_path, capsys):
+    evaluate(runs / "plain", runs / "small", "--output_dir", tmp_path, "--dry_run", "--baselines", "discussion")
+    out = capsys.readouterr().out
+    assert f"{ITEMS}, with 4 episodes of 1 turns each" in out and "56 completions, 336 tokens at most" in out
+    assert "112 completions, 336 tokens at most" in out and not list(tmp_path.iterdir())
+    evaluate(runs / "plain", runs / "small", "--output_dir", tmp_path)
+    contents = report(tmp_path)
+    both, rows = contents["over_teams"]["final"]["return"], contents["policies"].values()
+    assert both["mean"] == pytest.approx(sum(x["results"]["final"]["return"]["mean"] for x in rows) / 2)
+    assert "all teams" in (tmp_path / "evaluation.txt").read_text()
+
+
+def test_wrong_input_is_one_line_and_loads_nothing(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("trl_multiagent.AgentTeam.from_pretrained", None)
+    tiny_team(("left", "right")).save_pretrained(tmp_path / "others")
+    (tmp_path / "empty").mkdir()
+    capsys.readouterr()
+    plain = runs / "plain"
+    out = ["--output_dir", tmp_path / "results"]
+    no_single = Task(lambda settings: LetterEnvironment(("aux", "main")), TASK.load_datasets, settings=TASK.settings)
+    for arguments, message in [
+        ([tmp_path / "nowhere"], "no such folder"),
+        ([tmp_path / "empty", "--split", "test"], "holds no team.json"),
+        ([plain / "team.json"], "is a file"),
+        ([plain, "--k", "1", "9"], "pass@9 needs at least 9 episodes per item, but `num_episodes` is 4"),
+        ([plain, "--split", "empty"], "the evaluation set is empty"),
+        ([runs / "small"], "set `dataset.eval_split` or --split"),
+        ([tmp_path / "others", "--split", "test"], "has the roles left, right, but the task has aux, main"),
+        ([plain, plain], "the same one twice"),
+        ([plain, "--baselines", "debate"], "must be one of 'raw_single_agent'"),
+        ([runs / "small", "--split", "test", "--baselines", "pipeline"], "give `--baseline_model`"),
+        ([plain, "--num_episode", "3"], "did you mean `--num_episodes`"),
+        ([plain, "--config", tmp_path / "missing.yaml"], "no such file"),
+        ([plain, "--output_dir", plain / "team.json"], "is a file"),
+        ([plain, "--override", "magrpo.num_agents=1"], "has the roles aux, main, but the task has main"),
+    ]:
+        with pytest.raises(SystemExit) as end:
+            evaluate(*arguments, *([] if "--output_dir" in arguments else out))
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert end.value.code == 2 and message in lines[-1] and len(lines) == 1, (arguments, lines)
+    with pytest.raises(SystemExit):
+        evaluate(plain, "--baselines", "raw_single_agent", *out, task=no_single)
+    assert "it always has the roles aux, main" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        evaluate(plain, *out, cross_play=True)
+    assert "at least two runs" in capsys.readouterr().err
+
+
+def test_a_task_without_passed_has_no_pass_at_k(runs, tmp_path, capsys):
+    class Plain(LetterEnvironment):
+        evaluate = LetterEnvironment.score
+
+    task = Task(lambda settings: Plain(("aux", "main")), TASK.load_datasets, settings=TASK.settings)
+    evaluate(runs / "plain", "--output_dir", tmp_path / "none", task=task)
+    assert "No pass@k: the task reports no metric `passed`" in capsys.readouterr().out
+    evaluate(runs / "plain", "--output_dir", tmp_path / "other", "--pass_metric", "rewards/count_reward", task=task)
+    assert "pass@1" in report(tmp_path / "other")["policies"]["plain"]["results"]["final"]
+
+
+def test_the_team_of_a_run_without_its_own(runs, tmp_path):
+    """A run that only has checkpoints, and one that saved its team in another place."""
+    from trl_multiagent.recipe.evaluation import find_config, find_team
+
+    for step in (5, 10):
+        shutil.copytree(runs / "small", tmp_path / "run" / f"checkpoint-{step}")
+    (tmp_path / "run" / "config.yaml").write_text("output: {}\n")
+    assert find_team(str(tmp_path / "run")) == str(tmp_path / "run" / "checkpoint-10")
+    assert find_config(str(tmp_path / "run" / "checkpoint-5")) == str(tmp_path / "run" / "config.yaml")
+    (tmp_path / "run" / "config.yaml").write_text(f"output:\n  save_path: {runs / 'plain'}\n")
+    assert find_team(str(tmp_path / "run")) == str(runs / "plain")
+    assert find_config(str(tmp_path)) is None
+
+
+def test_items_without_a_split(runs, tmp_path):
+    rows = Dataset.from_dict({"x": ["1", "2"]})
+    task = Task(TASK.make_environment, lambda settings: (rows, None), settings=TASK.settings)
+    evaluate(runs / "plain", "--dataset", "all", "--output_dir", tmp_path, task=task)
+    assert report(tmp_path)["items"] == 2

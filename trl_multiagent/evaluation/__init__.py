@@ -1,0 +1,1 @@
+"""Evaluation of teams: pass@k with confidence intervals, baselines, cross-play. See docs/evaluation.md."""

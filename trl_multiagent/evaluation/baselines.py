@@ -1,0 +1,127 @@
+"""
+Baselines: an untrained model alone or as a team, on the same items as the trained team.
+
+`raw_single_agent`: one agent gets the whole task. `concatenation`: the agents answer independently, and the environment joins their
+answers. `pipeline`: they answer one after the other, and each sees the answers before its own. `discussion`: all write a
+draft, each sees the others' drafts, and all answer again.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn, ask, judge
+
+
+AGAIN = "Answer again, with the answers of the others in mind. Give your whole answer in the same form.\n"
+
+
+class DiscussionEnvironment(Environment):
+    """
+    An environment in which every turn of the task has two rounds: a draft, which is not scored, and an answer, before which
+    each agent sees the drafts of the others.
+
+    Args:
+        task ([`~trl_multiagent.environments.Environment`]): The task.
+    """
+
+    def __init__(self, task: Environment):
+        self.task, self.roles = task, task.roles
+
+    def __repr__(self) -> str:
+        return f"DiscussionEnvironment({self.task!r})"
+
+    @property
+    def unwrapped(self) -> Environment:
+        return self.task.unwrapped
+
+    def check_turns(self, num_turns: int) -> None:
+        self.task.check_turns((num_turns + 1) // 2)
+
+    def prepare(self, num_turns: int) -> None:
+        self.task.prepare(num_turns // 2)
+
+    def plan(self, items: Sequence[dict], num_later_prompts: int, answer_tokens: int) -> dict[str, str]:
+        return self.task.plan(items, num_later_prompts, answer_tokens)
+
+    def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
+        return self.next_prompts([item], [history])[0]
+
+    def next_prompts(self, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
+        prompts = ask(self.task, items, [answers_of(history) for history in histories])
+        result = []
+        for history, of_item in zip(histories, prompts, strict=True):
+            if len(history) % 2:  # the drafts are there
+                drafts = history[-1].joint_action
+                of_item = {role: self._show(role, of_item[role], drafts) for role in self.roles}
+            result.append(of_item)
+        return result
+
+    def _show(self, role: str, prompt: Prompt, drafts: Mapping[str, str]) -> Prompt:
+        others = {other: text for other, text in drafts.items() if other != role}
+        shown = self.task.show_answers(role, prompt, others)
+        if isinstance(shown, str):
+            return f"{AGAIN}\n{shown}"
+        *before, last = shown
+        return [*before, {**last, "content": f"{AGAIN}\n{last['content']}"}]
+
+    def score(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
+    ) -> list[Outcome]:
+        return self._judge(items, joint_actions, histories, evaluation=False)
+
+    def evaluate(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
+    ) -> list[Outcome]:
+        return self._judge(items, joint_actions, histories, evaluation=True)
+
+    def _judge(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]], evaluation: bool
+    ) -> list[Outcome]:
+        final = [k for k, history in enumerate(histories) if len(history) % 2]
+        outcomes = [Outcome(0.0) for _ in items]
+        if final:
+            scored = judge(
+                self.task,
+                [items[k] for k in final],
+                [joint_actions[k] for k in final],
+                [answers_of(histories[k]) for k in final],
+                evaluation,
+            )
+            for k, outcome in zip(final, scored, strict=True):
+                outcomes[k] = outcome
+        return outcomes
+
+    def metrics(self) -> dict[str, float]:
+        return self.task.metrics()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.task.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.task.load_state_dict(state)
+
+    def resume_settings(self) -> dict[str, Any]:
+        return self.task.resume_settings()
+
+
+def answers_of(history: Sequence[Turn]) -> tuple[Turn, ...]:
+    """The turns of the task: those of a discussion without its drafts."""
+    return tuple(history[1::2])
+
+
+def answer_limit(baseline: str, num_agents: int, max_completion_length: int, budget: str) -> int:
+    """
+    Tokens of one answer of a baseline at most.
+
+    Args:
+        baseline (`str`): Its name.
+        num_agents (`int`): Number of agents of the team that it is compared with.
+        max_completion_length (`int`): Tokens of one answer of this team at most.
+        budget (`str`): `"turn"`: all answers of a turn together have as many tokens at most as those of the team. `"answer"`:
+            one answer has as many.
+    """
+    if budget == "answer":
+        return max_completion_length
+    if baseline == "raw_single_agent":
+        return num_agents * max_completion_length
+    return max(1, max_completion_length // 2) if baseline == "discussion" else max_completion_length

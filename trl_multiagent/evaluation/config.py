@@ -1,0 +1,111 @@
+"""The settings of an evaluation."""
+
+import math
+from dataclasses import dataclass
+
+from trl_multiagent.environments.base import PASSED
+from trl_multiagent.environments.task import setting
+
+
+BASELINES = ("raw_single_agent", "concatenation", "pipeline", "discussion")
+# Settings that decide which answers are sampled. An evaluation is only continued with the same ones
+SAMPLING_FIELDS = (
+    "num_episodes",
+    "num_turns",
+    "max_completion_length",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "use_chat_template",
+    "seed",
+)
+
+
+@dataclass
+class EvaluationConfig:
+    """
+    The settings of an evaluation. In a recipe, they are the section `evaluation` and the flags of `trl-multiagent evaluate`.
+
+    Settings of the sampling that are `None` are those of the algorithm's section.
+
+    Raises:
+        ValueError: a value is impossible, or contradicts another one.
+    """
+
+    num_episodes: int = setting("Sampled episodes per item, at least the largest k.", 10, ge=1)
+    k: list[int] | None = setting(  # noqa: RUF009
+        "The k of pass@k; by default those of 1, 5 and 10 that `num_episodes` allows.", ge=1
+    )
+    num_turns: int | None = setting("Turns of an episode; by default those of the training.", ge=1)
+    max_completion_length: int | None = setting("Tokens of a completion at most; by default as in the training.", ge=1)
+    temperature: float | None = setting("Temperature, 0 for greedy decoding; by default as in the training.", ge=0)
+    top_p: float | None = setting("Nucleus of the sampling; by default as in the training.", gt=0, le=1)
+    top_k: int | None = setting("Most likely tokens to sample from, 0 for all; by default as in the training.", ge=0)
+    min_p: float | None = setting("Least relative probability of a token; by default as in the training.", ge=0, le=1)
+    repetition_penalty: float | None = setting("Penalty of repeated tokens; by default as in the training.", gt=0)
+    use_chat_template: bool | None = setting("Whether prompts are chat messages; by default as in the training.")
+    discount: float | None = setting("Discount of the return; by default as in the training.", ge=0, le=1)
+    items_per_batch: int = setting("Items that are played and written together.", 16, ge=1)
+    generation_token_budget: int | None = setting(
+        "Upper bound of prompt and completion tokens in one generate call.", 262144, ge=1
+    )
+    seed: int = setting("Random seed of the sampling and of the confidence intervals.", 42, ge=0)
+    pass_metric: str = setting("The metric that says whether an answer passes: it does if this is at least 1.", PASSED)
+    num_bootstraps: int = setting("Resamples of a confidence interval.", 10000, ge=100)
+    confidence: float = setting("Level of the confidence intervals.", 0.95, gt=0, lt=1)
+    baselines: list[str] | None = setting(  # noqa: RUF009
+        "Baselines on the same items: raw_single_agent, concatenation, pipeline, discussion.", choices=BASELINES
+    )
+    baseline_model: str | None = setting("Model of the baselines; by default the one that the team started from.")
+    baseline_budget: str = setting(
+        "What a baseline has in common with the team: 'turn', the tokens of all its answers of a turn together at most, or "
+        "'answer', those of a single answer at most.",
+        "turn",
+        choices=("turn", "answer"),
+    )
+    control: str | None = setting(
+        "'single_agent' trains one agent at the cost of each run, and compares it with the run's team.",
+        choices=("single_agent",),
+    )
+    control_model: str | None = setting(
+        "Model that the control starts from; by default that of the team's last agent."
+    )
+    contributions: bool = setting(
+        "Whether each agent is replaced by nothing, by its untrained self and, with several teams, by that of another team.",
+        False,
+    )
+    output_dir: str | None = setting(
+        "Folder of the results; by default one in `output.base_dir` with the team's name."
+    )
+    disable_tqdm: bool = setting("Whether there is no progress bar.", False)
+
+    def __post_init__(self) -> None:
+        if self.k is None:
+            self.k = [k for k in (1, 5, 10) if k <= self.num_episodes]
+        if not self.k or len(set(self.k)) < len(self.k):
+            raise ValueError(f"`k` is {self.k}, it must be a list of different numbers, such as [1, 5, 10].")
+        if self.num_episodes < 1 or min(self.k) < 1:
+            raise ValueError(f"`num_episodes` is {self.num_episodes} and `k` is {self.k}; both must be at least 1.")
+        if max(self.k) > self.num_episodes:
+            raise ValueError(
+                f"pass@{max(self.k)} needs at least {max(self.k)} episodes per item, but `num_episodes` is "
+                f"{self.num_episodes}: raise it, or remove {max(self.k)} from `k`."
+            )
+        if self.temperature == 0 and self.num_episodes > 1:
+            raise ValueError(
+                f"`temperature` is 0, so all {self.num_episodes} episodes of an item would be the same: set `num_episodes` to 1."
+            )
+        for name in BASELINES if self.baselines is None else self.baselines:
+            if name not in BASELINES:
+                raise ValueError(f"`baselines` has {name!r}, which is none of {', '.join(BASELINES)}.")
+        for name in ("temperature", "discount"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"`{name}` is {value}, it must be a finite number of at least 0.")
+
+    @property
+    def pass_at(self) -> list[int]:
+        """The k of pass@k, in order."""
+        return sorted(self.k or [])

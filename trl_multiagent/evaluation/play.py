@@ -1,0 +1,182 @@
+"""Plays the episodes of an evaluation, and computes its numbers from the transcripts."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from datasets import Dataset
+from tqdm.auto import tqdm
+
+from trl_multiagent.environments.base import scoring_metrics
+from trl_multiagent.environments.dataset_rows import item_ids
+from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
+from trl_multiagent.evaluation.policies import NOTHING, EpisodeSampler, LoadedTeam, PipelineSampler, Policy
+from trl_multiagent.evaluation.transcripts import Transcripts
+from trl_multiagent.rollout.episodes import play_episodes
+from trl_multiagent.rollout.tree import Node, judge_nodes
+from trl_multiagent.trainers.base.distribution import fail_together
+from trl_multiagent.trainers.base.run_settings import describe_environment, digest_of_rows
+
+
+Records = list[dict[str, Any]]
+
+
+def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, accelerator: Accelerator) -> Records:
+    """
+    Plays all episodes of a policy that its transcripts do not have yet.
+
+    Items are played in batches that do not depend on the number of processes, each by one process. A batch that was
+    interrupted is played again as a whole.
+
+    Args:
+        policy ([`Policy`]): What answers.
+        dataset ([`~datasets.Dataset`]): The items.
+        config ([`EvaluationConfig`]): The settings, without a sampling field that is `None`.
+        accelerator ([`~accelerate.Accelerator`]): Of this process. All processes must call this function.
+
+    Returns:
+        `list[dict]`: The transcripts, in the order of the items; empty in all processes but the main one.
+
+    Raises:
+        ValueError: the folder holds the transcripts of another evaluation, or the roles do not match.
+        TaskError: the environment failed, see [`~environments.base.judge`].
+    """
+    folder = transcripts_folder(config, policy)
+    transcripts = Transcripts(folder, len(dataset), config.num_episodes)
+    with fail_together(accelerator):
+        loaded = policy.load()
+        if loaded.team.roles != tuple(policy.environment.roles):
+            raise ValueError(
+                f"The team in {policy.source} has the roles {list(loaded.team.roles)}, the environment "
+                f"{list(policy.environment.roles)}."
+            )
+        if accelerator.is_main_process:
+            transcripts.prepare(describe_policy(policy, loaded, dataset, config))
+    with fail_together(accelerator):
+        _play_batches(policy, loaded, dataset, config, accelerator, transcripts)
+    with fail_together(accelerator):
+        return transcripts.finish() if accelerator.is_main_process else []
+
+
+def transcripts_folder(config: EvaluationConfig, policy: Policy) -> Path:
+    """The folder of a policy's transcripts."""
+    assert config.output_dir is not None
+    return Path(config.output_dir) / "transcripts" / policy.name
+
+
+def describe_policy(policy: Policy, loaded: LoadedTeam, dataset: Dataset, config: EvaluationConfig) -> dict[str, Any]:
+    """What must be the same when an evaluation is continued."""
+    settings = {name: getattr(config, name) for name in SAMPLING_FIELDS}
+    settings |= {"max_completion_length": policy.max_completion_length, "rounds": policy.rounds}
+    settings |= {"pipeline": policy.is_pipeline, "rows of the dataset": digest_of_rows(dataset)}
+    if policy.replaced is not None:
+        settings["replaced"] = f"{policy.replaced.role} by {policy.replaced.by}"
+    return {**settings, **describe_environment(policy.environment), **loaded.description}
+
+
+def _play_batches(
+    policy: Policy,
+    loaded: LoadedTeam,
+    dataset: Dataset,
+    config: EvaluationConfig,
+    accelerator: Accelerator,
+    transcripts: Transcripts,
+) -> None:
+    done = transcripts.read()
+    size = config.items_per_batch
+    batches = [range(k, min(k + size, len(dataset))) for k in range(0, len(dataset), size)]
+    missing = [
+        batch for batch in batches if any((k, e) not in done for k in batch for e in range(config.num_episodes))
+    ]
+    own = missing[accelerator.process_index :: accelerator.num_processes]
+    num_missing = sum(map(len, missing))
+    sampler = make_sampler(policy, loaded, config)
+    names = item_ids(dataset)
+    bar = tqdm(
+        desc=f"Evaluating {policy.name}",
+        unit=" items",
+        total=len(dataset) - num_missing + sum(map(len, own)),
+        initial=len(dataset) - num_missing,
+        disable=config.disable_tqdm or not accelerator.is_main_process,
+    )
+    with bar:
+        for batch in own:
+            transcripts.append(accelerator.process_index, play_batch(policy, sampler, dataset, batch, names, config))
+            bar.update(len(batch))
+
+
+def make_sampler(policy: Policy, loaded: LoadedTeam, config: EvaluationConfig) -> EpisodeSampler:
+    """The sampler of a policy."""
+    arguments: dict[str, Any] = {
+        "seed": config.seed,
+        "use_chat_template": config.use_chat_template,
+        "generation_token_budget": config.generation_token_budget,
+        "max_new_tokens": policy.max_completion_length,
+        "temperature": config.temperature,
+        "repetition_penalty": config.repetition_penalty,
+    }
+    if config.temperature != 0:
+        arguments |= {"top_p": config.top_p, "top_k": config.top_k or 0}
+        arguments |= {} if config.min_p is None else {"min_p": config.min_p}
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    if policy.is_pipeline:
+        return PipelineSampler(policy.environment, loaded.team, **arguments)
+    sampler = EpisodeSampler(loaded.team, **arguments)
+    if policy.replaced is not None and policy.replaced.by == NOTHING:
+        sampler.silent_role = policy.replaced.role
+    return sampler
+
+
+def play_batch(
+    policy: Policy,
+    sampler: EpisodeSampler,
+    dataset: Dataset,
+    batch: Sequence[int],
+    names: Sequence[str],
+    config: EvaluationConfig,
+) -> Records:
+    """Plays the episodes of some items. Returns one record per episode."""
+    start = time.perf_counter()
+    sampler.episodes = [(item, episode) for item in batch for episode in range(config.num_episodes)]
+    levels = play_episodes(
+        [dataset[item] for item in batch],
+        policy.environment,
+        sampler,
+        lambda nodes: judge_nodes(policy.environment, nodes, evaluation=True, chat_roles=sampler.chat_roles),
+        num_turns=policy.num_turns(config),
+        num_episodes=config.num_episodes,
+    )
+    scoring_metrics(policy.environment)  # they are about the last call; reading them starts the next count
+    seconds = (time.perf_counter() - start) / len(sampler.episodes)
+    return [
+        {
+            "item": item,
+            "id": names[item],
+            "episode": episode,
+            "seconds": seconds,
+            "turns": [turn_record(nodes[k], sampler) for nodes in levels],
+        }
+        for k, (item, episode) in enumerate(sampler.episodes)
+    ]
+
+
+def turn_record(node: Node, sampler: EpisodeSampler) -> dict[str, Any]:
+    """What happened in one turn of an episode, as plain values. Numbers that are not finite are left out."""
+    (outcome,) = node.outcomes
+    samples = {role: (sample.prompt_ids, sample.completion_ids[0]) for role, sample in node.samples.items()}
+    return {
+        "prompts": dict(node.prompts),
+        "completions": node.joint_actions[0],
+        "reward": outcome.reward,
+        "metrics": {name: value for name, value in outcome.metrics.items() if math.isfinite(value)},
+        "prompt_tokens": {role: len(prompt) for role, (prompt, _) in samples.items()},
+        "tokens": {role: len(ids) for role, (_, ids) in samples.items()},
+        "finished": {
+            role: bool(ids) and ids[-1] in sampler.team.end_tokens(role) for role, (_, ids) in samples.items()
+        },
+    }

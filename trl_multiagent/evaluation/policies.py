@@ -1,0 +1,200 @@
+"""What is evaluated: policies, each a team in an environment, and the samplers with which they answer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from trl_multiagent.environments.base import Environment
+from trl_multiagent.evaluation.config import EvaluationConfig
+from trl_multiagent.models.generation import generate_groups
+from trl_multiagent.rollout.episodes import derive_seed
+from trl_multiagent.rollout.tree import Node, Samples
+from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.team.sampler import SamplingTeam, TeamSampler
+from trl_multiagent.trainers.base.run_settings import checksum_of_weights, describe_agent
+
+
+class MixedTeam:
+    """
+    Agents of several teams that answer together. It samples like a team, and is not trained or saved.
+
+    Args:
+        sources (`dict[str, AgentTeam]`): The team from which each role's agent comes, in the order of the roles.
+    """
+
+    def __init__(self, sources: Mapping[str, AgentTeam]):
+        self.sources = dict(sources)
+        self.roles = tuple(sources)
+        self.tokenizers: dict[str, PreTrainedTokenizerBase] = {
+            role: team.tokenizers[role] for role, team in sources.items()
+        }
+
+    def activate(self, role: str) -> AbstractContextManager[PreTrainedModel]:
+        return self.sources[role].activate(role)
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for team in {id(team): team for team in self.sources.values()}.values():
+                stack.enter_context(team.evaluating())
+            yield
+
+    def end_tokens(self, role: str) -> list[int]:
+        return self.sources[role].end_tokens(role)
+
+
+class EpisodeSampler(TeamSampler):
+    """
+    Samples episodes. The random numbers of a completion depend on the seed, the item, the episode, the turn and the role
+    alone, so neither the other episodes of a batch nor the number of processes changes it, up to rounding.
+
+    Args:
+        team ([`AgentTeam`] or [`MixedTeam`]): The agents.
+        seed (`int`): Random seed.
+        use_chat_template, generation_token_budget, generation_kwargs: See [`TeamSampler`].
+    """
+
+    def __init__(
+        self,
+        team: SamplingTeam,
+        seed: int,
+        use_chat_template: bool | None = None,
+        generation_token_budget: int | None = None,
+        **generation_kwargs: Any,
+    ):
+        super().__init__(team, use_chat_template, generation_token_budget, **generation_kwargs)
+        self.seed = seed
+        self.silent_role: str | None = None  # an agent whose answers are empty
+        self.episodes: list[tuple[int, int]] = []  # item and episode of each node of the turn
+
+    def _sample_groups(
+        self,
+        role: str,
+        nodes: list[Node],
+        agent: PreTrainedModel,
+        prompt_ids: list[list[int]],
+        num_generations: int,
+        config: GenerationConfig,
+    ) -> list[list[list[int]]]:
+        """Samples one completion per node. The episodes of an item that have the same prompt read it once."""
+        if role == self.silent_role:
+            return [[self.team.end_tokens(role)[:1]] for _ in nodes]
+        seeds = [
+            derive_seed(self.seed, item, episode, len(node.history), role)
+            for (item, episode), node in zip(self.episodes, nodes, strict=True)
+        ]
+        same: dict[tuple[int, ...], list[int]] = {}  # the nodes of each prompt
+        for k, ids in enumerate(prompt_ids):
+            same.setdefault(tuple(ids), []).append(k)
+        rows = list(same.values())
+        if len({len(nodes_of_prompt) for nodes_of_prompt in rows}) > 1:
+            rows = [[k] for k in range(len(nodes))]
+        groups = generate_groups(
+            agent,
+            [prompt_ids[of_prompt[0]] for of_prompt in rows],
+            len(rows[0]),
+            config,
+            self.generation_token_budget,
+            [[seeds[k] for k in of_prompt] for of_prompt in rows],
+        )
+        completions: list[list[list[int]]] = [[] for _ in nodes]
+        for of_prompt, group in zip(rows, groups, strict=True):
+            for k, ids in zip(of_prompt, group, strict=True):
+                completions[k] = [ids]
+        return completions
+
+
+class PipelineSampler(EpisodeSampler):
+    """
+    The agents answer one after the other, and each sees the answers of those before it. The prompts of the nodes become
+    what the agents saw.
+
+    Args:
+        environment ([`~trl_multiagent.environments.Environment`]): Its `show_answers` adds answers to prompts.
+        team, seed, use_chat_template, generation_token_budget, generation_kwargs: See [`EpisodeSampler`].
+    """
+
+    def __init__(self, environment: Environment, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.environment = environment
+
+    def __call__(self, nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
+        samples: dict[str, list[Samples]] = {}
+        for role in self.team.roles:
+            for k, node in enumerate(nodes if samples else ()):
+                answers = {other: samples[other][k].texts[0] for other in samples}
+                shown = self.environment.show_answers(role, node.prompts[role], answers)
+                node.prompts = {**node.prompts, role: shown}
+            samples[role] = self._sample_agent(role, nodes, num_generations)
+        return samples
+
+
+@dataclass
+class LoadedTeam:
+    """A team that can sample, and what must be the same when an evaluation with it is continued."""
+
+    team: SamplingTeam
+    description: dict[str, Any]
+
+
+class Replaced(NamedTuple):
+    """The agent of a team that an ablation replaces, and by what: `NOTHING`, `UNTRAINED` or `OTHER_TEAM`."""
+
+    role: str
+    by: str
+
+
+NOTHING, UNTRAINED, OTHER_TEAM = "nothing", "the untrained agent", "another team's agent"
+
+
+@dataclass
+class Policy:
+    """
+    What answers the items: a team in its environment.
+
+    Args:
+        name (`str`): Name in tables and of the folder of its transcripts.
+        kind (`str`): `"team"`, `"baseline"`, `"control"`, `"ablation"`, or `"pair"`: agents of several runs in a cross-play.
+        environment ([`~trl_multiagent.environments.Environment`]): Its task, with roles that are those of the team.
+        load (`Callable[[], LoadedTeam]`): Loads the team, on its device.
+        max_completion_length (`int`): Tokens of a completion at most.
+        source (`str`): Where the team comes from.
+        is_pipeline (`bool`): Whether the agents answer one after the other.
+        rounds (`int`): Turns of the environment in one turn of the task. The last one counts, and the others are drafts.
+        compared_with (`str`): Name of the team that a control or an ablation belongs to.
+        replaced ([`Replaced`], *optional*): What an ablation replaces.
+    """
+
+    name: str
+    kind: str
+    environment: Environment
+    load: Callable[[], LoadedTeam]
+    max_completion_length: int
+    source: str = ""
+    is_pipeline: bool = False
+    rounds: int = 1
+    compared_with: str = ""
+    replaced: Replaced | None = None
+
+    def num_turns(self, config: EvaluationConfig) -> int:
+        """Turns of the environment in an episode, drafts included."""
+        assert config.num_turns is not None
+        return config.num_turns * self.rounds
+
+
+def describe_team(team: AgentTeam, roles: Sequence[str] | None = None) -> dict[str, Any]:
+    """What identifies agents of a team: architecture and checksum of the weights of each role, as plain values."""
+    checksums: dict[int, str] = {}  # of each distinct model
+    description = {}
+    for role in roles or team.roles:
+        model = team.policies[role]
+        if id(model) not in checksums:
+            checksums[id(model)] = checksum_of_weights(model.parameters())
+        description[f"agent {role}"] = f"{describe_agent(team.agents[role])}, weights {checksums[id(model)]}"
+    return description

@@ -1,0 +1,303 @@
+"""The report of an evaluation: JSON, a table, pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from trl_multiagent.evaluation.config import EvaluationConfig
+from trl_multiagent.evaluation.cross_play import CrossPlay
+from trl_multiagent.evaluation.results import FINAL, Numbers, Result, differences, numbers_of, paired_differences
+from trl_multiagent.evaluation.statistics import Estimate
+from trl_multiagent.files import replacing, write_text
+
+
+EVALUATION, CROSS_PLAY = "evaluation", "cross_play"  # names of the files, without their endings
+
+
+@dataclass
+class Comparison:
+    """
+    Each team minus another policy that belongs to it: its control, or the team with an agent replaced.
+
+    Args:
+        name (`str`): Key in the JSON file.
+        heading (`str`): Heading of the table's first column.
+        rows (`dict[str, list[tuple[Result, Result]]]`): For each row, a pair per team: the team and the other policy.
+        note (`str`, *optional*): A line below the table.
+    """
+
+    name: str
+    heading: str
+    rows: dict[str, list[tuple[Result, Result]]]
+    note: str = ""
+
+
+@dataclass
+class Report:
+    """
+    The results of all policies of an evaluation.
+
+    Args:
+        config ([`EvaluationConfig`]): The settings.
+        results (`list[Result]`): One per policy, teams first.
+        num_items (`int`): Number of items.
+        facts (`dict[str, Any]`): More to write into the JSON file, such as the dataset.
+        cross_play (`list[CrossPlay]`): The cross-play, one entry per metric.
+        comparisons (`list[Comparison]`): The teams beside their controls, and with agents replaced.
+    """
+
+    config: EvaluationConfig
+    results: list[Result]
+    num_items: int
+    facts: dict[str, Any] = field(default_factory=dict)
+    cross_play: list[CrossPlay] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.numbers: dict[str, Numbers] = {x.name: numbers_of([x], self.config) for x in self.results}
+        self.over_teams = numbers_of(self.teams, self.config) if len(self.teams) > 1 else None
+        self.differences: dict[str, Numbers] = {
+            x.name: differences(self.teams, x, self.config)
+            for x in self.results
+            if x.kind == "baseline" and self.teams
+        }
+        self.compared: dict[str, dict[str, Numbers]] = {
+            x.name: {row: paired_differences(pairs, self.config) for row, pairs in x.rows.items()}
+            for x in self.comparisons
+        }
+
+    @property
+    def shown(self) -> list[Result]:
+        """The results that tables and pictures show one by one: all but those of teams with an agent replaced."""
+        return [result for result in self.results if result.kind != "ablation"]
+
+    @property
+    def teams(self) -> list[Result]:
+        return [result for result in self.results if result.kind == "team"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as plain values. Numbers that are not known are null."""
+        policies = {
+            result.name: {
+                "kind": result.kind,
+                "source": result.source,
+                "results": plain(self.numbers[result.name]),
+                "cost": result.cost,
+                "cost_per_episode": result.cost_per_episode,
+            }
+            for result in self.results
+        }
+        contents: dict[str, Any] = {**self.facts, "items": self.num_items, "settings": asdict(self.config)}
+        contents["policies"] = policies
+        if self.over_teams is not None:
+            contents["over_teams"] = plain(self.over_teams)
+        if self.differences:
+            contents["differences"] = {name: plain(numbers) for name, numbers in self.differences.items()}
+        for name, rows in self.compared.items():
+            contents[name] = {row: plain(numbers) for row, numbers in rows.items()}
+        if self.cross_play:
+            contents["cross_play"] = {x.metric: x.to_json() for x in self.cross_play}
+            contents["cross_play"]["runs"] = self.cross_play[0].runs
+        return without_nan(contents)
+
+    def write(self, folder: Path) -> list[Path]:
+        """Writes the JSON file, the table and the pictures, and returns their paths."""
+        folder.mkdir(parents=True, exist_ok=True)
+        name = CROSS_PLAY if self.cross_play else EVALUATION
+        paths = [folder / f"{name}{ending}" for ending in (".json", ".txt", ".png")]
+        write_text(paths[0], json.dumps(self.to_json(), indent=2) + "\n")
+        write_text(paths[1], self.table() + "\n")
+        save(draw_cross_play(self.cross_play) if self.cross_play else draw(self), paths[2])
+        return paths
+
+    # Text
+
+    def table(self) -> str:
+        """The results as text."""
+        level = f"{self.config.confidence:.0%}"
+        lines = [
+            f"{self.num_items} items, {self.config.num_episodes} sampled episodes each. In brackets: {level} bootstrap "
+            "confidence interval over items"
+            + (", and over teams and items in the row 'all teams'." if self.over_teams else ".")
+        ]
+        lines += ["", *self._main_table()]
+        if self.differences:
+            lines += ["", *self._differences()]
+        for comparison in self.comparisons:
+            lines += ["", *difference_lines(comparison.heading, self.compared[comparison.name])]
+            lines += [comparison.note] if comparison.note else []
+        for cross_play in self.cross_play:
+            lines += ["", *cross_play_lines(cross_play)]
+        if not self.cross_play:
+            for result in self.shown:
+                lines += ["", *self._components(result)]
+        return "\n".join(lines)
+
+    def _main_table(self) -> list[str]:
+        rates = [f"pass@{k}" for k in self.config.pass_at]
+        metrics = ["return", *[name for name in rates if any(x.column(name) is not None for x in self.shown)]]
+        rows = [["", *metrics, "calls", "tokens", "seconds"]]
+        for result in self.shown:
+            numbers, cost = self.numbers[result.name][FINAL], result.cost_per_episode
+            costs = [f"{cost['calls']:.1f}", f"{cost['generated_tokens']:.1f}", f"{cost['seconds']:.3f}"]
+            rows.append([result.name, *[show(numbers.get(name), name) for name in metrics], *costs])
+        if self.over_teams is not None:
+            numbers = self.over_teams[FINAL]
+            rows.append(["all teams", *[show(numbers.get(name), name) for name in metrics], "", "", ""])
+        lines = columns(rows)
+        if len(metrics) == 1:
+            lines += [
+                f"No pass@k: the task reports no metric `{self.config.pass_metric}`, see `evaluation.pass_metric`."
+            ]
+        return [*lines, "Calls, generated tokens and seconds are those of an episode, drafts included."]
+
+    def _differences(self) -> list[str]:
+        return difference_lines("the team minus" if len(self.teams) == 1 else "the teams minus", self.differences)
+
+    def _components(self, result: Result) -> list[str]:
+        numbers = self.numbers[result.name]
+        turns = [turn for turn in numbers if turn != FINAL]
+        names = list(dict.fromkeys(name for turn in turns for name in numbers[turn]))
+        rows = [[result.name, *[turn.replace("_", " ") for turn in turns]]]
+        rows += [[name, *[show(numbers[turn].get(name), name) for turn in turns]] for name in names]
+        return columns(rows)
+
+
+def difference_lines(heading: str, rows: Mapping[str, Numbers]) -> list[str]:
+    """A table of differences in return and pass@1, as far as all rows have them. A difference that is not shown is said to be not shown."""
+    metrics = [m for m in ("return", "pass@1") if all(m in numbers[FINAL] for numbers in rows.values())]
+    table = [[heading, *metrics]]
+    for name, numbers in rows.items():
+        table.append([name, *[f"{show(numbers[FINAL][m], m)}{verdict(numbers[FINAL][m])}" for m in metrics]])
+    return columns(table)
+
+
+def plain(numbers: Numbers) -> dict[str, dict[str, dict[str, float]]]:
+    return {turn: {name: x.to_json() for name, x in of_turn.items()} for turn, of_turn in numbers.items()}
+
+
+def without_nan(value: Any) -> Any:
+    """Plain values, with null for numbers that are not finite, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: without_nan(x) for name, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(x) for x in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def show(estimate: Estimate | None, name: str) -> str:
+    """A number and its interval; rates as percentages."""
+    if estimate is None:
+        return "-"
+    if name.startswith("pass@"):
+        return f"{estimate.mean:.1%} [{estimate.low:.1%}, {estimate.high:.1%}]"
+    return f"{estimate.mean:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+
+
+def verdict(estimate: Estimate) -> str:
+    """Says whether a difference is there."""
+    return " no difference shown" if estimate.low <= 0 <= estimate.high else ""
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table. The first row is the heading; all columns but the first are aligned to the right."""
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            text.rjust(width) if k else text.ljust(width)
+            for k, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return [lines[0].rstrip(), "-" * len(lines[0]), *[line.rstrip() for line in lines[1:]]]
+
+
+def cross_play_lines(cross_play: CrossPlay) -> list[str]:
+    """The matrices of a cross-play as text, and what they say."""
+    name = cross_play.metric
+    lines = []
+    for role, matrix in cross_play.matrices.items():
+        rows = [[f"{name}: {role} of the row's run", *cross_play.runs]]
+        rows += [[run, *[f"{x:.3f}" for x in row]] for run, row in zip(cross_play.runs, matrix, strict=True)]
+        lines += [*columns(rows), ""]
+    lines.append(f"agents trained together  {show(cross_play.diagonal, name)}")
+    lines.append(f"agents of two runs       {show(cross_play.off_diagonal, name)}")
+    lines.append(f"difference               {show(cross_play.difference, name)}{verdict(cross_play.difference)}")
+    lines.append(f"  over items only        {show(cross_play.difference_over_items, name)}")
+    return lines
+
+
+# Pictures
+
+
+def draw(report: Report) -> Figure:
+    """Return, pass@1 and tokens of each policy, with the intervals of the first two; one point per turn."""
+    has_pass = any(result.column("pass@1") is not None for result in report.shown)
+    panels = [("Reward of a turn", "reward"), *([("pass@1", "pass@1")] if has_pass else [])]
+    names = [result.name for result in report.shown]
+    rows = [*names, *(["all teams"] if report.over_teams else [])]
+    figure = Figure(figsize=(4.2 * (len(panels) + 1), 1.4 + 0.45 * len(rows)), layout="constrained")
+    axes_list: list[Any] = list(figure.subplots(1, len(panels) + 1, sharey=True, squeeze=False)[0])
+    every = {**report.numbers, **({"all teams": report.over_teams} if report.over_teams else {})}
+    turns = [turn for turn in next(iter(every.values())) if turn != FINAL]
+    for axes, (title, metric) in zip(axes_list, panels, strict=False):
+        for t, turn in enumerate(turns):
+            for y, name in enumerate(rows):
+                estimate = every[name].get(turn, {}).get(metric)
+                if estimate is None:
+                    continue
+                offset = 0.0 if len(turns) == 1 else 0.3 * (t / (len(turns) - 1) - 0.5)
+                axes.plot([estimate.low, estimate.high], [y + offset] * 2, color=f"C{t}", linewidth=2)
+                label = turn.replace("_", " ") if y == 0 and len(turns) > 1 else None
+                axes.plot(estimate.mean, y + offset, "o", color=f"C{t}", markersize=6, label=label)
+        axes.set(title=title)
+        axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
+    if has_pass:
+        axes_list[1].set_xlim(-0.02, 1.02)
+    tokens = [result.cost_per_episode["generated_tokens"] for result in report.shown]
+    axes_list[-1].barh(range(len(names)), tokens, color="0.6", height=0.5)
+    axes_list[-1].set(title="Generated tokens of an episode")
+    for axes in axes_list:
+        axes.grid(alpha=0.2)
+        axes.spines[["top", "right"]].set_visible(False)
+    axes_list[0].set_yticks(range(len(rows)), rows)
+    axes_list[0].set_ylim(len(rows) - 0.5, -0.5)
+    if len(turns) > 1:
+        axes_list[0].legend(frameon=False)
+    return figure
+
+
+def draw_cross_play(cross_plays: Sequence[CrossPlay]) -> Figure:
+    """The matrices, one panel per metric and role."""
+    panels = [(x, role, matrix) for x in cross_plays for role, matrix in x.matrices.items()]
+    size = len(cross_plays[0].runs)
+    side = max(3.2, 0.8 * size + 1.4)
+    figure = Figure(figsize=(len(panels) * (side + 0.6), side), layout="constrained")
+    for axes, (cross_play, role, matrix) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+    ):
+        low, high = min(0.0, float(np.min(matrix))), float(np.max(matrix))
+        high = 1.0 if cross_play.metric.startswith("pass@") else high if high > low else low + 1.0
+        picture = axes.imshow(matrix, cmap="viridis", vmin=low, vmax=high)
+        for i in range(size):
+            for j in range(size):
+                bright = (matrix[i, j] - low) / (high - low) > 0.6
+                axes.text(j, i, f"{matrix[i, j]:.2f}", ha="center", va="center", color="black" if bright else "white")
+        axes.set_xticks(range(size), cross_play.runs, rotation=30, ha="right")
+        axes.set_yticks(range(size), cross_play.runs)
+        axes.set(title=cross_play.metric, xlabel="run of the other agents", ylabel=f"run of {role}")
+        figure.colorbar(picture, ax=axes, shrink=0.8)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    with replacing(path) as unfinished:
+        figure.savefig(unfinished, dpi=150, format="png")

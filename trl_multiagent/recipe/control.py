@@ -1,0 +1,210 @@
+"""
+The trained control of an evaluation: one agent that answers alone, trained at the cost of a team.
+
+It is trained with the settings of the team's run, for as many scored answers and about as many generated tokens: the number of optimizer
+steps is the larger one of those that the two need, where the tokens of an answer are measured before the training. An answer may have
+as many tokens as all of the team's answers together.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import broadcast_object_list
+
+from trl_multiagent.environments.task import Task
+from trl_multiagent.recipe.algorithms import ALGORITHMS, RUN_RECIPE, SECTION_CLASSES
+from trl_multiagent.recipe.fields import read_fields
+from trl_multiagent.recipe.run import parse_recipe, train
+from trl_multiagent.recipe.settings import ConfigError, read_yaml
+from trl_multiagent.trainers.base.rollout_trainer import COST_FILE
+
+
+if TYPE_CHECKING:
+    from trl_multiagent.environments.base import Environment
+    from trl_multiagent.recipe.recipe import Recipe
+    from trl_multiagent.team.agent_team import AgentTeam
+
+
+MEASURED_ITEMS = 64  # whose answers are sampled to estimate the tokens of an answer
+
+
+@dataclass(frozen=True)
+class TrainingCost:
+    """
+    What the training of a team cost.
+
+    Args:
+        env_steps (`int`): Scored joint answers.
+        generated_tokens (`int`): Tokens that all agents generated.
+    """
+
+    env_steps: int
+    generated_tokens: int
+
+
+def read_cost(run_folder: Path) -> TrainingCost:
+    """
+    Reads what a run cost.
+
+    Raises:
+        ConfigError: the folder has no record of it.
+    """
+    path = run_folder / COST_FILE
+    try:
+        numbers = json.loads(path.read_text(encoding="utf-8"))
+        return TrainingCost(int(numbers["env_steps"]), int(numbers["generated_tokens"]))
+    except OSError as error:
+        raise ConfigError(
+            f"The control of {run_folder} needs {path}, which a run of an online algorithm writes when its training ends: {error.strerror}."
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error!r}.") from error
+
+
+@dataclass(frozen=True)
+class Control:
+    """
+    The control of one run.
+
+    Args:
+        run_config (`str`): The settings of the run.
+        folder (`Path`): The folder of the control's run.
+        model (`str`): The model that it starts from.
+        num_agents (`int`): Number of agents of the team.
+        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): See [`~recipe.run.run_recipe`].
+        task_name (`str`, *optional*): The task, if the user chose one.
+        prog (`str`): Name of the program in messages.
+    """
+
+    run_config: str
+    folder: Path
+    model: str
+    num_agents: int
+    task: Task | Mapping[str, str]
+    task_name: str | None
+    prog: str
+
+    def check(self) -> TrainingCost:
+        """
+        Checks that the control can be trained, and returns the cost of its run.
+
+        Raises:
+            ConfigError: the run has no record of its cost, or was not trained with an online algorithm.
+        """
+        _ = self.algorithm
+        return read_cost(Path(self.run_config).parent)
+
+    @property
+    def algorithm(self) -> str:
+        """
+        The algorithm of the run.
+
+        Raises:
+            ConfigError: it does not learn from rollouts.
+        """
+        written = read_yaml(self.run_config)
+        algorithm = next((name for name in written if name in ALGORITHMS), None)
+        if algorithm is None or ALGORITHMS[algorithm].run != RUN_RECIPE:
+            raise ConfigError(
+                f"The control is trained with the algorithm of its run, which must learn from rollouts, such as magrpo; the run of "
+                f"{self.run_config} has {algorithm or 'none'}."
+            )
+        return algorithm
+
+    @property
+    def is_trained(self) -> bool:
+        return (self.folder / "team.json").is_file()
+
+    def argv(self) -> list[str]:
+        """The arguments of the control's run, without the number of its optimizer steps."""
+        algorithm = self.algorithm
+        section = read_yaml(self.run_config)[algorithm]
+        length = section.get(
+            "max_completion_length", read_fields(SECTION_CLASSES[algorithm])["max_completion_length"].default
+        )
+        changes: dict[str, Any] = {
+            "num_agents": 1,
+            "max_completion_length": self.num_agents * length,
+            "output_dir": str(self.folder),
+            "report_to": "none",
+            "push_to_hub": False,
+        }
+        changes |= {
+            name: None for name in ("frozen_agents", "agent_learning_rates", "critic_models") if name in section
+        }
+        overrides = [f"{algorithm}.{name}={json.dumps(value)}" for name, value in changes.items()]
+        overrides += ["agents=null", f"agent_model.name={self.model!r}", "output.save_path=null"]
+        overrides += ["output.save_final_model=true"]
+        argv = ["--config", self.run_config, "--override", *overrides]
+        return argv if self.task_name is None else [*argv, "--task", self.task_name]
+
+    def train(self, cost: TrainingCost) -> None:
+        """Trains the control and saves it in its folder."""
+        algorithm = self.algorithm
+        recipe = parse_recipe(algorithm, self.task, self.argv(), self.prog)
+        environment = recipe.make_environment()
+        train_dataset, _ = recipe.load_datasets()
+        recipe.check_run(environment, train_dataset)
+        team = recipe.load_team(environment.roles)
+        tokens = tokens_per_answer(
+            team, environment, train_dataset.select(range(min(MEASURED_ITEMS, len(train_dataset)))), recipe
+        )
+        args = recipe.training_args
+        args.max_steps = steps_at_cost(cost, answers_per_batch(recipe), tokens, args.num_iterations)
+        recipe.merged[algorithm] |= {"max_steps": args.max_steps, "num_train_epochs": None}
+        if args.process_index == 0:
+            print(
+                f"Training the control of {self.run_config} for {args.max_steps} steps of {answers_per_batch(recipe)} answers with "
+                f"about {tokens:.0f} tokens; the run had {cost.env_steps} joint answers and {cost.generated_tokens} tokens.",
+                flush=True,
+            )
+        train(recipe, algorithm, environment, team, train_dataset, None)
+
+
+def answers_per_batch(recipe: Recipe) -> int:
+    """Answers that one batch of a single agent's trees scores, in all processes."""
+    args = recipe.training_args
+    assert args.items_per_device is not None  # the configuration has set it
+    return args.rows_per_item * args.items_per_device * args.world_size
+
+
+def steps_at_cost(cost: TrainingCost, answers: int, tokens: float, num_iterations: int) -> int:
+    """
+    The optimizer steps after which a control has cost at least as many scored answers, and about as many tokens, as a team.
+
+    Args:
+        cost ([`TrainingCost`]): The cost of the team.
+        answers (`int`): Scored answers of a batch.
+        tokens (`float`): Tokens of an answer.
+        num_iterations (`int`): Optimizer steps per batch.
+    """
+    batches = max(cost.env_steps / answers, cost.generated_tokens / (answers * tokens))
+    return math.ceil(batches) * num_iterations
+
+
+def tokens_per_answer(team: AgentTeam, environment: Environment, items: Sequence[dict], recipe: Recipe) -> float:
+    """The mean number of tokens of the untrained control's answers, the same in all processes."""
+    args = recipe.training_args
+    torch.manual_seed(args.seed)
+    episodes = team.to(args.device).collaborate(
+        items,
+        environment,
+        num_turns=args.num_turns,
+        max_new_tokens=args.max_completion_length,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+    )
+    (role,) = environment.roles
+    texts = [turn.joint_action[role] for episode in episodes for turn in episode]
+    measured = [fmean(len(ids) + 1 for ids in team.tokenizers[role](texts)["input_ids"])]  # and the end of the answer
+    broadcast_object_list(measured)
+    return measured[0]
