@@ -30,7 +30,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # The files that take longest, in this order. When workers share the tests, these start first, so that all workers end together
 SLOW = """
 test_distributed_forms test_benchmarks test_demo_run test_checkpoints test_hostile test_together test_team_forms
-test_code_generation test_endpoints test_preference_run test_marlhf test_limits test_hub test_actor_critic test_madpo_update
+test_code_generation test_endpoints test_preference_run test_marlhf test_preference_processes test_limits test_hub test_actor_critic test_madpo_update
 test_madpo_trainer test_evaluate test_control test_collection test_router_loss test_two_hosts test_vllm_generation
 test_magrpo_update
 test_dropout test_two_processes test_failures test_experiments test_iterations test_joint_reward_trainer test_own_family

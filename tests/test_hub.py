@@ -548,6 +548,24 @@ torch.save(AgentTeam.from_pretrained("user/recipe").state_dict(), path)
         assert any(not torch.equal(x, start[name]) for name, x in trained.items())
 
 
+def test_runs_that_learn_from_preferences_push_their_team_alone(server, client, tiny_model, tmp_path):
+    code = """
+from preference_runs import run
+for algorithm in ("madpo_iter", "marlhf", "marlhf_iter"):
+    push = ["--push_to_hub", "--hub_model_id", f"user/{algorithm}"]
+    run(f"{folder}/{algorithm}", model, "4", algorithm, *push, *([] if algorithm == "marlhf" else ["--num_iterations", "1"]))
+"""
+    client(code, folder=str(tmp_path), model=tiny_model)
+    for algorithm in ("madpo_iter", "marlhf", "marlhf_iter"):
+        files = set(server.repos[f"user/{algorithm}"].files())
+        assert TEAM_FILES <= files and "config.yaml" in files
+        folders = {path.partition("/")[0] for path in files if "/" in path}
+        assert folders == {"agents"}, algorithm
+        assert "/tmp" not in server.repos[f"user/{algorithm}"].files()["README.md"].decode()
+    assert (tmp_path / "marlhf" / "_reward_model" / "complete.json").is_file()
+    assert (tmp_path / "marlhf" / "_preferences" / "collection.json").is_file()
+
+
 def test_preferences_are_pushed_with_their_card_and_loaded(server, client, tmp_path):
     code = """
 import datasets

@@ -17,6 +17,7 @@ import pytest
 import torch
 import transformers
 import trl
+from accelerate.state import AcceleratorState
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
 from torch.optim.lr_scheduler import LRScheduler
@@ -198,6 +199,7 @@ PRIVATE = {
     "_llm_weights_sleeping": VLLMGeneration,
     "_name": GRPOTrainer,
     "_paper": GRPOTrainer,
+    "_reset_state": AcceleratorState,
     "_signature_columns": RewardTrainer,
     "_step": GRPOTrainer,
     "_supports_default_dynamic_cache": GenerationMixin,

@@ -5,7 +5,7 @@ import torch
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences, make_comparator
-from trl_multiagent.preferences.comparators import CentralizedSampler, SequentialSampler, tagged_block
+from trl_multiagent.preferences.comparators import CentralizedSampler, SequentialSampler
 from trl_multiagent.rollout.tree import Node, Samples
 
 from tiny import byte_tokenizer, team_of, tiny_environment, tiny_items, tiny_llama, tiny_team
@@ -136,20 +136,6 @@ def test_a_centralized_model_sees_both_assignments_and_answers_in_blocks():
     assert [x.texts for x in samples["aux"]] == [["help00", "help01"], ["help10", "help11"]]
     assert [x.texts for x in samples["main"]] == [["  do00", "  do01"], ["  do10", "  do11"]]
     assert sum(len(ids) for x in samples.values() for y in x for ids in y.completion_ids) == 8  # counted once
-
-
-@pytest.mark.parametrize(
-    ("text", "block"),
-    [
-        ("<aux>a</aux>", "a"),
-        ("<aux>\na\nb\n</aux>", "a\nb"),
-        ("<aux>\n\n  a", "\n  a"),
-        ("a", ""),
-        ("<main>a</main>", ""),
-    ],
-)
-def test_blocks(text, block):
-    assert tagged_block(text, "aux") == block
 
 
 def test_a_sequential_model_sees_both_assignments_and_what_was_answered():

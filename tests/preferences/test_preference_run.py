@@ -221,6 +221,23 @@ def test_a_collection_without_pairs_is_an_error(run, capsys):
     assert "run: error: The collection in run/_preferences has no pairs" in capsys.readouterr().err
 
 
+def test_a_round_without_pairs_learns_from_earlier_ones_or_ends(run, capsys):
+    def flat_later(completions, **columns):
+        scored.append(len(completions))
+        return [1.0 for _ in completions] if len(scored) > 6 else count_reward(completions, **columns)
+
+    prompts = {"aux": "Help with {x}:", "main": "Do {x}:"}
+    task = Task(lambda settings: FunctionEnvironment(prompts, flat_later), load_datasets)
+    with pytest.raises(SystemExit):
+        run("madpo_iter", "run", "--num_iterations", "2", task=task)
+    assert "The team before this round is in run/_rounds/teams/round_1." in capsys.readouterr().err
+    argv = ["--num_iterations", "2", "--preference_replay_mode", "all", "--preference_replay_sample_size", "4"]
+    scored.clear()
+    run("madpo_iter", "replayed", *argv, task=task)
+    results = json.loads(Path("replayed/_rounds/round_1/results.json").read_text())
+    assert results["collection"]["pairs"] == 0 and results["iter"]["train_preference_pairs"] == 4
+
+
 def test_settings_that_may_change():
     before = {"seed": 1, "output": {"base_dir": "x"}, "madpo": {"beta": 0.1, "logging_steps": 1}}
     after = {"seed": 1, "output": {"base_dir": "y"}, "madpo": {"beta": 0.1, "logging_steps": 2, "seed": 3}}

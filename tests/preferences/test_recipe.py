@@ -81,7 +81,7 @@ def test_keys_of_the_peer(tmp_path):
         (["--override", "madpo.preference_num_candidates=many"], "`madpo.preference_num_candidates`"),
         (["--preference_num_candidates", "1"], "`preference_num_candidates` is 1, it must be at least 2"),
         (["--pair_selection", "all"], "set `preference_pairs_per_sample` to null"),
-        (["--collaboration_mode", "centralized"], "`madpo.collaboration_mode`"),
+        (["--collaboration_mode", "middle"], "`madpo.collaboration_mode`"),
         (["--num_agents", "3"], "`madpo.num_agents` is 3, but the task has 2 roles: aux, main"),
         (["--preference_candidates", "3"], "unknown argument '--preference_candidates'"),
     ],

@@ -1,17 +1,22 @@
-"""`train_marlhf.py` and `train_reward_model.py`: settings, plans, the three phases and how they resume."""
+"""`train_marlhf.py`, `train_marlhf_iter.py` and `train_reward_model.py`: settings, plans, the phases and how they resume."""
 
 import importlib.util
 import json
 import shutil
+import zlib
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from datasets import load_from_disk
 from transformers import AutoModelForSequenceClassification
 
-from trl_multiagent import FunctionEnvironment, JointRewardTrainer, Task
-from trl_multiagent.recipe import marlhf
-from trl_multiagent.recipe.marlhf import make_phases, run_marlhf
+from trl_multiagent import AgentTeam, FunctionEnvironment, JointRewardTrainer, MAGRPOTrainer, Task
+from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
+from trl_multiagent.preferences import load_preferences
+from trl_multiagent.recipe.marlhf import RewardRun, make_recipe, run_marlhf
+from trl_multiagent.recipe.preference_run import PreferenceRun
 from trl_multiagent.recipe.reward_model import run_reward_model
 from trl_multiagent.recipe.run import read_settings
 
@@ -36,7 +41,7 @@ def no_run_id(monkeypatch):
 
 def phases(*argv):
     settings, _ = read_settings("marlhf", TASK, ["--model_name", "m", *argv], "marlhf")
-    return make_phases(settings)
+    return make_recipe(settings)
 
 
 def script(name, *argv):
@@ -46,6 +51,14 @@ def script(name, *argv):
     module.main(argv)
 
 
+class Stop(Exception):
+    pass
+
+
+def stop(*args, **kwargs):
+    raise Stop
+
+
 def log_history(folder):
     return json.loads((folder / "trainer_state.json").read_text())["log_history"]
 
@@ -53,13 +66,16 @@ def log_history(folder):
 # Settings
 
 
-@pytest.mark.parametrize("config", ["marlhf_demo", "marlhf_he", "marlhf_che", "reward_model_demo"])
+@pytest.mark.parametrize(
+    "config", ["marlhf_demo", "marlhf_he", "marlhf_che", "marlhf_iter_demo", "marlhf_iter_che", "reward_model_demo"]
+)
 def test_configurations_have_a_plan(config, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    script("marlhf" if "marlhf" in config else "reward_model", "--config", config, "--dry_run")
+    script(config.rpartition("_")[0], "--config", config, "--dry_run")
     out = capsys.readouterr().out
     assert "Dry run" in out and "starts from" in out
     assert ("Phase 3 of 3: magrpo" in out) == ("marlhf" in config)
+    assert ("rounds of three phases" in out) == ("iter" in config)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -78,6 +94,25 @@ def test_keys_of_the_peer(tmp_path, monkeypatch, capsys):
     section |= {"critic_model_name": None, "critic_learning_rate": None, "critic_devices": None}
     section |= {"use_separate_critic": True, "critic_type": "v", "value_loss_coef": 0.6, "value_clip_range": 0.2}
     section |= {"critic_value_head_hidden_dim": None, "value_head_hidden_dim": None}
+    in_rounds = {
+        "num_iterations": 4,
+        "num_train_epochs": 4,
+        "reward_num_train_epochs": 2,
+        "log_reward_distribution": False,
+    }
+    in_rounds |= {"preference_num_candidates": 20, "preference_pairs_per_sample": 4, "preference_replay_dir": None}
+    in_rounds |= {"pair_selection": "comparator_reward", "preference_replay_mode": "lambda_decay"}
+    in_rounds |= {"preference_replay_k": None, "preference_replay_lambda": 0.8, "preference_replay_sample_size": 264}
+    in_rounds |= {"policy_checkpoint_dir": None, "comparator_policy": "current", "comparator_model_name": None}
+    in_rounds |= {"comparator_generation_mode": "decentralized", "comparator_centralized_agent_index": 0}
+    in_rounds |= {"comparator_agents": None, "comparator_devices": None, "comparator_num_candidates": 20}
+    in_rounds |= {"comparator_history_k": 1, "preference_scoring_reward": "task"}
+    in_rounds |= {
+        f"comparator_api_{name}": None for name in ("url", "model", "headers", "key", "key_env", "extra_body")
+    }
+    in_rounds |= {"comparator_api_format": "generic", "comparator_api_timeout": 120}
+    in_rounds |= {"comparator_api_key_header": "Authorization", "comparator_api_key_prefix": "Bearer"}
+    in_rounds |= {"comparator_api_response_field": "completions", "comparator_api_max_n_per_request": None}
     sampling = {"name": "Qwen/Qwen2.5-Coder-3B", "temperature": 0.6, "top_p": 0.6, "top_k": None, "type": "qwen"}
     sections = {"agent_model": sampling, "marlhf": section, "reward_processor": {"enabled": True, "shift": -4.0}}
     sections |= {
@@ -89,14 +124,22 @@ def test_keys_of_the_peer(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "80 per item, each of 2 completions" in out and "1 epochs, 4 pairs per device" in out
     assert "Phase 3 of 3: magrpo" in out and "4 completions per agent and node" in out
+    for name in ("marlhf_iter", "marlhf"):  # the section of the rounds may have either name
+        sections.pop("marlhf", None), sections.pop("marlhf_iter", None)
+        path.write_text(yaml.safe_dump({**sections, name: {**section, **in_rounds}}))
+        script("marlhf_iter", "--config", str(path), "--dry_run")
+        out = capsys.readouterr().out
+        assert "4 rounds of three phases, preference_replay_mode lambda_decay" in out
+        assert "40 per item, each of 2 completions" in out and "4 at most per item, comparator_reward" in out
+        assert "2 epochs, 4 pairs per device" in out and "(4 epochs of the training items)" in out
 
 
 def test_rewards_of_the_model_are_not_processed_unless_the_section_says_so():
     shift = ("--override", "reward_processor.shift=-4", "reward_processor.scale_factor=2")
     run = phases(*shift)
-    assert (run.collection.reward_scale, run.collection.reward_shift) == (2, -4)
-    assert (run.recipe.training_args.reward_scale, run.recipe.training_args.reward_shift) == (1, 0)
-    args = phases(*shift, "--process_model_reward").recipe.training_args
+    assert (run.preferences.reward_scale, run.preferences.reward_shift) == (2, -4)
+    assert (run.training_args.reward_scale, run.training_args.reward_shift) == (1, 0)
+    args = phases(*shift, "--process_model_reward").training_args
     assert (args.reward_scale, args.reward_shift) == (2, -4)
 
 
@@ -104,7 +147,7 @@ def test_rewards_of_the_model_are_not_processed_unless_the_section_says_so():
     ("algorithm", "mode"), [("magrpo", "mean"), ("marloo", "rloo"), ("maremax", "max"), ("mareinforce", "raw")]
 )
 def test_algorithms_of_the_last_phase(algorithm, mode):
-    args = phases("--rl_algorithm", algorithm).recipe.training_args
+    args = phases("--rl_algorithm", algorithm).training_args
     assert args.advantage_mode == mode and type(args).__name__.lower() == f"{algorithm}config"
 
 
@@ -145,11 +188,11 @@ def finished(tiny_model, tmp_path_factory):
 
 def test_the_three_phases(finished):
     folder, _ = finished
-    assert json.loads((folder / "preferences" / "collection.json").read_text())["numbers"]["items"] == 4
-    model = AutoModelForSequenceClassification.from_pretrained(folder / "reward_model")
+    assert json.loads((folder / "_preferences" / "collection.json").read_text())["numbers"]["items"] == 4
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "_reward_model")
     assert model.config.joint_text["roles"] == ["aux", "main"]
-    assert (folder / "reward_model" / "reliability.png").is_file() and not list(
-        folder.glob("reward_model/checkpoint*")
+    assert (folder / "_reward_model" / "reliability.png").is_file() and not list(
+        folder.glob("_reward_model/checkpoint*")
     )
     assert (folder / "team.json").is_file() and (folder / "model_and_task_reward.png").is_file()
     logs = [log for log in log_history(folder / "checkpoint-2") if "reward" in log]
@@ -163,25 +206,29 @@ def test_each_phase_resumes_on_its_own(finished, tmp_path, monkeypatch, capsys):
     shutil.copytree(folder, run)
     argv = [str(run) if x == str(folder) else x for x in argv]
 
-    class Stop(Exception):
-        pass
-
-    def stop(*args, **kwargs):
-        raise Stop
-
     monkeypatch.setattr(JointRewardTrainer, "train", stop)  # the reward model is there
     shutil.rmtree(run / "checkpoint-2")
     (run / "team.json").unlink()
+    (run / "results.json").unlink()
     run_marlhf("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")  # the team goes on after step 1
     states = [log_history(where / "checkpoint-2") for where in (folder, run)]
     losses = [[(log["step"], log["loss"]) for log in logs if "loss" in log] for logs in states]
     assert losses[0] == losses[1]
 
-    monkeypatch.setattr(marlhf, "phase_3", stop)
+    run_marlhf("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
+    assert "is complete" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        run_marlhf("marlhf", TASK, [*argv, "--save_steps", "1", "--reward_learning_rate", "5e-4"], "marlhf")
+    assert "complete phases of a run with other settings: marlhf.reward_learning_rate" in capsys.readouterr().err
+    (run / "results.json").unlink()
     with pytest.raises(SystemExit):  # another reward model in its folder
         run_marlhf("marlhf", TASK, [*argv, "--save_steps", "1", "--reward_learning_rate", "5e-4"], "marlhf")
     assert "holds another reward model: learning_rate was 0.001, is 0.0005" in capsys.readouterr().err
-    shutil.rmtree(run / "reward_model")
+    shutil.rmtree(run / "checkpoint-2")
+    with pytest.raises(SystemExit):  # a checkpoint of other settings
+        run_marlhf("marlhf", TASK, [*argv, "--save_steps", "1", "--learning_rate", "5e-4"], "marlhf")
+    assert "is a checkpoint of another run" in capsys.readouterr().err
+    shutil.rmtree(run / "_reward_model")
     with pytest.raises(Stop):  # only the collection is there: the reward model is trained
         run_marlhf("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
 
@@ -190,27 +237,22 @@ def test_an_interrupted_reward_model_goes_on(finished, tmp_path, monkeypatch):
     folder, argv = finished
     run = tmp_path / "run"
     argv = [str(run) if x == str(folder) else x for x in argv] + ["--reward_num_train_epochs", "2"]
-    shutil.copytree(folder / "preferences", run / "preferences")
-    monkeypatch.setattr(marlhf, "phase_3", lambda *args: None)
-
-    class Stop(Exception):
-        pass
-
-    def report(self):
-        raise Stop
+    shutil.copytree(folder / "_preferences", run / "_preferences")
+    monkeypatch.setattr(RewardRun, "with_reward_of", stop)
 
     with monkeypatch.context() as patch:
-        patch.setattr(JointRewardTrainer, "report", report)
+        patch.setattr(JointRewardTrainer, "report", stop)
         with pytest.raises(Stop):
             run_marlhf("marlhf", TASK, argv, "marlhf")
-    checkpoints = sorted((run / "reward_model").glob("checkpoint-*"))
+    checkpoints = sorted((run / "_reward_model").glob("checkpoint-*"))
     (checkpoints[0] / "half").mkdir()
     calls = []
     train = JointRewardTrainer.train
     monkeypatch.setattr(JointRewardTrainer, "train", lambda self, **given: calls.append(given) or train(self, **given))
-    run_marlhf("marlhf", TASK, argv, "marlhf")
+    with pytest.raises(Stop):  # before the last phase
+        run_marlhf("marlhf", TASK, argv, "marlhf")
     assert calls == [{"resume_from_checkpoint": str(checkpoints[-1])}]
-    assert (run / "reward_model" / "complete.json").is_file()
+    assert (run / "_reward_model" / "complete.json").is_file()
 
 
 def test_a_reward_model_alone(finished, tiny_model, tmp_path, capsys):
@@ -219,7 +261,7 @@ def test_a_reward_model_alone(finished, tiny_model, tmp_path, capsys):
     with pytest.raises(SystemExit):
         run_reward_model("reward_model", TASK, argv, "judge")
     assert "`reward_model.preference_dataset` is missing" in capsys.readouterr().err
-    argv += ["--preference_dataset", str(folder / "preferences"), "--num_train_epochs", "1", "--disable_tqdm"]
+    argv += ["--preference_dataset", str(folder / "_preferences"), "--num_train_epochs", "1", "--disable_tqdm"]
     run_reward_model(
         "reward_model", TASK, [*argv, "--override", "peft.r=4", "reward_model.eval_fraction=0.3"], "judge"
     )
@@ -230,12 +272,147 @@ def test_a_reward_model_alone(finished, tiny_model, tmp_path, capsys):
 def test_given_preferences_and_other_algorithms(finished, tmp_path):
     folder, argv = finished
     argv = [str(tmp_path / "run") if x == str(folder) else x for x in argv]
-    given = ["--preference_dataset", str(folder / "preferences"), "--rl_algorithm", "maac", "--save_strategy", "no"]
+    given = ["--preference_dataset", str(folder / "_preferences"), "--rl_algorithm", "maac", "--save_strategy", "no"]
     run_marlhf(
         "marlhf",
         TASK,
         [*argv, *given, "--reward_freeze_backbone", "--override", "marlhf.score_task_reward=false"],
         "marlhf",
     )
-    assert not (tmp_path / "run" / "preferences").exists() and (tmp_path / "run" / "team.json").is_file()
+    assert not (tmp_path / "run" / "_preferences").exists() and (tmp_path / "run" / "team.json").is_file()
     assert not (tmp_path / "run" / "model_and_task_reward.png").exists()
+
+
+# Rounds
+
+
+def in_rounds(folder, model, *argv):
+    argv = ["--model_name", model, "--output_dir", str(folder), *SMALL.split(), "--save_strategy", "steps", *argv]
+    argv += [
+        "--save_steps",
+        "1",
+        "--num_iterations",
+        "2",
+        "--preference_replay_mode",
+        "all",
+        "--preference_num_items",
+        "3",
+    ]
+    run_marlhf("marlhf_iter", TASK, argv, "marlhf_iter")
+
+
+def weights(folder):
+    return list(AgentTeam.from_pretrained(str(folder)).parameters())
+
+
+def same(first, second):
+    return all(torch.equal(a, b) for a, b in zip(weights(first), weights(second), strict=True))
+
+
+def test_rounds_and_a_kill_in_every_phase(tiny_model, tmp_path, capsys):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    argv = ["--preference_scoring_reward", "reward_model", "--comparator_policy", "history"]
+    argv += ["--override", "dataset.eval_split=x"]
+    in_rounds(whole, tiny_model, *argv)
+    assert "Round 2 of 2" in capsys.readouterr().out
+    folders = [whole / "_rounds" / f"round_{k}" for k in range(2)]
+    results = [json.loads((folder / "results.json").read_text()) for folder in folders]
+    assert [result["iter"]["current_iteration"] for result in results] == [1, 2]
+    assert results[1]["env_step"] == 2 * results[0]["env_step"] > 0
+    logs = [log for log in results[1]["log_history"] if "reward" in log]
+    assert logs and all(log["reward"] == log["turn_1/rewards/model"] for log in logs)
+    # The second round's preferences are made of the first round's reward model
+    rewards = [load_preferences(str(folder / "preferences"), ["aux", "main"])["chosen_reward"] for folder in folders]
+    assert all(0 <= reward <= 1 for reward in rewards[0]) and not all(0 <= reward <= 1 for reward in rewards[1])
+    teams = [whole / "_rounds" / "teams" / f"round_{k}" for k in (1, 2)]
+    assert same(teams[1], whole) and not same(*teams)
+    assert "whole/_rounds" not in (whole / "README.md").read_text()
+
+    steps = []
+    compute_loss = MAGRPOTrainer.compute_loss
+
+    def at_step(number):
+        def failing(self, *args, **kwargs):
+            steps.append(self.state.global_step)
+            return stop() if len(steps) == number else compute_loss(self, *args, **kwargs)
+
+        return failing
+
+    # In every phase of the first round, after its training, and before the end of the last one
+    kills = [(JointRewardTrainer, "train", stop), (JointRewardTrainer, "report", stop)]
+    kills += [(RewardRun, "with_reward_of", stop), (MAGRPOTrainer, "compute_loss", at_step(2))]
+    kills += [(PreferenceRun, "save_team", stop), (PreferenceRun, "save_last", stop)]
+    for owner, name, replacement in kills:
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
+            patch.setattr(owner, name, replacement)
+            in_rounds(killed, tiny_model, *argv)
+    in_rounds(killed, tiny_model, *argv)
+    assert same(whole, killed)
+    again = [json.loads((killed / "_rounds" / f"round_{k}" / "results.json").read_text()) for k in range(2)]
+    for name in ("env_step", "iter", "steps"):
+        assert [one[name] for one in again] == [one[name] for one in results]
+    for name in ("eval_before", "eval"):
+        assert [one[name]["reward"] for one in again] == [one[name]["reward"] for one in results]
+    in_rounds(killed, tiny_model, *argv)
+    assert "is complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        (["--preference_dataset", "x"], "every round collects its preferences"),
+        (["--num_iterations", "0"], "`marlhf_iter.num_iterations` is 0"),
+        (["--preference_scoring_reward", "me"], "`marlhf_iter.preference_scoring_reward`"),
+        (["--override", "marlhf.num_iterations=2", "marlhf_iter.num_iterations=3"], "are the same setting"),
+        (["--override", "madpo_iter.beta=2"], "the section `madpo_iter` cannot be used"),
+    ],
+)
+def test_wrong_settings_of_rounds(argv, problem, capsys, tmp_path):
+    with pytest.raises(SystemExit) as exit:
+        run_marlhf("marlhf_iter", TASK, ["--model_name", "m", *argv], "marlhf_iter")
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert exit.value.code == 2 and problem in line
+
+
+def test_defaults_of_rounds():
+    settings, _ = read_settings("marlhf_iter", TASK, ["--model_name", "m"], "marlhf_iter")
+    recipe = make_recipe(settings)
+    assert recipe.num_iterations == 6 and recipe.training_args.num_iterations == 1
+    assert recipe.training_args.num_train_epochs == 2 == recipe.reward_args.num_train_epochs
+    assert recipe.preferences.preference_num_candidates == 20 and recipe.preferences.comparator_policy == "current"
+
+
+# Real problems
+
+REAL = "--preference_num_candidates 3 --preference_pairs_per_sample 2 --max_completion_length 6 --max_steps 1 --disable_tqdm "
+REAL += "--eval_strategy no --report_to none --save_strategy no"
+
+
+@pytest.mark.parametrize(
+    "config", ["madpo_he", "madpo_che", "madpo_iter_che", "marlhf_he", "marlhf_che", "marlhf_iter_che"]
+)
+def test_recipes_run_on_real_problems(config, tiny_model, shared_data, tmp_path, monkeypatch):
+    """A tiny random model writes no code, so all its answers earn nothing. A small number that depends on the text makes pairs."""
+    score = CodeGenerationEnvironment.score
+
+    def with_differences(self, items, joint_actions, histories):
+        outcomes = score(self, items, joint_actions, histories)
+        for outcome, action in zip(outcomes, joint_actions, strict=True):
+            assert outcome.reward == 0.0
+            outcome.reward += zlib.crc32(str(action).encode()) / 2**40
+        return outcomes
+
+    monkeypatch.setattr(CodeGenerationEnvironment, "score", with_differences)
+    name, _, family = config.rpartition("_")
+    data = shared_data / {"he": "humaneval.jsonl", "che": "coophumaneval.jsonl"}[family]
+    overrides = [f"agent_model.name={tiny_model}", f"dataset.name={data}", "dataset.size=4", "dataset.eval_size=1"]
+    overrides += [f"{name}.eval_interval=null"] if name.startswith("marlhf") else []
+    argv = ["--config", config, *REAL.split(), "--output_dir", str(tmp_path / "run")]
+    argv += ["--num_iterations", "2", "--preference_replay_sample_size", "4"] if "iter" in name else []
+    argv += (
+        ["--reward_max_length", "128", "--num_generations", "2", "--beta", "0"] if name.startswith("marlhf") else []
+    )
+    script(name, *argv, "--override", *overrides)
+    rows = load_from_disk(next((tmp_path / "run").rglob("dataset_info.json")).parent)
+    assert len(set(rows["item_id"])) > 1 and "def " in rows[0]["main_prompt"]
+    assert (tmp_path / "run" / "team.json").is_file()

@@ -137,6 +137,7 @@ class DemoReport(TrainerCallback):
         """Evaluates the team's current state on the held-out problems, with sampled episodes."""
         problems = {problem.name: problem for split in ("train", "test") for problem in demo_problems(split)}
         turns: list[Turn] = []
+        answers: list[JointAction] = []
         first_rewards: list[float] = []
         followed = []
         with tqdm(
@@ -151,14 +152,15 @@ class DemoReport(TrainerCallback):
                 episodes = trainer.collaborate(chunk, num_episodes=self.num_episodes)
                 last_turns = [episode[-1] for episode in episodes]
                 asked = [problems[item["entry_point"]] for item in chunk for _ in range(self.num_episodes)]
-                joint_actions = [turn.joint_action for turn in last_turns]
+                joint_actions = [trainer.environment.answers(turn.joint_action) for turn in last_turns]
+                answers += joint_actions
                 followed += conventions(asked, joint_actions, trainer.environment.unwrapped.sandbox)
                 turns += last_turns
                 first_rewards += [episode[0].outcome.metrics["paper_reward"] for episode in episodes]
                 bar.update(len(chunk))
         return Evaluation(
             items=[item for item in self.items for _ in range(self.num_episodes)],
-            joint_actions=[turn.joint_action for turn in turns],
+            joint_actions=answers,
             rewards=[turn.outcome.reward for turn in turns],
             paper_rewards=[turn.outcome.metrics["paper_reward"] for turn in turns],
             earned_rewards=[turn.outcome.metrics["earned_reward"] for turn in turns],

@@ -1,4 +1,5 @@
 from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
+from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.reward_functions import role_reward
 from trl_multiagent.environments.task import Task, TaskSettings
@@ -6,6 +7,7 @@ from trl_multiagent.environments.task_errors import TaskError
 
 
 __all__ = [
+    "CentralizedEnvironment",
     "Environment",
     "FunctionEnvironment",
     "JointAction",

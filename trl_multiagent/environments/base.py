@@ -150,6 +150,13 @@ class Environment(ABC):
             ValueError: it cannot.
         """
 
+    def answers(self, joint_action: JointAction) -> JointAction:
+        """
+        The answers of the task's roles. They are the joint action itself, unless this environment has one agent answer for all roles of
+        the task that it wraps.
+        """
+        return joint_action
+
     def prepare(self, num_turns: int) -> None:  # noqa: B027
         """
         Checks or loads what a run needs from outside, such as another model, before any data or agent is loaded. A dry run does not

@@ -54,6 +54,9 @@ class ModelRewardEnvironment(Environment):
     def unwrapped(self) -> Environment:
         return self.task.unwrapped
 
+    def answers(self, joint_action: JointAction) -> JointAction:
+        return self.task.answers(joint_action)
+
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
         return self.task.prompts(item, history)
 

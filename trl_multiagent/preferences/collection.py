@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
+from accelerate import PartialState
 from datasets import Dataset, Features, Value, load_from_disk
 from tqdm.auto import tqdm
 from transformers import set_seed
@@ -115,7 +115,7 @@ def collect_preferences(
         raise ValueError("`dataset` has no items.")
     if team.roles != tuple(environment.roles):
         raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
-    start_processes()
+    state = start_processes()
     if any(parameter.numel() == 0 for parameter in team.parameters()):
         raise ValueError(
             "The weights of the team are sharded over several processes (ZeRO-3), so they cannot sample here: save the team, and "
@@ -123,19 +123,18 @@ def collect_preferences(
         )
     if comparator is None:
         comparator = make_comparator(team, config, round)
-    accelerator = Accelerator()
-    collection = _Collection(team, environment, dataset, config, round, comparator, accelerator)
+    collection = _Collection(team, environment, dataset, config, round, comparator, state)
     if not collection.is_complete:
-        with fail_together(accelerator):
-            if accelerator.is_main_process:
+        with fail_together(state):
+            if state.is_main_process:
                 collection.prepare_folder()
-        with fail_together(accelerator):
+        with fail_together(state):
             collection.sample_chunks()
-        with fail_together(accelerator):
-            if accelerator.is_main_process:
+        with fail_together(state):
+            if state.is_main_process:
                 collection.write_dataset()
     preferences = load_from_disk(collection.folder)
-    if accelerator.is_main_process:
+    if state.is_main_process:
         warn_if_few_pairs(json.loads((collection.folder / FACTS_FILE).read_text())["numbers"])
     return preferences
 
@@ -151,10 +150,10 @@ class _Collection:
         config: PreferenceConfig,
         round: int,
         comparator: Comparator | None,
-        accelerator: Accelerator,
+        state: PartialState,
     ):
         self.team, self.environment, self.dataset, self.config = team, environment, dataset, config
-        self.round, self.comparator, self.accelerator = round, comparator, accelerator
+        self.round, self.comparator, self.state = round, comparator, state
         self.folder = Path(config.output_dir)
         self.candidates_folder = self.folder / CANDIDATES_FOLDER
         self.chunks = chunks_of(len(dataset), config.items_per_chunk)
@@ -171,7 +170,7 @@ class _Collection:
         settings |= {} if self.comparator is None else self.comparator.describe()
         settings |= {"rows of the dataset": digest_of_rows(self.dataset), **describe_environment(self.environment)}
         if self.environment.state_dict():  # each process has an environment of its own
-            settings["number of processes"] = self.accelerator.num_processes
+            settings["number of processes"] = self.state.num_processes
         settings |= self.config.values(SAMPLING_FIELDS)
         return json.loads(json.dumps(settings, default=str))
 
@@ -218,7 +217,7 @@ class _Collection:
 
     def sample_chunks(self) -> None:
         """Samples and scores the chunks of this process that are not there yet, and writes each of them."""
-        config, index, count = self.config, self.accelerator.process_index, self.accelerator.num_processes
+        config, index, count = self.config, self.state.process_index, self.state.num_processes
         own = range(index, len(self.chunks), count)
         missing = [number for number in own if not self.chunk_path(number).is_file()]
         if missing and self.state_path(missing[0] - count).is_file():
@@ -229,7 +228,7 @@ class _Collection:
             unit=" items",
             total=sum(len(self.chunks[number]) for number in own),
             initial=sum(len(self.chunks[number]) for number in own if number not in missing),
-            disable=config.disable_tqdm or not self.accelerator.is_main_process,
+            disable=config.disable_tqdm or not self.state.is_main_process,
         )
         with bar:
             for number in missing:

@@ -6,7 +6,6 @@ that the settings ask for.
 """
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from trl_multiagent.endpoints.client import EndpointClient
 from trl_multiagent.endpoints.endpoint import EndpointError, describe_endpoint
 from trl_multiagent.endpoints.files import Answer, Question
 from trl_multiagent.environments.base import Prompt
+from trl_multiagent.environments.centralized import assignments, central_prompt, split_blocks
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PreferenceConfig
 from trl_multiagent.rollout.tree import Node, Samples
@@ -237,8 +237,8 @@ def as_messages(prompt: Prompt) -> tuple[dict[str, str], ...]:
 
 class CentralizedSampler:
     """
-    Samples joint answers of one model. The model sees the assignments of all roles and answers with a tagged block for each. A
-    role whose block is missing has an empty answer.
+    Samples joint answers of one model. The model sees the assignments of all roles and answers with a tagged block for each, as an agent
+    of [`~environments.centralized.CentralizedEnvironment`] does. A role that has no block, or several, has an empty answer.
 
     Args:
         sampler (`Callable`): Samples completions of the model, whose role is `SOLO`.
@@ -249,21 +249,15 @@ class CentralizedSampler:
         self.sampler, self.roles = sampler, tuple(roles)
 
     def __call__(self, nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
-        asked = [Node(node.item, (), {SOLO: self.prompt(node.prompts)}) for node in nodes]
+        asked = [Node(node.item, (), {SOLO: central_prompt(self.roles, node.prompts)}) for node in nodes]
         whole = self.sampler(asked, num_candidates)[SOLO]
         return {role: [self.part(samples, role) for samples in whole] for role in self.roles}
-
-    def prompt(self, prompts: dict[str, Prompt]) -> str:
-        tags = "\n".join(f"<{role}>\nanswer of {role}\n</{role}>" for role in self.roles)
-        return (
-            f"{assignments(self.roles, prompts)}Write the answers of all roles, each in its tags and with nothing else:\n"
-            f"{tags}\n\n"
-        )
 
     def part(self, samples: Samples, role: str) -> Samples:
         """The part of one role. All tokens count as those of the first role, because they were sampled once."""
         ids = samples.completion_ids if role == self.roles[0] else [[] for _ in samples.texts]
-        return Samples(samples.prompt_ids, ids, [tagged_block(text, role) for text in samples.texts])
+        texts = [split_blocks(text, self.roles).answers[role] for text in samples.texts]
+        return Samples(samples.prompt_ids, ids, texts)
 
 
 class SequentialSampler:
@@ -303,25 +297,6 @@ class SequentialSampler:
         before = "".join(f"<{other}>\n{answer}\n</{other}>\n\n" for other, answer in answers.items())
         before = f"The answers so far:\n\n{before}" if before else ""
         return f"{assignments(self.roles, prompts)}{before}Write the answer of {role} only:\n\n"
-
-
-def assignments(roles: Sequence[str], prompts: dict[str, Prompt]) -> str:
-    """The assignments of all roles in one text."""
-    texts = [
-        f"<assignment of {role}>\n{text_of(prompts[role]).strip()}\n</assignment of {role}>\n\n" for role in roles
-    ]
-    return f"You answer for the roles {', '.join(roles)}, who solve one task together.\n\n{''.join(texts)}"
-
-
-def text_of(prompt: Prompt) -> str:
-    """The text of a prompt; of chat messages, their contents, one after the other."""
-    return prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
-
-
-def tagged_block(text: str, role: str) -> str:
-    """The text within the tags of a role, up to the end if the closing tag is missing; empty if the opening tag is missing."""
-    match = re.search(rf"<{role}>\n?(.*?)(?:\n?</{role}>|\Z)", text, flags=re.DOTALL)
-    return match[1] if match else ""
 
 
 def join_samples(parts: list[Samples]) -> Samples:

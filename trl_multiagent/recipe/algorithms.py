@@ -32,6 +32,11 @@ MADPO = Algorithm(
     f"{TRAINERS}.madpo_trainer.MADPOTrainer",
     "trl_multiagent.recipe.preference_run.run_preferences",
 )
+MARLHF = Algorithm(  # `rl_algorithm` chooses the trainer, by default this one
+    f"{TRAINERS}.magrpo_config.MAGRPOConfig",
+    f"{TRAINERS}.magrpo_trainer.MAGRPOTrainer",
+    "trl_multiagent.recipe.marlhf.run_marlhf",
+)
 # GRPO is MAGRPO with a team of one, AC is IAC with a team of one
 ALGORITHMS = {
     "grpo": Algorithm(f"{TRAINERS}.magrpo_config.MAGRPOConfig", f"{TRAINERS}.magrpo_trainer.MAGRPOTrainer"),
@@ -46,11 +51,8 @@ ALGORITHMS = {
     "maac": Algorithm(f"{TRAINERS}.maac_config.MAACConfig", f"{TRAINERS}.maac_trainer.MAACTrainer"),
     "madpo": MADPO,
     "madpo_iter": MADPO,
-    "marlhf": Algorithm(  # `rl_algorithm` chooses the trainer, by default this one
-        f"{TRAINERS}.magrpo_config.MAGRPOConfig",
-        f"{TRAINERS}.magrpo_trainer.MAGRPOTrainer",
-        "trl_multiagent.recipe.marlhf.run_marlhf",
-    ),
+    "marlhf": MARLHF,
+    "marlhf_iter": MARLHF,
     "reward_model": Algorithm(
         f"{TRAINERS}.joint_reward_config.JointRewardConfig",
         f"{TRAINERS}.joint_reward_trainer.JointRewardTrainer",
@@ -58,6 +60,7 @@ ALGORITHMS = {
     ),
 }
 PREFERENCE_ALGORITHMS = ("madpo", "madpo_iter")  # they learn from pairs of answers, not from rollout trees
+ITERATIVE = {"madpo_iter": "madpo", "marlhf_iter": "marlhf"}  # algorithms in rounds, and what each round is
 
 ACTOR_CRITICS = ("ac", "iac", "maac")  # algorithms with critics
 SINGLE_AGENT = {"grpo": "MAGRPO", "ac": "IAC"}  # algorithms for one agent, and the same for several
@@ -73,3 +76,6 @@ def import_class(path: str) -> Any:
     """Imports a class, or another object of a module, by a path such as `package.module.Class`."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
+
+
+SECTION_CLASSES["marlhf_iter"] = "trl_multiagent.recipe.reward_section.MARLHFIterSection"

@@ -13,6 +13,7 @@ from trl_multiagent.limits import short
 from trl_multiagent.recipe.algorithms import (
     ACTOR_CRITICS,
     ALGORITHMS,
+    ITERATIVE,
     PREFERENCE_ALGORITHMS,
     SECTION_CLASSES,
     SINGLE_AGENT,
@@ -73,6 +74,16 @@ class Settings:
         return self.arguments["num_agents"]
 
     @property
+    def is_centralized(self) -> bool:
+        """Whether one agent answers for all roles of the task."""
+        return self.extras.collaboration_mode == "centralized"
+
+    @property
+    def num_policies(self) -> int:
+        """Number of agents of the team: that of the roles, or one that answers for all of them."""
+        return 1 if self.is_centralized else self.num_agents
+
+    @property
     def has_peft_section(self) -> bool:
         return self.merged.get("peft") is not None
 
@@ -115,12 +126,18 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
     tree = ("num_generations", "num_turns", "joint_mode", "handoff", "num_agents")
     try:
         if fields.keys() >= set(tree):  # the algorithm grows rollout trees
-            check_tree_size(*(settings.arguments.get(name, fields[name].default) for name in tree))
+            given = {**settings.arguments, "num_agents": settings.num_policies}
+            check_tree_size(*(given.get(name, fields[name].default) for name in tree))
     except ValueError as error:
         raise ConfigError(f"section `{algorithm}`: {error}") from error
-    if settings.agents is not None and len(settings.agents) != settings.num_agents:
+    if settings.is_centralized and settings.num_agents == 1:
         raise ConfigError(
-            f"`agents` has {len(settings.agents)} entries for {settings.num_agents} agents (`num_agents`)."
+            f"`{algorithm}.collaboration_mode: centralized` has one agent answer for several roles, but there is one role: remove it."
+        )
+    if settings.agents is not None and len(settings.agents) != settings.num_policies:
+        reason = "`collaboration_mode: centralized`" if settings.is_centralized else "`num_agents`"
+        raise ConfigError(
+            f"`agents` has {len(settings.agents)} entries for {settings.num_policies} agents ({reason})."
         )
     return settings
 
@@ -207,7 +224,7 @@ def note_without_effect(settings: Settings, without_effect: list[str]) -> None:
     if settings.agents is not None and settings.sections["agent_model"].name is not None:
         without_effect.append("agent_model.name (`agents` is used)")
     given = settings.values[algorithm]
-    if arguments.get("num_iterations", 1) == 1:
+    if algorithm in ITERATIVE or arguments.get("num_iterations", 1) == 1:
         reason = "with one step per batch the probability ratio is 1"
         without_effect += [
             f"{algorithm}.{name} ({reason})" for name in ("epsilon", "epsilon_high", "delta") if name in given
@@ -349,8 +366,11 @@ def make_training_args(settings: Settings, config_class: type | None = None) -> 
         ConfigError: the configuration class refuses a value.
     """
     algorithm, extras, arguments = settings.algorithm, settings.extras, dict(settings.arguments)
+    if "num_agents" in arguments:
+        arguments["num_agents"] = settings.num_policies
     config_class = config_class or ALGORITHMS[algorithm].config_class()
     if algorithm in PREFERENCE_ALGORITHMS:  # the section is also about the collection
+        arguments = {**section_defaults(algorithm), **arguments}
         arguments = {name: arguments[name] for name in read_fields(ALGORITHMS[algorithm].config) if name in arguments}
     try:
         args = config_class(**arguments)  # computes the size of a tree and the number of processes
@@ -368,6 +388,14 @@ def make_training_args(settings: Settings, config_class: type | None = None) -> 
     except (AttributeError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError) as error:
         raise ConfigError(f"section {where(algorithm, arguments, str(error))}: {describe(error)}") from error
     return args
+
+
+def section_defaults(algorithm: str) -> dict[str, Any]:
+    """The defaults of an algorithm in rounds that differ from those of its trainer and of the collection."""
+    if algorithm not in ITERATIVE:
+        return {}
+    path = SECTION_CLASSES[algorithm]
+    return {name: x.default for name, x in read_fields(path).items() if x.owner == path.rpartition(".")[2]}
 
 
 def where(algorithm: str, arguments: dict[str, Any], message: str) -> str:

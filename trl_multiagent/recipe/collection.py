@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
-from trl_multiagent.recipe.algorithms import SECTION_CLASSES
-from trl_multiagent.recipe.arguments import Settings
-from trl_multiagent.recipe.fields import read_fields
+from trl_multiagent.recipe.arguments import Settings, section_defaults
 from trl_multiagent.recipe.run import read_settings
 from trl_multiagent.recipe.settings import ConfigError, fail
+from trl_multiagent.recipe.tasks import make_environment
 
 
 if TYPE_CHECKING:
@@ -59,19 +58,8 @@ class Collection:
         return TaskSettings(sections, self.settings.num_agents, Path(self.config.output_dir))
 
     def make_environment(self) -> Environment:
-        """
-        Makes the task's environment.
-
-        Raises:
-            ConfigError: the number of its roles is not `num_agents`.
-        """
-        environment = self.task.make_environment(self.task_settings)
-        if len(environment.roles) != self.settings.num_agents:
-            raise ConfigError(
-                f"`{self.settings.algorithm}.num_agents` is {self.settings.num_agents}, but the task has {len(environment.roles)} roles: "
-                f"{', '.join(environment.roles)}."
-            )
-        return environment
+        """Makes the environment, see [`~trl_multiagent.recipe.tasks.make_environment`]."""
+        return make_environment(self.settings, Path(self.config.output_dir))
 
     def load_items(self) -> Dataset:
         """Loads the items to collect preferences for: the task's training set, or its first `dataset.size` rows."""
@@ -196,11 +184,15 @@ def make_config(settings: Settings, **changes: Any) -> PreferenceConfig:
     """
     from trl_multiagent.preferences.config import PreferenceConfig
 
-    path = SECTION_CLASSES[settings.algorithm]
-    defaults = {
-        name: field.default for name, field in read_fields(path).items() if field.owner == path.rpartition(".")[2]
-    }
-    given: dict[str, Any] = {**defaults, **settings.arguments}
+    given: dict[str, Any] = {**section_defaults(settings.algorithm), **settings.arguments}
+    mode = given.get("comparator_generation_mode", "decentralized")
+    if settings.is_centralized and mode == "sequential":
+        raise ConfigError(
+            f"`{settings.algorithm}.comparator_generation_mode: sequential` answers role by role, but with "
+            "`collaboration_mode: centralized` there is one answer for all roles. Remove it."
+        )
+    if settings.is_centralized:  # the only agent gets the assignments of all roles anyway
+        given["comparator_generation_mode"] = "decentralized"
     names = {field.name for field in dataclasses.fields(PreferenceConfig)}
     values = {name: value for name, value in given.items() if name in names}
     folder = given.get("preference_dataset") or str(

@@ -4,9 +4,6 @@ The names in configurations that were written for CoMLRL, and their meaning here
 `{algorithm}` stands for the algorithm's section.
 """
 
-# Sections for algorithms of CoMLRL that this release does not have
-OTHER_ALGORITHMS = ("marlhf_iter",)
-
 # Sections that must be empty, and the reason
 UNAVAILABLE = {
     "preference": "`madpo` and `madpo_iter` learn from preferences, and take these settings in their own section",
@@ -37,6 +34,7 @@ RENAMED = {
     "{algorithm}.external_previous_response": "external.previous_response",
     "dataset.split": "dataset.train_split",
     "marlhf.critic_model_name": "marlhf.critic_models",
+    "marlhf_iter.critic_model_name": "marlhf_iter.critic_models",
     # Short forms of our own
     "prompts": "functions.prompts",
     "reward_funcs": "functions.reward_funcs",
@@ -111,11 +109,17 @@ NO_EFFECT = (
     "{algorithm}.comparator_api_key_prefix",
     "{algorithm}.comparator_api_response_field",
     "{algorithm}.early_termination_weight",
-    "marlhf.dpo_beta",
-    "marlhf.reward_model_device",
-    "marlhf.critic_devices",
-    "marlhf.use_separate_critic",
-    "marlhf.value_head_hidden_dim",
+    *(
+        f"{section}.{name}"
+        for section in ("marlhf", "marlhf_iter")
+        for name in (
+            "dpo_beta",
+            "reward_model_device",
+            "critic_devices",
+            "use_separate_critic",
+            "value_head_hidden_dim",
+        )
+    ),
 )
 
 # Settings that would hold a key. They must be empty, because settings are saved with the run; the value is never shown

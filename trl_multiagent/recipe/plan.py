@@ -63,6 +63,7 @@ def print_plan(recipe: Recipe, roles: Sequence[str], environment: Environment | 
     batches = None if steps is None else -(-steps // args.num_iterations)
     lines = {
         "algorithm": f"{recipe.algorithm}, {baseline}",
+        **collaboration(recipe),
         "agents": ", ".join(
             f"{role}: {name}{', frozen' * (role in frozen)}" for role, name in zip(roles, names, strict=True)
         )
@@ -89,6 +90,14 @@ def print_plan(recipe: Recipe, roles: Sequence[str], environment: Environment | 
     print("Dry run: no model was loaded, nothing was written.", *remarks, sep="\n")
     for name, text in lines.items():
         print(f"  {name:<15}  {text}")
+
+
+def collaboration(recipe: Recipe) -> dict[str, str]:
+    """The line of a plan about `collaboration_mode`, if one agent answers for all roles."""
+    if not recipe.settings.is_centralized:
+        return {}
+    length = recipe.settings.arguments.get("max_completion_length", recipe.training_args.max_completion_length)
+    return {"collaboration": f"centralized: one agent answers for all {recipe.num_agents} roles, in {length} tokens"}
 
 
 def later_prompts(args: RolloutConfig) -> int:

@@ -2,7 +2,7 @@
 The function behind the recipes `madpo` and `madpo_iter`: rounds of collecting preferences and training on them.
 
 A run is continued when it is started again in the same folder. A phase that is complete is skipped; the one that was interrupted
-goes on from its last chunk or checkpoint.
+goes on from its last chunk or checkpoint. MARLHF has the same rounds, with a reward model in between, see `marlhf.py`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import contextlib
 import copy
 import dataclasses
 import json
-import logging
+import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -32,25 +33,26 @@ from trl_multiagent.preferences.collection import (
     FACTS_FILE,
     collect_preferences,
     seeded,
-    start_processes,
     write_text,
 )
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.preferences.replay import ReplayConfig, replay
 from trl_multiagent.preferences.sources import is_collection, load_preferences
+from trl_multiagent.recipe.algorithms import ITERATIVE
+from trl_multiagent.recipe.arguments import Settings, make_training_args
 from trl_multiagent.recipe.collection import check_comparator, cost, make_config, print_lines
-from trl_multiagent.recipe.plan import count
-from trl_multiagent.recipe.recipe import Recipe, set_up_wandb
+from trl_multiagent.recipe.plan import collaboration, count
+from trl_multiagent.recipe.recipe import Recipe, build_recipe, set_up_wandb
 from trl_multiagent.recipe.results import check_folder
-from trl_multiagent.recipe.run import parse_recipe
+from trl_multiagent.recipe.run import read_settings
 from trl_multiagent.recipe.settings import ConfigError, fail
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import TEAM_FILE, push_folder
-from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint, verify_checkpoint
-from trl_multiagent.trainers.base.distribution import fail_together
+from trl_multiagent.trainers.base.checkpoint_files import PROCESS_FILE, read_checkpoint, verify_checkpoint
+from trl_multiagent.trainers.base.distribution import fail_together, forget_engine, start_processes
+from trl_multiagent.trainers.base.run_settings import check_changes, differences
 from trl_multiagent.trainers.base.team_config import temporarily_set
-from trl_multiagent.trainers.madpo_config import MADPOConfig
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 
 
@@ -58,12 +60,11 @@ if TYPE_CHECKING:
     from trl_multiagent.environments.base import Environment
 
 
-logger = logging.getLogger(__name__)
-
 # In the folder of the run. Names with an underscore are not pushed
 PREFERENCES_FOLDER = "_preferences"
 ROUNDS_FOLDER = "_rounds"
 TEAMS_FOLDER = "teams"  # in `ROUNDS_FOLDER`: the team before each round
+BEFORE_FILE = "before.json"  # of the first round: the task's reward of the base
 RESULTS_FILE = "results.json"  # written last: the round, or the run, is complete
 # Settings that may differ when a run is continued, by section
 FREE_SETTINGS = {"output": None, "wandb": None}
@@ -86,11 +87,15 @@ class PreferenceRecipe(Recipe):
     num_iterations: int | None
 
     role_arguments: ClassVar[tuple[str, ...]] = ("frozen_agents", "agent_learning_rates")
-    training_args: MADPOConfig
+    training_args: Any  # `MADPOConfig`
 
     @property
     def items_per_step(self) -> int:
         return 1  # the collection takes any number of items
+
+    @property
+    def trainer_class(self) -> type[Any]:
+        return MADPOTrainer
 
     @property
     def given_preferences(self) -> str | None:
@@ -162,7 +167,30 @@ def run_preferences(
         argv (`list[str]`, *optional*): Arguments; by default those of the command line.
         prog (`str`, *optional*): Name of the program in messages; by default that of the script.
     """
-    recipe = parse_preferences(parse_recipe(algorithm, task, argv, prog))
+    prog = prog or Path(sys.argv[0]).name
+    try:
+        settings, dry_run = read_settings(algorithm, task, argv, prog)
+        recipe = PreferenceRecipe(**preference_fields(settings, make_training_args(settings), dry_run))
+    except ConfigError as error:
+        fail(prog, error)
+    recipe.prog = prog
+    run_phases(recipe, PreferenceRun, print_plan)
+
+
+def run_phases(
+    recipe: PreferenceRecipe,
+    run_class: type[PreferenceRun],
+    print_plan: Callable[[Any, Environment], None],
+) -> None:
+    """
+    Runs the phases that are not complete, or prints the plan if `--dry_run` is given. What is wrong ends the program.
+
+    Args:
+        recipe ([`PreferenceRecipe`]): The settings.
+        run_class (`type[PreferenceRun]`): The phases.
+        print_plan (`Callable`): `(recipe, environment) -> None`; prints the plan.
+    """
+    recipe.start_logging()
     if not recipe.dry_run:
         recipe.introduce()
     try:
@@ -177,7 +205,7 @@ def run_preferences(
     except (ValueError, OSError, RuntimeError) as error:  # of the task: rows, splits, files, the machine's protection
         fail(recipe.prog, error)
     recipe.check_run(environment, items)
-    run = PreferenceRun(recipe, environment, items, eval_items)
+    run = run_class(recipe, environment, items, eval_items)
     try:
         trainer = run.train_once() if recipe.num_iterations is None else run.train_rounds(recipe.num_iterations)
     except (NoPairsError, ConfigError) as error:
@@ -187,35 +215,56 @@ def run_preferences(
         trainer.accelerator.end_training()
 
 
-def parse_preferences(recipe: Recipe) -> PreferenceRecipe:
-    """Adds the settings of collection and replay to a recipe. Wrong settings end the program."""
-    settings, iterative = recipe.settings, recipe.algorithm == "madpo_iter"
-    changes: dict[str, Any] = {"disable_tqdm": recipe.training_args.disable_tqdm}
+def preference_fields(settings: Settings, training_args: Any, dry_run: bool) -> dict[str, Any]:
+    """
+    The fields of a [`PreferenceRecipe`]: those of every recipe, and the settings of collection and replay.
+
+    Args:
+        settings ([`~trl_multiagent.recipe.arguments.Settings`]): The settings.
+        training_args ([`~transformers.TrainingArguments`]): The arguments of the trainer.
+        dry_run (`bool`): Whether the run only prints its plan.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+    algorithm, given = settings.algorithm, settings.values[settings.algorithm]
+    iterative = algorithm in ITERATIVE
+    if settings.extras.resume_from_checkpoint is True:  # every run goes on; an early phase has no checkpoint yet
+        settings.extras.resume_from_checkpoint = None
+        if "output_dir" not in given and not (os.environ.get("RUN_ID") or os.environ.get("JOB_ID")):
+            raise ConfigError(
+                "`resume_from_checkpoint: true` continues the run that the environment variable RUN_ID or `output_dir` "
+                "names; set one of them, or give the folder of a checkpoint."
+            )
+    if iterative and settings.extras.resume_from_checkpoint is not None:
+        raise ConfigError(
+            f"`{algorithm}.resume_from_checkpoint` cannot be a folder: a run in rounds goes on by itself if it is started "
+            "again with the same RUN_ID or `output_dir`."
+        )
+    recipe = build_recipe(settings, training_args, dry_run)
+    changes: dict[str, Any] = {"disable_tqdm": training_args.disable_tqdm}
+    if not iterative:
+        changes["output_dir"] = given.get("preference_dataset") or str(recipe.run_folder / PREFERENCES_FOLDER)
+    elif given.get("preference_dataset") is not None:
+        raise ConfigError(f"`{algorithm}.preference_dataset` cannot be used: every round collects its preferences.")
+    else:
+        teams = given.get("policy_checkpoint_dir") or recipe.run_folder / ROUNDS_FOLDER / TEAMS_FOLDER
+        changes["policy_checkpoint_dir"] = str(teams)
+        check_folder(f"`{algorithm}.policy_checkpoint_dir`", Path(teams))
+    number = given.get("num_iterations", 6) if iterative else None
+    if number is not None and number < 1:
+        raise ConfigError(f"`{algorithm}.num_iterations` is {number}, it must be at least 1.")
     names = {field.name for field in dataclasses.fields(ReplayConfig)}
     try:
-        if not iterative:
-            changes["output_dir"] = settings.arguments.get("preference_dataset") or str(
-                recipe.run_folder / PREFERENCES_FOLDER
-            )
-        elif settings.arguments.get("preference_dataset") is not None:
-            raise ConfigError("`madpo_iter.preference_dataset` cannot be used: every round collects its preferences.")
-        else:
-            teams = settings.arguments.get("policy_checkpoint_dir") or recipe.run_folder / ROUNDS_FOLDER / TEAMS_FOLDER
-            changes["policy_checkpoint_dir"] = str(teams)
-            check_folder("`madpo_iter.policy_checkpoint_dir`", Path(teams))
-        number = settings.arguments.get("num_iterations", 6) if iterative else None
-        if number is not None and number < 1:
-            raise ConfigError(f"`madpo_iter.num_iterations` is {number}, it must be at least 1.")
-        return PreferenceRecipe(
-            **vars(recipe),
-            preferences=make_config(settings, **changes),
-            replay=ReplayConfig(**{name: value for name, value in settings.arguments.items() if name in names}),
-            num_iterations=number,
-        )
-    except ConfigError as error:
-        fail(recipe.prog, error)
+        replay = ReplayConfig(**{name: value for name, value in given.items() if name in names})
     except ValueError as error:
-        fail(recipe.prog, ConfigError(f"section `{recipe.algorithm}`: {error}"))
+        raise ConfigError(f"section `{algorithm}`: {error}") from error
+    return {
+        **vars(recipe),
+        "preferences": make_config(settings, **changes),
+        "replay": replay,
+        "num_iterations": number,
+    }
 
 
 class NoPairsError(RuntimeError):
@@ -235,13 +284,14 @@ class PreferenceRun:
 
     def __init__(self, recipe: PreferenceRecipe, environment: Environment, items: Dataset, eval_items: Dataset | None):
         self.recipe, self.environment = recipe, environment
-        self.items, self.eval_items = items, eval_items
+        self.items, self.eval_items = items, eval_items  # to train and to evaluate on
+        self.items_to_compare = items  # those that preferences are collected for
         self.roles = environment.roles
         self.state = start_processes()
 
     # One round
 
-    def train_once(self) -> MADPOTrainer | None:
+    def train_once(self) -> Any:
         """Collects preferences, unless the user gave some, and trains on them. `None` if that was done before."""
         recipe = self.recipe
         folder = recipe.run_folder
@@ -250,12 +300,14 @@ class PreferenceRun:
             return None
         self.write_settings()
         if recipe.given_preferences is None:
-            preferences, numbers = self.collect(0, Path(recipe.preferences.output_dir), None)
+            preferences, numbers = self.collect(0, Path(recipe.preferences.output_dir), None, self.environment)
         else:
             try:
                 preferences, numbers = load_preferences(recipe.given_preferences, self.roles), {}
             except (ValueError, FileNotFoundError) as error:
                 fail(recipe.prog, error)
+        if len(preferences) == 0:
+            raise NoPairsError(no_pairs(recipe.preferences.output_dir))
         trainer, checkpoint = self.make_trainer(preferences, folder, None, recipe.resume_from_checkpoint)
         if checkpoint is not None and self.has_finished(checkpoint, trainer):
             recipe.save_results(trainer)
@@ -263,13 +315,14 @@ class PreferenceRun:
             recipe.resume_from_checkpoint = checkpoint
             recipe.train_and_save(trainer)
         self.write_results(
-            folder, {"collection": numbers, "env_step": trainer.env_step, "steps": trainer.state.global_step}
+            folder / RESULTS_FILE,
+            {"collection": numbers, "env_step": trainer.env_step, "steps": trainer.state.global_step},
         )
         return trainer
 
     # Several rounds
 
-    def train_rounds(self, number: int) -> MADPOTrainer | None:
+    def train_rounds(self, number: int) -> Any:
         """Runs the rounds that are not complete, and saves the last team. `None` if all of them were complete before."""
         recipe = self.recipe
         self.write_settings()
@@ -286,15 +339,13 @@ class PreferenceRun:
             results.append(numbers)
             if k == number - 1:  # before the round counts as complete
                 self.save_last(trainer, results)
-            self.write_results(folder, numbers)
+            self.write_results(folder / RESULTS_FILE, numbers)
         self.say(table(results))
         if trainer is None:
             self.say(f"The run in {recipe.run_folder} is complete.")
         return trainer
 
-    def train_round(
-        self, number: int, folder: Path, results: list[dict[str, Any]]
-    ) -> tuple[MADPOTrainer, dict[str, Any]]:
+    def train_round(self, number: int, folder: Path, results: list[dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
         """
         Collects preferences with the team as it is, trains it on them and on some of earlier rounds, and saves it.
 
@@ -304,18 +355,29 @@ class PreferenceRun:
             results (`list[dict]`): What the earlier rounds returned.
 
         Returns:
-            `tuple[MADPOTrainer, dict]`: The trainer, and the results of the round.
+            `tuple[Trainer, dict]`: The trainer, and the results of the round.
+
+        Raises:
+            NoPairsError: there are no preferences to train on.
         """
         source = self.team_before(number)
-        preferences, collection = self.collect(number, folder / "preferences", source)
+        preferences, collection = self.collect(number, folder / "preferences", source, self.scoring(number))
         chosen = self.replayed(number, preferences)
+        if len(chosen) == 0:
+            raise NoPairsError(
+                no_pairs(folder / "preferences") + (f" The team before this round is in {source}." if source else "")
+            )
         total = sum(result["collection"]["pairs"] for result in results) + len(preferences)
         trainer, checkpoint = self.make_trainer(chosen, folder, source)
-        before = results[-1].get("eval") if results else None
         if results:
-            trainer.env_step = results[-1]["env_step"]
-        elif checkpoint is None:
+            before = results[-1].get("eval")
+        elif (folder / BEFORE_FILE).is_file():
+            before = json.loads((folder / BEFORE_FILE).read_text())
+        else:
             before = self.evaluate(trainer)
+            self.write_results(folder / BEFORE_FILE, before)
+        if results and checkpoint is None:
+            trainer.env_step = results[-1]["env_step"]
         facts = {"current_iteration": number + 1, "current_preference_pairs": len(preferences)}
         facts |= {"total_preference_pairs": total, "train_preference_pairs": len(chosen)}
         facts["candidates_scored"] = collection["candidates_scored"] + sum(
@@ -342,7 +404,7 @@ class PreferenceRun:
                     self.save_folder(recipe.load_team(self.roles), folder)
         return None
 
-    def save_team(self, trainer: MADPOTrainer, number: int) -> None:
+    def save_team(self, trainer: Any, number: int) -> None:
         """Saves the team before round `number`. The folder is there completely or not at all."""
         folder = self.recipe.teams_folder / ROUND_FOLDER.format(number)
         unfinished = folder.with_name(f"_{folder.name}")
@@ -369,10 +431,12 @@ class PreferenceRun:
         columns = [column for role in self.roles for column in text_columns(role)]
         columns += [CHOSEN_REWARD, REJECTED_REWARD, ITEM_ID, ROUND]
         starts = [sum(len(one) for one in rounds[:k]) for k in range(len(rounds))]
+        if not drawn:
+            return preferences.select([])
         everything = concatenate_datasets([one.select_columns(columns) for one in rounds if len(one) > 0])
         return everything.select([starts[k] + position for k, position in drawn])
 
-    def save_last(self, trainer: MADPOTrainer, results: list[dict[str, Any]]) -> None:
+    def save_last(self, trainer: Any, results: list[dict[str, Any]]) -> None:
         """Saves the last team with a card that shows the logs of all rounds, and pushes it if the settings say so."""
         recipe, args = self.recipe, self.recipe.training_args
         history = []
@@ -397,15 +461,24 @@ class PreferenceRun:
 
     # Phases
 
-    def collect(self, number: int, folder: Path, source: str | None) -> tuple[Dataset, dict[str, Any]]:
+    def scoring(self, number: int) -> Environment:
+        """The environment that scores the answers of a round."""
+        return self.environment
+
+    def collect(
+        self, number: int, folder: Path, source: str | None, environment: Environment
+    ) -> tuple[Dataset, dict[str, Any]]:
         """
         Collects the preferences of a round, or loads them if they are complete.
 
+        Args:
+            number (`int`): Number of the round, from 0.
+            folder (`Path`): Folder of the collection.
+            source (`str`, *optional*): Folder of the team; by default the base.
+            environment ([`~trl_multiagent.environments.Environment`]): What scores the answers.
+
         Returns:
             `tuple[Dataset, dict]`: The preferences, and what was sampled for them.
-
-        Raises:
-            NoPairsError: there are none.
         """
         recipe = self.recipe
         config = dataclasses.replace(recipe.preferences, output_dir=str(folder))
@@ -416,7 +489,7 @@ class PreferenceRun:
             team = recipe.load_team(self.roles, source)
             team = team if recipe.agent_model.is_quantized else team.to(self.state.device)
             try:
-                preferences = collect_preferences(team, self.environment, self.items, config, round=number)
+                preferences = collect_preferences(team, environment, self.items_to_compare, config, round=number)
             except UnavailableError as error:
                 fail(recipe.prog, error)
             except TaskError:
@@ -424,46 +497,70 @@ class PreferenceRun:
             except ValueError as error:
                 fail(recipe.prog, error)
         numbers = json.loads((folder / FACTS_FILE).read_text())["numbers"]
-        if len(preferences) == 0:
-            raise NoPairsError(
-                f"The collection in {folder} has no pairs: all answers to an item have the same reward, so there is nothing to "
-                "learn from. Sample more candidates or at a higher temperature, or start from another team."
-            )
         return preferences, numbers
+
+    def training_data(self, preferences: Dataset, folder: Path) -> tuple[Environment, Dataset]:
+        """
+        What the team is trained with.
+
+        Args:
+            preferences ([`~datasets.Dataset`]): The preferences of a round.
+            folder (`Path`): Folder of the round.
+
+        Returns:
+            `tuple[Environment, Dataset]`: The environment and the training set of the trainer.
+        """
+        return self.environment, preferences
 
     def make_trainer(
         self, preferences: Dataset, folder: Path, source: str | None, checkpoint: str | None = None
-    ) -> tuple[MADPOTrainer, str | None]:
+    ) -> tuple[Any, str | None]:
         """
         Makes the trainer of a round, and finds the checkpoint from which it continues.
 
         If all steps have been taken, the trainer has the team and the logs of the last checkpoint.
         """
         recipe = self.recipe
+        environment, rows = self.training_data(preferences, folder)
         args = recipe.training_args
         if folder != recipe.run_folder:
             args = copy.copy(args)
             args.output_dir, args.push_to_hub = str(folder), False
         if checkpoint is None and folder.is_dir():
             checkpoint = get_last_checkpoint(str(folder))
-        finished = checkpoint is not None and has_taken_all_steps(checkpoint, len(preferences), args)
-        trainer = MADPOTrainer(
+        finished = checkpoint is not None and has_taken_all_steps(checkpoint, len(rows), args)
+        forget_engine()
+        trainer = recipe.trainer_class(
             team=recipe.load_team(self.roles, checkpoint if finished else source),
-            environment=self.environment,
+            environment=environment,
             args=args,
-            train_dataset=preferences,
+            train_dataset=rows,
             eval_dataset=self.eval_items,
+            callbacks=self.callbacks(),
         )
         if finished:
             assert checkpoint is not None
             trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json"))
+            state = Path(checkpoint) / PROCESS_FILE.format(args.process_index)
+            trainer.env_step = json.loads(state.read_text())["env_step"]
+            if trainer.team.critics is not None:
+                trainer.team.load_weights(checkpoint)
+        elif checkpoint is not None:
+            try:
+                changes = differences(read_checkpoint(checkpoint)["settings"], trainer._run_settings())
+                check_changes(checkpoint, changes, args)
+            except ValueError as error:
+                raise ConfigError(str(error)) from error
         return trainer, checkpoint
 
+    def callbacks(self) -> list[TrainerCallback]:
+        return []
+
     @staticmethod
-    def has_finished(checkpoint: str, trainer: MADPOTrainer) -> bool:
+    def has_finished(checkpoint: str, trainer: Any) -> bool:
         return has_taken_all_steps(checkpoint, len(trainer.train_dataset), trainer.args)
 
-    def evaluate(self, trainer: MADPOTrainer) -> dict[str, float] | None:
+    def evaluate(self, trainer: Any) -> dict[str, float] | None:
         """Plays the evaluation items, with the same random numbers in every round. `None` if there are no such items."""
         if self.eval_items is None:
             return None
@@ -478,10 +575,10 @@ class PreferenceRun:
             self.recipe.run_folder.mkdir(parents=True, exist_ok=True)
             (self.recipe.run_folder / RECIPE_FILE).write_text(yaml.safe_dump(self.recipe.merged, sort_keys=False))
 
-    def write_results(self, folder: Path, results: dict[str, Any]) -> None:
+    def write_results(self, path: Path, results: dict[str, Any] | None) -> None:
         self.state.wait_for_everyone()
         if self.state.is_main_process:
-            write_text(folder / RESULTS_FILE, json.dumps(results, indent=2) + "\n")
+            write_text(path, json.dumps(results, indent=2) + "\n")
         self.state.wait_for_everyone()
 
     def say(self, text: str) -> None:
@@ -492,13 +589,21 @@ class PreferenceRun:
 class RoundLog(TrainerCallback):
     """Logs facts about a round when its training begins."""
 
-    def __init__(self, trainer: MADPOTrainer, facts: dict[str, float]):
+    def __init__(self, trainer: Any, facts: dict[str, float]):
         self.trainer, self.facts = trainer, facts
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.trainer.log(dict(self.facts))
+
+
+def no_pairs(folder: str | Path) -> str:
+    """The message about a collection without pairs."""
+    return (
+        f"The collection in {folder} has no pairs: all answers to an item have the same reward, so there is nothing to "
+        "learn from. Sample more candidates or at a higher temperature, or start from another team."
+    )
 
 
 @contextlib.contextmanager
@@ -511,9 +616,9 @@ def without_sharding(args: TrainingArguments) -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
-def has_taken_all_steps(checkpoint: str, num_pairs: int, args: MADPOConfig) -> bool:
+def has_taken_all_steps(checkpoint: str, num_rows: int, args: Any) -> bool:
     """Whether the training of a checkpoint was complete."""
-    steps = args.max_steps if args.max_steps > 0 else args.num_train_epochs * args.steps_per_epoch(num_pairs)
+    steps = args.max_steps if args.max_steps > 0 else args.num_train_epochs * args.steps_per_epoch(num_rows)
     return read_checkpoint(checkpoint)["global_step"] >= steps
 
 
@@ -545,6 +650,7 @@ def print_plan(recipe: PreferenceRecipe, environment: Environment) -> None:
     args, roles, config = recipe.training_args, environment.roles, recipe.preferences
     names = recipe.model_names if isinstance(recipe.model_names, list) else [recipe.model_names] * len(roles)
     lines: dict[str, Any] = {"algorithm": f"{recipe.algorithm}, loss {' + '.join(args.loss_type)}, beta {args.beta:g}"}
+    lines |= collaboration(recipe)
     lines["agents"] = (
         ", ".join(f"{role}: {name}" for role, name in zip(roles, names, strict=True)) + f" ({recipe.dtype})"
     )

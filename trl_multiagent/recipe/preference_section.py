@@ -23,9 +23,6 @@ class MADPOSection(PreferenceConfig, MADPOConfig):  # type: ignore[misc]
     )
     num_agents: int | None = field(default=None, metadata={"help": "Number of agents."})
     num_turns: Literal[1] = field(default=1, metadata={"help": "Preferences are about one turn."})
-    collaboration_mode: Literal["decentralized"] = field(
-        default="decentralized", metadata={"help": "Every role has an agent of its own."}
-    )
     joint_mode: Literal["align", "aligned"] = field(
         default="align", metadata={"help": "The c-th completions of all agents are a joint answer."}
     )

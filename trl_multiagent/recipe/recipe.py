@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import logging
 import os
 import re
 import shutil
@@ -37,6 +38,7 @@ from trl_multiagent.recipe.results import (
 )
 from trl_multiagent.recipe.sections import PEFT_DEFAULTS, AgentModel, Output, Wandb
 from trl_multiagent.recipe.settings import ConfigError, fail, pop_path
+from trl_multiagent.recipe.tasks import make_environment
 from trl_multiagent.team.adapters import check_adapter_config, check_adapter_names
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import AGENTS_FOLDER, SHARED_FOLDER
@@ -162,13 +164,8 @@ class Recipe:
         Raises:
             ConfigError: the number of its roles is not `num_agents`, or a setting names another role.
         """
-        environment = self.task.make_environment(self.task_settings)
+        environment = make_environment(self.settings, self.run_folder)
         roles = environment.roles
-        if len(roles) != self.num_agents:
-            raise ConfigError(
-                f"`{self.algorithm}.num_agents` is {self.num_agents}, but the task has {len(roles)} roles: {', '.join(roles)}. "
-                f"Set it to {len(roles)}."
-            )
         args = self.training_args
         try:
             environment.check_turns(args.num_turns)
@@ -210,10 +207,18 @@ class Recipe:
         setting = f"`{self.algorithm}.metric_for_best_model` is {metric!r}"
         similar = difflib.get_close_matches(metric, EVAL_METRICS, n=1)
         advice = f"did you mean '{similar[0]}'?" if similar else f"choose one such as {', '.join(EVAL_METRICS[:3])}."
-        if similar or not isinstance(environment, FunctionEnvironment):
+        if similar or not isinstance(environment.unwrapped, FunctionEnvironment):
             raise ConfigError(f"{setting}, which is no metric of an evaluation; {advice}")
         if self.training_args.process_index == 0:
             print(f"{self.prog}: note: {setting}: a reward function has to log it.", file=sys.stderr)
+
+    def start_logging(self) -> None:
+        """Shows this package's messages, and the notes about the settings."""
+        logging.basicConfig(format="%(message)s")
+        if self.training_args.process_index == 0:
+            logging.getLogger("trl_multiagent").setLevel(logging.INFO)
+            for note in self.notes:
+                print(f"{self.prog}: note: {note}", file=sys.stderr)
 
     def introduce(self) -> None:
         """Prints the task's introduction, if it has one."""

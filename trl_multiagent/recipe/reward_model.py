@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_multiagent.environments.task import Task, TaskSettings
+from trl_multiagent.environments.task import Task
 from trl_multiagent.quiet import quiet_libraries
 from trl_multiagent.recipe.arguments import Settings
 from trl_multiagent.recipe.run import read_settings
 from trl_multiagent.recipe.settings import ConfigError, fail
+from trl_multiagent.recipe.tasks import make_environment
 
 
 if TYPE_CHECKING:
@@ -50,10 +51,7 @@ def run_reward_model(
         from trl_multiagent.recipe.recipe import make_peft_config
 
         peft_config = make_peft_config(settings)
-        sections = {key: settings.sections[key] for key in ("dataset", *settings.task.settings)}
-        environment = settings.task.make_environment(
-            TaskSettings(sections, settings.num_agents, Path(args.output_dir))
-        )
+        environment = make_environment(settings, Path(args.output_dir))
         if dry_run:
             print("Dry run: no model was loaded, nothing was written.")
             for label, text in (

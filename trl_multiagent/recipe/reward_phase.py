@@ -10,6 +10,7 @@ from datasets import Dataset
 from peft import PeftConfig
 
 from trl_multiagent.recipe.settings import ConfigError
+from trl_multiagent.trainers.base.distribution import forget_engine
 from trl_multiagent.trainers.base.run_settings import digest_of_rows
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_trainer import REPORT_FILE, JointRewardTrainer
@@ -57,6 +58,7 @@ def train_reward_model(
     if state.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         saved.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    forget_engine()
     trainer = JointRewardTrainer(model, args, preferences, roles=roles, peft_config=peft_config)
     trainer.train(resume_from_checkpoint=last_checkpoint(folder))
     facts = {} if trainer.eval_dataset is None else trainer.report()

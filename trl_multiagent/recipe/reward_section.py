@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from trl_multiagent.preferences.config import PreferenceConfig
+from trl_multiagent.preferences.replay import ReplayConfig
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
@@ -83,9 +84,38 @@ class MARLHFSection(PreferenceConfig, MAGRPOConfig, ActorCriticConfig):
         metadata={"help": "Whether the task's reward is computed in training, too, to compare it with the model's."},
     )
     num_turns: Literal[1] = field(default=1, metadata={"help": "Preferences are about one turn."})
-    collaboration_mode: Literal["decentralized"] = field(
-        default="decentralized", metadata={"help": "Every role has an agent of its own."}
-    )
     joint_mode: Literal["align", "aligned"] = field(
         default="align", metadata={"help": "The c-th completions of all agents are a joint answer."}
+    )
+
+
+@dataclass
+class MARLHFIterSection(ReplayConfig, MARLHFSection):
+    """
+    The section `marlhf_iter`. Only its fields are read, from its source; it has no instances.
+
+    The defaults of the fields that are repeated here are those of CoMLRL's iterative MARLHF.
+    """
+
+    num_iterations: int = field(
+        default=6,
+        metadata={"help": "Rounds, each of which collects preferences, trains a reward model, and trains the team."},
+    )
+    num_train_epochs: float = field(default=2, metadata={"help": "Passes over the items in a round."})
+    reward_num_train_epochs: float = field(default=2, metadata={"help": "Passes over the preferences of a round."})
+    preference_scoring_reward: Literal["task", "reward_model"] = field(
+        default="task",
+        metadata={
+            "help": "What scores the answers that are compared: the task, or from the second round on the reward model of the round before."
+        },
+    )
+    preference_num_candidates: int = field(default=20, metadata={"help": "Joint answers sampled per item and round."})
+    preference_pairs_per_sample: int | None = field(
+        default=4, metadata={"help": "Pairs that are kept per item and round; null keeps all."}
+    )
+    pair_selection: Literal["reward_gap", "random", "all", "comparator_reward"] = field(
+        default="comparator_reward", metadata={"help": "Which pairs are kept, see `madpo`."}
+    )
+    comparator_policy: Literal["current", "current_copy", "history", "model", "api"] | None = field(
+        default="current", metadata={"help": "Policy that samples the other answer of each pair, see `madpo`."}
     )

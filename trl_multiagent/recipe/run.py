@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -116,12 +115,8 @@ def parse_recipe(
         recipe = build_recipe(settings, training_args, dry_run)
     except ConfigError as error:
         fail(prog, error)
-    logging.basicConfig(format="%(message)s")
     recipe.prog = prog
-    if recipe.training_args.process_index == 0:
-        logging.getLogger("trl_multiagent").setLevel(logging.INFO)
-        for note in recipe.notes:
-            print(f"{prog}: note: {note}", file=sys.stderr)
+    recipe.start_logging()
     return recipe
 
 

@@ -147,6 +147,10 @@ class AlgorithmExtras:
     reference_kl_coef: float | None = setting(
         "The `beta` of the KL penalty, 0.1 by default, if `reference_kl_enabled`.", ge=0
     )
+    collaboration_mode: Literal["decentralized", "centralized"] = setting(
+        "decentralized: every role has an agent of its own. centralized: one agent answers for all roles, in tagged blocks, in one turn.",
+        "decentralized",
+    )
     resume_from_checkpoint: str | bool | None = setting(
         "Checkpoint folder to continue from; true: the last one in the folder that RUN_ID or `output_dir` names."
     )

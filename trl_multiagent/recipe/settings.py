@@ -23,13 +23,12 @@ from yaml import YAMLError
 from trl_multiagent.environments.task import Task
 from trl_multiagent.limits import describe_type, leaves, problem_with, read_value, short
 from trl_multiagent.models.lora_limits import LORA_LIMITS
-from trl_multiagent.recipe.algorithms import ACTOR_CRITICS, ALGORITHMS, SECTION_CLASSES
+from trl_multiagent.recipe.algorithms import ACTOR_CRITICS, ALGORITHMS, ITERATIVE, SECTION_CLASSES
 from trl_multiagent.recipe.comlrl import (
     BLANK_IS_NULL,
     HISTORY,
     NO_EFFECT,
     NULL_IS_DEFAULT,
-    OTHER_ALGORITHMS,
     RENAMED,
     SECOND_WINS,
     SECRETS,
@@ -191,8 +190,10 @@ def pop_path(layer: dict[str, Any], path: str) -> tuple[bool, Any]:
 def rename(algorithm: str, layer: dict[str, Any]) -> None:
     """
     Replaces alternative names of settings by ours, in place. A value that is not used, because ours has another one, stays under its
-    alternative name; [`check`] reports it.
+    alternative name; [`check`] reports it. The section of an algorithm in rounds may have the name of what each round is.
     """
+    for name, value in (layer.pop(ITERATIVE.get(algorithm, ""), None) or {}).items():
+        set_once(layer, f"{ITERATIVE[algorithm]}.{name}", f"{algorithm}.{name}", value)
     for name, our_name in {**RENAMED, **TRL_NAMES}.items():
         old, new = name.format(algorithm=algorithm), our_name.format(algorithm=algorithm)
         found, value = pop_path(layer, old)
@@ -272,7 +273,7 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
     for section, body in resolved.items():
         if section in ("critic_model", "critics") and algorithm not in ACTOR_CRITICS and body:
             raise ConfigError(f"`{section}` cannot be used: `{algorithm}` has no critics. Remove it.")
-        if section in UNAVAILABLE or (section in (*ALGORITHMS, *OTHER_ALGORITHMS) and section != algorithm):
+        if section in UNAVAILABLE or (section in ALGORITHMS and section != algorithm):
             if body:
                 reason = UNAVAILABLE.get(section, f"this script trains with `{algorithm}`")
                 raise ConfigError(f"the section `{section}` cannot be used: {reason}. Remove it.")

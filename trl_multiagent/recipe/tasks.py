@@ -3,14 +3,22 @@
 import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.imports import import_object
-from trl_multiagent.environments.task import DatasetSource, Task
+from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
 from trl_multiagent.recipe.algorithms import ALGORITHMS
-from trl_multiagent.recipe.comlrl import OTHER_ALGORITHMS, UNAVAILABLE
+from trl_multiagent.recipe.comlrl import UNAVAILABLE
 from trl_multiagent.recipe.config_files import RECIPES, config_file
 from trl_multiagent.recipe.sections import SHARED_SECTIONS, VALUES
 from trl_multiagent.recipe.settings import ConfigError, merge, read_layers
+
+
+if TYPE_CHECKING:
+    from trl_multiagent.recipe.arguments import Settings
 
 
 def choose_task(algorithm: str, tasks: Mapping[str, str], argv: Sequence[str] | None, prog: str) -> Task:
@@ -62,7 +70,7 @@ def check_task(task: Task) -> None:
     Raises:
         ConfigError: a section is no dataclass, or has the name of another section.
     """
-    taken = {*SHARED_SECTIONS, *VALUES, *ALGORITHMS, *OTHER_ALGORITHMS, *UNAVAILABLE, "peft"} - {"dataset"}
+    taken = {*SHARED_SECTIONS, *VALUES, *ALGORITHMS, *UNAVAILABLE, "peft"} - {"dataset"}
     for name, section in task.settings.items():
         if name in taken:
             raise ConfigError(f"The task's section `{name}` has a name that every recipe uses; choose another one.")
@@ -80,3 +88,27 @@ def check_task(task: Task) -> None:
         raise ConfigError(
             f"The task's section `dataset` is {dataset.__name__}, it must be a subclass of `DatasetSource`."
         )
+
+
+def make_environment(settings: "Settings", run_folder: Path) -> Environment:
+    """
+    Makes the environment of a run: that of the task, or with `collaboration_mode: centralized`, of one agent that answers for all its
+    roles.
+
+    Args:
+        settings ([`~trl_multiagent.recipe.arguments.Settings`]): The settings.
+        run_folder (`Path`): Folder of the run.
+
+    Raises:
+        ConfigError: the number of the task's roles is not `num_agents`.
+    """
+    task = settings.task
+    sections = {name: settings.sections[name] for name in ("dataset", *task.settings)}
+    environment = task.make_environment(TaskSettings(sections, settings.num_agents, run_folder))
+    roles = environment.roles
+    if len(roles) != settings.num_agents:
+        raise ConfigError(
+            f"`{settings.algorithm}.num_agents` is {settings.num_agents}, but the task has {len(roles)} roles: "
+            f"{', '.join(roles)}. Set it to {len(roles)}."
+        )
+    return CentralizedEnvironment(environment) if settings.is_centralized else environment

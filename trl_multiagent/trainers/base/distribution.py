@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import torch
 from accelerate import Accelerator, PartialState
-from accelerate.utils import DistributedType, gather_object
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType, gather_object, reduce
 from trl import GRPOConfig
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
@@ -39,7 +40,7 @@ def start_processes() -> PartialState:
 
 
 @contextlib.contextmanager
-def fail_together(accelerator: Accelerator) -> Iterator[None]:
+def fail_together(accelerator: Accelerator | PartialState) -> Iterator[None]:
     """
     Ends all processes if one of them raises an error within the block: that one with its error, the others with
     [`OtherProcessError`].
@@ -49,7 +50,7 @@ def fail_together(accelerator: Accelerator) -> Iterator[None]:
     the next barrier. With a single process, nothing is synchronized.
 
     Args:
-        accelerator ([`~accelerate.Accelerator`]): The trainer's accelerator.
+        accelerator ([`~accelerate.Accelerator`] or [`~accelerate.PartialState`]): The trainer's, or the connected processes.
 
     Raises:
         OtherProcessError: Another process failed within the block.
@@ -64,12 +65,12 @@ def fail_together(accelerator: Accelerator) -> Iterator[None]:
     error_barrier(accelerator)
 
 
-def error_barrier(accelerator: Accelerator, error: BaseException | None = None) -> None:
+def error_barrier(accelerator: Accelerator | PartialState, error: BaseException | None = None) -> None:
     """
     Waits until all processes have arrived, and raises an error if one of the others reports one.
 
     Args:
-        accelerator ([`~accelerate.Accelerator`]): The trainer's accelerator.
+        accelerator ([`~accelerate.Accelerator`] or [`~accelerate.PartialState`]): The trainer's, or the connected processes.
         error (`BaseException`, *optional*): The error of this process.
 
     Raises:
@@ -78,7 +79,7 @@ def error_barrier(accelerator: Accelerator, error: BaseException | None = None) 
     if accelerator.num_processes == 1:
         return
     failures = torch.tensor(float(error is not None), device=accelerator.device)
-    if accelerator.reduce(failures, "sum").item() == 0:
+    if reduce(failures, "sum").item() == 0:
         return
     report: tuple[str, bool] | None = None
     if error is not None:
@@ -90,6 +91,14 @@ def error_barrier(accelerator: Accelerator, error: BaseException | None = None) 
         raise OtherProcessUnavailable("\n".join(reports))
     if error is None:
         raise OtherProcessError("\n".join([*reports, "See the traceback of that process."]))
+
+
+def forget_engine() -> None:
+    """
+    Has the next trainer of this process set up its own engine. Call it between two trainers: under DeepSpeed, accelerate keeps the
+    configuration of the first one, and refuses a second one. The processes stay connected.
+    """
+    AcceleratorState._reset_state()
 
 
 def check_distribution(accelerator: Accelerator) -> None:

@@ -14,6 +14,7 @@ import torch
 from accelerate.utils import DistributedType, set_seed
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
+from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 from trl_multiagent.environments.task_errors import describe
@@ -26,7 +27,7 @@ from trl_multiagent.trainers.base.hub_mixin import TeamHubMixin
 from trl_multiagent.trainers.base.reference import ReferenceMixin
 from trl_multiagent.trainers.base.rescue import SaveError, save_team
 from trl_multiagent.trainers.base.router import RouterLossMixin
-from trl_multiagent.trainers.base.team_config import TeamConfig
+from trl_multiagent.trainers.base.team_config import TeamConfig, temporarily_set
 
 
 logger = logging.get_logger(__name__)
@@ -116,8 +117,11 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
             return metrics
         training, prefix = self.team.training, self._eval_prefix
         self._eval_prefix = metric_key_prefix
+        # Before a training there is no engine, and transformers makes one for an evaluation under ZeRO-3 alone
+        needs_engine = self.deepspeed is not None or is_deepspeed_zero3_enabled()
         try:
-            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+            with temporarily_set(self, is_deepspeed_enabled=self.is_deepspeed_enabled and needs_engine):
+                return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         finally:  # an evaluation that failed must not leave its metrics or the team's mode behind
             self._eval_prefix = prefix
             self._metrics["eval"].clear()

@@ -1,0 +1,198 @@
+"""`collaboration_mode: centralized`: one agent that answers for all roles, as a control beside a team and a single agent."""
+
+import json
+from pathlib import Path
+
+import pandas
+import pytest
+
+from trl_multiagent import AgentTeam, FunctionEnvironment, Outcome, Task
+from trl_multiagent.environments.base import ask, judge
+from trl_multiagent.environments.centralized import CentralizedEnvironment, central_prompt, split_blocks
+from trl_multiagent.environments.scoring import ScoringContext, scoring
+from trl_multiagent.preferences.comparators import CentralizedSampler
+from trl_multiagent.recipe.marlhf import make_recipe
+from trl_multiagent.recipe.preference_run import run_preferences
+from trl_multiagent.recipe.run import parse_recipe, read_settings, run_recipe
+from trl_multiagent.rollout.tree import Node
+
+from tiny import tiny_items
+
+
+PROMPT = """You answer for the roles aux, main, who solve one task together.
+
+<assignment of aux>
+Help with it.
+</assignment of aux>
+
+<assignment of main>
+Be brief.
+
+Do it.
+</assignment of main>
+
+Write the answers of all roles, each in its tags and with nothing else:
+<aux>
+answer of aux
+</aux>
+<main>
+answer of main
+</main>
+
+"""
+SMALL = "--num_generations 2 --max_completion_length 8 --items_per_device 2 --max_steps 2 --logging_steps 1 --disable_tqdm "
+SMALL += "--report_to none --save_strategy steps --save_steps 1"
+PAIRS = "--preference_num_candidates 4 --preference_pairs_per_sample 2 --max_completion_length 8 --disable_tqdm "
+PAIRS += "--per_device_train_batch_size 4 --max_steps 2 --report_to none"
+seen = []  # what the reward got
+
+
+def reward(completions, prompts, **columns):
+    seen.extend(zip(prompts, completions, strict=True))
+    return [float(len(one["aux"]) + sum(map(ord, str(one["main"])))) % 7 for one in completions]
+
+
+def environment(**given):
+    return FunctionEnvironment({"aux": "Help with {x}:", "main": "Do {x}:"}, reward, **given)
+
+
+TASK = Task(lambda settings: environment(), lambda settings: (tiny_items(6), tiny_items(2)))
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RUN_ID", raising=False)
+    monkeypatch.delenv("JOB_ID", raising=False)
+    seen.clear()
+
+
+def test_the_prompt_is_the_same_for_a_team_and_a_comparator():
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Do it.\n"}]
+    prompts = {"aux": "Help with it.", "main": chat}
+    assert central_prompt(["aux", "main"], prompts) == PROMPT
+    asked = []
+    sampler = CentralizedSampler(lambda nodes, number: asked.extend(nodes) or {"model": []}, ("aux", "main"))
+    sampler([Node({}, (), prompts)], 2)
+    assert asked[0].prompts == {"model": PROMPT}
+
+
+@pytest.mark.parametrize(
+    ("text", "aux", "main", "missing", "doubled"),
+    [
+        ("<aux>\na\n</aux>\n<main>\nb\n</main>", "a", "b", [], []),
+        ("Sure!\n<main>b</main> and <aux>a</aux> done", "a", "b", [], []),  # any order, text around
+        ("<aux>\n\n  a\n\n</aux><main>\n  b", "\n  a\n", "  b", [], []),  # cut off
+        ("<aux>\na\n<main>\nb\n</main>", "a", "b", [], []),  # the end of the first block is missing
+        ("<aux>x = '<main>'</aux><main>b</main>", "x = '<main>'", "b", [], []),  # a tag in an answer
+        ("<aux>a</aux>", "a", "", ["main"], []),
+        ("<aux>a</aux><main>b</main><main>c</main>", "a", "", [], ["main"]),
+        ("<aux></aux><main></main>", "", "", [], []),
+        ("no tags", "", "", ["aux", "main"], []),
+        ("", "", "", ["aux", "main"], []),
+        ("</aux>a<aux></main><main>", "</main>", "", [], []),
+        ("<AUX>a</AUX><main >b</main>", "", "", ["aux", "main"], []),
+    ],
+)
+def test_blocks(text, aux, main, missing, doubled):
+    blocks = split_blocks(text, ["aux", "main"])
+    assert blocks.answers == {"aux": aux, "main": main}
+    assert (blocks.missing, blocks.doubled) == (missing, doubled)
+
+
+def test_the_task_gets_the_answers_and_the_prompts_of_its_roles():
+    central = CentralizedEnvironment(environment())
+    assert central.roles == ("team",) and isinstance(central.unwrapped, FunctionEnvironment)
+    items = [{"x": "one"}, {"x": "two"}]
+    prompts = ask(central, items, [(), ()])
+    assert prompts[1]["team"] == central_prompt(["aux", "main"], {"aux": "Help with two:", "main": "Do two:"})
+    actions = [{"team": "<aux>a</aux><main>b</main>"}, {"team": "<main>b</main><main>b</main>"}]
+    with scoring(ScoringContext(prompts=prompts, completion_ids=[{"team": [1]}] * 2)):
+        outcomes = judge(central, items, actions, [(), ()])
+    assert seen == [
+        ({"aux": "Help with one:", "main": "Do one:"}, {"aux": "a", "main": "b"}),
+        ({"aux": "Help with two:", "main": "Do two:"}, {"aux": "", "main": ""}),
+    ]
+    assert [outcome.reward for outcome in outcomes] == [(1 + 98) % 7, 0]
+    assert [outcome.metrics["missing_blocks"] for outcome in outcomes] == [0, 1]
+    assert [outcome.metrics["doubled_blocks"] for outcome in outcomes] == [0, 1]
+    assert outcomes[0].extra == {"answer/aux": "a", "answer/main": "b"}
+    assert central.answers(actions[0]) == {"aux": "a", "main": "b"}
+    # Reward functions in TRL's form get messages
+    central = CentralizedEnvironment(environment(conversational=True))
+    with scoring(ScoringContext(prompts=prompts, chat_roles=frozenset({"team"}))):
+        judge(central, items[:1], actions[:1], [()])
+    assert seen[-1][1]["main"] == [{"role": "assistant", "content": "b"}]
+
+
+def test_one_turn_and_several_roles():
+    central = CentralizedEnvironment(environment())
+    with pytest.raises(ValueError, match="plays one turn"):
+        central.check_turns(2)
+    with pytest.raises(ValueError, match="plays one turn"):
+        central.next_prompts([{"x": "one"}], [("a past turn",)])
+    with pytest.raises(ValueError, match="answers for all roles already"):
+        CentralizedEnvironment(FunctionEnvironment({"main": "Do {x}:"}, reward))
+    assert Outcome(1.0).metrics == {}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "argv", "problem"),
+    [
+        ("magrpo", ["--num_turns", "2"], "section `magrpo`: `num_turns` is 2, but a model that answers for all roles"),
+        ("grpo", [], "there is one role"),
+        ("magrpo", ["--override", "agents=[a,b]"], "`agents` has 2 entries for 1 agents (`collaboration_mode: centr"),
+        ("magrpo", ["--override", "magrpo.frozen_agents=[aux]"], "names 'aux', which is no role of the task: team"),
+        ("madpo", ["--comparator_generation_mode", "sequential"], "answers role by role"),
+    ],
+)
+def test_wrong_settings(algorithm, argv, problem, capsys, tiny_model):
+    run = run_preferences if algorithm == "madpo" else run_recipe
+    with pytest.raises(SystemExit) as exit:
+        run(algorithm, TASK, ["--model_name", tiny_model, "--collaboration_mode", "centralized", *argv], "run")
+    assert exit.value.code == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_settings():
+    argv = ["--model_name", "m", "--collaboration_mode", "centralized", "--joint_mode", "cross"]
+    args = parse_recipe("magrpo", TASK, argv, "run").training_args
+    assert args.num_agents == 1 and args.joint_actions_per_node == args.num_generations
+    argv = ["--model_name", "m", "--collaboration_mode", "centralized", "--comparator_generation_mode", "centralized"]
+    argv += ["--comparator_policy", "model", "--comparator_model_name", "n"]
+    recipe = make_recipe(read_settings("marlhf", TASK, argv, "run")[0])
+    assert recipe.preferences.comparator_generation_mode == "decentralized"
+    assert recipe.make_environment().roles == ("team",)
+
+
+def test_magrpo_trains_one_agent_for_all_roles(tiny_model, capsys):
+    argv = ["--model_name", tiny_model, "--output_dir", "run", *SMALL.split(), "--collaboration_mode", "centralized"]
+    argv += ["--eval_strategy", "steps", "--eval_steps", "2", "--override", "dataset.eval_split=x"]
+    run_recipe("magrpo", TASK, [*argv, "--dry_run"], "run")
+    assert "one agent answers for all 2 roles, in 8 tokens" in capsys.readouterr().out
+    run_recipe("magrpo", TASK, [*argv, "--trace_steps", "1"], "run")
+    assert [path.name for path in Path("run/agents").iterdir()] == ["team"]
+    team = AgentTeam.from_pretrained("run")
+    (turn,) = team.collaborate({"x": "one"}, CentralizedEnvironment(environment()))
+    assert "<assignment of aux>\nHelp with one:" in turn.prompts["team"]
+    history = json.loads(Path("run/checkpoint-2/trainer_state.json").read_text())["log_history"]
+    log = next(entry for entry in history if "reward" in entry)
+    assert log["turn_1/missing_blocks"] == 2 and log["turn_1/doubled_blocks"] == 0 and log["env_step"] == 4
+    assert any("eval_turn_1/missing_blocks" in entry for entry in history)
+    assert "CentralizedEnvironment(" in Path("run/README.md").read_text()
+    (table,) = sorted(Path("run").rglob("*.parquet"))[:1]
+    assert {"completion/team", "extra/answer/aux", "extra/answer/main"} <= set(pandas.read_parquet(table).columns)
+
+
+def test_preferences_are_about_the_whole_answer(tiny_model):
+    argv = ["--model_name", tiny_model, "--output_dir", "run", *PAIRS.split(), "--collaboration_mode", "centralized"]
+    task = Task(
+        lambda settings: FunctionEnvironment(
+            {"aux": "Help with {x}:", "main": "Do {x}:"},
+            lambda completions, **columns: [float(len(seen.append(one) or seen) % 5) for one in completions],
+        ),
+        TASK.load_datasets,
+    )
+    run_preferences("madpo", task, argv, "run")
+    results = json.loads(Path("run/results.json").read_text())
+    assert results["collection"]["candidates_scored"] == 24 and Path("run/agents/team").is_dir()

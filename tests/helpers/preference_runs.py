@@ -1,0 +1,38 @@
+"""Runs of MADPO and MARLHF, in rounds or not, under any launcher: `preference_runs.py FOLDER MODEL PAIRS_PER_DEVICE ALGORITHM`."""
+
+import sys
+
+import torch
+
+from trl_multiagent import FunctionEnvironment, Task
+from trl_multiagent.recipe.marlhf import run_marlhf
+from trl_multiagent.recipe.preference_run import run_preferences
+
+from process_group import end_process_group
+from tiny import count_reward, tiny_items
+
+
+TASK = Task(
+    lambda settings: FunctionEnvironment({"aux": "Help with {x}:", "main": "Do {x}:"}, count_reward),
+    lambda settings: (tiny_items(4), tiny_items(2)),
+)
+ARGUMENTS = (
+    "--preference_num_candidates 4 --max_completion_length 6 --disable_tqdm --report_to none --items_per_chunk 1 "
+)
+ARGUMENTS += "--logging_steps 1 --save_strategy no --optim sgd --learning_rate 0.1 --max_steps 2"
+MARLHF = "--items_per_device 2 --num_generations 2 --reward_learning_rate 0.1 --reward_eval_fraction 0"
+
+
+def run(folder: str, model: str, pairs: str, algorithm: str, *more: str):
+    argv = ["--model_name", model, "--output_dir", folder, *ARGUMENTS.split()]
+    if algorithm.startswith("madpo"):
+        run_preferences(algorithm, TASK, [*argv, "--per_device_train_batch_size", pairs, *more], "run")
+        return
+    argv += [*MARLHF.split(), "--reward_train_batch_size", pairs, *more]
+    run_marlhf(algorithm, TASK, [*argv, "--override", f"{algorithm}.reward_training={{optim: sgd}}"], "run")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    run(*sys.argv[1:])
+    end_process_group()

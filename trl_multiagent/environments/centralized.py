@@ -1,0 +1,186 @@
+"""One model that answers for all roles of a task: the text that it gets, and how its answer is divided among the roles."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trl_multiagent.environments.base import (
+    Environment,
+    JointAction,
+    Outcome,
+    Prompt,
+    Turn,
+    ask,
+    judge,
+    resume_settings,
+)
+from trl_multiagent.environments.scoring import scoring, scoring_context
+from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.joint_text import plain
+
+
+CENTRAL_ROLE = "team"  # the role of the agent that answers for all roles
+MISSING, DOUBLED = "missing_blocks", "doubled_blocks"
+
+
+@dataclass
+class Blocks:
+    """
+    The blocks of an answer for all roles.
+
+    Args:
+        answers (`dict[str, str]`): The answer of each role, empty if it has no block or several.
+        missing (`list[str]`): The roles without a block.
+        doubled (`list[str]`): The roles with several blocks.
+    """
+
+    answers: dict[str, str]
+    missing: list[str]
+    doubled: list[str]
+
+
+def central_prompt(roles: Sequence[str], prompts: Mapping[str, Prompt]) -> str:
+    """
+    Writes the prompt of a model that answers for all roles.
+
+    Args:
+        roles (`Sequence[str]`): The roles, in the order in which they are written.
+        prompts (`Mapping[str, Prompt]`): The prompt of each role. Of chat messages, the contents count.
+    """
+    tags = "\n".join(f"<{role}>\nanswer of {role}\n</{role}>" for role in roles)
+    return f"{assignments(roles, prompts)}Write the answers of all roles, each in its tags and with nothing else:\n{tags}\n\n"
+
+
+def assignments(roles: Sequence[str], prompts: Mapping[str, Prompt]) -> str:
+    """The assignments of all roles in one text."""
+    texts = [f"<assignment of {role}>\n{plain(prompts[role]).strip()}\n</assignment of {role}>\n\n" for role in roles]
+    return f"You answer for the roles {', '.join(roles)}, who solve one task together.\n\n{''.join(texts)}"
+
+
+def split_blocks(text: str, roles: Sequence[str]) -> Blocks:
+    """
+    Divides an answer for all roles. What is outside of the blocks is left out.
+
+    A block begins with `<role>` and ends with `</role>`. Without its end, it goes up to the next block, or to the end of the text. The
+    line breaks after its first tag and before its last one do not belong to it.
+
+    Args:
+        text (`str`): The answer.
+        roles (`Sequence[str]`): The roles.
+    """
+    opening = re.compile(f"<({'|'.join(map(re.escape, roles))})>")
+    found: dict[str, list[str]] = {role: [] for role in roles}
+    start = opening.search(text)
+    while start is not None:
+        role = start[1]
+        end = text.find(f"</{role}>", start.end())
+        following = opening.search(text, start.end())
+        if end < 0:
+            end = len(text) if following is None else following.start()
+        else:
+            following = opening.search(text, end)
+        found[role].append(text[start.end() : end].removeprefix("\n").removesuffix("\n"))
+        start = following
+    return Blocks(
+        answers={role: blocks[0] if len(blocks) == 1 else "" for role, blocks in found.items()},
+        missing=[role for role, blocks in found.items() if not blocks],
+        doubled=[role for role, blocks in found.items() if len(blocks) > 1],
+    )
+
+
+class CentralizedEnvironment(Environment):
+    """
+    A task of several roles as a task of one agent, which answers for all of them in tagged blocks, see [`central_prompt`] and
+    [`split_blocks`]. The joint reward is that of the task. It is a control: what does a team add to one model that knows all roles?
+
+    Episodes have one turn. The metrics `missing_blocks` and `doubled_blocks` are the numbers of roles that have no block, or several.
+
+    Args:
+        task ([`Environment`]): The task.
+
+    Raises:
+        ValueError: the task has one role.
+    """
+
+    roles = (CENTRAL_ROLE,)
+
+    def __init__(self, task: Environment):
+        if len(task.roles) < 2:
+            raise ValueError(
+                f"The task has the role {task.roles[0]!r} alone, so one agent answers for all roles already."
+            )
+        self.task = task
+
+    def __repr__(self) -> str:
+        return f"CentralizedEnvironment({self.task!r})"
+
+    @property
+    def unwrapped(self) -> Environment:
+        return self.task.unwrapped
+
+    def answers(self, joint_action: JointAction) -> JointAction:
+        return self.task.answers(split_blocks(joint_action[CENTRAL_ROLE], self.task.roles).answers)
+
+    def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
+        return self.next_prompts([item], [history])[0]
+
+    def next_prompts(self, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
+        if any(histories):
+            raise TaskError("A model that answers for all roles plays one turn.")
+        roles = self.task.roles
+        return [{CENTRAL_ROLE: central_prompt(roles, prompts)} for prompts in ask(self.task, items, histories)]
+
+    def check_turns(self, num_turns: int) -> None:
+        if num_turns > 1:
+            raise ValueError(f"`num_turns` is {num_turns}, but a model that answers for all roles plays one turn.")
+        self.task.check_turns(num_turns)
+
+    def score(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
+    ) -> list[Outcome]:
+        return self._judge(items, joint_actions, histories, evaluation=False)
+
+    def evaluate(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
+    ) -> list[Outcome]:
+        return self._judge(items, joint_actions, histories, evaluation=True)
+
+    def _judge(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]], evaluation: bool
+    ) -> list[Outcome]:
+        roles, context = self.task.roles, scoring_context()
+        if not items:
+            return []
+        blocks = [split_blocks(joint_action[CENTRAL_ROLE], roles) for joint_action in joint_actions]
+        # The token ids are those of the whole answer, so the task gets none
+        of_task = replace(
+            context,
+            prompts=ask(self.task, items, histories),
+            completion_ids=None,
+            chat_roles=frozenset(roles if context.chat_roles else ()),
+        )
+        with scoring(of_task):
+            outcomes = judge(self.task, items, [one.answers for one in blocks], histories, evaluation)
+        for outcome, one in zip(outcomes, blocks, strict=True):
+            outcome.metrics |= {MISSING: float(len(one.missing)), DOUBLED: float(len(one.doubled))}
+            outcome.extra |= {f"answer/{role}": text for role, text in one.answers.items()}
+        return outcomes
+
+    def metrics(self) -> dict[str, float]:
+        return self.task.metrics()
+
+    def prepare(self, num_turns: int) -> None:
+        self.task.prepare(num_turns)
+
+    def plan(self, items: Sequence[dict], num_later_prompts: int, answer_tokens: int) -> dict[str, str]:
+        return self.task.plan(items, num_later_prompts, answer_tokens)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.task.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.task.load_state_dict(state)
+
+    def resume_settings(self) -> dict[str, Any]:
+        return {**resume_settings(self.task), "task": type(self.task).__name__}
