@@ -88,7 +88,7 @@ def test_the_report_has_team_control_and_their_difference(compared):
             np.mean([policies[f"run_{seed}{end}"]["results"]["final"][metric]["mean"] for seed in (0, 1)])
             for end in ("", "_control")
         )
-        difference = contents["control"]["single agent"]["final"][metric]
+        difference = contents["control"]["single_agent"]["final"][metric]
         assert difference["mean"] == pytest.approx(team - control)
         assert difference["low"] <= difference["mean"] <= difference["high"]
     text = (compared / "evaluation.txt").read_text()
@@ -167,6 +167,17 @@ def test_a_run_without_a_record_has_no_control(trained, tmp_path, capsys, change
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
+
+
+def test_one_agent_that_answers_for_all_roles_is_a_control(trained, tmp_path):
+    evaluate(trained / "run_0", "--control", "centralized", "--output_dir", tmp_path / "results")
+    control = tmp_path / "results" / "controls" / "run_0"
+    assert AgentTeam.from_pretrained(control).roles == ("team",)
+    settings = yaml.safe_load((control / "config.yaml").read_text())["magrpo"]
+    assert settings["collaboration_mode"] == "centralized" and settings["max_completion_length"] == 12
+    assert "return" in report(tmp_path / "results")["control"]["centralized"]["final"]
+    evaluate(control, "--split", "test", "--output_dir", tmp_path / "own")  # such a run is evaluated by itself, too
+    assert report(tmp_path / "own")["policies"]["run_0"]["results"]["final"]["return"]
 
 
 def test_cross_play_has_no_control(trained, capsys):

@@ -66,8 +66,9 @@ class EvaluationConfig:
         choices=("turn", "answer"),
     )
     control: str | None = setting(
-        "'single_agent' trains one agent at the cost of each run, and compares it with the run's team.",
-        choices=("single_agent",),
+        "Trains another policy at the cost of each run, and compares it with the run's team: 'single_agent' answers alone, "
+        "'centralized' is one agent that answers for all roles.",
+        choices=("single_agent", "centralized"),
     )
     control_model: str | None = setting(
         "Model that the control starts from; by default that of the team's last agent."

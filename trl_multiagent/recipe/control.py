@@ -1,5 +1,5 @@
 """
-The trained control of an evaluation: one agent that answers alone, trained at the cost of a team.
+The trained control of an evaluation: one agent that answers alone, or for all roles, trained at the cost of a team.
 
 It is trained with the settings of the team's run, for as many scored answers and about as many generated tokens: the number of optimizer
 steps is the larger one of those that the two need, where the tokens of an answer are measured before the training. An answer may have
@@ -75,6 +75,7 @@ class Control:
     The control of one run.
 
     Args:
+        kind (`str`): `"single_agent"` or `"centralized"`.
         run_config (`str`): The settings of the run.
         folder (`Path`): The folder of the control's run.
         model (`str`): The model that it starts from.
@@ -84,6 +85,7 @@ class Control:
         prog (`str`): Name of the program in messages.
     """
 
+    kind: str
     run_config: str
     folder: Path
     model: str
@@ -130,8 +132,9 @@ class Control:
         length = section.get(
             "max_completion_length", read_fields(SECTION_CLASSES[algorithm])["max_completion_length"].default
         )
+        mode = {"num_agents": 1} if self.kind == "single_agent" else {"collaboration_mode": "centralized"}
         changes: dict[str, Any] = {
-            "num_agents": 1,
+            **mode,
             "max_completion_length": self.num_agents * length,
             "output_dir": str(self.folder),
             "report_to": "none",
@@ -159,7 +162,7 @@ class Control:
         )
         args = recipe.training_args
         args.max_steps = steps_at_cost(cost, answers_per_batch(recipe), tokens, args.num_iterations)
-        recipe.merged[algorithm] |= {"max_steps": args.max_steps, "num_train_epochs": None}
+        recipe.merged[algorithm]["max_steps"] = args.max_steps
         if args.process_index == 0:
             print(
                 f"Training the control of {self.run_config} for {args.max_steps} steps of {answers_per_batch(recipe)} answers with "

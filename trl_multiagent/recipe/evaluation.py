@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
@@ -107,6 +108,8 @@ class Evaluation:
             ConfigError: the roles do not match, or the environment cannot play so many turns.
         """
         environment = self.task.make_environment(self.task_settings(self.settings.num_agents))
+        if self.settings.is_centralized:
+            environment = CentralizedEnvironment(environment)
         for team in self.teams:
             if team.roles is not None and team.roles != tuple(environment.roles):
                 raise ConfigError(
@@ -140,6 +143,17 @@ class Evaluation:
                 f"The {purpose} needs the task for one agent, but it always has the roles {', '.join(environment.roles)}: leave it out."
             )
         return environment
+
+    def make_control_environment(self) -> Environment:
+        """
+        Makes the environment of the controls.
+
+        Raises:
+            ConfigError: the task has no form for one agent.
+        """
+        if self.config.control == "single_agent":
+            return self.make_single_environment("control")
+        return CentralizedEnvironment(self.task.make_environment(self.task_settings(self.settings.num_agents)))
 
     def load_items(self) -> Dataset:
         """
@@ -276,7 +290,7 @@ class Evaluation:
         """The trained controls, one per team."""
         from trl_multiagent.evaluation.policies import LoadedTeam, Policy, describe_team
 
-        environment = self.make_single_environment("control")
+        environment = self.make_control_environment()
         policies = []
         for source, control in self.controls.items():
 
@@ -520,6 +534,8 @@ def make_controls(
     """
     if config.control is None:
         return {}
+    if settings.is_centralized or settings.num_agents == 1:
+        raise ConfigError("`evaluation.control` is for teams, but this run has one agent: leave it out.")
     from trl_multiagent.recipe.control import Control
 
     assert config.output_dir is not None
@@ -533,7 +549,7 @@ def make_controls(
             raise ConfigError(f"The control of {text} needs the folder of a run, with its config.yaml.")
         folder = Path(config.output_dir) / "controls" / team.name
         num_agents = len(team.roles or ()) or settings.num_agents
-        controls[team.name] = Control(run, folder, model, num_agents, task, arguments.task, prog)
+        controls[team.name] = Control(config.control, run, folder, model, num_agents, task, arguments.task, prog)
     for control in controls.values():
         control.check()
     return controls
@@ -795,7 +811,12 @@ def make_comparisons(
     if evaluation.controls:
         pairs = [(results[x.compared_with], results[x.name]) for x in policies if x.kind == "control"]
         comparisons.append(
-            Comparison("control", "the team minus the trained control", {"single agent": pairs}, cost_line(evaluation))
+            Comparison(
+                "control",
+                "the team minus the trained control",
+                {str(evaluation.config.control): pairs},
+                cost_line(evaluation),
+            )
         )
     rows: dict[str, list[tuple[Any, Any]]] = {}
     for policy in policies:
