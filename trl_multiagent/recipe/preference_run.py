@@ -307,9 +307,10 @@ class PreferenceRun:
             self.say(f"The run in {folder} is complete.")
             return None
         self.write_settings()
-        preferences, numbers = given, {}
-        if preferences is None:
+        if given is None:
             preferences, numbers = self.collect(0, Path(recipe.preferences.output_dir), None, self.environment)
+        else:
+            preferences, numbers = given, {}
         if len(preferences) == 0:
             raise NoPairsError(no_pairs(recipe.preferences.output_dir))
         trainer, checkpoint = self.make_trainer(preferences, folder, None, recipe.resume_from_checkpoint)
