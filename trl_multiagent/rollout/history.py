@@ -46,7 +46,8 @@ class HistoryOptions:
 
         Args:
             num_turns (`int`): Number of past turns.
-            dropped (`int`, *optional*, defaults to `0`): How many of the oldest visible turns are left out.
+            dropped (`int`, *optional*, defaults to `0`): How many of the oldest visible turns are left out. A first prompt that
+                `original_prompt` asks for is left out after all of them.
 
         Returns:
             `list[tuple[bool, bool]]`: For each past turn, oldest first, whether its prompt and its response are shown.
@@ -65,9 +66,7 @@ class HistoryOptions:
             parts.append((prompt, selected and self.previous_response is not False))
         visible = [turn for turn, part in enumerate(parts) if any(part)]
         for turn in visible[:dropped]:
-            # A first prompt that the user asks for is left out last
-            stays = turn == 0 and self.original_prompt is True and dropped < len(visible)
-            parts[turn] = (stays, False)
+            parts[turn] = (turn == 0 and self.original_prompt is True and dropped <= len(visible), False)
         return parts
 
 
@@ -210,10 +209,11 @@ def tokenize_nodes(
     def build(chosen: Sequence[Node], dropped: int) -> list[WholePrompt]:
         prompts = [whole_prompt(role, node.history, node.prompts[role], as_chat, options, dropped) for node in chosen]
         ids = tokenize(prompts) if prompts else []
-        built = [
-            WholePrompt(*x, None if options.max_history_length is None else dropped)
-            for x in zip(prompts, ids, strict=True)
-        ]
+        built = [WholePrompt(*x) for x in zip(prompts, ids, strict=True)]
+        if options.max_history_length is not None:
+            for node, made in zip(chosen, built, strict=True):
+                all_turns, turns = (options.shown(len(node.history), k) for k in (0, dropped))
+                made.dropped_turns = sum(map(any, all_turns)) - sum(map(any, turns))
         continue_turns(role, chosen, built, tokenizer, end_tokens, render if as_chat else str)
         return built
 
@@ -227,7 +227,7 @@ def tokenize_nodes(
     while too_long := [k for k in later if len(whole[k].ids) > room[k]]:
         dropped += 1
         # Without any past turn, a prompt fits
-        later = [k for k in too_long if dropped <= len(nodes[k].history)]
+        later = [k for k in too_long if dropped <= len(nodes[k].history) + 1]
         for k, shorter in zip(later, build([nodes[k] for k in later], dropped), strict=True):
             whole[k] = shorter
     return whole
