@@ -269,7 +269,7 @@ def test_history_as_chat_where_there_is_a_template(tmp_path, use_chat_template):
 
 
 def test_the_trainer_follows_the_options_of_the_history(tmp_path):
-    options = {"memory_mode": "full", "previous_response": False, "max_history_length": 60}
+    options = {"memory_mode": "full", "previous_response": False, "max_history_length": 40}
     trainer = tiny_trainer(tmp_path, num_turns=3, num_generations=2, joint_mode="cross", num_agents=2, **options)
     trainer.train()
     log, tokenizer = trainer.state.log_history[0], trainer.team.tokenizers["main"]
@@ -278,9 +278,11 @@ def test_the_trainer_follows_the_options_of_the_history(tmp_path):
         mean = sum(node.samples[role].dropped_turns for node in later) / len(later)
         assert log[f"agents/{role}/history/dropped_turns"] == pytest.approx(mean) and 0 < mean < 1
     for node in trainer._levels[2]:
-        first, second = node.history
-        # Two past prompts are more than 60 tokens, one is fewer
-        assert tokenizer.decode(node.samples["main"].prompt_ids) == f"{second.prompts['main']}\n\n{node.prompts['main']}"
+        second = node.history[1]
+        # Two past prompts are more than 40 tokens, one is fewer
+        assert (
+            tokenizer.decode(node.samples["main"].prompt_ids) == f"{second.prompts['main']}\n\n{node.prompts['main']}"
+        )
     episode = trainer.collaborate(tiny_items(1))[0]
     assert len(episode) == 3
 

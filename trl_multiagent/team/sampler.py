@@ -130,7 +130,7 @@ class TeamSampler:
             end_tokens=self.team.end_tokens(role),
             as_chat=role in self.chat_roles,
             options=self.history_options,
-            tokenize=lambda prompts: [self._tokenize(tokenizer, prompt) for prompt in prompts],
+            tokenize=lambda prompts: [tokenize_prompt(tokenizer, prompt) for prompt in prompts],
             render=lambda messages: tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, tokenize=False
             ),
@@ -151,8 +151,9 @@ class TeamSampler:
             for prompt, group in zip(prompts, groups, strict=True)
         ]
 
-    @staticmethod
-    def _tokenize(tokenizer: PreTrainedTokenizerBase, prompt: list[dict[str, str]] | str) -> list[int]:
-        if isinstance(prompt, str):
-            return tokenizer(prompt)["input_ids"]
-        return tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
+
+def tokenize_prompt(tokenizer: PreTrainedTokenizerBase, prompt: list[dict[str, str]] | str) -> list[int]:
+    """The token ids of a text, or of chat messages."""
+    if isinstance(prompt, str):
+        return tokenizer(prompt)["input_ids"]
+    return tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
