@@ -400,6 +400,7 @@ def test_each_mode_plays_two_turns_of_real_problems(mode, tiny_model, shared_dat
         f"external.mode={mode}",
         "external.sandbox_slice=all",
         "external.hidden_tests=2",
+        *(f"external.expert_model={tiny_model}", "external.expert_max_tokens=8", "external.expert_on_failure=plain"),
         "magrpo.external_original_prompt=True",
         "magrpo.max_history_length=20",
         f"prompt_files.aux={template}",

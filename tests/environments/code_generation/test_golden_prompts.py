@@ -42,9 +42,18 @@ TEAMS = {
     ),
     "passing": (AUX, MAIN, ("passed", "passed", "passed"), ""),
 }
-# The prompts of `expert_edits` contain what another model wrote: their golden file belongs here when the mode exists
 MODES = ("plain", "passed", "level_passed", "level_feedback")
+
+
+class WrittenEdits:
+    """Stands for an expert. It has edits for aux only."""
+
+    def propose(self, items, turns):
+        return [{"aux": "Return a list.\nKeep the even numbers."} for _ in items]
+
+
 SETTINGS = {
+    "expert_edits": {"mode": "expert_edits", "expert": WrittenEdits()},
     **{mode: {"mode": mode, "sandbox_slice": "all"} for mode in MODES},
     "level_feedback_first_assert": {},
     "level_feedback_hidden_tests": {"hidden_tests": 2, "sandbox_slice": "all"},

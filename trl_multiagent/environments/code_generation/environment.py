@@ -5,10 +5,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
 from trl_multiagent.environments.code_generation import feedback
+from trl_multiagent.environments.code_generation.expert import Expert
 from trl_multiagent.environments.code_generation.prompts import (
     CodePrompts,
     aux_prompt,
@@ -42,7 +43,8 @@ class CodeGenerationEnvironment(Environment):
         num_agents (`int`, *optional*, defaults to `2`):
             2 or 1.
         mode (`str`, *optional*, defaults to `"level_feedback"`):
-            Feedback that the agents get between turns: `"level_feedback"`, `"level_passed"`, `"passed"` or `"plain"`.
+            Feedback that the agents get between turns: `"level_feedback"`, `"level_passed"`, `"passed"`, `"plain"` or
+            `"expert_edits"`.
         sandbox_slice (`int` or `str`, *optional*, defaults to `1`):
             Asserts whose results the feedback contains: the first n, the last n if negative, all for 0, `"all"` or `None`.
         hidden_tests (`int`, *optional*, defaults to `0`):
@@ -70,7 +72,11 @@ class CodeGenerationEnvironment(Environment):
         warn_about_items (`bool`, *optional*, defaults to `True`):
             Whether a warning is logged for each item whose tests are of little use, because a trivial answer passes all of
             them or the reference solution fails some.
+        expert ([`Expert`], *optional*):
+            For the mode `"expert_edits"`, the model that proposes edits.
     """
+
+    watched_metrics: ClassVar[dict[str, str]] = {"collab_aux_usage": "main does not use what aux writes"}
 
     def __init__(
         self,
@@ -87,17 +93,18 @@ class CodeGenerationEnvironment(Environment):
         keep_suspicious: str | Path | None = None,
         first_prompts: Callable[[dict], Mapping[str, Prompt]] | None = None,
         warn_about_items: bool = True,
+        expert: Expert | None = None,
     ):
         if num_agents not in (1, 2):
             raise ValueError(f"`num_agents`: code generation takes 1 or 2 agents, not {num_agents}.")
-        if mode in feedback.LATER_MODES:
-            raise ValueError(
-                f"The mode {mode!r} (edits by an expert model) is not available: choose {', '.join(feedback.MODES)}."
-            )
+        mode = feedback.OTHER_NAMES.get(mode, mode)
         if mode not in feedback.MODES:
             raise ValueError(f"Unknown mode {mode!r}: choose {', '.join(feedback.MODES)}.")
+        if mode == feedback.EXPERT_EDITS and expert is None:
+            raise ValueError("The mode 'expert_edits' needs `expert`, the model that proposes edits.")
         self.roles = (AUX, MAIN) if num_agents == 2 else (MAIN,)
         self.mode = mode
+        self.expert = expert if mode == feedback.EXPERT_EDITS else None
         self.sandbox_slice = _slice(sandbox_slice)
         if isinstance(hidden_tests, bool) or not isinstance(hidden_tests, int) or hidden_tests < 0:
             raise ValueError(f"`hidden_tests` is {hidden_tests!r}, it must be a whole number of at least 0.")
@@ -123,6 +130,8 @@ class CodeGenerationEnvironment(Environment):
         """The settings on which rewards and prompts depend. The number of workers and the protection tier may differ."""
         prompts = json.dumps(self.prompts(EXAMPLE, ()), sort_keys=True)
         changed: dict[str, Any] = {}  # only what is not the default, because earlier releases saved none of these
+        if self.expert is not None:
+            changed["expert"] = self.expert.source.describe()
         if self.hidden_tests:
             changed["hidden_tests"] = self.hidden_tests
         if not self.external_prompt_passthrough:
@@ -144,15 +153,33 @@ class CodeGenerationEnvironment(Environment):
         }
 
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
-        if not history:
-            return {role: self._first_prompt(role, item, item["prompt"]) for role in self.roles}
+        if history:
+            return self.next_prompts([item], [history])[0]
+        return {role: self._first_prompt(role, item, item["prompt"]) for role in self.roles}
+
+    def next_prompts(self, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
+        """Makes the prompts of a whole turn. An expert is asked about all branches at the same time."""
+        later = [k for k, history in enumerate(histories) if history]
+        edits: dict[int, dict[str, str]] = {}
+        if self.expert is not None and later:
+            proposed = self.expert.propose([items[k] for k in later], [histories[k][-1] for k in later])
+            edits = dict(zip(later, proposed, strict=True))
+        return [
+            self._later_prompts(item, history, edits.get(k)) if history else self.prompts(item, ())
+            for k, (item, history) in enumerate(zip(items, histories, strict=True))
+        ]
+
+    def _later_prompts(
+        self, item: dict, history: Sequence[Turn], edits: Mapping[str, str] | None
+    ) -> dict[str, Prompt]:
+        """The prompts of a later turn, with what an expert proposes."""
         own_prompts = {
             role: partial(self._own_feedback, role, item, history)
             for role in self.roles
             if self.prompt_files.feedback_of(role) is not None
         }
         prompts = feedback.next_prompts(
-            item, history[-1], self.roles, self.mode, self.sandbox_slice, self.hidden_tests, own_prompts
+            item, history[-1], self.roles, self.mode, self.sandbox_slice, edits, self.hidden_tests, own_prompts
         )
         if self.external_prompt_passthrough:
             return prompts
@@ -196,7 +223,17 @@ class CodeGenerationEnvironment(Environment):
         return self.reward.score(items, joint_actions, kinds=KINDS)
 
     def metrics(self) -> dict[str, float]:
-        return {f"sandbox/{name}": value for name, value in self.runner.metrics().items()}
+        expert = {} if self.expert is None else self.expert.metrics()
+        return {f"sandbox/{name}": value for name, value in self.runner.metrics().items()} | expert
+
+    def prepare(self, num_turns: int) -> None:
+        if self.expert is not None and num_turns > 1:
+            self.expert.source.prepare()
+
+    def plan(self, items: Sequence[dict], num_later_prompts: int, answer_tokens: int) -> dict[str, str]:
+        if self.expert is None or num_later_prompts == 0:
+            return {}
+        return {"expert": self.expert.plan(items, num_later_prompts, answer_tokens)}
 
 
 def _fields(item: dict) -> dict[str, str]:

@@ -8,8 +8,9 @@ from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.sandbox import Check
 
 
-MODES = ("level_feedback", "level_passed", "passed", "plain")
-LATER_MODES = ("expert_edits", "expert", "edits")  # modes of CoMLRL that this release does not have
+EXPERT_EDITS = "expert_edits"
+MODES = ("level_feedback", "level_passed", "passed", "plain", EXPERT_EDITS)
+OTHER_NAMES = {"expert": EXPERT_EDITS, "edits": EXPERT_EDITS}  # CoMLRL's
 MAX_TEXT = 300  # characters of an assert or of an error message
 MAX_REASONS = 2
 
@@ -20,6 +21,7 @@ def next_prompts(
     roles: Sequence[str],
     mode: str,
     sandbox_slice: int,
+    edits: Mapping[str, str] | None = None,
     hidden_tests: int = 0,
     own_prompts: Mapping[str, Callable[[str], Prompt]] | None = None,
 ) -> dict[str, Prompt]:
@@ -32,8 +34,11 @@ def next_prompts(
         roles (`Sequence[str]`): `("aux", "main")` or `("main",)`.
         mode (`str`):
             The feedback that the prompts contain: none for `"plain"`, whether everything passed for `"passed"`, the result of each
-            level for `"level_passed"`, and also the reasons for `"level_feedback"`.
+            level for `"level_passed"`, and also the reasons for `"level_feedback"`. For `"expert_edits"`, the edits.
         sandbox_slice (`int`): Asserts whose results count: the first n, the last n if negative, all if 0.
+        edits (`Mapping[str, str]`, *optional*):
+            For `"expert_edits"`, what the expert proposes for the function of a role. A role without edits gets the prompt of
+            `"plain"`.
         hidden_tests (`int`, *optional*, defaults to `0`): Number of last asserts that never count.
         own_prompts (`Mapping[str, Callable[[str], Prompt]]`, *optional*): For each role whose prompt the user replaced, a function
             from the lines of feedback to the prompt.
@@ -45,6 +50,9 @@ def next_prompts(
         name = AUX if role == AUX else item["entry_point"]
         if mode == "plain":
             lines = []
+        elif mode == EXPERT_EDITS:
+            proposed = (edits or {}).get(role)
+            lines = [f"An expert has read the whole program and proposes for `{name}`:", proposed] if proposed else []
         elif mode == "passed":
             lines = [_all_passed(result, checks)]
         else:
