@@ -278,7 +278,7 @@ def test_the_rest_of_what_is_known_of_a_checkpoint_before_models_are_loaded(save
     assert "cannot be continued with this change" in refusal(
         "true", "--override", "peft.r=8", "magrpo.resume_changes=allow"
     )
-    monkeypatch.setattr(code_environment, "main_prompt", lambda item: "Write it.")
+    monkeypatch.setattr(code_environment, "main_prompt", lambda item, problem: "Write it.")
     assert "environment prompts: '" in refusal("true")
     monkeypatch.undo()
     monkeypatch.setattr(Recipe, "load_team", lambda *args: pytest.fail("a team was loaded"))
