@@ -119,20 +119,25 @@ def main() -> None:
         if options.smoke:
             options.runs, options.seeds, options.spreads = Path(scratch), [0], SPREADS[1:]
         options.runs.mkdir(parents=True, exist_ok=True)
-        known = DEMO_METHODS if options.part == "demo" else METHODS
-        methods = [name for name in options.methods or known if name in known]
-        results = {"machine": machine(), "part": options.part, "smoke": options.smoke}
-        if options.part == "demo":
-            results["runs"] = run_demo(options, methods)
-            print_demo(results["runs"])
-        elif options.tune:
-            results["runs"] = tune(options, methods)
-            print_rates(results["runs"])
-        else:
-            results["runs"] = run_two_turns(options, methods)
-            results["summary"] = [summary(results["runs"], spread, methods) for spread in options.spreads]
-            for each in results["summary"]:
-                print_curves(each)
+        results = {"machine": machine()}
+        for part, methods in (
+            {"two_turns": ["magrpo", "maac"], "demo": ["mareinforce"]}
+            if options.smoke
+            else {options.part: options.methods}
+        ).items():
+            known = DEMO_METHODS if part == "demo" else METHODS
+            methods = [name for name in methods or known if name in known]
+            if part == "demo":
+                results["demo"] = run_demo(options, methods)
+                print_demo(results["demo"])
+            elif options.tune:
+                results["rates"] = tune(options, methods)
+                print_rates(results["rates"])
+            else:
+                results["two_turns"] = run_two_turns(options, methods)
+                results["summary"] = [summary(results["two_turns"], spread, methods) for spread in options.spreads]
+                for each in results["summary"]:
+                    print_curves(each)
     options.output.write_text(json.dumps(results, indent=2) + "\n")
     print(f"\nAll numbers: {options.output}")
 

@@ -12,6 +12,7 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 # A line of each one's table
 TABLES = {
+    "actor_critic": "demo, ",
     "preference": "madpo_iter",
     "sandbox": "sandbox, tier seccomp",
     "scaling": "DDP x 2",
