@@ -56,6 +56,7 @@ from trl_multiagent import (
 )
 from trl_multiagent.demo.model import demo_model
 from trl_multiagent.recipe.run import run_recipe
+from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 
 
 @dataclasses.dataclass
@@ -77,14 +78,17 @@ class Method:
 
 
 RATES = (1e-3, 2e-3, 4e-3)
+# A critic stands for the whole future, its advantages are not standardized, and it learns faster than its agents
+CRITIC = {"gae_lambda": 1.0, "advantage_normalization": False}
 METHODS = {
-    "magrpo": Method(MAGRPOTrainer, MAGRPOConfig, 10, 2, {0: 1e-3, 1: 1e-3}),
-    "mareinforce": Method(MAREINFORCETrainer, MAREINFORCEConfig, 30, 1, {0: 1e-3, 1: 1e-3}),
-    "iac": Method(IACTrainer, IACConfig, 30, 1, {0: 1e-3, 1: 1e-3}, {"gae_lambda": 1.0}),
-    "maac": Method(MAACTrainer, MAACConfig, 30, 1, {0: 1e-3, 1: 1e-3}, {"gae_lambda": 1.0}),
-    "iac, lambda 0": Method(IACTrainer, IACConfig, 30, 1, {0: 1e-3, 1: 1e-3}),
-    "maac, lambda 0": Method(MAACTrainer, MAACConfig, 30, 1, {0: 1e-3, 1: 1e-3}),
+    "magrpo": Method(MAGRPOTrainer, MAGRPOConfig, 10, 2, {0: 2e-3, 1: 2e-3}),
+    "mareinforce": Method(MAREINFORCETrainer, MAREINFORCEConfig, 30, 1, {0: 1e-3, 1: 2e-3}),
+    "iac": Method(IACTrainer, IACConfig, 30, 1, {0: 1e-3, 1: 1e-3}, CRITIC),
+    "maac": Method(MAACTrainer, MAACConfig, 30, 1, {0: 1e-3, 1: 1e-3}, CRITIC),
+    "iac, defaults": Method(IACTrainer, IACConfig, 30, 1, {0: 1e-3, 1: 1e-3}),
+    "maac, defaults": Method(MAACTrainer, MAACConfig, 30, 1, {0: 1e-3, 1: 1e-3}),
 }
+CRITIC_RATE = 5  # learning rate of a critic, as a multiple of that of the agents
 DEMO_METHODS = {
     "magrpo": "magrpo",
     "mareinforce": "magrpo",
@@ -209,6 +213,8 @@ def train_on_two_turns(method: Method, spread: int, seed: int, rate: float, upda
             disable_tqdm=True,
             **method.settings,
         )
+        if issubclass(method.config, ActorCriticConfig):
+            args.critic_learning_rate = CRITIC_RATE * rate
         set_seed(seed)
         trainer = method.trainer(
             AgentTeam.from_pretrained(f"{folder}/model", roles=ROLES),
