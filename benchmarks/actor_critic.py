@@ -77,11 +77,11 @@ class Method:
     settings: dict = dataclasses.field(default_factory=dict)
 
 
-RATES = (1e-3, 2e-3, 4e-3)
+RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 # A critic stands for the whole future, its advantages are not standardized, and it learns faster than its agents
 CRITIC = {"gae_lambda": 1.0, "advantage_normalization": False}
 METHODS = {
-    "magrpo": Method(MAGRPOTrainer, MAGRPOConfig, 10, 2, {0: 2e-3, 1: 2e-3}),
+    "magrpo": Method(MAGRPOTrainer, MAGRPOConfig, 10, 2, {0: 1e-3, 1: 1e-3}),
     "mareinforce": Method(MAREINFORCETrainer, MAREINFORCEConfig, 30, 1, {0: 1e-3, 1: 2e-3}),
     "iac": Method(IACTrainer, IACConfig, 30, 1, {0: 1e-3, 1: 1e-3}, CRITIC),
     "maac": Method(MAACTrainer, MAACConfig, 30, 1, {0: 1e-3, 1: 1e-3}, CRITIC),
@@ -148,7 +148,7 @@ def main() -> None:
 
 def remembered(folder: Path, key: dict, run) -> dict:
     """The record of a run, from its file or by running it."""
-    name = " ".join(f"{x:g}" if isinstance(x, int | float) else x for x in key.values())
+    name = " ".join(f"{x:g}" if isinstance(x, int | float) else x for x in key.values() if not isinstance(x, dict))
     path = folder / f"{name}.json"
     if path.is_file() and (record := json.loads(path.read_text()))["key"] == key:
         return record
@@ -182,8 +182,11 @@ def tune(options: argparse.Namespace, methods: list[str]) -> list[dict]:
 
 
 def two_turn_run(folder: Path, name: str, spread: int, seed: int, rate: float, updates: int) -> dict:
+    method = METHODS[name]
     key = {"method": name, "spread": spread, "seed": seed, "rate": rate, "updates": updates}
-    return remembered(folder, key, lambda: train_on_two_turns(METHODS[name], spread, seed, rate, updates))
+    if method.settings:
+        key |= {"settings": method.settings, "critic_rate": CRITIC_RATE}
+    return remembered(folder, key, lambda: train_on_two_turns(method, spread, seed, rate, updates))
 
 
 def train_on_two_turns(method: Method, spread: int, seed: int, rate: float, updates: int) -> dict:

@@ -16,7 +16,7 @@ short and activations are checkpointed; what is left of them is in the peak.
 
 Critics: a LoRA team of two agents, with the critics of IAC (one per agent) and MAAC (one), which are adapters on the agents'
 base. They are compared with MAREINFORCE, which trains the same number of completions and has no critic. An agent samples one
-completion per item, so a critic reads as many prompts as there are completions.
+completion per item, so a critic reads as many prompts as there are completions. A forward has one row.
 
 ZeRO-3: a full team of two agents, in one process and in two.
 - mixed precision: weights loaded in float32, `bf16` on. One process keeps them in float32 and computes in bfloat16;
@@ -99,7 +99,8 @@ def main() -> None:
                 arguments = {"num_generations": 1}
                 if rank is not None:
                     arguments |= {"critic_form": "adapter", "critic_lora_r": rank}
-                run = {"roles": ["aux", "main"], "num_items": 4, "algorithm": algorithm, "arguments": arguments}
+                run = {"roles": ["aux", "main"], "num_items": 4, "micro_batch": 1}
+                run |= {"algorithm": algorithm, "arguments": arguments}
                 (runs[algorithm, rank],) = measure("one process", {**settings, **run}, gpus >= 1)
             results["critics"] = compare_critics(runs, base_parameters)
             print_critics(results["critics"])

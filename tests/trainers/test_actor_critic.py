@@ -476,6 +476,20 @@ def test_models_that_do_not_fit(tmp_path):
         critic_trainer(tmp_path, team=team_of("lora"))
 
 
+def test_critics_that_cannot_be_a_start(tmp_path):
+    """A head with other layers, folders without a model, and a folder that is not there."""
+    trainer = critic_trainer(tmp_path / "run", critic_value_head_hidden_dim=8)
+    trainer.save_model(str(tmp_path / "saved"))
+    critics = [str(tmp_path / "saved" / "critics" / role) for role in trainer.team.roles]
+    with pytest.raises(ValueError, match="`critic_value_head_hidden_dim` asks for: set it to 8,"):
+        critic_trainer(tmp_path, critic_models=critics)
+    again = critic_trainer(tmp_path, critic_models=critics, critic_value_head_hidden_dim=8)
+    assert again.team.critics.heads["aux"][0].weight.shape == (8, 32)
+    for missing, message in (("saved", "no config.json"), ("nowhere", "does not exist")):
+        with pytest.raises(ValueError, match=message):
+            critic_trainer(tmp_path, critic_models=str(tmp_path / missing))
+
+
 def test_a_frozen_agent_needs_no_critic(tmp_path):
     trainer = critic_trainer(tmp_path, frozen_agents=["aux"])
     trainer.train()
