@@ -395,9 +395,9 @@ def test_known_settings_without_effect_are_named_in_one_line(parse):
         ({"magrpo": {"eval_interval": 4}}, [], ["`dataset.eval_split`"]),
         ({"magrpo": {"beta": 0.2, "reference_kl_enabled": True}}, [], ["reference_kl_coef", "0.1", "0.2"]),
         (
-            {"external": {"mode": "expert_edits"}},
+            {"external": {"mode": "expert_edits", "expert_model": "llama"}},
             [],
-            ["`external.mode: expert_edits`", "not available in this release"],
+            ["where the model 'llama' is", "`external.expert_base_url`"],
         ),
         ({"external": {"mode": "telepathy"}}, [], ["`external.mode`", "'level_feedback'"]),
         ({"external": {"sandbox_slice": "most"}}, [], ["`external.sandbox_slice`", "'most'"]),

@@ -32,7 +32,7 @@ def builds(small_build, tmp_path, monkeypatch) -> list[Path]:
     monkeypatch.setenv("TRL_MULTIAGENT_CACHE", str(tmp_path / "cache"))
     built = []
 
-    def build(folder, progress):
+    def build(folder, progress, num_turns):
         built.append(folder)
         shutil.copytree(small_build, folder, ignore=shutil.ignore_patterns(demo.MANIFEST))
 
@@ -72,8 +72,8 @@ def test_damaged_cache_is_rebuilt(builds, damage):
 def test_an_interrupted_build_leaves_nothing_behind(builds, monkeypatch):
     build = demo.build_model
 
-    def interrupted(folder, progress):
-        build(folder, progress)
+    def interrupted(folder, progress, num_turns):
+        build(folder, progress, num_turns)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(demo, "build_model", interrupted)
@@ -87,8 +87,8 @@ def test_an_interrupted_build_leaves_nothing_behind(builds, monkeypatch):
 def test_of_several_callers_one_builds(builds, monkeypatch):
     build = demo.build_model
 
-    def slow(folder, progress):
-        build(folder, progress)
+    def slow(folder, progress, num_turns):
+        build(folder, progress, num_turns)
         time.sleep(0.3)
 
     monkeypatch.setattr(demo, "build_model", slow)
@@ -104,7 +104,7 @@ def test_of_several_callers_one_builds(builds, monkeypatch):
 def test_fingerprint_covers_code_and_versions(tmp_path, monkeypatch):
     sources = Path(demo.__file__).parent
     fingerprints = {demo.fingerprint()}
-    for changed in ("problems.py", "demonstrations.py", "model.py"):
+    for changed in ("problems.py", "demonstrations.py", "revisions.py", "model.py"):
         folder = tmp_path / changed
         shutil.copytree(sources, folder)
         monkeypatch.setattr(demo, "__file__", str(folder / "model.py"))
@@ -115,7 +115,7 @@ def test_fingerprint_covers_code_and_versions(tmp_path, monkeypatch):
         monkeypatch.undo()
     monkeypatch.setattr(demo, "version", lambda library: "0")
     fingerprints.add(demo.fingerprint())
-    assert len(fingerprints) == 5
+    assert len(fingerprints) == 6
 
 
 def test_cache_folder(monkeypatch):

@@ -94,7 +94,7 @@ def test_learning_curve_shows_training_and_held_out_values(shown, tmp_path, monk
     assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     figures = []
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, *args, **kwargs: figures.append(self))
-    start, end = (SimpleNamespace(reward=r, test_pass_rate=p) for r, p in ((1.5, 0.2), (3.5, 0.9)))
+    start, end = (SimpleNamespace(num_turns=1, reward=r, test_pass_rate=p) for r, p in ((1.5, 0.2), (3.5, 0.9)))
     draw_learning_curve(shown[1].state.log_history, start, end, tmp_path / "again.png")
     reward, tests = figures[0].axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in reward.lines}

@@ -298,7 +298,8 @@ def test_the_picture_of_the_rewards(tmp_path):
         ({"comparator_policy": "history"}, "needs `policy_checkpoint_dir`"),
         ({"comparator_policy": "model"}, "needs either `comparator_model_name` or `comparator_agents`"),
         ({"comparator_generation_mode": "sequential"}, "set `comparator_policy: model`"),
-        ({"comparator_policy": "api"}, "must be one of None, current, current_copy, history, model"),
+        ({"comparator_policy": "oracle"}, "must be one of None, current, current_copy, history, model, api"),
+        ({"comparator_policy": "api"}, "needs `comparator_api_model`"),
     ],
 )
 def test_impossible_settings(changes, problem, tmp_path):

@@ -107,6 +107,8 @@ def test_one_model_for_all_roles(mode, tmp_path, tiny_model):
     changes = {"comparator_generation_mode": mode, "comparator_model_name": tiny_model}
     rows = collect(tmp_path, "model", **changes)
     assert {*rows["chosen_by"], *rows["rejected_by"]} == {"current", f"model:{tiny_model}:{mode}"}
+    sample = make_comparator(tiny_team(), config(tmp_path, "model", **changes)).sample
+    assert sample.sampler.generation_kwargs["max_new_tokens"] == (12 if mode == "centralized" else 6)  # of all roles
 
 
 class Scripted:
@@ -125,10 +127,9 @@ def nodes():
     return [Node({}, (), {"aux": f"Help {k}.", "main": [{"role": "user", "content": f"Do {k}."}]}) for k in range(2)]
 
 
-def test_a_centralized_model_sees_both_assignments_and_answers_in_blocks(tmp_path):
-    sampler = CentralizedSampler(tiny_team(("model",)), ("aux", "main"), config(tmp_path, None))
-    assert sampler.sampler.generation_kwargs["max_new_tokens"] == 12
-    sampler.sampler = Scripted(lambda call, k, g: f"Well.<aux>\nhelp{k}{g}\n</aux> and <main>\n  do{k}{g}")
+def test_a_centralized_model_sees_both_assignments_and_answers_in_blocks():
+    scripted = Scripted(lambda call, k, g: f"Well.<aux>\nhelp{k}{g}\n</aux> and <main>\n  do{k}{g}")
+    sampler = CentralizedSampler(scripted, ("aux", "main"))
     samples = sampler(nodes(), 2)
     (asked,) = sampler.sampler.asked
     assert all(f"Help {k}." in asked[k] and f"Do {k}." in asked[k] for k in range(2))
@@ -151,9 +152,8 @@ def test_blocks(text, block):
     assert tagged_block(text, "aux") == block
 
 
-def test_a_sequential_model_sees_both_assignments_and_what_was_answered(tmp_path):
-    sampler = SequentialSampler(tiny_team(("model",)), ("aux", "main"), config(tmp_path, None))
-    sampler.sampler = Scripted(lambda call, k, g: f"answer {call}/{k}/{g}")
+def test_a_sequential_model_sees_both_assignments_and_what_was_answered():
+    sampler = SequentialSampler(Scripted(lambda call, k, g: f"answer {call}/{k}/{g}"), ("aux", "main"))
     samples = sampler(nodes(), 3)
     first, second = sampler.sampler.asked
     assert len(first) == 2 and len(second) == 6  # every candidate continues its own answer

@@ -122,7 +122,8 @@ def test_every_configuration_has_a_plan(config, tmp_path, capsys):
         ("madpo_iter", ["--preference_dataset", "x"], "every round collects its preferences"),
         ("madpo_iter", ["--preference_replay_lambda", "2"], "must be between 0 and 1"),
         ("madpo_iter", ["--comparator_policy", "none"], "`pair_selection: comparator_reward` needs a comparator"),
-        ("madpo_iter", ["--comparator_policy", "api"], "`madpo_iter.comparator_policy`"),
+        ("madpo_iter", ["--comparator_policy", "oracle"], "`madpo_iter.comparator_policy`"),
+        ("madpo_iter", ["--comparator_policy", "api"], "needs `comparator_api_model`"),
     ],
 )
 def test_wrong_settings_are_one_line(algorithm, argv, problem, capsys, run, tmp_path):

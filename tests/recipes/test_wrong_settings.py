@@ -187,7 +187,9 @@ magrpo.metric_for_best_model=rewrad did you mean 'reward'
 magrpo.metric_for_best_model=nonsense no metric
 magrpo.deepspeed=nowhere.json nowhere.json
 external.mode=telepathy 'level_feedback'
-external.mode=expert_edits not available
+external.mode=expert_edits,external.expert_model=null external.expert_model
+external.expert_temperature=3 at most 2
+external.expert_token_budget=0 at least 1
 external.sandbox_slice=most expected
 reward.type=model 'function'
 reward.kind=free 'paper'

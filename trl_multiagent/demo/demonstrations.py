@@ -27,11 +27,20 @@ MAIN_FAULTS = {
 
 def demonstrate(problem: Problem, role: str, rng: random.Random) -> str:
     """Draws one demonstration of an agent's answer, in a random convention and possibly with a fault."""
+    convention, fault = draw_style(role, rng)
+    return write(problem, role, convention, fault, rng)
+
+
+def draw_style(role: str, rng: random.Random) -> tuple[str, str]:
+    """Draws the convention and the fault of a demonstration. The fault is `""` for none."""
     convention = rng.choice(CONVENTIONS)
     faults = AUX_FAULTS if role == AUX else MAIN_FAULTS
-    fault = rng.choices(["", *faults], [1 - sum(faults.values()), *faults.values()])[0]
-    write = write_aux if role == AUX else write_main
-    return write(problem, convention, fault, rng)
+    return convention, rng.choices(["", *faults], [1 - sum(faults.values()), *faults.values()])[0]
+
+
+def write(problem: Problem, role: str, convention: str, fault: str, rng: random.Random) -> str:
+    """Writes an agent's answer, see [`write_aux`] and [`write_main`]."""
+    return (write_aux if role == AUX else write_main)(problem, convention, fault, rng)
 
 
 def write_aux(problem: Problem, convention: str, fault: str = "", rng: random.Random | None = None) -> str:

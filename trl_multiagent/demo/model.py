@@ -1,7 +1,7 @@
 """
 Builds the demo's base model, a tokenizer and a small Llama trained from scratch on noisy demonstrations, and caches it.
 
-Nothing is downloaded. The name of the model's folder in the cache contains a hash of everything that determines the model. The
+There are two: one for a single turn, and one that has also seen how answers are revised after feedback. Nothing is downloaded. The name of the model's folder in the cache contains a hash of everything that determines the model. The
 folder is moved there when it is complete, and the hashes of its files are checked before it is used.
 """
 
@@ -23,6 +23,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from trl_multiagent.demo.demonstrations import demonstrate
 from trl_multiagent.demo.problems import demo_dataset, demo_problems, demo_prompts
+from trl_multiagent.demo.revisions import demonstrate_revisions
+from trl_multiagent.environments.code_generation import feedback
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 
 
@@ -39,13 +41,15 @@ ARCHITECTURE = {
     "tie_word_embeddings": True,
     "initializer_range": 0.05,
 }
-STEPS, BATCH_SIZE, LEARNING_RATE = 600, 8, 3e-3
+STEPS = {1: 600, 2: 1000}  # by the number of turns
+BATCH_SIZE, LEARNING_RATE = 8, 3e-3
 MANIFEST = "manifest.json"
 
 
-def demo_model(progress: bool = True) -> str:
+def demo_model(progress: bool = True, num_turns: int = 1) -> str:
     """
-    The path of the demo's base model and tokenizer. The first call builds them, which takes about half a minute on one core.
+    The path of the demo's base model and tokenizer. The first call builds them, which takes about half a minute on one core, or
+    two minutes for two turns.
 
     They are cached in the folder that the environment variable `TRL_MULTIAGENT_CACHE` names, by default
     `~/.cache/trl_multiagent`. Several processes may call this at the same time: one builds the model and the others wait. The
@@ -53,15 +57,17 @@ def demo_model(progress: bool = True) -> str:
 
     Args:
         progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar while building.
+        num_turns (`int`, *optional*, defaults to `1`): `2` for the model that has seen revisions.
     """
-    folder = cache_folder() / f"demo-{fingerprint()}"
+    name = "demo" if num_turns == 1 else "demo-two-turns"
+    folder = cache_folder() / f"{name}-{fingerprint()}"
     if not is_complete(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
             if not is_complete(folder):  # another process may have built it meanwhile
                 with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch:
                     built = Path(scratch) / "model"
-                    build_model(built, progress=progress)
+                    build_model(built, progress=progress, num_turns=num_turns)
                     write_manifest(built)
                     if folder.exists():
                         shutil.rmtree(folder)
@@ -79,8 +85,9 @@ def fingerprint() -> str:
     """A hash of everything that determines the model: the code that makes the model and its data, and library versions."""
     here = Path(__file__)
     digest = hashlib.sha256()
-    for name in ("problems.py", "demonstrations.py", "model.py"):
+    for name in ("problems.py", "demonstrations.py", "revisions.py", "model.py"):
         digest.update(here.with_name(name).read_bytes())
+    digest.update(Path(feedback.__file__).read_bytes())
     for library in ("torch", "transformers", "tokenizers"):
         digest.update(f"{library}=={version(library)}".encode())
     return digest.hexdigest()[:16]
@@ -107,18 +114,20 @@ def is_complete(folder: Path) -> bool:
     )
 
 
-def build_model(folder: Path, steps: int = STEPS, progress: bool = True) -> float:
+def build_model(folder: Path, steps: int | None = None, progress: bool = True, num_turns: int = 1) -> float:
     """
     Trains the tokenizer and the model, and saves them.
 
     Args:
         folder (`Path`): Folder to save them in.
-        steps (`int`, *optional*, defaults to `STEPS`): Number of optimizer steps.
+        steps (`int`, *optional*): Number of optimizer steps; by default that of `STEPS`.
         progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar.
+        num_turns (`int`, *optional*, defaults to `1`): `2` to demonstrate revisions, too.
 
     Returns:
         `float`: Mean loss of the last tenth of the steps, in nats per token of the completion.
     """
+    steps = steps or STEPS[num_turns]
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
@@ -127,7 +136,7 @@ def build_model(folder: Path, steps: int = STEPS, progress: bool = True) -> floa
         )  # more would not be faster for so small a model, and the weights would not be reproducible
         try:
             rng = random.Random(SEED)
-            demonstrations = make_demonstrations(steps * BATCH_SIZE, rng)
+            demonstrations = make_demonstrations(steps * BATCH_SIZE, rng, num_turns)
             tokenizer = train_tokenizer(demonstrations)
             config = LlamaConfig(
                 vocab_size=len(tokenizer),
@@ -145,15 +154,20 @@ def build_model(folder: Path, steps: int = STEPS, progress: bool = True) -> floa
     return loss
 
 
-def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]]:
-    """Pairs of a prompt and one agent's answer, for random training problems."""
+def make_demonstrations(number: int, rng: random.Random, num_turns: int = 1) -> list[tuple[str, str]]:
+    """Pairs of a prompt and one agent's answer, for random training problems. With two turns, half of them are revisions."""
     problems = {problem.name: problem for problem in demo_problems("train")}
     items = demo_dataset("train").to_list()
     pairs = []
-    for _ in range(number):
+    for _ in range(number // num_turns):
         item = rng.choice(items)
         role = rng.choice((AUX, MAIN))
         pairs.append((demo_prompts(item)[role], demonstrate(problems[item["entry_point"]], role, rng)))
+    if num_turns == 2:
+        drawn = rng.choices(items, k=(number - len(pairs)) // 2)  # each gives two demonstrations, one per role
+        for revisions in demonstrate_revisions(drawn, problems, rng):
+            pairs += revisions.values()
+        rng.shuffle(pairs)
     return pairs
 
 

@@ -28,7 +28,7 @@ SMOOTHING = 10  # width of the moving average in the learning curve, in steps
 
 @dataclass
 class Evaluation:
-    """The team's results on held-out problems. Each list has one entry per episode."""
+    """The team's results on held-out problems. Each list has one entry per episode, from its last turn."""
 
     items: list[dict]
     joint_actions: list[JointAction]
@@ -37,6 +37,8 @@ class Evaluation:
     earned_rewards: list[float]
     test_pass_rates: list[float]
     conventions: list[dict[str, str | None]]
+    first_rewards: list[float]  # paper rewards of the first turn
+    num_turns: int
 
     @property
     def reward(self) -> float:
@@ -135,6 +137,7 @@ class DemoReport(TrainerCallback):
         """Evaluates the team's current state on the held-out problems, with sampled episodes."""
         problems = {problem.name: problem for split in ("train", "test") for problem in demo_problems(split)}
         turns: list[Turn] = []
+        first_rewards: list[float] = []
         followed = []
         with tqdm(
             total=len(self.items),
@@ -151,6 +154,7 @@ class DemoReport(TrainerCallback):
                 joint_actions = [turn.joint_action for turn in last_turns]
                 followed += conventions(asked, joint_actions, trainer.environment.unwrapped.sandbox)
                 turns += last_turns
+                first_rewards += [episode[0].outcome.metrics["paper_reward"] for episode in episodes]
                 bar.update(len(chunk))
         return Evaluation(
             items=[item for item in self.items for _ in range(self.num_episodes)],
@@ -160,6 +164,8 @@ class DemoReport(TrainerCallback):
             earned_rewards=[turn.outcome.metrics["earned_reward"] for turn in turns],
             test_pass_rates=[turn.outcome.metrics["test_pass_rate"] for turn in turns],
             conventions=followed,
+            first_rewards=first_rewards,
+            num_turns=max(map(len, episodes)),
         )
 
 
@@ -201,6 +207,9 @@ def comparison(start: Evaluation, end: Evaluation, problems: int, num_episodes: 
         ("    A: aux keeps, main maps", f"{start.agreed('A'):.0%}", f"{end.agreed('A'):.0%}"),
         ("    B: aux keeps and maps", f"{start.agreed('B'):.0%}", f"{end.agreed('B'):.0%}"),
     ]
+    if start.num_turns > 1:
+        firsts = [f"{mean(side.first_rewards):.2f}" for side in (start, end)]
+        rows.insert(0, ("joint reward of the first answers (0 to 4)", *firsts))
     lines = [f"\n{title:<50} {'before':>8} {'after':>8}", "-" * 68]
     lines += [f"{name:<50} {first:>8} {second:>8}" for name, first, second in rows]
     return "\n".join(lines)
@@ -239,13 +248,16 @@ def wrap(line: str, width: int) -> list[str]:
 
 
 def draw_learning_curve(log_history: list[dict], start: Evaluation, end: Evaluation, path: Path) -> None:
-    """Draws joint reward and share of tests passed against the optimizer step, with the held-out values as dots."""
+    """Draws joint reward and share of tests passed in the last turn against the optimizer step, with the held-out values as dots."""
     logs = [entry for entry in log_history if "reward" in entry]
-    reward = "turn_1/rewards/task" if "turn_1/rewards/task" in logs[0] else "reward"  # a model's has another scale
+    turn = f"turn_{start.num_turns}"
+    reward = "reward" if start.num_turns == 1 else f"{turn}/reward_mean"
+    if f"{turn}/rewards/task" in logs[0]:  # the reward in training is that of a model, which has another scale
+        reward = f"{turn}/rewards/task"
     steps = [entry["step"] for entry in logs]
     panels = (
         ("Joint reward", reward, 4.0, (start.reward, end.reward)),
-        ("Share of tests passed", "turn_1/test_pass_rate", 1.0, (start.test_pass_rate, end.test_pass_rate)),
+        ("Share of tests passed", f"{turn}/test_pass_rate", 1.0, (start.test_pass_rate, end.test_pass_rate)),
     )
     figure = Figure(figsize=(10, 4), layout="constrained")
     for axes, (title, key, maximum, held_out) in zip(figure.subplots(1, 2), panels, strict=True):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 NAME = "demo"
+TWO_TURNS = "demo_two_turns"
 INTRODUCTION = """
 Two agents learn to write code together
 =======================================
@@ -91,6 +92,12 @@ def build_model() -> str:
     return demo_model()
 
 
+def build_two_turn_model() -> str:
+    from trl_multiagent.demo.model import demo_model
+
+    return demo_model(num_turns=2)
+
+
 def introduction(settings: TaskSettings) -> str | None:
     return INTRODUCTION if is_demo_run(settings) else None
 
@@ -106,12 +113,12 @@ def callbacks(settings: TaskSettings, trainer: Trainer) -> list[TrainerCallback]
     return [report]
 
 
-# Code generation in which the name `demo` selects the demo's problems and base model
+# Code generation in which the name `demo` selects the demo's problems and base model, and `demo_two_turns` a base model for two turns
 TASK = Task(
     make_environment,
     load_datasets,
     settings={**code_generation.TASK.settings, "dataset": DemoDataset},
-    models={NAME: build_model},
+    models={NAME: build_model, TWO_TURNS: build_two_turn_model},
     introduction=introduction,
     callbacks=callbacks,
 )

@@ -7,7 +7,8 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from trl_multiagent.environments.task_errors import TaskError, as_list, as_number, show, task_code
 
@@ -92,9 +93,13 @@ class Environment(ABC):
 
     An environment must not store the state of an episode. Its methods get the history of each branch, so many branches of
     a rollout tree can be played at once.
+
+    `watched_metrics` names metrics of the outcomes that are near zero if something is wrong, each with what that is. A training warns
+    if one of them stays near zero in the first turn.
     """
 
     roles: tuple[str, ...]
+    watched_metrics: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @property
     def unwrapped(self) -> "Environment":
@@ -139,6 +144,33 @@ class Environment(ABC):
         Raises:
             ValueError: it cannot.
         """
+
+    def prepare(self, num_turns: int) -> None:  # noqa: B027
+        """
+        Checks or loads what a run needs from outside, such as another model, before any data or agent is loaded. A dry run does not
+        call it. By default nothing is needed.
+
+        Args:
+            num_turns (`int`): Number of turns of an episode.
+
+        Raises:
+            UnavailableError: something is missing.
+        """
+
+    def plan(self, items: Sequence[dict], num_later_prompts: int, answer_tokens: int) -> dict[str, str]:
+        """
+        Describes what the environment itself will cost, for the plan of a dry run. Nothing may be contacted or loaded. Empty by
+        default.
+
+        Args:
+            items (`Sequence[dict]`): The items to train on; none if they are not known.
+            num_later_prompts (`int`): How many times, at most, it will be asked for the prompts of a branch after the first turn.
+            answer_tokens (`int`): Tokens of an agent's answer at most.
+
+        Returns:
+            `dict[str, str]`: Lines of the plan, by name.
+        """
+        return {}
 
     @abstractmethod
     def score(

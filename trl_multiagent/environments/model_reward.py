@@ -88,6 +88,9 @@ class ModelRewardEnvironment(Environment):
     def metrics(self) -> dict[str, float]:
         return self.task.metrics()
 
+    def prepare(self, num_turns: int) -> None:
+        self.task.prepare(num_turns)
+
     def state_dict(self) -> dict[str, Any]:
         return self.task.state_dict()
 

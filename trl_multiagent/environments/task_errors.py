@@ -26,6 +26,13 @@ class TaskError(ValueError):
         self.position = position
 
 
+class UnavailableError(TaskError):
+    """
+    Something that the task needs from outside is not there, such as the answer of another model. No code is at fault, so a recipe
+    shows the message alone and ends with exit status 2.
+    """
+
+
 class TaskInterrupt(KeyboardInterrupt):
     """Ctrl-C was pressed while a task's function ran. The message names the function."""
 

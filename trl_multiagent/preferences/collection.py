@@ -36,7 +36,7 @@ from trl_multiagent.preference_rows import (
     text_columns,
 )
 from trl_multiagent.preferences.comparators import Comparator, make_comparator, team_sampler
-from trl_multiagent.preferences.config import PAIRING_FIELDS, SAMPLING_FIELDS, PreferenceConfig
+from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PAIRING_FIELDS, SAMPLING_FIELDS, PreferenceConfig
 from trl_multiagent.preferences.pairs import Candidate, Pair, all_pairs, matched_pairs, select_pairs
 from trl_multiagent.preferences.report import (
     PICTURE_FILE,
@@ -59,7 +59,6 @@ from trl_multiagent.trainers.base.run_settings import (
 )
 
 
-CANDIDATES_FOLDER = "candidates"
 CHUNK_FILE = "chunk_{:05d}.jsonl"
 STATE_FILE = "environment_{:05d}.pt"  # the state of the environment after a chunk
 SETTINGS_FILE = "settings.json"  # in the folder of the candidates
@@ -109,6 +108,7 @@ def collect_preferences(
         TypeError: `dataset` is not a `datasets.Dataset`.
         ValueError: the roles of team and environment differ, the weights are sharded, or the folder holds another collection.
         TaskError: the environment failed, see [`~environments.base.judge`].
+        UnavailableError: the endpoint of a comparator gives no answers.
     """
     if not isinstance(dataset, Dataset):
         raise TypeError(f"`dataset` must be a `datasets.Dataset`, got `{type(dataset).__name__}`.")
@@ -398,7 +398,10 @@ class _Collection:
             environment=repr(self.environment),
             sampling=self.settings,
             pairing=config.values(PAIRING_FIELDS),
-            numbers=summarize(records, pairs, selected, config),
+            numbers={
+                **summarize(records, pairs, selected, config),
+                **({} if self.comparator is None else self.comparator.numbers()),
+            },
         )
         (self.folder / PICTURE_FILE).unlink(missing_ok=True)
         if config.log_reward_distribution:

@@ -5,14 +5,22 @@ A comparator is a name and a sampler, which gets the same nodes as the team that
 that the settings ask for.
 """
 
+import json
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
+from trl_multiagent.endpoints.client import EndpointClient
+from trl_multiagent.endpoints.endpoint import EndpointError, describe_endpoint
+from trl_multiagent.endpoints.files import Answer, Question
 from trl_multiagent.environments.base import Prompt
-from trl_multiagent.preferences.config import PreferenceConfig
+from trl_multiagent.environments.task_errors import UnavailableError
+from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PreferenceConfig
 from trl_multiagent.rollout.tree import Node, Samples
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import TEAM_FILE
@@ -21,7 +29,10 @@ from trl_multiagent.trainers.base.run_settings import checksum_of_weights
 
 
 ROUND_FOLDER = "round_{}"  # in `policy_checkpoint_dir`: the team before this round
+ENDPOINT_FOLDER = "endpoint"  # in the folder of the candidates: what an endpoint answered
 SOLO = "model"  # the role of a model that answers for all roles
+
+Sampler = Callable[[list[Node], int], dict[str, list[Samples]]]
 
 
 @dataclass
@@ -31,17 +42,39 @@ class Comparator:
 
     Args:
         name (`str`): What the columns `chosen_by` and `rejected_by` say.
-        team ([`AgentTeam`]): The models that answer.
+        team ([`AgentTeam`] or `None`): The models that answer; `None` for an endpoint.
         sample (`Callable`): `(nodes, num_candidates) -> {role: samples}`, with one entry of samples per node.
+        client ([`EndpointClient`], *optional*): Asks the endpoint.
     """
 
     name: str
-    team: AgentTeam
-    sample: Callable[[list[Node], int], dict[str, list[Samples]]]
+    team: AgentTeam | None
+    sample: Sampler
+    client: EndpointClient | None = None
 
     def describe(self) -> dict[str, Any]:
         """What must be the same when an interrupted collection is continued."""
-        return {"comparator": self.name, "comparator weights": checksum_of_weights(self.team.parameters())}
+        facts: dict[str, Any] = {"comparator": self.name}
+        if self.team is not None:
+            facts["comparator weights"] = checksum_of_weights(self.team.parameters())
+        if self.client is not None:
+            facts["comparator endpoint"] = describe_endpoint(self.client.endpoint)
+        return facts
+
+    def numbers(self) -> dict[str, float]:
+        """What the whole collection has used of an endpoint, over all processes and restarts."""
+        if self.client is None:
+            return {}
+        endpoint, ledger = self.client.endpoint, self.client.ledger
+        ledger.update()
+        numbers: dict[str, float] = {"comparator_answers": ledger.requests}
+        numbers |= {
+            "comparator_input_tokens": ledger.input_tokens,
+            "comparator_output_tokens": ledger.output_tokens,
+        }
+        if endpoint.has_price:
+            numbers["comparator_cost"] = endpoint.cost(ledger.input_tokens, ledger.output_tokens)
+        return numbers
 
 
 def make_comparator(
@@ -81,17 +114,33 @@ def make_comparator(
             return Comparator("current", team, team_sampler(team, config))
         other = load(str(folder), team.roles, team)
         return Comparator(f"history:{folder.name}", other, team_sampler(other, config))
+    mode = config.comparator_generation_mode
+    if policy == "api":
+        return endpoint_comparator(team, config, round)
     names = config.comparator_agents or config.comparator_model_name
     assert names is not None  # the configuration has checked it
     label = f"model:{names if isinstance(names, str) else ','.join(names)}"
-    mode = config.comparator_generation_mode
     if mode == "decentralized":
         other = load(names, team.roles, team)
         return Comparator(label, other, team_sampler(other, config))
     assert isinstance(names, str)
     solo = load(names, [SOLO], team)
-    sampler = CentralizedSampler if mode == "centralized" else SequentialSampler
-    return Comparator(f"{label}:{mode}", solo, sampler(solo, team.roles, config))
+    if mode == "centralized":
+        sampler = team_sampler(solo, config, len(team.roles) * config.max_completion_length)
+        return Comparator(f"{label}:{mode}", solo, CentralizedSampler(sampler, team.roles))
+    return Comparator(f"{label}:{mode}", solo, SequentialSampler(team_sampler(solo, config), team.roles))
+
+
+def endpoint_comparator(team: AgentTeam, config: PreferenceConfig, round: int) -> Comparator:
+    """The comparator of `comparator_policy: api`."""
+    endpoint, mode = config.comparator_endpoint(len(team.roles)), config.comparator_generation_mode
+    client = EndpointClient(endpoint, Path(config.output_dir) / CANDIDATES_FOLDER / ENDPOINT_FOLDER)
+    sample: Sampler = EndpointSampler(client, team.tokenizers[team.roles[0]], f"{config.seed}/{round}")
+    name = f"api:{endpoint.model}"
+    if mode == "decentralized":
+        return Comparator(name, None, sample, client)
+    one_for_all = CentralizedSampler if mode == "centralized" else SequentialSampler
+    return Comparator(f"{name}:{mode}", None, one_for_all(sample, team.roles), client)
 
 
 def history_folder(config: PreferenceConfig, round: int) -> Path | None:
@@ -128,9 +177,59 @@ def _shares(names: str | list[str], roles: Sequence[str], is_team: bool) -> bool
     return isinstance(names, str) and not is_team and len(roles) > 1
 
 
-def team_sampler(team: AgentTeam, config: PreferenceConfig) -> TeamSampler:
-    """Samples with a team as the settings say."""
-    return TeamSampler(team, config.use_chat_template, config.generation_token_budget, **config.sampling_kwargs)
+def team_sampler(team: AgentTeam, config: PreferenceConfig, max_new_tokens: int | None = None) -> TeamSampler:
+    """Samples with a team as the settings say. `max_new_tokens` replaces their `max_completion_length`."""
+    settings = config.sampling_kwargs | ({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})
+    return TeamSampler(team, config.use_chat_template, config.generation_token_budget, **settings)
+
+
+class EndpointSampler:
+    """
+    Samples completions of a model at an endpoint. Each completion is a request of its own, and all of them are sent at the same time.
+
+    Args:
+        client ([`EndpointClient`]): Asks the endpoint.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Makes tokens of the texts.
+        seed (`str`): Names the sampling. The same one gets the same answers from the cache.
+    """
+
+    def __init__(self, client: EndpointClient, tokenizer: PreTrainedTokenizerBase, seed: str):
+        self.client, self.tokenizer, self.seed = client, tokenizer, seed
+
+    def __call__(self, nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
+        """
+        Raises:
+            UnavailableError: a question has no answer.
+        """
+        questions, asked = [], Counter[str]()
+        for node in nodes:
+            for prompt in node.prompts.values():
+                messages = as_messages(prompt)
+                text = json.dumps(messages)
+                for _ in range(num_candidates):
+                    asked[text] += 1  # so that two items with the same prompt have different candidates, too
+                    questions.append(Question(messages, f"{self.seed}/{asked[text]}"))
+        answers = self.client.ask(questions, stop_at_failure=True)
+        failures = [answer for answer in answers if isinstance(answer, EndpointError)]
+        if failures:
+            raise UnavailableError(
+                f"The comparator gave no answer to {len(failures)} of {len(answers)} questions: {failures[0]}. Start again to continue: "
+                "answers that came are kept."
+            )
+        texts = iter(answer.text for answer in answers if isinstance(answer, Answer))
+        samples: dict[str, list[Samples]] = {}
+        for node in nodes:
+            for role in node.prompts:
+                of_node = [next(texts) for _ in range(num_candidates)]
+                ids = [self.tokenizer(text)["input_ids"] for text in of_node]
+                samples.setdefault(role, []).append(Samples([], ids, of_node))
+        return samples
+
+
+def as_messages(prompt: Prompt) -> tuple[dict[str, str], ...]:
+    """A prompt as chat messages."""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return tuple({"role": message["role"], "content": message["content"]} for message in messages)
 
 
 # One model that answers for all roles. It sees the assignments of all of them
@@ -142,15 +241,12 @@ class CentralizedSampler:
     role whose block is missing has an empty answer.
 
     Args:
-        model ([`AgentTeam`]): A team of one agent.
+        sampler (`Callable`): Samples completions of the model, whose role is `SOLO`.
         roles (`Sequence[str]`): The roles to answer for.
-        config ([`PreferenceConfig`]): The settings of the sampling. The completion may have `max_completion_length` tokens per role.
     """
 
-    def __init__(self, model: AgentTeam, roles: Sequence[str], config: PreferenceConfig):
-        self.roles = tuple(roles)
-        settings = {**config.sampling_kwargs, "max_new_tokens": len(self.roles) * config.max_completion_length}
-        self.sampler = TeamSampler(model, config.use_chat_template, config.generation_token_budget, **settings)
+    def __init__(self, sampler: Sampler, roles: Sequence[str]):
+        self.sampler, self.roles = sampler, tuple(roles)
 
     def __call__(self, nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
         asked = [Node(node.item, (), {SOLO: self.prompt(node.prompts)}) for node in nodes]
@@ -176,14 +272,12 @@ class SequentialSampler:
     before.
 
     Args:
-        model ([`AgentTeam`]): A team of one agent.
+        sampler (`Callable`): Samples completions of the model, whose role is `SOLO`.
         roles (`Sequence[str]`): The roles to answer for, in this order.
-        config ([`PreferenceConfig`]): The settings of the sampling.
     """
 
-    def __init__(self, model: AgentTeam, roles: Sequence[str], config: PreferenceConfig):
-        self.roles = tuple(roles)
-        self.sampler = team_sampler(model, config)
+    def __init__(self, sampler: Sampler, roles: Sequence[str]):
+        self.sampler, self.roles = sampler, tuple(roles)
 
     def __call__(self, nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
         answers: list[dict[str, str]] = [{} for _ in range(len(nodes) * num_candidates)]  # of every candidate

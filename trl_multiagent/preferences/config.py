@@ -5,10 +5,12 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trl_multiagent.endpoints.endpoint import Endpoint, make_endpoint
 from trl_multiagent.preferences.pairs import PAIR_SELECTIONS
 
 
-COMPARATOR_POLICIES = ("current", "current_copy", "history", "model")
+COMPARATOR_POLICIES = ("current", "current_copy", "history", "model", "api")
+CANDIDATES_FOLDER = "candidates"  # in the folder of the preferences
 # Fields that decide which candidates are sampled and how they are scored. A collection is only continued with the same ones
 SAMPLING_FIELDS = (
     "preference_num_candidates",
@@ -63,22 +65,63 @@ class PreferenceConfig:
     log_reward_distribution: bool = field(
         default=False, metadata={"help": "Whether to draw the rewards and the gaps, in rewards.png."}
     )
-    comparator_policy: Literal["current", "current_copy", "history", "model"] | None = field(
+    comparator_policy: Literal["current", "current_copy", "history", "model", "api"] | None = field(
         default=None,
         metadata={
-            "help": "Policy that samples the other answer of each pair: the team itself, a copy of it that is not trained, the team of an earlier round, or other models. By default, both answers are candidates of the team."
+            "help": "Policy that samples the other answer of each pair: the team itself, a copy of it that is not trained, the team of an earlier round, other models, or a model at an endpoint. By default, both answers are candidates of the team."
         },
     )
     comparator_generation_mode: Literal["decentralized", "centralized", "sequential"] = field(
         default="decentralized",
         metadata={
-            "help": "How `comparator_policy: model` answers: one agent per role; one model for all roles at once, in tagged blocks; or one model, role by role."
+            "help": "How `comparator_policy: model` and `api` answer: one agent, or one request, per role; one model for all roles at once, in tagged blocks; or one model, role by role."
         },
     )
     comparator_model_name: str | None = field(
         default=None, metadata={"help": "Model id or folder, or the folder of a saved team, of `model`."}
     )
     comparator_agents: list[str] | None = field(default=None, metadata={"help": "Model ids of `model`, one per role."})
+    comparator_api_model: str | None = field(
+        default=None,
+        metadata={"help": "With `api`, the model's name, at the provider that it names or at `comparator_api_url`."},
+    )
+    comparator_api_url: str | None = field(
+        default=None, metadata={"help": "Base URL of the endpoint, such as http://localhost:8000/v1."}
+    )
+    comparator_api_format: Literal["openai", "anthropic", "generic"] | None = field(
+        default=None,
+        metadata={
+            "help": "'openai' for any OpenAI-compatible endpoint, or 'anthropic'; by default decided by the model's name. 'generic', of CoMLRL, is not supported."
+        },
+    )
+    comparator_api_key_env: str | None = field(
+        default=None,
+        metadata={
+            "help": "Environment variable that holds the key; by default the provider's. With `comparator_api_url` and without this, no key is sent."
+        },
+    )
+    comparator_api_timeout: float = field(default=120.0, metadata={"help": "Seconds that one request may take."})
+    comparator_api_deadline: float = field(
+        default=1800.0, metadata={"help": "Seconds that all requests for a chunk of items may take together."}
+    )
+    comparator_api_tries: int = field(
+        default=3, metadata={"help": "How often a question is asked if the endpoint fails."}
+    )
+    comparator_api_concurrency: int = field(
+        default=16, metadata={"help": "Requests at the same time, in each process."}
+    )
+    comparator_api_token_budget: int | None = field(
+        default=None, metadata={"help": "Tokens of all requests and answers of a collection at most."}
+    )
+    comparator_api_input_price: float | None = field(
+        default=None, metadata={"help": "Price of a million prompt tokens, to report the cost."}
+    )
+    comparator_api_output_price: float | None = field(
+        default=None, metadata={"help": "Price of a million answer tokens."}
+    )
+    comparator_api_extra_body: dict[str, Any] | None = field(
+        default=None, metadata={"help": "More fields of each request."}
+    )
     comparator_num_candidates: int | None = field(
         default=None, metadata={"help": "Joint answers of the comparator per item; by default as many as the team's."}
     )
@@ -117,6 +160,8 @@ class PreferenceConfig:
         self.top_k = self.top_k or 0  # null and 0 mean the same
         minima = {"preference_num_candidates": 1 if self.comparator_policy else 2, "preference_pairs_per_sample": 1}
         minima |= {"comparator_num_candidates": 1, "comparator_history_k": 1, "max_completion_length": 1}
+        minima |= {"comparator_api_tries": 1, "comparator_api_concurrency": 1, "comparator_api_token_budget": 1}
+        minima |= {"comparator_api_input_price": 0, "comparator_api_output_price": 0}
         minima |= {"items_per_chunk": 1, "generation_token_budget": 1, "environment_steps_per_pair": 1, "top_k": 0}
         for name, minimum in minima.items():
             value = getattr(self, name)
@@ -129,6 +174,9 @@ class PreferenceConfig:
             raise ValueError(
                 f"`temperature` is {self.temperature}, it must be positive: without chance there are no pairs."
             )
+        for name in ("comparator_api_timeout", "comparator_api_deadline"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0.0):
+                raise ValueError(f"`{name}` is {getattr(self, name)}, it must be a positive number of seconds.")
         choices = {"pair_selection": PAIR_SELECTIONS, "comparator_policy": (None, *COMPARATOR_POLICIES)}
         choices["comparator_generation_mode"] = ("decentralized", "centralized", "sequential")
         for name, values in choices.items():
@@ -150,11 +198,51 @@ class PreferenceConfig:
             )
         if policy == "model" and (self.comparator_model_name is None) == (self.comparator_agents is None):
             raise ValueError("`comparator_policy: model` needs either `comparator_model_name` or `comparator_agents`.")
-        if mode != "decentralized" and (policy != "model" or self.comparator_model_name is None):
+        if policy == "api":
+            self.comparator_endpoint(1)
+        elif mode != "decentralized" and (policy != "model" or self.comparator_model_name is None):
             raise ValueError(
                 f"`comparator_generation_mode: {mode}` has one model answer for all roles: set `comparator_policy: model` and "
-                "`comparator_model_name`."
+                "`comparator_model_name`, or `comparator_policy: api`."
             )
+
+    def comparator_endpoint(self, num_roles: int) -> Endpoint:
+        """
+        The endpoint of `comparator_policy: api`.
+
+        Args:
+            num_roles (`int`): Number of roles.
+
+        Raises:
+            ValueError: a setting is missing or impossible.
+        """
+        if self.comparator_api_model is None:
+            raise ValueError("`comparator_policy: api` needs `comparator_api_model`, the name of the model.")
+        if self.comparator_api_format == "generic":
+            raise ValueError(
+                "`comparator_api_format` is 'generic', which `comparator_policy: api` does not support: set it to openai or anthropic."
+            )
+        prefix = "comparator_api_"
+        answers = num_roles if self.comparator_generation_mode == "centralized" else 1  # in one text
+        return make_endpoint(
+            self.comparator_api_model,
+            self.comparator_api_url,
+            self.comparator_api_key_env,
+            self.comparator_api_format,
+            names=(f"{prefix}url", f"{prefix}key_env", f"{prefix}format"),
+            max_tokens=answers * self.max_completion_length,
+            # 1 is the default everywhere, and some models refuse to be told
+            temperature=None if self.temperature == 1.0 else self.temperature,
+            top_p=None if self.top_p == 1.0 else self.top_p,
+            extra_body=self.comparator_api_extra_body,
+            timeout=self.comparator_api_timeout,
+            deadline=self.comparator_api_deadline,
+            tries=self.comparator_api_tries,
+            concurrency=self.comparator_api_concurrency,
+            token_budget=self.comparator_api_token_budget,
+            input_price=self.comparator_api_input_price,
+            output_price=self.comparator_api_output_price,
+        )
 
     @property
     def sampling_kwargs(self) -> dict[str, Any]:

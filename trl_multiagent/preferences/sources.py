@@ -11,7 +11,8 @@ from huggingface_hub import CommitInfo
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE, LOCAL_SUFFIXES, make_dataset, read_file, select_rows
 from trl_multiagent.hub.push import open_repo, push_command_advice, upload_folder
 from trl_multiagent.preference_rows import check_preferences
-from trl_multiagent.preferences.collection import CANDIDATES_FOLDER, DATASET_STATE, FACTS_FILE
+from trl_multiagent.preferences.collection import DATASET_STATE, FACTS_FILE
+from trl_multiagent.preferences.config import CANDIDATES_FOLDER
 from trl_multiagent.preferences.report import HUB_FILE, PICTURE_FILE
 
 

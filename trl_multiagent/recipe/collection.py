@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task, TaskSettings
-from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.recipe.algorithms import SECTION_CLASSES
 from trl_multiagent.recipe.arguments import Settings
 from trl_multiagent.recipe.fields import read_fields
 from trl_multiagent.recipe.run import read_settings
-from trl_multiagent.recipe.settings import ConfigError
+from trl_multiagent.recipe.settings import ConfigError, fail
 
 
 if TYPE_CHECKING:
@@ -133,6 +133,10 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
 
     from trl_multiagent.preferences.collection import collect_preferences, start_processes
 
+    try:
+        check_comparator(collection.config)
+    except ConfigError as error:
+        fail(prog, error)
     state = start_processes()
     logging.basicConfig(format="%(message)s")
     if state.is_main_process:
@@ -148,6 +152,8 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
             )
     try:
         preferences = collect_preferences(team, environment, items, config)
+    except UnavailableError as error:
+        fail(prog, error)
     except TaskError:
         raise  # its traceback says where the code of the task failed
     except ValueError as error:
@@ -203,6 +209,18 @@ def make_config(settings: Settings, **changes: Any) -> PreferenceConfig:
         return PreferenceConfig(**{**values, "output_dir": folder, **changes})
     except ValueError as error:
         raise ConfigError(f"section `{settings.algorithm}`: {error}") from error
+
+
+def check_comparator(config: PreferenceConfig) -> None:
+    """
+    Checks, before anything is loaded, that the endpoint of a comparator can be asked. Nothing is contacted.
+
+    Raises:
+        ConfigError: a package or the key is missing.
+    """
+    problem = config.comparator_endpoint(1).problem() if config.comparator_policy == "api" else None
+    if problem is not None:
+        raise ConfigError(f"`comparator_policy: api` cannot ask the endpoint: {problem}.")
 
 
 def print_cost(collection: Collection, environment: Environment) -> None:
@@ -271,11 +289,30 @@ def cost(config: PreferenceConfig, environment: Environment, load_items: Callabl
         )
         lines["generate calls"] = f"about {generate_calls(config, chunks, prompts, roles)}"
         lines["tokens"] = f"{candidates * len(roles) * config.max_completion_length} sampled at most"
+        if config.comparator_policy == "api":
+            lines["endpoint"] = endpoint_cost(config, prompts, roles)
         done = finished_chunks(Path(config.output_dir), len(chunks))
         if done:
             lines["done already"] = f"{done} of {count(len(chunks), 'chunk')}, if the settings have not changed"
     lines["folder"] = config.output_dir
     return lines
+
+
+def endpoint_cost(config: PreferenceConfig, prompts: list[dict[str, Any]], roles: Sequence[str]) -> str:
+    """What the endpoint of a comparator will be asked at most, in words."""
+    endpoint, mode = config.comparator_endpoint(len(roles)), config.comparator_generation_mode
+    length = sum(len(str(prompt)) for of_item in prompts for prompt in of_item.values()) // CHARACTERS_PER_TOKEN
+    number = config.num_comparator_candidates
+    requests = len(prompts) * number * (1 if mode == "centralized" else len(roles))
+    asked = length * number * (len(roles) if mode == "sequential" else 1)  # every request has all assignments
+    answered = requests * endpoint.max_tokens
+    price = f", cost {endpoint.cost(asked, answered):.2f}" if endpoint.has_price else ""
+    budget = "" if endpoint.token_budget is None else f", token budget {endpoint.token_budget}"
+    problem = endpoint.problem()
+    return (
+        f"{requests} requests with about {asked} prompt tokens and {answered} answer tokens at most{price}{budget}, at "
+        f"{endpoint.base_url}{f' ({problem})' if problem else ''}"
+    )
 
 
 def generate_calls(
@@ -285,7 +322,8 @@ def generate_calls(
     from trl_multiagent.models.generation import plan_calls
 
     calls = 0
-    for number in (config.preference_num_candidates, config.num_comparator_candidates):
+    others = 0 if config.comparator_policy == "api" else config.num_comparator_candidates
+    for number in (config.preference_num_candidates, others):
         for chunk in chunks if number else ():
             for role in roles:
                 lengths = [len(str(prompts[k][role])) // CHARACTERS_PER_TOKEN for k in chunk]

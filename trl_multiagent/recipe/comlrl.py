@@ -84,7 +84,6 @@ NO_EFFECT = (
     "agent_model.special_tokens",
     "tokenizer",
     "dataset.private",
-    "external.expert_model",
     "external.external_prompt_passthrough",
     "wandb.config_sections",
     "wandb.output_dir",
@@ -107,13 +106,10 @@ NO_EFFECT = (
     "{algorithm}.preference_replay_dir",
     "{algorithm}.comparator_devices",
     "{algorithm}.comparator_centralized_agent_index",
-    *(
-        f"{{algorithm}}.comparator_api_{name}"
-        for name in (
-            *("url", "format", "model", "max_n_per_request", "timeout", "headers", "key", "key_env", "key_header"),
-            *("key_prefix", "response_field", "extra_body"),
-        )
-    ),
+    "{algorithm}.comparator_api_max_n_per_request",
+    "{algorithm}.comparator_api_key_header",
+    "{algorithm}.comparator_api_key_prefix",
+    "{algorithm}.comparator_api_response_field",
     "{algorithm}.early_termination_weight",
     "marlhf.dpo_beta",
     "marlhf.reward_model_device",
@@ -121,6 +117,13 @@ NO_EFFECT = (
     "marlhf.use_separate_critic",
     "marlhf.value_head_hidden_dim",
 )
+
+# Settings that would hold a key. They must be empty, because settings are saved with the run; the value is never shown
+SECRETS = {
+    "{algorithm}.comparator_api_key": "{algorithm}.comparator_api_key_env",
+    "{algorithm}.comparator_api_headers": "{algorithm}.comparator_api_key_env",
+    "external.expert_api_key": "external.expert_api_key_env",
+}
 
 # Settings for the part of the history that an agent sees, with the accepted values. Here an agent always sees all of its own
 # prompts and responses, so other values are refused if there are several turns, and have no effect if there is only one

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task
-from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.quiet import quiet_libraries
 from trl_multiagent.recipe.algorithms import ALGORITHMS
 from trl_multiagent.recipe.arguments import Settings, make_training_args
-from trl_multiagent.recipe.collection import FOLDER, Collection, make_config, print_cost
+from trl_multiagent.recipe.collection import FOLDER, Collection, check_comparator, make_config, print_cost
 from trl_multiagent.recipe.run import read_settings
 from trl_multiagent.recipe.settings import ConfigError, fail
 
@@ -103,12 +103,16 @@ def run_marlhf(
         environment = recipe.make_environment()
         if dry_run:
             return print_phases(phases, environment)
+        if phases.preference_dataset is None:
+            check_comparator(phases.collection)
         train_dataset, eval_dataset = recipe.load_datasets()
         if recipe.resume_from_checkpoint is None:
             recipe.check_run(environment, train_dataset)
         team = recipe.load_team(environment.roles)
         preferences = phase_1(phases, environment, train_dataset, team)
         environment = phase_2(phases, environment, preferences)
+    except UnavailableError as error:
+        fail(prog, error)
     except TaskError:
         raise  # its traceback says where the code of the task failed
     except (ValueError, OSError, RuntimeError) as error:

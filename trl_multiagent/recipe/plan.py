@@ -5,26 +5,31 @@ import re
 from collections.abc import Sequence
 from typing import cast
 
+from trl_multiagent.environments.base import Environment
 from trl_multiagent.recipe.recipe import Recipe
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
+from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
 
-def print_plan(recipe: Recipe, roles: Sequence[str]) -> None:
+def print_plan(recipe: Recipe, roles: Sequence[str], environment: Environment | None = None) -> None:
     """
     Prints the plan of a run, without loading a model.
 
     Args:
         recipe ([`~trl_multiagent.recipe.recipe.Recipe`]): The recipe.
         roles (`Sequence[str]`): The environment's roles.
+        environment ([`~trl_multiagent.environments.Environment`], *optional*): The environment, which may add lines.
     """
     args, dataset = recipe.training_args, recipe.dataset
     remarks = []
     num_train: int | None
     num_eval: int | None
+    items: Sequence[dict] = ()
     try:
         train_dataset, eval_dataset = recipe.load_datasets()
         num_train, num_eval = len(train_dataset), len(eval_dataset or ())
+        items = cast(Sequence[dict], train_dataset)
     except ConnectionError as error:
         num_train = at_most(slice_length(dataset.train_split), dataset.size)
         num_eval = at_most(slice_length(dataset.eval_split), dataset.eval_size, recipe.eval_num_samples)
@@ -76,9 +81,29 @@ def print_plan(recipe: Recipe, roles: Sequence[str]) -> None:
         "trained team": recipe.team_folder if recipe.saves_team else "not saved, as output.save_final_model is false",
         "reported to": ", ".join(args.report_to) or "none",
     }
+    if environment is not None and steps is not None and batches is not None:
+        asked = batches * recipe.items_per_step * later_prompts(args)
+        if args.eval_strategy.value != "no" and num_eval is not None:
+            asked += num_evaluations(args, steps) * num_eval * (args.num_turns - 1)
+        lines |= environment.plan(items, asked, args.max_completion_length)
     print("Dry run: no model was loaded, nothing was written.", *remarks, sep="\n")
     for name, text in lines.items():
         print(f"  {name:<15}  {text}")
+
+
+def later_prompts(args: RolloutConfig) -> int:
+    """How many times an item's tree needs the prompts of a branch after the first turn, if no branch ends early."""
+    nodes = args.nodes_per_turn
+    if args.handoff is not None and isinstance(args, ActorCriticConfig):  # critics also value what is not continued
+        return sum(nodes[:-1]) * args.joint_actions_per_node
+    return sum(nodes[1:])
+
+
+def num_evaluations(args: RolloutConfig, steps: int) -> int:
+    """How many evaluations a training with so many optimizer steps has."""
+    if args.eval_strategy.value == "epoch":
+        return math.ceil(args.num_train_epochs)
+    return bool(args.eval_on_start) + steps // max(1, int(args.eval_steps or 1))
 
 
 def describe_critics(args: ActorCriticConfig) -> str:

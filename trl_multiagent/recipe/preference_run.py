@@ -25,7 +25,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.environments.task import Task
-from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.hub.model_card import RECIPE_FILE
 from trl_multiagent.preference_rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
 from trl_multiagent.preferences.collection import (
@@ -39,7 +39,7 @@ from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.preferences.replay import ReplayConfig, replay
 from trl_multiagent.preferences.sources import is_collection, load_preferences
-from trl_multiagent.recipe.collection import cost, make_config, print_lines
+from trl_multiagent.recipe.collection import check_comparator, cost, make_config, print_lines
 from trl_multiagent.recipe.plan import count
 from trl_multiagent.recipe.recipe import Recipe, set_up_wandb
 from trl_multiagent.recipe.results import check_folder
@@ -170,6 +170,8 @@ def run_preferences(
         recipe.check_team(environment.roles)
         if recipe.dry_run:
             return print_plan(recipe, environment)
+        if recipe.given_preferences is None:
+            check_comparator(recipe.preferences)
         recipe.check_run_folder()
         items, eval_items = recipe.load_datasets()
     except (ValueError, OSError, RuntimeError) as error:  # of the task: rows, splits, files, the machine's protection
@@ -415,6 +417,8 @@ class PreferenceRun:
             team = team if recipe.agent_model.is_quantized else team.to(self.state.device)
             try:
                 preferences = collect_preferences(team, self.environment, self.items, config, round=number)
+            except UnavailableError as error:
+                fail(recipe.prog, error)
             except TaskError:
                 raise
             except ValueError as error:

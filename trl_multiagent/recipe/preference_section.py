@@ -53,6 +53,6 @@ class MADPOIterSection(ReplayConfig, MADPOSection):  # type: ignore[misc]
     pair_selection: Literal["reward_gap", "random", "all", "comparator_reward"] = field(
         default="comparator_reward", metadata={"help": "Which pairs are kept, see `madpo`."}
     )
-    comparator_policy: Literal["current", "current_copy", "history", "model"] | None = field(
+    comparator_policy: Literal["current", "current_copy", "history", "model", "api"] | None = field(
         default="current", metadata={"help": "Policy that samples the other answer of each pair, see `madpo`."}
     )

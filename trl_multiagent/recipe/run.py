@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.task import Task
+from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.recipe.algorithms import ALGORITHMS
 from trl_multiagent.recipe.arguments import Settings, check_settings, make_training_args
 from trl_multiagent.recipe.config_files import RECIPES, config_file
@@ -44,7 +45,8 @@ def run_recipe(
         if recipe.dry_run:
             from trl_multiagent.recipe.plan import print_plan
 
-            return print_plan(recipe, environment.roles)
+            return print_plan(recipe, environment.roles, environment)
+        environment.prepare(recipe.training_args.num_turns)
         train_dataset, eval_dataset = recipe.load_datasets()
     except (ValueError, OSError, RuntimeError) as error:  # of the task: rows, splits, files, the machine's protection
         fail(recipe.prog, error)
@@ -60,7 +62,10 @@ def run_recipe(
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
     )
-    recipe.train_and_save(trainer)
+    try:
+        recipe.train_and_save(trainer)
+    except UnavailableError as error:
+        fail(recipe.prog, error)
     trainer.accelerator.wait_for_everyone()  # a process that exits while another one still communicates would abort it
     trainer.accelerator.end_training()
 

@@ -32,6 +32,7 @@ from trl_multiagent.recipe.comlrl import (
     OTHER_ALGORITHMS,
     RENAMED,
     SECOND_WINS,
+    SECRETS,
     TASK_SECTIONS,
     UNAVAILABLE,
 )
@@ -261,6 +262,7 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
     known = known_settings(algorithm, task)
     no_effect = [path.format(algorithm=algorithm) for path in NO_EFFECT]
     not_used = {old.format(algorithm=algorithm): new.format(algorithm=algorithm) for old, new in SECOND_WINS.items()}
+    secrets = {old.format(algorithm=algorithm): new.format(algorithm=algorithm) for old, new in SECRETS.items()}
     null_is_default = [path.format(algorithm=algorithm) for path in NULL_IS_DEFAULT]
     values: dict[str, dict[str, Any]] = {section: {} for section in ("", algorithm, "peft", *sections)}
     names = [name for name in values if name]
@@ -286,7 +288,13 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
             raise ConfigError(f"`{section}` is {short(body)}, it must be a section with keys below it.")
         settings = {f"{section}.{name}": x for name, x in (body or {}).items()} if is_section else {section: body}
         for path, value in settings.items():
-            if path in no_effect:
+            if path in secrets:
+                if value not in (None, {}, ""):
+                    raise ConfigError(
+                        f"`{path}` cannot be used, because settings are saved with the run: put the key into an environment variable, and "
+                        f"its name into `{secrets[path]}`."
+                    )
+            elif path in no_effect:
                 if value not in (None, {}, []):
                     without_effect.append(path)
             elif path in not_used:

@@ -4,10 +4,11 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
 from trl_multiagent.environments.code_generation import feedback
+from trl_multiagent.environments.code_generation.expert import Expert
 from trl_multiagent.environments.code_generation.prompts import aux_prompt, main_prompt, single_prompt
 from trl_multiagent.environments.code_generation.reward import KINDS, REWARD_VERSION, CodeReward
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
@@ -35,7 +36,8 @@ class CodeGenerationEnvironment(Environment):
         num_agents (`int`, *optional*, defaults to `2`):
             2 or 1.
         mode (`str`, *optional*, defaults to `"level_feedback"`):
-            Feedback that the agents get between turns: `"level_feedback"`, `"level_passed"`, `"passed"` or `"plain"`.
+            Feedback that the agents get between turns: `"level_feedback"`, `"level_passed"`, `"passed"`, `"plain"` or
+            `"expert_edits"`.
         sandbox_slice (`int` or `str`, *optional*, defaults to `1`):
             Asserts whose results the feedback contains: the first n, the last n if negative, all for 0, `"all"` or `None`.
         reward_kind (`str`, *optional*, defaults to `"paper"`):
@@ -55,7 +57,11 @@ class CodeGenerationEnvironment(Environment):
         warn_about_items (`bool`, *optional*, defaults to `True`):
             Whether a warning is logged for each item whose tests are of little use, because a trivial answer passes all of
             them or the reference solution fails some.
+        expert ([`Expert`], *optional*):
+            For the mode `"expert_edits"`, the model that proposes edits.
     """
+
+    watched_metrics: ClassVar[dict[str, str]] = {"collab_aux_usage": "main does not use what aux writes"}
 
     def __init__(
         self,
@@ -69,17 +75,18 @@ class CodeGenerationEnvironment(Environment):
         keep_suspicious: str | Path | None = None,
         first_prompts: Callable[[dict], Mapping[str, Prompt]] | None = None,
         warn_about_items: bool = True,
+        expert: Expert | None = None,
     ):
         if num_agents not in (1, 2):
             raise ValueError(f"`num_agents`: code generation takes 1 or 2 agents, not {num_agents}.")
-        if mode in feedback.LATER_MODES:
-            raise ValueError(
-                f"The mode {mode!r} (edits by an expert model) is not available: choose {', '.join(feedback.MODES)}."
-            )
+        mode = feedback.OTHER_NAMES.get(mode, mode)
         if mode not in feedback.MODES:
             raise ValueError(f"Unknown mode {mode!r}: choose {', '.join(feedback.MODES)}.")
+        if mode == feedback.EXPERT_EDITS and expert is None:
+            raise ValueError("The mode 'expert_edits' needs `expert`, the model that proposes edits.")
         self.roles = (AUX, MAIN) if num_agents == 2 else (MAIN,)
         self.mode = mode
+        self.expert = expert if mode == feedback.EXPERT_EDITS else None
         self.sandbox_slice = _slice(sandbox_slice)
         self.sandbox = sandbox or Sandbox()
         self.runner = ProgramRunner(self.sandbox, keep_suspicious)
@@ -95,7 +102,8 @@ class CodeGenerationEnvironment(Environment):
     def resume_settings(self) -> dict[str, Any]:
         """The settings on which rewards and prompts depend. The number of workers and the protection tier may differ."""
         prompts = json.dumps(self.prompts(EXAMPLE, ()), sort_keys=True)
-        return {
+        expert = {} if self.expert is None else {"expert": self.expert.source.describe()}
+        return expert | {
             "mode": self.mode,
             "sandbox_slice": self.sandbox_slice,
             "reward_kind": self.reward.kind,
@@ -110,7 +118,24 @@ class CodeGenerationEnvironment(Environment):
 
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
         if history:
-            return feedback.next_prompts(item, history[-1], self.roles, self.mode, self.sandbox_slice)
+            return self.next_prompts([item], [history])[0]
+        return self._first_prompts(item)
+
+    def next_prompts(self, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
+        """Makes the prompts of a whole turn. An expert is asked about all branches at the same time."""
+        later = [k for k, history in enumerate(histories) if history]
+        edits: dict[int, dict[str, str]] = {}
+        if self.expert is not None and later:
+            proposed = self.expert.propose([items[k] for k in later], [histories[k][-1] for k in later])
+            edits = dict(zip(later, proposed, strict=True))
+        return [
+            feedback.next_prompts(item, history[-1], self.roles, self.mode, self.sandbox_slice, edits.get(k))
+            if history
+            else self._first_prompts(item)
+            for k, (item, history) in enumerate(zip(items, histories, strict=True))
+        ]
+
+    def _first_prompts(self, item: dict) -> dict[str, Prompt]:
         if self.first_prompts is not None:
             prompts = self.first_prompts(item)
             return {role: prompts[role] for role in self.roles}
@@ -130,7 +155,17 @@ class CodeGenerationEnvironment(Environment):
         return self.reward.score(items, joint_actions, kinds=KINDS)
 
     def metrics(self) -> dict[str, float]:
-        return {f"sandbox/{name}": value for name, value in self.runner.metrics().items()}
+        expert = {} if self.expert is None else self.expert.metrics()
+        return {f"sandbox/{name}": value for name, value in self.runner.metrics().items()} | expert
+
+    def prepare(self, num_turns: int) -> None:
+        if self.expert is not None and num_turns > 1:
+            self.expert.source.prepare()
+
+    def plan(self, items: Sequence[dict], num_later_prompts: int, answer_tokens: int) -> dict[str, str]:
+        if self.expert is None or num_later_prompts == 0:
+            return {}
+        return {"expert": self.expert.plan(items, num_later_prompts, answer_tokens)}
 
 
 def _slice(sandbox_slice: int | str | None) -> int:

@@ -1,6 +1,6 @@
 """The prompts of the second and later turns, made from the verdict on the last answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from trl_multiagent.environments.base import Prompt, Turn
 from trl_multiagent.environments.code_generation.reward import CodeResult
@@ -8,14 +8,20 @@ from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.sandbox import Check
 
 
-MODES = ("level_feedback", "level_passed", "passed", "plain")
-LATER_MODES = ("expert_edits", "expert", "edits")  # modes of CoMLRL that this release does not have
+EXPERT_EDITS = "expert_edits"
+MODES = ("level_feedback", "level_passed", "passed", "plain", EXPERT_EDITS)
+OTHER_NAMES = {"expert": EXPERT_EDITS, "edits": EXPERT_EDITS}  # CoMLRL's
 MAX_TEXT = 300  # characters of an assert or of an error message
 MAX_REASONS = 2
 
 
 def next_prompts(
-    item: dict, last_turn: Turn, roles: Sequence[str], mode: str, sandbox_slice: int
+    item: dict,
+    last_turn: Turn,
+    roles: Sequence[str],
+    mode: str,
+    sandbox_slice: int,
+    edits: Mapping[str, str] | None = None,
 ) -> dict[str, Prompt]:
     """
     Makes each agent's prompt for its next answer.
@@ -26,8 +32,11 @@ def next_prompts(
         roles (`Sequence[str]`): `("aux", "main")` or `("main",)`.
         mode (`str`):
             The feedback that the prompts contain: none for `"plain"`, whether everything passed for `"passed"`, the result of each
-            level for `"level_passed"`, and also the reasons for `"level_feedback"`.
+            level for `"level_passed"`, and also the reasons for `"level_feedback"`. For `"expert_edits"`, the edits.
         sandbox_slice (`int`): Asserts whose results count: the first n, the last n if negative, all if 0.
+        edits (`Mapping[str, str]`, *optional*):
+            For `"expert_edits"`, what the expert proposes for the function of a role. A role without edits gets the prompt of
+            `"plain"`.
     """
     result: CodeResult = last_turn.outcome.info
     checks = slice_checks(result.verdict.checks, sandbox_slice) if result.verdict else ()
@@ -36,6 +45,9 @@ def next_prompts(
         name = AUX if role == AUX else item["entry_point"]
         if mode == "plain":
             lines = []
+        elif mode == EXPERT_EDITS:
+            proposed = (edits or {}).get(role)
+            lines = [f"An expert has read the whole program and proposes for `{name}`:", proposed] if proposed else []
         elif mode == "passed":
             lines = [_all_passed(result, checks)]
         else:

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Literal
 from trl_multiagent.environments.base import Prompt
 from trl_multiagent.environments.code_generation.data import DATASET_TYPES, load_code_dataset
 from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
-from trl_multiagent.environments.code_generation.feedback import LATER_MODES, MODES
+from trl_multiagent.environments.code_generation.expert import Expert
+from trl_multiagent.environments.code_generation.expert_settings import ExpertSettings
+from trl_multiagent.environments.code_generation.feedback import EXPERT_EDITS, MODES, OTHER_NAMES
 from trl_multiagent.environments.code_generation.reward import COLLABORATION, KINDS, CodeReward
+from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE, LOCAL_SUFFIXES
 from trl_multiagent.environments.python_code.sandbox_settings import SandboxSettings
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
@@ -57,19 +60,20 @@ class CodeDataset(DatasetSource):
 
 
 @dataclass
-class External:
+class External(ExpertSettings):
     """The section `external`: the feedback between turns."""
 
     mode: str = setting(
-        f"Feedback that agents get between turns: {quoted(MODES)}.", "level_feedback", choices=(*MODES, *LATER_MODES)
+        f"Feedback that agents get between turns: {quoted(MODES)}.", "level_feedback", choices=(*MODES, *OTHER_NAMES)
     )
     sandbox_slice: int | Literal["all"] | None = setting(
         "Tests whose results it contains: the first n, the last n if negative, all for 0 or 'all'.", 1
     )
 
     def __post_init__(self) -> None:
-        if self.mode in LATER_MODES:
-            raise ValueError(f"`external.mode: {self.mode}` is not available in this release; choose {quoted(MODES)}.")
+        self.mode = OTHER_NAMES.get(self.mode, self.mode)
+        if self.mode == EXPERT_EDITS:
+            self.check_expert()
 
 
 @dataclass
@@ -106,6 +110,8 @@ def make_environment(
         SandboxError: the machine does not offer the protection `sandbox.min_tier`.
     """
     external, reward, limits = (settings.sections[name] for name in ("external", "reward", "sandbox"))
+    roles = (AUX, MAIN) if settings.num_agents == 2 else (MAIN,)
+    expert = Expert(external, roles, settings.run_folder) if external.mode == EXPERT_EDITS else None
     sandbox = limits.make_sandbox()
     sandbox.run([])  # checks the machine's protection before anything is loaded
     return CodeGenerationEnvironment(
@@ -119,6 +125,7 @@ def make_environment(
         keep_suspicious=settings.run_folder / "suspicious_programs",
         first_prompts=first_prompts,
         warn_about_items=warn_about_items,
+        expert=expert,
     )
 
 

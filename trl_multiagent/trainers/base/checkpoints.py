@@ -18,10 +18,10 @@ from torch.optim import Optimizer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback, is_deepspeed_zero3_enabled
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, TrainOutput, get_last_checkpoint
 from transformers.utils import logging
 
-from trl_multiagent.environments.task_errors import describe
+from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.team.files import AGENTS_FOLDER, CRITICS_FOLDER, TEAM_FILE
 from trl_multiagent.trainers.base.checkpoint_files import (
     PROCESS_FILE,
@@ -101,11 +101,33 @@ class CheckpointMixin(Base):
             self._continue_tracking(saved)
         if self.args.should_save:
             remove_unfinished(self.args.output_dir)
-        return super().train(
-            resume_from_checkpoint=None if self._resumed is None else str(self._resumed),
-            trial=trial,
-            ignore_keys_for_eval=ignore_keys_for_eval,
-        )
+        try:
+            return super().train(
+                resume_from_checkpoint=None if self._resumed is None else str(self._resumed),
+                trial=trial,
+                ignore_keys_for_eval=ignore_keys_for_eval,
+            )
+        except UnavailableError as error:
+            if not self._can_save_interrupted():
+                raise
+            folder = self._save_interrupted(trial)
+            raise UnavailableError(f"{error} The checkpoint of this step is {folder}.") from error
+
+    # A run that ends because something outside is not there
+
+    def _can_save_interrupted(self) -> bool:
+        """Whether the run can be saved as it is. Other processes do not know why this one ends, so they could not take part."""
+        if self.accelerator.num_processes > 1 or self.args.save_strategy == SaveStrategy.NO:
+            return False
+        return self.state.global_step > 0 and not self._interrupted_folder().is_dir()
+
+    def _interrupted_folder(self) -> Path:
+        return Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+
+    def _save_interrupted(self, trial: Any) -> Path:
+        """Saves the run as it was after its last optimizer step."""
+        self._save_checkpoint(self.model, trial)
+        return self._interrupted_folder()
 
     # Saving
 

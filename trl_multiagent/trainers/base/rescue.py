@@ -1,14 +1,18 @@
 """Saves a team, and uses a fallback folder if the intended one cannot be written."""
 
+import contextlib
 import os
+import random
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from trl_multiagent.environments.task_errors import describe
+from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.team.agent_team import AgentTeam
 
 
@@ -70,3 +74,22 @@ def save_in_fallback_folder(
 def fallback_folder(parent: str | Path) -> Path:
     """The path of a folder whose name no other process and no earlier fallback uses."""
     return Path(parent) / f"rescued_team_{time.strftime('%Y%m%d-%H%M%S')}_{os.getpid()}"
+
+
+@contextlib.contextmanager
+def repeatable() -> Iterator[None]:
+    """
+    If something outside is not there, the block counts as if it had not begun: the global random generators are in their former state
+    again. A checkpoint that is saved then continues with the same random numbers.
+    """
+    python, arrays, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    try:
+        yield
+    except UnavailableError:
+        random.setstate(python)
+        np.random.set_state(arrays)
+        torch.set_rng_state(cpu)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+        raise

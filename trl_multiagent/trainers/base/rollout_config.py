@@ -136,6 +136,11 @@ class RolloutConfig(TeamConfig, GRPOConfig):
             `"parquet"` or `"jsonl"`.
         trace_max_files (`int`, *optional*, defaults to `100`):
             Number of files that are kept per process; the oldest are deleted.
+        on_cliff (`str`, *optional*):
+            What happens when the reward of an evaluation drops by `cliff_drop`: `"stop"` ends the training, `"rollback"` also
+            takes the team of the best checkpoint, for which it sets `load_best_model_at_end`. By default, there is only a warning.
+        cliff_drop (`float`, *optional*, defaults to `0.3`):
+            Share of the best reward of an evaluation so far whose loss is a drop.
         importance_ratio (`str`, *optional*, defaults to `"agent"`):
             With `num_iterations` above 1, a batch of trees is used for that many optimizer steps, and every token's loss is
             -min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A). With `"agent"`, r is the token's probability under the
@@ -162,6 +167,8 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         "num_agents",
         "num_completions_to_print",
         "num_generations_eval",
+        "on_cliff",
+        "cliff_drop",
         "steps_per_generation",
         "vllm_adapter_dir",
     )
@@ -233,6 +240,8 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         "vllm_importance_sampling_cap": {"gt": 0, "needs": "use_vllm"},
         "num_iterations": {"ge": 1, "le": 1000},
         "importance_ratio": {"choices": ("agent", "joint")},
+        "on_cliff": {"choices": ("stop", "rollback"), "needs": "eval_strategy"},
+        "cliff_drop": {"gt": 0, "le": 1000},
         "epsilon": {"ge": 0, "le": 1},
         "epsilon_high": {"ge": 0},
         "delta": {"gt": 0},
@@ -322,6 +331,11 @@ class RolloutConfig(TeamConfig, GRPOConfig):
             "help": "Ratio that is clipped if `num_iterations` > 1: of each 'agent', or the 'joint' one of all."
         },
     )
+    on_cliff: str | None = field(
+        default=None,
+        metadata={"help": "When the reward of an evaluation drops: 'stop', or 'rollback' to the best checkpoint."},
+    )
+    cliff_drop: float = field(default=0.3, metadata={"help": "Share of the best reward whose loss is a drop."})
     num_generations: int = field(
         default=4, metadata={"help": "Completions that each agent samples at a node, G in the formulas."}
     )
@@ -332,6 +346,10 @@ class RolloutConfig(TeamConfig, GRPOConfig):
     def __post_init__(self) -> None:
         check_arguments(self)
         self.joint_mode = JOINT_MODES[self.joint_mode]
+        if self.on_cliff == "rollback":
+            self.load_best_model_at_end = True
+            if self.metric_for_best_model is None:
+                self.metric_for_best_model: str | None = "reward"
         self._check_values()
         self._plan_batch()
         # GRPOConfig checks that a batch consists of whole groups of `num_generations` completions. Here a batch
@@ -388,6 +406,8 @@ class RolloutConfig(TeamConfig, GRPOConfig):
                 "`importance_ratio='joint'` needs `joint_mode='align'`: in 'cross', a completion belongs to several joint "
                 "actions."
             )
+        if self.on_cliff == "rollback" and self.save_strategy == "no":
+            raise ValueError("`on_cliff: rollback` needs checkpoints to go back to: set `save_strategy`.")
         saves_steps = self.load_best_model_at_end and self.save_strategy == "steps"
         if saves_steps and self.save_steps % self.num_iterations != 0:
             raise ValueError(

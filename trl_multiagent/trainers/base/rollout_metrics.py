@@ -4,13 +4,14 @@ import contextlib
 import math
 import re
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.rollout.contributions import contributions
 from trl_multiagent.rollout.tree import Node
 
 
@@ -104,6 +105,7 @@ def rollout_totals(
             if training:
                 values["frac_reward_zero_std"].append(float(min(node.returns) == max(node.returns)))
                 values[f"turn_{turn}/early_terminated"].append(float(node.ended_early))
+                add_contributions(values, node)
             for outcome in node.outcomes:
                 for name, value in outcome.metrics.items():
                     values[f"turn_{turn}/{name}"].append(value)
@@ -117,6 +119,9 @@ def rollout_totals(
                 float(ids[-1] not in ends) for ids in samples.completion_ids
             ]
             num_tokens += len(lengths) * len(samples.prompt_ids) + sum(lengths)
+        texts = Counter(text for nodes in levels for node in nodes for text in node.samples[role].texts)
+        if len(levels[0]) > 1:  # several items, which need different answers
+            values[f"agents/{role}/completions/most_common_ratio"] = [max(texts.values()) / texts.total()]
     for name, numbers in (logged or {}).items():
         if name in values or name in TRAINER_METRICS:
             raise TaskError(
@@ -124,6 +129,18 @@ def rollout_totals(
             )
         values[name] += numbers
     return RolloutTotals({name: Total.of(x) for name, x in values.items()}, num_tokens, scoring)
+
+
+def add_contributions(values: dict[str, list[float]], node: Node) -> None:
+    """Adds what each agent contributes to the variance of a node's rewards, if its joint actions are all combinations."""
+    parts = contributions(node)
+    if parts is None:
+        return
+    values["team/reward_variance"].append(parts.variance)
+    values["team/interaction"].append(parts.interaction)
+    for role, main, total in zip(node.samples, parts.main, parts.total, strict=True):
+        values[f"agents/{role}/contribution"].append(main)
+        values[f"agents/{role}/total_contribution"].append(total)
 
 
 def is_eval_metric(name: str, roles: Collection[str], num_turns: int) -> bool:

@@ -28,11 +28,13 @@ from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.trace import TraceRow, trace_rows
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
 from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.trainers.base.alarms import Alarms
 from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
 from trl_multiagent.trainers.base.completions import log_completion_tables, print_trees
 from trl_multiagent.trainers.base.distribution import check_generation, error_barrier, fail_together
 from trl_multiagent.trainers.base.grpo_loss import GRPOLossMixin
 from trl_multiagent.trainers.base.reference import check_reference_sync
+from trl_multiagent.trainers.base.rescue import repeatable
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_metrics import StepTotals
 from trl_multiagent.trainers.base.rows import (
@@ -141,7 +143,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=team.tokenizers[team.roles[0]],
-            callbacks=callbacks,
+            callbacks=[make_alarms(team, environment, args), *(callbacks or [])],
             optimizers=optimizers,
         )
         check_generation(self.accelerator, args)
@@ -384,7 +386,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> dict[str, torch.Tensor]:
         self._logged = {}
-        with fail_together(self.accelerator):
+        with fail_together(self.accelerator), repeatable():
             self._levels = self._play_trees(inputs)
         self._log_rollout("train", self._levels)
         self._judge(self._levels)
@@ -701,6 +703,12 @@ def check_team(team: AgentTeam, environment: Environment, num_agents: int | None
         raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
     if num_agents is not None and num_agents != len(team.roles):
         raise ValueError(f"`num_agents` is {num_agents}, but the environment has the roles {list(environment.roles)}.")
+
+
+def make_alarms(team: AgentTeam, environment: Environment, args: RolloutConfig) -> Alarms:
+    """The alarms of a training."""
+    watched = environment.unwrapped.watched_metrics
+    return Alarms(team.roles, args.num_generations > 1, watched, args.on_cliff, args.cliff_drop)
 
 
 def joint_action_records(nodes: list[Node], with_rewards: bool = True) -> list[dict]:

@@ -1,0 +1,73 @@
+import random
+
+from trl_multiagent.demo import model as demo
+from trl_multiagent.demo import revisions
+from trl_multiagent.demo.demonstrations import write_aux, write_main
+from trl_multiagent.demo.problems import demo_dataset, demo_problems, demo_prompts
+
+
+PROBLEMS = {problem.name: problem for problem in demo_problems("train")}
+ITEM = demo_dataset("train")[0]
+PROBLEM = PROBLEMS[ITEM["entry_point"]]
+
+
+def drawn(monkeypatch, aux, main, change=0.0, remaining=0.0):
+    """The revisions of first answers with these conventions and faults."""
+    styles = iter([aux, main])
+    monkeypatch.setattr(revisions, "draw_style", lambda role, rng: next(styles))
+    monkeypatch.setattr(revisions, "CHANGE_OF_CONVENTION", change)
+    monkeypatch.setattr(revisions, "REMAINING_FAULT", remaining)
+    (revision,) = revisions.demonstrate_revisions([ITEM], PROBLEMS, random.Random(0))
+    return revision
+
+
+def test_the_prompt_has_first_answer_and_feedback(monkeypatch):
+    revision = drawn(monkeypatch, ("A", "syntax"), ("A", ""))
+    prompt, answer = revision["aux"]
+    first = write_aux(PROBLEM, "A", "syntax")
+    assert prompt.startswith(f"{demo_prompts(ITEM)['aux']}{first}\n\nResult of your last answer:\n")
+    assert "- Syntax: ERROR" in prompt
+    assert prompt.endswith("Revise your function `aux`. Answer with the Python code of the function alone.\n")
+    assert answer == write_aux(PROBLEM, "A")
+    assert "- Tests: not run" in revision["main"][0]
+
+
+def test_a_program_that_passes_is_kept(monkeypatch):
+    revision = drawn(monkeypatch, ("B", ""), ("B", ""), change=1.0)
+    assert "- Tests: 1/1 passed" in revision["main"][0]
+    assert revision["aux"][1] == write_aux(PROBLEM, "B")
+    assert revision["main"][1] == write_main(PROBLEM, "B")
+
+
+def test_agents_that_disagree_change_their_convention_or_keep_it(monkeypatch):
+    revision = drawn(monkeypatch, ("A", ""), ("B", ""), change=1.0)
+    assert "the assertion is false" in revision["aux"][0]
+    assert (revision["aux"][1], revision["main"][1]) == (write_aux(PROBLEM, "B"), write_main(PROBLEM, "A"))
+    revision = drawn(monkeypatch, ("A", ""), ("B", ""), change=0.0)
+    assert (revision["aux"][1], revision["main"][1]) == (write_aux(PROBLEM, "A"), write_main(PROBLEM, "B"))
+
+
+def test_some_mistakes_remain(monkeypatch):
+    revision = drawn(monkeypatch, ("A", ""), ("A", "no return"), remaining=1.0)
+    assert revision["main"][1] == write_main(PROBLEM, "A", "no return")
+
+
+def test_half_of_the_demonstrations_for_two_turns_are_revisions():
+    pairs = demo.make_demonstrations(16, random.Random(1), num_turns=2)
+    assert len(pairs) == 16
+    assert sum("Result of your last answer:" in prompt for prompt, _ in pairs) == 8
+    assert pairs == demo.make_demonstrations(16, random.Random(1), num_turns=2)
+
+
+def test_both_models_have_their_place_in_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRL_MULTIAGENT_CACHE", str(tmp_path))
+    asked = []
+
+    def build(folder, progress, num_turns):
+        folder.mkdir()
+        (folder / "file").write_text(str(num_turns))
+        asked.append(num_turns)
+
+    monkeypatch.setattr(demo, "build_model", build)
+    folders = {demo.demo_model(num_turns=turns) for turns in (1, 2, 1, 2)}
+    assert len(folders) == 2 and asked == [1, 2]

@@ -1,0 +1,118 @@
+"""A local server that speaks OpenAI's and Anthropic's protocol, and can be made to fail in every way."""
+
+import contextlib
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Reply:
+    """What the server sends. A text in its place is an answer of the model."""
+
+    body: str = ""
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    content_type: str | None = "application/json"
+    missing_bytes: int = 0  # how much shorter the body is than the header says
+    stall: float = 0.0  # seconds before anything is sent
+
+
+class EndpointServer:
+    """
+    Args:
+        answer (`Callable`): `(request, number) -> str | Reply`, called in many threads; `request` has the body as JSON, the number counts
+            from 0.
+    """
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.requests: list[dict] = []
+        self.headers: list[dict[str, str]] = []
+        self.active = self.most_active = 0
+        self.lock = threading.Lock()
+        self.closing = threading.Event()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                server.handle(self)
+
+            def log_message(self, *args):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+
+    def handle(self, handler):
+        request = json.loads(handler.rfile.read(int(handler.headers["content-length"])))
+        with self.lock:
+            number = len(self.requests)
+            self.requests.append(request)
+            self.headers.append({name.lower(): value for name, value in handler.headers.items()})
+            self.active += 1
+            self.most_active = max(self.most_active, self.active)
+        try:
+            reply = self.answer(request, number)
+        finally:
+            with self.lock:
+                self.active -= 1
+        if isinstance(reply, str):
+            reply = Reply(self.completion(handler.path, reply))
+        if reply.stall:
+            self.closing.wait(reply.stall)
+        body = reply.body.encode("utf-8", "surrogatepass")
+        with contextlib.suppress(ConnectionError):  # a client that has given up
+            self.send(handler, reply, body)
+
+    @staticmethod
+    def send(handler, reply, body):
+        handler.send_response(reply.status)
+        for name, value in reply.headers.items():
+            handler.send_header(name, value)
+        if reply.content_type is not None:
+            handler.send_header("Content-Type", reply.content_type)
+        handler.send_header("Content-Length", str(len(body) + reply.missing_bytes))
+        handler.end_headers()
+        handler.wfile.write(body)
+        if reply.missing_bytes:
+            handler.close_connection = True
+
+    @staticmethod
+    def completion(path: str, text: str, truncated: bool = False) -> str:
+        if path.endswith("/messages"):
+            blocks = [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": text}]
+            reason = "max_tokens" if truncated else "end_turn"
+            usage = {"input_tokens": 10, "output_tokens": 5}
+            return json.dumps({"type": "message", "content": blocks, "stop_reason": reason, "usage": usage})
+        reason = "length" if truncated else "stop"
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": reason}
+        return json.dumps({"choices": [choice], "usage": {"prompt_tokens": 10, "completion_tokens": 5}})
+
+    def wait_for(self, number: int, seconds: float = 20.0) -> bool:
+        """Waits until so many requests are under way at the same time."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self.most_active >= number:
+                return True
+            time.sleep(0.005)
+        return False
+
+
+@contextlib.contextmanager
+def endpoint_server(answer):
+    """Runs an [`EndpointServer`] on the loopback interface."""
+    server = EndpointServer(answer)
+    thread = threading.Thread(target=server.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.closing.set()
+        server.http.shutdown()
+        server.http.server_close()

@@ -1,0 +1,267 @@
+"""Recipes that ask another model, run as users run them: an expert between turns, and a comparator of preferences."""
+
+import importlib.util
+import json
+import re
+import shlex
+import socket
+import threading
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from trl_multiagent import cli
+from trl_multiagent.demo.task import TASK
+from trl_multiagent.endpoints import client as client_module
+from trl_multiagent.recipe.run import run_recipe
+
+from endpoint_server import Reply, endpoint_server
+
+
+KEY = "sk-secret-0123456789"
+EDITS = '{"aux": "Return a list.", "main": "Use aux."}'
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EXPERT_KEY", KEY)
+    for name in ("RUN_ID", "JOB_ID", "DEEPSEEK_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(client_module, "FIRST_WAIT", 0.01)
+
+
+@pytest.fixture
+def train(tiny_model, shared_data):
+    def run(url, *argv, **external):
+        settings = {"mode": "expert_edits", "expert_model": "m", "expert_base_url": f"{url}/v1", **external}
+        settings = {"expert_api_key_env": "EXPERT_KEY", "expert_tries": 1, **settings}
+        run_recipe(
+            "magrpo",
+            TASK,
+            [
+                *("--override", f"agent_model.name={tiny_model}", f"dataset.name={shared_data / 'humaneval.jsonl'}"),
+                *("dataset.train_split=test[:2]", "magrpo.num_turns=2", "magrpo.num_generations=2"),
+                *(f"external.{name}={value}" for name, value in settings.items()),
+                *("--max_completion_length", "6", "--logging_steps", "1", "--disable_tqdm", "--output_dir", "run"),
+                *("--max_steps", "2", "--save_steps", "1", *argv),
+            ],
+            prog="train",
+        )
+
+    return run
+
+
+def texts_in(folder):
+    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def test_a_team_is_trained_with_an_expert(train, capsys):
+    def answer(request, number):
+        return Reply(f"Bearer {KEY}", status=500) if number == 0 else f"{EDITS} {KEY}"
+
+    with endpoint_server(answer) as server:
+        train(server.url, "--log_completions", expert_on_failure="plain", expert_input_price=1.0)
+        assert 2 <= len(server.requests) <= 4
+        assert all(headers["authorization"] == f"Bearer {KEY}" for headers in server.headers)
+        logged = json.loads(Path("run/checkpoint-2/trainer_state.json").read_text())["log_history"]
+        steps = [entry for entry in logged if "reward/expert/requests" in entry]
+        assert sum(entry["reward/expert/failures"] for entry in steps) >= 1
+        assert sum(entry["reward/expert/input_tokens"] for entry in steps) == 10 * (len(server.requests) - 1)
+        assert steps[-1]["reward/expert/total_cost"] == pytest.approx(1e-5 * (len(server.requests) - 1))
+    out, err = capsys.readouterr()
+    assert "expert_edits" in Path("run/config.yaml").read_text()
+    files = texts_in("run")
+    assert len(files) > 10 and any("_expert" in str(path) for path in files)
+    assert not [path for path, text in files.items() if KEY.encode() in text]
+    assert KEY not in out + err and "EXPERT_KEY" in Path("run/config.yaml").read_text()
+
+
+def test_without_an_expert_the_run_ends_with_one_line_and_nothing_is_lost(train, capsys):
+    """The expert is gone in the second step. The run is saved after the first one, and goes on as if nothing had happened."""
+    gone = Reply(f"no {KEY}", status=503)
+
+    def answer(request, number):
+        return EDITS if number < 2 else gone
+
+    argv = ("--save_steps", "50")
+    with endpoint_server(answer) as server:
+        with pytest.raises(SystemExit) as exit_info:
+            train(server.url, *argv)
+        err = capsys.readouterr().err
+        (line,) = [line for line in err.splitlines() if "error:" in line]
+        assert exit_info.value.code == 2 and "status 503: no [key]" in line and "Traceback" not in err
+        assert line.startswith("train: error: The expert proposed no edits for 2 of 2 answers")
+        assert line.endswith("The checkpoint of this step is run/checkpoint-1.")
+        server.answer = lambda request, number: EDITS
+        train(server.url, *argv, "--resume_from_checkpoint", "run/checkpoint-1")
+        train(server.url, *argv, "--output_dir", "other")
+    assert json.loads(Path("run/checkpoint-2/trainer_state.json").read_text())["global_step"] == 2
+    weights = [Path(folder, "agents", "main", "model.safetensors").read_bytes() for folder in ("run", "other")]
+    assert weights[0] == weights[1]
+    assert not [path for path, text in texts_in("run").items() if KEY.encode() in text]
+
+
+@pytest.mark.parametrize(
+    ("external", "problem"),
+    [
+        ({"expert_api_key_env": "NO_SUCH_KEY"}, "the environment variable NO_SUCH_KEY, which must hold the key for m"),
+        ({"expert_api_key_env": KEY}, "`external.expert_api_key_env` must be the name of an environment variable"),
+        ({"expert_api_key": KEY}, "`external.expert_api_key` cannot be used"),
+        ({"expert_base_url": f"http://{KEY}@h/v1"}, "`external.expert_base_url` must not have a user"),
+        ({"expert_on_failure": "panic"}, "`external.expert_on_failure`"),
+        ({"expert_concurrency": 0}, "`external.expert_concurrency`"),
+        ({"expert_timeout": -1}, "`external.expert_timeout`"),
+        ({"expert_api": "local", "expert_base_url": "null"}, "`external.expert_api_key_env` is for an endpoint"),
+    ],
+)
+def test_wrong_settings_are_one_line(external, problem, train, capsys, monkeypatch):
+    monkeypatch.setattr("trl_multiagent.recipe.recipe.Recipe.load_team", lambda *args: pytest.fail("loaded"))
+    with pytest.raises(SystemExit) as exit_info:
+        train("http://127.0.0.1:9", **external)
+    err = capsys.readouterr().err
+    (line,) = [line for line in err.splitlines() if "error:" in line]
+    assert exit_info.value.code == 2 and problem in line and KEY not in err
+    assert not Path("run").exists()
+
+
+def test_a_missing_package_is_one_line_before_anything_is_loaded(train, capsys, monkeypatch):
+    monkeypatch.setattr("trl_multiagent.recipe.recipe.Recipe.load_team", lambda *args: pytest.fail("loaded"))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *args: None if name == "openai" else find_spec(name, *args)
+    )
+    with pytest.raises(SystemExit):
+        train("http://127.0.0.1:9")
+    err = capsys.readouterr().err
+    assert "the package openai is not installed: pip install 'trl-multiagent[endpoints]'" in err
+
+
+def test_a_dry_run_says_what_would_be_asked_and_contacts_nobody(train, capsys, monkeypatch):
+    monkeypatch.setattr(socket.socket, "connect", lambda *args: pytest.fail("contacted"))
+    train("http://127.0.0.1:9", "--dry_run", expert_api_key_env="NO_SUCH_KEY", expert_max_tokens=100)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  expert ")]
+    # Two steps of one item, with two joint actions to continue
+    assert "m, 4 requests with about" in line and "400 answer tokens at most" in line and "NO_SUCH_KEY" in line
+    assert not Path("run").exists()
+
+
+def test_the_example_of_the_documents(train, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "experts.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    names = {"__name__": "stand_in"}
+    exec(code, names)
+    command = next(block for block in re.findall(r"```bash\n(.*?)```", page, flags=re.DOTALL) if "train" in block)
+    argv = shlex.split(command.partition("trl-multiagent train magrpo")[2].replace("\\\n", ""))
+    with ThreadingHTTPServer(("127.0.0.1", 0), names["StandIn"]) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        overrides = [part.replace("http://127.0.0.1:8000", url) for part in argv if part.startswith("external.")]
+        assert len(overrides) == 3 and f"external.expert_base_url={url}/v1" in overrides
+        train(url, "--max_steps", "1", "--override", *overrides, "external.expert_api_key_env=null")
+        server.shutdown()
+    logged = json.loads(Path("run/checkpoint-1/trainer_state.json").read_text())["log_history"]
+    assert logged[0]["reward/expert/requests"] > 0 and logged[0]["reward/expert/missing_parts"] == 0
+
+
+# Preferences
+
+
+def collect(tiny_model, shared_data, url, *argv, code=None):
+    arguments = [
+        *(
+            "collect",
+            "--override",
+            f"agent_model.name={tiny_model}",
+            f"dataset.name={shared_data / 'humaneval.jsonl'}",
+        ),
+        *("dataset.train_split=test[:3]", "--preference_num_candidates", "2", "--max_completion_length", "40"),
+        *("--comparator_policy", "api", "--comparator_api_model", "m", "--comparator_api_url", f"{url}/v1"),
+        *("--comparator_api_key_env", "EXPERT_KEY", "--items_per_chunk", "1", "--preference_dataset", "data"),
+        *("--comparator_api_tries", "1", "--disable_tqdm", *argv),
+    ]
+    if code is None:
+        return cli.main(arguments)
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(arguments)
+    assert exit_info.value.code == code
+
+
+def test_preferences_against_an_endpoint(tiny_model, shared_data, capsys):
+    from datasets import load_from_disk
+
+    def answer(request, number):
+        if number >= 9:
+            return Reply(f"no {KEY}", status=500)
+        text = request["messages"][0]["content"]
+        return (
+            "def aux(x):\n    return x" if "You write a helper" in text else f"def f(x):\n    return aux(x) + {number}"
+        )
+
+    with endpoint_server(answer) as server:
+        collect(tiny_model, shared_data, server.url, code=2)  # the third chunk fails
+        assert "The comparator gave no answer to" in capsys.readouterr().err
+        server.answer = lambda request, number: answer(request, 0)
+        number = len(server.requests)
+        collect(tiny_model, shared_data, server.url)
+        assert (
+            12 <= len(server.requests) <= number + 4
+        )  # two of three chunks, and what came of the last one, were there
+        collect(tiny_model, shared_data, server.url)  # complete
+        assert len(server.requests) <= number + 4
+    rows = load_from_disk("data")
+    assert len(rows) > 0 and {*rows["chosen_by"], *rows["rejected_by"]} == {"current", "api:m"}
+    assert any("def aux" in row["aux_chosen"] for row in rows)
+    facts = json.loads(Path("data/collection.json").read_text())
+    assert facts["numbers"]["comparator_answers"] == 12 and facts["numbers"]["comparator_output_tokens"] == 60
+    assert facts["sampling"]["comparator endpoint"] == {"api": "openai", "model": "m", "max_tokens": 40}
+    assert not [path for path, text in texts_in("data").items() if KEY.encode() in text]
+
+
+@pytest.mark.parametrize(("mode", "requests"), [("centralized", 2), ("sequential", 4)])
+def test_one_model_at_an_endpoint_for_all_roles(mode, requests, tiny_model, shared_data):
+    from datasets import load_from_disk
+
+    def answer(request, number):
+        text = request["messages"][0]["content"]
+        assert "<assignment of aux>" in text and "<assignment of main>" in text
+        return "<aux>\ndef aux(x):\n    return x\n</aux>\n<main>\ndef f(x):\n    return aux(x)\n</main>"
+
+    with endpoint_server(answer) as server:
+        argv = ("--comparator_generation_mode", mode, "--override", "dataset.train_split=test[:1]", "madpo.top_p=0.9")
+        collect(tiny_model, shared_data, server.url, *argv)
+        assert len(server.requests) == requests
+        assert {request["max_tokens"] for request in server.requests} == {80 if mode == "centralized" else 40}
+        assert all(request["top_p"] == 0.9 and "temperature" not in request for request in server.requests)
+    rows = load_from_disk("data")
+    assert {*rows["chosen_by"], *rows["rejected_by"]} <= {"current", f"api:m:{mode}"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        (["--comparator_api_model", "null"], "needs `comparator_api_model`"),
+        (["--comparator_api_url", "null"], "set `comparator_api_url`"),
+        (["--comparator_api_format", "generic"], "'generic', which `comparator_policy: api` does not support"),
+        (["--override", f"madpo.comparator_api_key={KEY}"], "`madpo.comparator_api_key` cannot be used"),
+        (["--override", f"madpo.comparator_api_headers={{X-Key: {KEY}}}"], "`madpo.comparator_api_headers` cannot"),
+        (["--comparator_api_key_env", KEY], "`comparator_api_key_env` must be the name of an environment variable"),
+        (["--comparator_api_timeout", "0"], "`comparator_api_timeout` is 0"),
+        (["--comparator_api_key_env", "NO_SUCH_KEY"], "the environment variable NO_SUCH_KEY"),
+    ],
+)
+def test_wrong_comparators_are_one_line(argv, problem, tiny_model, shared_data, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        collect(tiny_model, shared_data, "http://127.0.0.1:9", *argv)
+    message = f"{exit_info.value} {capsys.readouterr().err}"
+    assert problem in message and KEY not in message and not Path("data").exists()
+
+
+def test_the_plan_of_a_collection_contacts_nobody(tiny_model, shared_data, capsys, monkeypatch):
+    monkeypatch.setattr(socket.socket, "connect", lambda *args: pytest.fail("contacted"))
+    collect(tiny_model, shared_data, "http://127.0.0.1:9", "--dry_run")
+    out = capsys.readouterr().out
+    assert (
+        "api, 2 candidates per item" in out and "12 requests with about" in out and "480 answer tokens at most" in out
+    )

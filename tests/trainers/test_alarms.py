@@ -1,0 +1,144 @@
+import json
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+from trl_multiagent import MAGRPOConfig, Outcome
+from trl_multiagent.trainers.base.alarms import WINDOW, Alarms, is_cliff
+
+from tiny import tiny_environment, tiny_items, tiny_trainer
+
+
+HEALTHY = {
+    "reward": 1.0,
+    "frac_reward_zero_std": 0.3,
+    "team/reward_variance": 0.5,
+    "turn_1/aux_used": 0.4,
+    **{f"agents/{role}/completions/most_common_ratio": 0.2 for role in ("aux", "main")},
+    **{f"agents/{role}/total_contribution": 0.2 for role in ("aux", "main")},
+}
+
+
+def run(folder, logs, **settings):
+    """Feeds log entries to the callback and returns what it wrote, and the control."""
+    alarms = Alarms(
+        ("aux", "main"), **{"has_siblings": True, "watched_metrics": {"aux_used": "aux is idle"}, **settings}
+    )
+    args, state, control = (
+        SimpleNamespace(output_dir=str(folder)),
+        TrainerState(is_world_process_zero=True),
+        TrainerControl(),
+    )
+    alarms.on_train_begin(args, state, control)
+    for step, log in enumerate(logs, start=1):
+        state.global_step = step
+        state.log_history.append({**log, "step": step})
+        alarms.on_log(args, state, control)
+        if "eval_reward" in log:
+            alarms.on_evaluate(args, state, control)
+    path = folder / "alarms.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else [], control
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"frac_reward_zero_std": 1.0}, "no_signal"),
+        ({"agents/aux/completions/most_common_ratio": 0.95}, "collapse/aux"),
+        ({"agents/main/total_contribution": 0.004}, "no_contribution/main"),
+        ({"turn_1/aux_used": 0.0}, "low/aux_used"),
+    ],
+)
+def test_an_alarm_is_raised_once_when_its_condition_has_held_for_a_window(tmp_path, caplog, change, name):
+    with caplog.at_level(logging.WARNING):
+        alarms, control = run(tmp_path, [HEALTHY] * 5 + [HEALTHY | change] * (WINDOW + 10))
+    assert [(alarm["step"], alarm["alarm"]) for alarm in alarms] == [(5 + WINDOW, name)]
+    assert caplog.messages == [f"Step {5 + WINDOW}: {alarms[0]['message']}"]
+    assert not control.should_training_stop
+
+
+def test_an_alarm_is_raised_again_after_a_pause(tmp_path):
+    bad = HEALTHY | {"turn_1/aux_used": 0.0}
+    alarms, _ = run(tmp_path, [bad] * WINDOW + [HEALTHY] + [bad] * WINDOW)
+    assert [alarm["step"] for alarm in alarms] == [WINDOW, 2 * WINDOW + 1]
+
+
+def test_a_healthy_team_and_one_without_these_metrics_raise_none(tmp_path):
+    assert run(tmp_path, [HEALTHY] * (WINDOW + 5))[0] == []
+    assert run(tmp_path, [{"reward": 0.0}] * (WINDOW + 5))[0] == []
+    unanimous = HEALTHY | {"team/reward_variance": 0.0, "agents/aux/total_contribution": 0.0}
+    assert run(tmp_path, [unanimous] * (WINDOW + 5))[0] == []  # nobody can contribute to nothing
+    without_siblings = HEALTHY | {"frac_reward_zero_std": 1.0}
+    assert run(tmp_path, [without_siblings] * (WINDOW + 5), has_siblings=False)[0] == []
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([3.0], False),
+        ([3.0, 2.2], False),
+        ([3.0, 2.0], True),
+        ([1.0, 3.0, 2.5], False),
+        ([-1.0, -1.2], False),
+        ([-1.0, -1.4], True),
+    ],
+)
+def test_cliff(rewards, expected):
+    assert is_cliff(rewards, 0.3) is expected
+
+
+@pytest.mark.parametrize("on_cliff", [None, "stop", "rollback"])
+def test_a_cliff_ends_the_training_if_that_is_asked_for(tmp_path, on_cliff):
+    alarms, control = run(tmp_path, [{"eval_reward": 3.0}, {"eval_reward": 1.0}], on_cliff=on_cliff)
+    assert [alarm["alarm"] for alarm in alarms] == ["cliff"]
+    assert control.should_training_stop is (on_cliff is not None)
+
+
+def test_a_resumed_run_drops_the_alarms_that_it_will_raise_again(tmp_path):
+    bad = HEALTHY | {"turn_1/aux_used": 0.0}
+    first, _ = run(tmp_path, [bad] * (WINDOW + 3))
+    again, _ = run(tmp_path, [bad] * (WINDOW + 3))  # from step 0
+    assert again == first
+
+
+def test_rollback_needs_checkpoints(tmp_path):
+    settings = {"output_dir": str(tmp_path), "on_cliff": "rollback", "eval_strategy": "steps", "eval_steps": 2}
+    with pytest.raises(ValueError, match="needs checkpoints to go back to: set `save_strategy`"):
+        MAGRPOConfig(**settings, save_strategy="no")
+    args = MAGRPOConfig(**settings, save_strategy="steps", save_steps=2)
+    assert args.load_best_model_at_end and args.metric_for_best_model == "reward" and args.greater_is_better
+
+
+def test_rollback_ends_with_the_weights_of_the_best_checkpoint(tmp_path):
+    environment = tiny_environment()
+    rewards = iter([1.0, 3.0, 0.0])
+    environment.evaluate = lambda items, actions, histories: [Outcome(rewards_now[0]) for _ in items]
+    rewards_now = [next(rewards)]
+
+    class Next(TrainerCallback):
+        def on_evaluate(self, args, state, control, **kwargs):
+            saved[state.global_step] = {name: x.clone() for name, x in trainer.team.state_dict().items()}
+            rewards_now[0] = next(rewards, 0.0)
+
+    saved = {}
+    trainer = tiny_trainer(
+        tmp_path,
+        environment=environment,
+        eval_dataset=tiny_items(2),
+        callbacks=[Next()],
+        max_steps=6,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        on_cliff="rollback",
+    )
+    trainer.train()
+    assert trainer.state.global_step == 3
+    for name, x in trainer.team.state_dict().items():
+        assert torch.equal(x, saved[2][name]), name
+    (alarm,) = [json.loads(line) for line in (tmp_path / "alarms.jsonl").read_text().splitlines()]
+    assert alarm["step"] == 3 and alarm["alarm"] == "cliff"

@@ -1,0 +1,363 @@
+"""
+Asks an endpoint many questions at once.
+
+The requests go through the providers' own clients, which repeat nothing themselves: what is tried again, and when, is decided
+here alone.
+"""
+
+import asyncio
+import email.utils
+import json
+import random
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trl_multiagent.endpoints.endpoint import ANTHROPIC, Endpoint, EndpointError
+from trl_multiagent.endpoints.files import Answer, AnswerCache, Ledger, Question
+
+
+RETRIED = (408, 409, 425, 429)  # and all from 500 on
+NOT_FOR_ONE = (401, 402, 403, 404)  # the next question would be refused, too
+FIRST_WAIT, LONGEST_WAIT = 0.5, 16.0  # seconds between tries, doubled each time
+MAX_REASON = 300  # characters of what an endpoint says about an error
+MIN_KEY = 6  # shorter texts are no keys, and occur in any answer
+CHARACTERS_PER_TOKEN = 3  # about; where an endpoint does not say
+
+
+@dataclass
+class Usage:
+    """
+    What was asked.
+
+    Args:
+        requests (`int`): Requests that were sent, those that were sent again included.
+        failures (`int`): Questions that got no answer.
+        cached (`int`): Questions whose answer was there already.
+        input_tokens, output_tokens (`int`): Tokens of the requests and of their answers.
+        cost (`float`): Their price.
+    """
+
+    requests: int = 0
+    failures: int = 0
+    cached: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
+
+
+class EndpointClient:
+    """
+    Asks an endpoint questions, keeps the answers on the disk, and counts what they cost.
+
+    Args:
+        endpoint ([`Endpoint`]):
+            The endpoint.
+        folder (`Path`):
+            Where it is written what was used.
+        cache_folder (`Path`, *optional*):
+            Where answers are kept; by default in `folder`. Runs may share it.
+    """
+
+    def __init__(self, endpoint: Endpoint, folder: Path, cache_folder: Path | None = None):
+        self.endpoint = endpoint
+        self.cache = AnswerCache(folder / "answers" if cache_folder is None else cache_folder)
+        self.ledger = Ledger(folder)
+        self.usage = Usage()  # since the last call of `take_usage`
+        self._random = random.Random()  # the global one belongs to the training
+
+    def take_usage(self) -> Usage:
+        """What was used since the last call of this method."""
+        usage, self.usage = self.usage, Usage()
+        return usage
+
+    def ask(self, questions: Sequence[Question], stop_at_failure: bool = False) -> list[Answer | EndpointError]:
+        """
+        Asks all questions at the same time, as far as `concurrency` allows. A question that occurs twice is asked once.
+
+        Args:
+            questions (`Sequence[Question]`): The questions.
+            stop_at_failure (`bool`, *optional*, defaults to `False`): Whether no request is sent any more after a question got no
+                answer. Answers that are on their way are waited for, and kept.
+
+        Returns:
+            `list[Answer | EndpointError]`: For each question the answer, or why there is none.
+        """
+        keys = [question.key(self.endpoint.parameters) for question in questions]
+        results: dict[str, Answer | EndpointError] = {}
+        missing: dict[str, Question] = {}
+        for key, question in zip(keys, questions, strict=True):
+            answer = self.cache.read(key)
+            if answer is None:
+                missing[key] = question
+            else:
+                results[key] = answer
+                self.usage.cached += 1
+        if missing:
+            try:
+                secret = self.endpoint.read_key()
+                results |= run_in_thread(_Call(self, secret, stop_at_failure).ask(missing))
+            except EndpointError as error:
+                results |= dict.fromkeys(missing, error)
+            self.usage.failures += sum(isinstance(results[key], EndpointError) for key in missing)
+        return [results[key] for key in keys]
+
+    def count(self, input_tokens: int, output_tokens: int) -> None:
+        """Counts the tokens of one answer."""
+        self.usage.input_tokens += input_tokens
+        self.usage.output_tokens += output_tokens
+        self.usage.cost += self.endpoint.cost(input_tokens, output_tokens)
+        self.ledger.add(input_tokens, output_tokens)
+
+
+class _Call:
+    """One call of [`EndpointClient.ask`]. Its coroutines share an event loop in a thread of their own."""
+
+    def __init__(self, client: EndpointClient, key: str | None, stop_at_failure: bool):
+        self.client, self.endpoint, self.key, self.stop_at_failure = client, client.endpoint, key, stop_at_failure
+        self.problem: EndpointError | None = None  # why nothing more is asked
+        self.reserved = 0  # tokens of the requests that are under way, at most
+        client.ledger.update()
+
+    async def ask(self, questions: dict[str, Question]) -> dict[str, Answer | EndpointError]:
+        endpoint = self.endpoint
+        self.end = time.monotonic() + endpoint.deadline
+        self.slots = asyncio.Semaphore(endpoint.concurrency)
+        self.changed = asyncio.Condition()
+        async with self.connect() as sdk:
+            tasks = {key: asyncio.create_task(self.answer(sdk, key, x)) for key, x in questions.items()}
+            _, late = await asyncio.wait(tasks.values(), timeout=endpoint.deadline)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        too_late = EndpointError(f"{endpoint} has not answered all questions within {endpoint.deadline:g} s")
+        return {key: too_late if task.cancelled() else task.result() for key, task in tasks.items()}
+
+    def connect(self) -> AbstractAsyncContextManager[Any]:
+        """The provider's client. It reads no key from the environment, and repeats no request."""
+        endpoint = self.endpoint
+        arguments: dict[str, Any] = {"base_url": endpoint.base_url, "max_retries": 0, "timeout": endpoint.timeout}
+        arguments["api_key"] = self.key or "none"
+        # No proxy can reach this machine itself
+        no_proxies = {"all://": None, "http://": None, "https://": None}
+        direct: dict[str, Any] = {"trust_env": False, "mounts": no_proxies} if endpoint.is_local else {}
+        try:
+            if endpoint.api == ANTHROPIC:
+                import anthropic
+
+                http = anthropic.DefaultAsyncHttpxClient(**direct)
+                return anthropic.AsyncAnthropic(http_client=http, **arguments)
+            import openai
+
+            http = openai.DefaultAsyncHttpxClient(**direct)
+            return openai.AsyncOpenAI(http_client=http, **arguments)
+        except ImportError as error:
+            raise EndpointError(endpoint.problem() or str(error), concerns_all=True) from None
+
+    async def answer(self, sdk: Any, key: str, question: Question) -> Answer | EndpointError:
+        """The answer to a question, which is kept, or why there is none."""
+        async with self.slots:
+            try:
+                answer = await self.answer_with_retries(sdk, question)
+            except EndpointError as error:
+                if error.concerns_all or self.stop_at_failure:
+                    self.problem = self.problem or error
+                return error
+        self.client.cache.write(key, answer)
+        return answer
+
+    async def answer_with_retries(self, sdk: Any, question: Question) -> Answer:
+        tries = waits = 0
+        while True:
+            if self.problem is not None:
+                raise self.problem
+            try:
+                return await self.request(sdk, question)
+            except EndpointError as error:
+                tries += error.wait is None
+                if not error.retry or tries >= self.endpoint.tries:
+                    raise
+                wait = min(FIRST_WAIT * 2**waits, LONGEST_WAIT) * self.client._random.uniform(0.5, 1.0)
+                wait, waits = max(wait, error.wait or 0.0), waits + 1
+                if time.monotonic() + wait >= self.end:
+                    raise EndpointError(f"{error}; the next try would be after the deadline of the call") from None
+            await asyncio.sleep(wait)
+
+    async def request(self, sdk: Any, question: Question) -> Answer:
+        """Sends one request, if the budget allows it."""
+        endpoint = self.endpoint
+        most = question.num_characters // CHARACTERS_PER_TOKEN + endpoint.max_tokens
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.reserved == 0 or self.is_affordable(most))
+            if not self.is_affordable(most):
+                raise EndpointError(
+                    f"the token budget of {endpoint.token_budget} is used up: {self.client.ledger.tokens} tokens were used, and the "
+                    f"next request may use {most}",
+                    concerns_all=True,
+                )
+            self.reserved += most
+        self.client.usage.requests += 1
+        try:
+            body = await asyncio.wait_for(self.send(sdk, question), endpoint.timeout)
+            return self.read(body, question)
+        except asyncio.TimeoutError:
+            raise EndpointError(f"{endpoint} has not answered within {endpoint.timeout:g} s", retry=True) from None
+        finally:
+            async with self.changed:
+                self.reserved -= most
+                self.changed.notify_all()
+
+    def is_affordable(self, tokens: int) -> bool:
+        budget = self.endpoint.token_budget
+        return budget is None or self.client.ledger.tokens + self.reserved + tokens <= budget
+
+    async def send(self, sdk: Any, question: Question) -> Any:
+        """
+        Sends one request and returns the body of the answer, as JSON has it.
+
+        Raises:
+            EndpointError: there is none.
+        """
+        endpoint = self.endpoint
+        messages = list(question.messages)
+        arguments: dict[str, Any] = dict(endpoint.parameters)
+        if endpoint.api == ANTHROPIC:
+            import anthropic as library
+
+            create = sdk.messages.with_raw_response.create
+            system = [message["content"] for message in messages if message["role"] == "system"]
+            messages = [message for message in messages if message["role"] != "system"]
+            arguments |= {"system": "\n\n".join(system)} if system else {}
+            base_error: type[Exception] = library.AnthropicError
+        else:
+            import openai as library
+
+            create = sdk.chat.completions.with_raw_response.create
+            base_error = library.OpenAIError
+        try:
+            raw = await create(messages=messages, **arguments)
+        except library.APIStatusError as error:
+            raise self.refused(error.status_code, error.response.headers, error.response.text) from None
+        except library.APITimeoutError:
+            raise EndpointError(f"{endpoint} has not answered within {endpoint.timeout:g} s", retry=True) from None
+        except library.APIConnectionError as error:
+            cause = error.__cause__ or error
+            reason = self.without_key(f"{type(cause).__name__}: {cause}")
+            raise EndpointError(f"{endpoint} cannot be reached, or broke off: {reason}", retry=True) from None
+        except base_error as error:
+            raise EndpointError(f"{endpoint}: {self.without_key(str(error))}") from None
+        response = raw.http_response
+        kind = response.headers.get("content-type", "no content type")
+        if "json" not in kind:
+            raise self.garbage(f"{kind} and not JSON", response.text)
+        try:
+            return json.loads(response.text)
+        except ValueError:
+            raise self.garbage("no valid JSON", response.text) from None
+
+    def refused(self, status: int, headers: Any, body: str) -> EndpointError:
+        retry = status in RETRIED or status >= 500
+        return EndpointError(
+            f"{self.endpoint} answered with status {status}: {self.excerpt(body)}",
+            retry=retry,
+            wait=retry_after(headers.get("retry-after")) if status in (429, 503) else None,
+            concerns_all=status in NOT_FOR_ONE,
+        )
+
+    def read(self, body: Any, question: Question) -> Answer:
+        """
+        Reads the body of an answer, and counts its tokens.
+
+        Raises:
+            EndpointError: it has no text.
+        """
+        try:
+            usage = body.get("usage") or {}
+            if self.endpoint.api == ANTHROPIC:
+                texts = [block["text"] for block in body["content"] if block["type"] == "text"]
+                truncated = body.get("stop_reason") == "max_tokens"
+                names = ("input_tokens", "output_tokens")
+            else:
+                content = body["choices"][0]["message"]["content"]
+                texts = [part["text"] for part in content] if isinstance(content, list) else [content or ""]
+                truncated = body["choices"][0].get("finish_reason") == "length"
+                names = ("prompt_tokens", "completion_tokens")
+            text = "".join(texts)
+            counts = [usage.get(name) for name in names]
+            text.encode()  # lone surrogates, which JSON can hold, would fail later
+        except (AttributeError, LookupError, TypeError, UnicodeEncodeError):
+            raise self.garbage("JSON without an answer", json.dumps(body)) from None
+        estimates = (question.num_characters // CHARACTERS_PER_TOKEN, len(text) // CHARACTERS_PER_TOKEN + 1)
+        input_tokens, output_tokens = (
+            estimate if x is None else x for x, estimate in zip(map(as_count, counts), estimates, strict=True)
+        )
+        self.client.count(input_tokens, output_tokens)
+        if not text.strip():
+            reason = (
+                f" after {output_tokens} tokens: raise the limit of {self.endpoint.max_tokens}" if truncated else ""
+            )
+            raise EndpointError(f"{self.endpoint} answered with an empty text{reason}", retry=not truncated)
+        return Answer(self.without_key(text), input_tokens, output_tokens, truncated)
+
+    def garbage(self, what: str, text: str) -> EndpointError:
+        return EndpointError(f"{self.endpoint} answered with {what}: {self.excerpt(text)}", retry=True)
+
+    def excerpt(self, text: str) -> str:
+        text = " ".join(self.without_key(text).split()) or "(nothing)"
+        return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."
+
+    def without_key(self, text: str) -> str:
+        """A text that came from outside. An endpoint may repeat the key, which must not get into logs and files."""
+        return text.replace(self.key, "[key]") if self.key is not None and len(self.key) >= MIN_KEY else text
+
+
+def as_count(value: Any) -> int | None:
+    """A number of tokens; `None` if it cannot be one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def retry_after(value: str | None) -> float | None:
+    """The seconds that the header Retry-After asks for, a number or a date; `None` if it asks for nothing."""
+    if value is None:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass  # a date
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except (ValueError, TypeError):
+        return None
+
+
+def run_in_thread(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Runs a coroutine to its end, also where an event loop runs already, as in a notebook. Ctrl-C cancels it."""
+    loop = asyncio.new_event_loop()
+    result: Future = Future()
+    task = loop.create_task(coroutine)
+
+    def work() -> None:
+        try:
+            result.set_result(loop.run_until_complete(task))
+        except BaseException as error:
+            result.set_exception(error)
+        finally:
+            loop.close()
+
+    thread = threading.Thread(target=work, name="endpoint", daemon=True)
+    thread.start()
+    try:
+        return result.result()
+    except KeyboardInterrupt:
+        if not result.done():
+            loop.call_soon_threadsafe(task.cancel)
+            thread.join(timeout=5.0)
+        raise
+    finally:
+        if result.done():
+            thread.join()

@@ -1,0 +1,415 @@
+"""
+The expert: another model that reads the problem and the team's program, and proposes edits of each agent's function.
+
+It sees no tests and no results of tests. Each agent gets the edits of its own function only.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trl_multiagent.endpoints.client import CHARACTERS_PER_TOKEN, EndpointClient, Usage
+from trl_multiagent.endpoints.endpoint import describe_endpoint
+from trl_multiagent.endpoints.files import Answer, Question
+from trl_multiagent.environments.base import JointAction, Turn
+from trl_multiagent.environments.code_generation.expert_settings import DEFAULT_TEMPERATURE, ExpertSettings
+from trl_multiagent.environments.code_generation.reward import CodeResult
+from trl_multiagent.environments.code_generation.roles import AUX
+from trl_multiagent.environments.task_errors import UnavailableError, describe
+
+
+if TYPE_CHECKING:
+    from trl_multiagent.team.sampler import TeamSampler
+
+
+FOLDER = "_expert"  # in the folder of the run; names with an underscore are not pushed
+MAX_EDITS = 4000  # characters of the edits that an agent gets
+MAX_TEXT = 2000  # characters of an agent's answer without code
+MAX_ANSWER = 50_000  # characters of the expert's answer, its last ones
+MAX_DEPTH = 3  # of lists and objects in place of a text
+SOLO = "expert"  # the role of a model that proposes edits for all agents
+
+Edits = dict[str, str]  # role -> what to change in its function
+
+
+class EditSource(Protocol):
+    """A model that proposes edits."""
+
+    usage: Usage
+
+    def prepare(self) -> None:
+        """Checks, or loads, what proposing edits needs. Raises `UnavailableError` if it is not there."""
+
+    def describe(self) -> dict[str, Any]:
+        """What the edits depend on, as plain values."""
+
+    def propose(self, items: Sequence[dict], turns: Sequence[Turn], roles: Sequence[str]) -> list[Edits | Exception]:
+        """The edits for each team's last answers, or why there are none."""
+
+
+class Expert:
+    """
+    Asks a model for edits of whole turns, applies the rule for failures, and counts.
+
+    Args:
+        settings ([`ExpertSettings`]): The settings.
+        roles (`Sequence[str]`): The roles that get edits.
+        run_folder (`Path`): Folder of the run.
+
+    Raises:
+        ValueError: a setting is impossible.
+    """
+
+    def __init__(self, settings: ExpertSettings, roles: Sequence[str], run_folder: Path):
+        settings.check_expert()
+        self.settings, self.roles = settings, tuple(roles)
+        self.source: EditSource = (
+            LocalExpert(settings) if settings.expert_is_local else EndpointExpert(settings, run_folder / FOLDER)
+        )
+        self.missing_parts = 0
+        self.total = Usage()
+
+    def __str__(self) -> str:
+        return str(self.settings.expert_model)
+
+    def propose(self, items: Sequence[dict], turns: Sequence[Turn]) -> list[Edits]:
+        """
+        Asks for edits of the answers of many branches at once.
+
+        Args:
+            items (`Sequence[dict]`): The dataset row of each branch.
+            turns (`Sequence[Turn]`): The last turn of each branch.
+
+        Returns:
+            `list[dict[str, str]]`: The edits for each branch, by role. Roles without edits are missing.
+
+        Raises:
+            UnavailableError: there is no answer, and `expert_on_failure` is not `"plain"`.
+        """
+        proposals = self.source.propose(items, turns, self.roles)
+        failures = [proposal for proposal in proposals if isinstance(proposal, Exception)]
+        if failures and self.settings.expert_on_failure == "error":
+            raise UnavailableError(
+                f"The expert proposed no edits for {len(failures)} of {len(proposals)} answers: {failures[0]}. Solve this "
+                "and continue the run from its last checkpoint, or set `external.expert_on_failure: plain`."
+            )
+        edits = [{} if isinstance(proposal, Exception) else proposal for proposal in proposals]
+        answered = len(proposals) - len(failures)
+        self.missing_parts += answered * len(self.roles) - sum(map(len, edits))
+        return edits
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers since the last call of this method, and the tokens and the cost since the start."""
+        used, self.source.usage = self.source.usage, Usage()
+        self.total.input_tokens += used.input_tokens
+        self.total.output_tokens += used.output_tokens
+        self.total.cost += used.cost
+        numbers: dict[str, float] = {
+            "requests": used.requests,
+            "failures": used.failures,
+            "cached": used.cached,
+            "missing_parts": self.missing_parts,
+            "input_tokens": used.input_tokens,
+            "output_tokens": used.output_tokens,
+            "total_tokens": self.total.input_tokens + self.total.output_tokens,
+        }
+        if self.settings.expert_input_price is not None or self.settings.expert_output_price is not None:
+            numbers |= {"cost": used.cost, "total_cost": self.total.cost}
+        self.missing_parts = 0
+        return {f"expert/{name}": float(value) for name, value in numbers.items()}
+
+    def plan(self, items: Sequence[dict], requests: int, answer_tokens: int) -> str:
+        """
+        What asking will cost at most, in words. Nothing is contacted.
+
+        Args:
+            items (`Sequence[dict]`): The items, of which the longest counts; possibly none.
+            requests (`int`): Number of requests.
+            answer_tokens (`int`): Tokens of one agent's answer at most.
+        """
+        question = max((len(self._empty_question(item)) for item in items), default=0) // CHARACTERS_PER_TOKEN
+        tokens = requests * (question + len(self.roles) * answer_tokens), requests * self.settings.expert_max_tokens
+        text = (
+            f"{self}, {requests} requests with about {tokens[0]} prompt tokens and {tokens[1]} answer tokens at most"
+        )
+        if self.settings.expert_is_local:
+            return f"{text}, on this machine"
+        endpoint = self.settings.expert_endpoint()
+        budget = "" if endpoint.token_budget is None else f", token budget {endpoint.token_budget}"
+        price = f", cost {endpoint.cost(*tokens):.2f}" if endpoint.has_price else ""
+        problem = endpoint.problem()
+        return f"{text}{price}{budget}, at {endpoint.base_url}{f' ({problem})' if problem else ''}"
+
+    def _empty_question(self, item: dict) -> str:
+        return question_text(item, item["prompt"], {}, self.roles)
+
+
+class EndpointExpert:
+    """
+    An expert at an endpoint. It answers about all agents at once, in JSON.
+
+    Args:
+        settings ([`ExpertSettings`]): The settings.
+        folder (`Path`): Where it is written what was used and, unless `expert_cache_dir` is set, the answers.
+    """
+
+    def __init__(self, settings: ExpertSettings, folder: Path):
+        cache = settings.expert_cache_dir
+        self.client = EndpointClient(settings.expert_endpoint(), folder, None if cache is None else Path(cache))
+        self.stops = settings.expert_on_failure == "error"
+
+    @property
+    def usage(self) -> Usage:
+        return self.client.usage
+
+    @usage.setter
+    def usage(self, usage: Usage) -> None:
+        self.client.usage = usage
+
+    def prepare(self) -> None:
+        problem = self.client.endpoint.problem()
+        if problem is not None:
+            raise UnavailableError(f"`external.mode: expert_edits` cannot ask the expert: {problem}.")
+
+    def describe(self) -> dict[str, Any]:
+        return describe_endpoint(self.client.endpoint)
+
+    def propose(self, items: Sequence[dict], turns: Sequence[Turn], roles: Sequence[str]) -> list[Edits | Exception]:
+        questions = [
+            Question(({"role": "user", "content": expert_question(item, turn, roles)},))
+            for item, turn in zip(items, turns, strict=True)
+        ]
+        answers = self.client.ask(questions, stop_at_failure=self.stops)
+        return [
+            parse_edits(answer.text, roles, item["entry_point"]) if isinstance(answer, Answer) else answer
+            for item, answer in zip(items, answers, strict=True)
+        ]
+
+
+class LocalExpert:
+    """
+    An expert on this machine, sampled with transformers: a model, which answers about all agents at once in JSON, or a saved team with
+    the same roles, each agent of which proposes edits for one.
+
+    Args:
+        settings ([`ExpertSettings`]): The settings.
+    """
+
+    def __init__(self, settings: ExpertSettings):
+        self.settings = settings
+        self.usage = Usage()
+        self.sampler: TeamSampler | None = None  # loaded before the first question
+
+    def prepare(self) -> None:
+        if self.sampler is None:
+            self.sampler = self._load()
+
+    def _load(self) -> "TeamSampler":
+        from transformers.integrations import is_deepspeed_zero3_enabled
+
+        from trl_multiagent.models.pretrained import find_file
+        from trl_multiagent.team.agent_team import AgentTeam
+        from trl_multiagent.team.files import TEAM_FILE
+        from trl_multiagent.team.sampler import TeamSampler
+
+        name = self.settings.expert_model
+        assert name is not None
+        if is_deepspeed_zero3_enabled():
+            raise UnavailableError(
+                f"Under ZeRO-3, the expert {name!r} would be loaded in parts: serve it, and set `external.expert_base_url`."
+            )
+        try:
+            is_team = find_file(name, TEAM_FILE) is not None
+            team = AgentTeam.from_pretrained(name, None if is_team else [SOLO], dtype="auto")
+        except (OSError, ValueError, ImportError, TypeError) as error:
+            raise UnavailableError(f"`external.expert_model` {name!r} cannot be loaded: {describe(error)}") from error
+        sampling = {"temperature": self._temperature, "max_new_tokens": self.settings.expert_max_tokens}
+        return TeamSampler(team.requires_grad_(False).eval().to(device()), None, 65536, **sampling)
+
+    @property
+    def _temperature(self) -> float:
+        temperature = self.settings.expert_temperature
+        return DEFAULT_TEMPERATURE if temperature is None else temperature
+
+    def describe(self) -> dict[str, Any]:
+        settings = self.settings
+        return {
+            "model": settings.expert_model,
+            "temperature": self._temperature,
+            "max_tokens": settings.expert_max_tokens,
+        }
+
+    def propose(self, items: Sequence[dict], turns: Sequence[Turn], roles: Sequence[str]) -> list[Edits | Exception]:
+        from trl_multiagent.rollout.tree import Node
+
+        self.prepare()
+        assert self.sampler is not None
+        asked = self.sampler.team.roles
+        is_team = set(asked) == set(roles) and len(asked) > 1
+        if len(asked) > 1 and not is_team:
+            raise UnavailableError(
+                f"`external.expert_model` is a team with the roles {', '.join(asked)}, but edits are for {', '.join(roles)}."
+            )
+        nodes = []
+        for item, turn in zip(items, turns, strict=True):
+            prompts = {role: expert_question(item, turn, roles, only=role if is_team else None) for role in asked}
+            nodes.append(Node(item, (), {**prompts}))
+        samples = self.sampler(nodes, 1)
+        for of_role in samples.values():
+            self.usage.requests += len(of_role)
+            self.usage.input_tokens += sum(len(sample.prompt_ids) for sample in of_role)
+            self.usage.output_tokens += sum(len(sample.completion_ids[0]) for sample in of_role)
+        if is_team:
+            texts = [{role: samples[role][k].texts[0] for role in roles} for k in range(len(nodes))]
+            return [
+                {role: shorten(text.strip(), MAX_EDITS) for role, text in x.items() if text.strip()} for x in texts
+            ]
+        answers = samples[asked[0]]
+        return [
+            parse_edits(answer.texts[0], roles, item["entry_point"])
+            for item, answer in zip(items, answers, strict=True)
+        ]
+
+
+def device() -> str:
+    """The device of this process."""
+    from accelerate import PartialState
+
+    return str(PartialState().device)
+
+
+# Questions and answers
+
+
+def expert_question(item: dict, turn: Turn, roles: Sequence[str], only: str | None = None) -> str:
+    """
+    What the expert is asked about a team's answers.
+
+    Args:
+        item (`dict`): The dataset row.
+        turn ([`Turn`]): The last turn; the `info` of its outcome is the [`CodeResult`].
+        roles (`Sequence[str]`): `("aux", "main")` or `("main",)`.
+        only (`str`, *optional*): A role, to ask about its function alone, and for text in place of JSON.
+    """
+    result: CodeResult = turn.outcome.info
+    return question_text(
+        item, result.analysis.source, without_code(item, turn.joint_action, result, roles), roles, only
+    )
+
+
+def without_code(item: dict, joint_action: JointAction, result: CodeResult, roles: Sequence[str]) -> dict[str, str]:
+    """The answers that have no code, by the name of the function that is missing."""
+    names = {role: AUX if role == AUX else item["entry_point"] for role in roles}
+    return {name: joint_action[role] for role, name in names.items() if name in result.analysis.without_code}
+
+
+def question_text(
+    item: dict, source: str, missing: Mapping[str, str], roles: Sequence[str], only: str | None = None
+) -> str:
+    """The text of a question, see [`expert_question`]."""
+    entry_point = item["entry_point"]
+    names = {role: AUX if role == AUX else entry_point for role in roles}
+    if AUX in roles:
+        team = (
+            f"Two programmers solve a problem together: one writes the helper function `aux`, the other writes `{entry_point}`, which "
+            "should use it. They cannot see each other's code."
+        )
+    else:
+        team = f"A programmer solves a problem with the function `{entry_point}`."
+    parts = [
+        team,
+        f"The problem:\n\n{item['prompt'].strip()}",
+        f"The program so far:\n\n{source.strip() or '(nothing)'}",
+    ]
+    parts += [
+        f"For `{name}` there is no code, but this answer:\n\n{shorten(text.strip(), MAX_TEXT) or '(nothing)'}"
+        for name, text in missing.items()
+    ]
+    if only is not None:
+        parts.append(f"Say in short what to change in `{names[only]}`, so that the program becomes correct:")
+    else:
+        form = ", ".join(f'"{role}": "what to change in `{name}`"' for role, name in names.items())
+        parts.append(
+            "Propose edits, short and concrete, so that the program becomes correct. Every programmer only sees the edits of the own "
+            f"function. Answer with one JSON object and nothing else:\n\n{{{form}}}"
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def parse_edits(text: str, roles: Sequence[str], entry_point: str) -> Edits:
+    """
+    Reads the edits of an answer: those of the last JSON object that has most of the roles, wherever it stands in the text. Strings of
+    an object that was cut off are read, too.
+
+    Args:
+        text (`str`): The answer.
+        roles (`Sequence[str]`): The roles. `main` may also be called by the entry point's name.
+        entry_point (`str`): Name of the function that main writes.
+
+    Returns:
+        `dict[str, str]`: The edits by role, without the roles for which there are none.
+    """
+    names = {role: (role,) if role == AUX else (role, entry_point) for role in roles}
+    best: Edits = {}
+    for values in objects_in(text[-MAX_ANSWER:]):
+        edits = {}
+        for role, keys in names.items():
+            given = {str(key).strip().lower(): value for key, value in values.items()}
+            parts = [as_text(given[key.lower()]) for key in keys if key.lower() in given]
+            part = next(filter(None, parts), "")
+            if part:
+                edits[role] = shorten(part, MAX_EDITS)
+        if edits and len(edits) >= len(best):
+            best = edits
+    return best
+
+
+def objects_in(text: str) -> Iterator[dict]:
+    """The JSON objects in a text, in order. Without any, a Python dict, or the strings of an object that was cut off."""
+    decoder = json.JSONDecoder(strict=False)  # strings may contain line breaks
+    found = False
+    for match in re.finditer(r"\{", text):
+        try:
+            value, _ = decoder.raw_decode(text, match.start())
+        except (ValueError, RecursionError):
+            continue
+        if value:
+            found = True
+            yield value
+    if found:
+        return
+    start, end = text.find("{"), text.rfind("}")
+    if 0 <= start < end:
+        try:
+            value = ast.literal_eval(text[start : end + 1])
+        except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+            value = None
+        if isinstance(value, dict):
+            yield value
+            return
+    strings = re.findall(r'"(\w+)"\s*:\s*("(?:[^"\\]|\\.)*")', text, flags=re.DOTALL)
+    values = {}
+    for name, quoted in strings:
+        try:
+            values[name] = json.loads(quoted, strict=False)
+        except ValueError:
+            continue
+    yield values
+
+
+def as_text(value: Any, depth: int = 0) -> str:
+    """The text of a JSON value: of a list, its entries, one per line; of an object, its values. Other values are no edits."""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if not isinstance(value, list) or depth == MAX_DEPTH:
+        return ""
+    return "\n".join(filter(None, (as_text(entry, depth + 1) for entry in value)))
+
+
+def shorten(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}..."

@@ -1,0 +1,119 @@
+"""The settings of the expert, a part of the section `external`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trl_multiagent.endpoints.endpoint import ANTHROPIC, APIS, Endpoint, make_endpoint
+from trl_multiagent.environments.task import setting
+
+
+DEFAULT_MODEL = "deepseek-coder"
+DEFAULT_TEMPERATURE = 0.3
+LOCAL = "local"
+ON_FAILURE = ("error", "plain")
+
+
+@dataclass
+class ExpertSettings:
+    """The model that proposes edits with `external.mode: expert_edits`. Other modes ignore these settings."""
+
+    expert_model: str | None = setting(
+        "With expert_edits, the model that proposes edits: its name at a provider or at `expert_base_url`; or a folder or Hub id of a "
+        "model or a saved team, which then runs on this machine.",
+        DEFAULT_MODEL,
+    )
+    expert_api: str | None = setting(
+        "'openai' for any OpenAI-compatible endpoint, 'anthropic', or 'local' for a model on this machine; by default decided by the "
+        "model's name.",
+        choices=(*APIS, LOCAL),
+    )
+    expert_base_url: str | None = setting("Where the endpoint is; by default at the provider that the name says.")
+    expert_api_key_env: str | None = setting(
+        "Environment variable that holds the key; by default the provider's, such as DEEPSEEK_API_KEY. With `expert_base_url` and "
+        "without this, no key is sent."
+    )
+    expert_max_tokens: int = setting("Tokens of the expert's answer at most.", 2048, ge=1)
+    expert_temperature: float | None = setting(
+        f"Temperature of the expert; {DEFAULT_TEMPERATURE} by default, and the provider's own for Anthropic.",
+        ge=0,
+        le=2,
+    )
+    expert_timeout: float = setting("Seconds that one request may take.", 120.0, gt=0)
+    expert_deadline: float = setting("Seconds that all requests of a turn may take together.", 600.0, gt=0)
+    expert_tries: int = setting("How often a question is asked if the endpoint fails.", 3, ge=1)
+    expert_concurrency: int = setting("Requests at the same time, in each process.", 16, ge=1)
+    expert_token_budget: int | None = setting("Tokens of all requests and answers of the run at most.", ge=1)
+    expert_input_price: float | None = setting("Price of a million prompt tokens, to log the cost.", ge=0)
+    expert_output_price: float | None = setting("Price of a million answer tokens.", ge=0)
+    expert_extra_body: dict[str, Any] | None = setting("More fields of each request.")  # noqa: RUF009
+    expert_cache_dir: str | None = setting(
+        "Folder of the answers, which runs may share; by default in the folder of the run."
+    )
+    expert_on_failure: str = setting(
+        "What happens without an answer: 'error' ends the run, 'plain' gives the agents the prompt of the mode plain.",
+        "error",
+        choices=ON_FAILURE,
+    )
+
+    @property
+    def expert_is_local(self) -> bool:
+        """Whether the expert runs on this machine. A name with a slash is a folder or an id on the Hub, unless an endpoint is given."""
+        assert self.expert_model is not None
+        if self.expert_api is not None:
+            return self.expert_api == LOCAL
+        return self.expert_base_url is None and ("/" in self.expert_model or Path(self.expert_model).is_dir())
+
+    def expert_endpoint(self) -> Endpoint:
+        """
+        The endpoint to ask.
+
+        Raises:
+            ValueError: a setting is impossible, or it is not known where the model is.
+        """
+        assert self.expert_model is not None
+        prefix = "external.expert_"
+        endpoint = make_endpoint(
+            self.expert_model,
+            self.expert_base_url,
+            self.expert_api_key_env,
+            self.expert_api,
+            names=(f"{prefix}base_url", f"{prefix}api_key_env", f"{prefix}api"),
+            max_tokens=self.expert_max_tokens,
+            extra_body=self.expert_extra_body,
+            timeout=self.expert_timeout,
+            deadline=self.expert_deadline,
+            tries=self.expert_tries,
+            concurrency=self.expert_concurrency,
+            token_budget=self.expert_token_budget,
+            input_price=self.expert_input_price,
+            output_price=self.expert_output_price,
+        )
+        temperature = self.expert_temperature
+        if temperature is None and endpoint.api != ANTHROPIC:
+            temperature = DEFAULT_TEMPERATURE
+        return endpoint.with_temperature(temperature)
+
+    def check_expert(self) -> None:
+        """
+        Checks the settings that the mode `expert_edits` needs.
+
+        Raises:
+            ValueError: one is missing or impossible.
+        """
+        if self.expert_model is None:
+            raise ValueError(
+                "`external.mode: expert_edits` needs `external.expert_model`, the model that proposes edits."
+            )
+        if not self.expert_is_local:
+            self.expert_endpoint()
+            return
+        is_path = self.expert_model.startswith(("/", "./", "../", "~")) or self.expert_model.count("/") > 1
+        if is_path and not Path(self.expert_model).is_dir():
+            raise ValueError(f"`external.expert_model` is {self.expert_model!r}, but there is no such folder.")
+        for name in ("expert_base_url", "expert_api_key_env", "expert_token_budget", "expert_extra_body"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"`external.{name}` is for an endpoint, but the expert {self.expert_model!r} runs on this machine. Remove it, or "
+                    "set `external.expert_api: openai`."
+                )

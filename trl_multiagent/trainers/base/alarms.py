@@ -1,0 +1,156 @@
+"""
+Watches a training for teams that do not work as teams, and for sudden losses.
+
+An alarm is raised when its condition begins to hold. It is a warning, and a line of `alarms.jsonl` in the output folder, which programs
+can read. The conditions are functions of the logged metrics, so a resumed run raises the same alarms as one that was not interrupted.
+"""
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+
+logger = logging.getLogger(__name__)
+
+ALARMS_FILE = "alarms.jsonl"
+WINDOW = 20  # successive log entries in which a condition must hold
+NO_SIGNAL = 0.95  # share of the nodes whose returns are all equal
+COLLAPSED = 0.9  # share of the completions that are one text
+NO_CONTRIBUTION = 0.01  # of the variance of the rewards
+NEARLY_NEVER = 0.02  # value of a metric that the environment wants to be watched
+
+Log = Mapping[str, Any]
+
+
+class Alarms(TrainerCallback):
+    """
+    Raises alarms.
+
+    Args:
+        roles (`Sequence[str]`):
+            The agents.
+        has_siblings (`bool`):
+            Whether a node has several joint actions.
+        watched_metrics (`Mapping[str, str]`, *optional*):
+            Metrics of the environment that are near zero if something is wrong, and what that is.
+        on_cliff (`str`, *optional*):
+            `"stop"` or `"rollback"` ends the training when the reward of an evaluation drops. Going back to the best checkpoint
+            is the work of `load_best_model_at_end`.
+        cliff_drop (`float`, *optional*, defaults to `0.3`):
+            Share of the best reward of an evaluation whose loss is a drop.
+    """
+
+    def __init__(
+        self,
+        roles: Sequence[str],
+        has_siblings: bool,
+        watched_metrics: Mapping[str, str] | None = None,
+        on_cliff: str | None = None,
+        cliff_drop: float = 0.3,
+    ):
+        self.roles = roles
+        self.has_siblings = has_siblings
+        self.watched_metrics = watched_metrics or {}
+        self.on_cliff = on_cliff
+        self.cliff_drop = cliff_drop
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        path = Path(args.output_dir) / ALARMS_FILE
+        if state.is_world_process_zero and path.is_file():  # a run that resumes repeats what came after its checkpoint
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            kept = [line for line in lines if json.loads(line)["step"] <= state.global_step]
+            path.write_text("".join(kept), encoding="utf-8")
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.is_world_process_zero and "reward" in state.log_history[-1]:
+            logs = [log for log in state.log_history if "reward" in log]
+            before = self.conditions(logs[-WINDOW - 1 : -1])
+            raised = {name: text for name, text in self.conditions(logs[-WINDOW:]).items() if name not in before}
+            self._raise(raised, args, state)
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        rewards = [log["eval_reward"] for log in state.log_history if "eval_reward" in log]
+        if not is_cliff(rewards, self.cliff_drop):
+            return
+        text = (
+            f"The reward of the evaluation fell from {max(rewards[:-1]):.3g}, the best so far, to {rewards[-1]:.3g}."
+        )
+        if self.on_cliff is not None:
+            control.should_training_stop = True
+            text += " The training ends here (`on_cliff`)."
+        if state.is_world_process_zero:
+            self._raise({"cliff": text}, args, state)
+
+    def conditions(self, logs: Sequence[Log]) -> dict[str, str]:
+        """
+        The conditions that hold in all of some log entries, with an explanation each.
+
+        Args:
+            logs (`Sequence[Mapping]`): Successive log entries of the training. With fewer than 20, no condition holds.
+        """
+        if len(logs) < WINDOW:
+            return {}
+        found = {}
+        if self.has_siblings and always(logs, "frac_reward_zero_std", at_least=NO_SIGNAL):
+            found["no_signal"] = (
+                f"In the last {WINDOW} log entries, the joint actions of nearly all nodes had equal returns, so the agents "
+                "learn next to nothing. Check the reward, or raise `num_generations` or `temperature`."
+            )
+        variance = mean_of(logs, "team/reward_variance")
+        for role in self.roles:
+            if always(logs, f"agents/{role}/completions/most_common_ratio", at_least=COLLAPSED):
+                found[f"collapse/{role}"] = (
+                    f"In the last {WINDOW} log entries, agent {role!r} gave nearly always one and the same answer, to "
+                    "whatever item. Lower `learning_rate`, or set `beta`."
+                )
+            own = mean_of(logs, f"agents/{role}/total_contribution")
+            if variance is not None and own is not None and 0 < variance and own <= NO_CONTRIBUTION * variance:
+                found[f"no_contribution/{role}"] = (
+                    f"In the last {WINDOW} log entries, the reward hardly depended on what agent {role!r} answered: it "
+                    "contributes nothing, or the others ignore it."
+                )
+        for name, meaning in self.watched_metrics.items():
+            if always(logs, f"turn_1/{name}", at_most=NEARLY_NEVER):
+                found[f"low/{name}"] = f"In the last {WINDOW} log entries, turn_1/{name} was nearly zero: {meaning}."
+        return found
+
+    def _raise(self, alarms: Mapping[str, str], args: TrainingArguments, state: TrainerState) -> None:
+        path = Path(args.output_dir) / ALARMS_FILE
+        for name, text in alarms.items():
+            logger.warning("Step %d: %s", state.global_step, text)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": state.global_step, "alarm": name, "message": text}) + "\n")
+
+
+def always(logs: Iterable[Log], name: str, at_least: float = float("-inf"), at_most: float = float("inf")) -> bool:
+    """Whether a metric is in all log entries and within bounds in each."""
+    return all(name in log and at_least <= log[name] <= at_most for log in logs)
+
+
+def mean_of(logs: Sequence[Log], name: str) -> float | None:
+    """The mean of a metric over log entries; `None` if one of them lacks it."""
+    return fmean(log[name] for log in logs) if all(name in log for log in logs) else None
+
+
+def is_cliff(rewards: Sequence[float], drop: float) -> bool:
+    """
+    Whether the last evaluation lost more than a share of the best reward before it.
+
+    Args:
+        rewards (`Sequence[float]`): The rewards of the evaluations, oldest first.
+        drop (`float`): The share.
+    """
+    if len(rewards) < 2:
+        return False
+    best = max(rewards[:-1])
+    return best - rewards[-1] > drop * abs(best)
