@@ -15,12 +15,12 @@ mean score of the sampled joint actions of the second turn, and what is compared
 five updates reaches a level. The intervals are 95 % t-intervals over seeds.
 
 Equal for all methods: the random model of a seed, the items in their order, 60 env steps per update, the number of env steps,
-sampling, Adam and its constant learning rate, the clipping of gradients. Each method has its best learning rate of [`RATES`] at `spread`
-0 and 1, chosen with another seed than those that are reported; a critic has that of its agents.
+sampling, Adam and its constant learning rate, the clipping of gradients. The learning rate of each method was chosen among [`RATES`] by
+the mean score of a run with another seed than those that are reported. A critic has five times that of its agents.
 - MAREINFORCE, IAC and MAAC sample one answer per prompt: 30 items an update, two env steps each. MAREINFORCE then has no baseline.
 - MAGRPO samples trees of two siblings: 10 items an update, with two env steps at the first turn and four at the second.
-- IAC and MAAC run with `gae_lambda` 1, and, as `IAC, lambda 0` and `MAAC, lambda 0`, with the default of one-step targets. Every other setting
-  of a method is its default.
+- IAC and MAAC run with `gae_lambda` 1 and without standardized advantages, and, as `iac, defaults` and `maac, defaults`, with the defaults of
+  these two settings. Every other setting of a method is its default.
 
 Part `demo`: the demo's configurations, with rewards of kind `paper`, 80 updates of 64 env steps. MAREINFORCE, IAC and MAAC answer each
 of 64 problems once, MAGRPO each of 16 problems four times. The result is the mean joint reward of four sampled answers to each
