@@ -453,6 +453,12 @@ class AgentTeam(nn.Module):
         if critic is not None:
             cast(Critics, self.critics).activate(critic)
 
+    def add_critics(self, critics: Critics) -> None:
+        """Makes critics a part of the team. Their adapters are on its bases already."""
+        self.critics = critics
+        self._adapters.find_layers()
+        self._select(self.active)
+
     def model_name(self, role: str) -> str:
         """The entry of `models` that an agent uses."""
         return self._model_names[role]
