@@ -276,7 +276,4 @@ def test_the_history_is_that_of_the_training_unless_a_flag_says_otherwise(runs, 
     evaluate(*common, tmp_path / "as_trained", "--override", "magrpo.original_prompt=false")
     evaluate(*common, tmp_path / "flag", "--original_prompt", "false")
     assert second_prompts(tmp_path / "flag") == second_prompts(tmp_path / "as_trained")
-    # The line "Your earlier answer:" takes the place of the first prompt, which has another length
-    assert all(
-        a != b for a, b in zip(second_prompts(tmp_path / "flag"), second_prompts(tmp_path / "full"), strict=True)
-    )
+    assert second_prompts(tmp_path / "flag") != second_prompts(tmp_path / "full")
