@@ -221,6 +221,8 @@ def test_rounds(run, capsys):
     assert same("whole", "killed")
     again = [json.loads(Path(f"killed/_rounds/round_{k}/results.json").read_text()) for k in range(2)]
     assert [one["eval"]["reward"] for one in again] == [one["eval"]["reward"] for one in results]
+    for one in again:  # facts about a round are logged once, however often its training goes on
+        assert sum("iter/current_iteration" in entry for entry in one["log_history"]) == 1
 
     scored.clear()
     run("madpo_iter", "killed", *argv)

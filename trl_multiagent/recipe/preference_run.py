@@ -605,7 +605,8 @@ class RoundLog(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.trainer.log(dict(self.facts))
+        if state.global_step == 0:  # a training that goes on has them in its log
+            self.trainer.log(dict(self.facts))
 
 
 def no_pairs(folder: str | Path) -> str:

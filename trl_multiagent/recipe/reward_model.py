@@ -53,16 +53,18 @@ def run_reward_model(
 
         peft_config = make_peft_config(settings)
         environment = make_environment(settings, Path(args.output_dir))
-        preferences = load_preferences(name, environment.roles)
+        is_missing = dry_run and not Path(name).exists()  # the plan may be made before the preferences are collected
+        preferences = None if is_missing else load_preferences(name, environment.roles)
         if dry_run:
             print("Dry run: no model was loaded, nothing was written.")
             for label, text in (
                 ("starts from", settings.model_names),
-                ("preferences", name),
+                ("preferences", f"{name} (not on this machine yet)" if is_missing else name),
                 ("folder", args.output_dir),
             ):
                 print(f"  {label:<15}  {text}")
             return
+        assert preferences is not None
         from trl_multiagent.recipe.reward_phase import summary, train_reward_model
 
         logging.basicConfig(format="%(message)s")
