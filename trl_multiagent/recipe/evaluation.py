@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import logging
 import sys
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
-from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
+from trl_multiagent.evaluation.config import BASELINES, SAMPLING_FIELDS, EvaluationConfig
 from trl_multiagent.recipe.algorithms import ALGORITHMS, SECTION_CLASSES
 from trl_multiagent.recipe.arguments import Settings, check_names
 from trl_multiagent.recipe.config_files import RECIPES, config_file
@@ -166,9 +167,12 @@ class Evaluation:
 
         train, evaluation = self.task.load_datasets(self.task_settings(self.settings.num_agents))
         items = train if self.uses_all_rows else evaluation
-        if items is None or len(items) == 0:
+        if items is not None and len(items) == 0:
+            raise ConfigError("There are no items to evaluate on: the evaluation set is empty.")
+        if items is None:
             raise ConfigError(
-                "There are no items to evaluate on: the evaluation set is empty. Set `dataset.eval_split`."
+                "There are no items to evaluate on: set `dataset.eval_split` or --split, such as --split 'test[:50]', or give "
+                "--dataset, all of whose rows are played. A task with data of its own has to return an evaluation set."
             )
         return first_rows(items, self.settings.sections["dataset"].eval_size)
 
@@ -179,9 +183,11 @@ class Evaluation:
         from trl_multiagent.trainers.base.distribution import start_processes
 
         state, model = start_processes(), self.settings.sections["agent_model"]
-        if isinstance(names, str) and names in self.task.models:
-            with state.main_process_first():
-                names = self.task.models[names]()
+        with state.main_process_first():
+            if isinstance(names, str):
+                names = self.task.models[names]() if names in self.task.models else names
+            else:
+                names = [self.task.models[name]() if name in self.task.models else name for name in names]
         dtype = "float32" if state.device.type == "cpu" else model.torch_dtype or "auto"
         arguments = loading_arguments(model)
         if is_saved_team:
@@ -282,8 +288,8 @@ class Evaluation:
         names = self.config.baseline_model or self.base
         if names is None:
             raise ConfigError("The model of the baselines is not known: give `--baseline_model`.")
-        if names not in self.task.models:
-            check_names(names, None, "baseline_model")
+        own = [name for name in ([names] if isinstance(names, str) else names) if name not in self.task.models]
+        check_names(own, None, "baseline_model")
         return names
 
     def control_policies(self) -> list[Policy]:
@@ -496,11 +502,6 @@ def parse_evaluation(
     recipe_argv += [] if arguments.task is None else ["--task", arguments.task]
     settings, _ = read_settings(algorithm, task, recipe_argv, prog)
     uses_all_rows = arguments.dataset is not None and arguments.split is None
-    if settings.sections["dataset"].eval_split is None and not uses_all_rows:
-        raise ConfigError(
-            "There are no items to evaluate on: set `dataset.eval_split` or --split, such as --split 'test[:50]', or give "
-            "--dataset, all of whose rows are played."
-        )
     teams = name_teams(arguments.teams, locations, settings.task)
     complete = complete_config(settings, teams, cross_play)
     return Evaluation(
@@ -542,6 +543,8 @@ def make_controls(
     model = config.control_model or (base if isinstance(base, str) else base[-1] if base else None)
     if model is None:
         raise ConfigError("The model that the control starts from is not known: give `--control_model`.")
+    if model not in settings.task.models:
+        check_names(model, None, "control_model")
     controls = {}
     for text, team in zip(arguments.teams, teams, strict=True):
         run = find_config(text) or find_config(team.location)
@@ -665,10 +668,9 @@ def name_teams(texts: Sequence[str], locations: Sequence[str], task: Task) -> li
     """
     from trl_multiagent.team.files import read_team_file
 
-    same = {str(Path(x).absolute()) if Path(x).is_dir() else x for x in locations}
+    same = {str(Path(x).resolve()) if Path(x).is_dir() else x for x in locations}
     if len(same) < len(locations):
         raise ConfigError(f"The teams {', '.join(texts)} contain the same one twice.")
-    reserved = (*(field.name for field in dataclasses.fields(EvaluationConfig)),)
     names: list[str] = []
     teams = []
     for text, location in zip(texts, locations, strict=True):
@@ -679,13 +681,26 @@ def name_teams(texts: Sequence[str], locations: Sequence[str], task: Task) -> li
             roles = None if file is None or not Path(file).is_file() else read_team_file(file).roles
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{file} cannot be read: {error}") from error
-        parts = Path(text).absolute().parts if Path(text).is_dir() else Path(text).parts
-        name = next(
-            x for x in ("_".join(parts[-k:]) for k in range(1, len(parts) + 1)) if x not in (*names, *reserved)
-        )
-        names.append(name.strip("/").replace("/", "_"))
+        parts = Path(text).absolute().parts[1:] if Path(text).is_dir() else Path(text).parts
+        longer = ("_".join(parts[-k:]) for k in range(1, len(parts) + 1))
+        numbered = (f"{parts[-1]}_{k}" for k in itertools.count(2))
+        # A name is also that of a folder, which baselines have, too
+        names.append(next(x for x in itertools.chain(longer, numbered) if x not in (*names, *BASELINES)))
         teams.append(TeamSource(names[-1], location, roles))
     return teams
+
+
+def check_policy_names(policies: Sequence[Policy]) -> None:
+    """
+    Refuses policies with the same name, which would share a folder of transcripts: a team may have the name of another one's control.
+
+    Raises:
+        ConfigError: a name occurs twice.
+    """
+    names = [policy.name for policy in policies]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"Two of the policies to evaluate are called {name!r}: rename the folder of this team.")
 
 
 # The commands
@@ -719,6 +734,7 @@ def run_evaluation(
         environment = evaluation.make_environment()
         mixed = evaluation.mixed_policies(environment) if cross_play else {}
         policies = list(mixed.values()) or evaluation.make_policies(environment)
+        check_policy_names(policies)
         items = evaluation.load_items()
     except (
         ValueError,
@@ -733,9 +749,14 @@ def run_evaluation(
             policy.environment.prepare(policy.num_turns(evaluation.config))
     except UnavailableError as error:
         fail(prog, error)
-    for control in evaluation.controls.values():
-        if not control.is_trained:
-            control.train(control.check())
+    try:
+        for control in evaluation.controls.values():
+            if not control.is_trained:
+                control.train(control.check())
+    except TaskError:
+        raise
+    except (ValueError, OSError) as error:
+        fail(prog, error)
 
     from accelerate import Accelerator
 
