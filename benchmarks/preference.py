@@ -1,9 +1,9 @@
 """
-What a team learns from preferences: MADPO and its iterative form on the demo, beside MAGRPO at the same number of scored joint answers,
-and beside CoMLRL's MADPO on the same preferences.
+What a team learns from preferences: MADPO, its iterative form and MARLHF on the demo, beside MAGRPO at the same number of scored joint
+answers, and beside CoMLRL's MADPO on the same preferences.
 
-    python benchmarks/preference.py                       # three seeds: about 45 minutes on two cores
-    python benchmarks/preference.py --seeds 1 --no_peer   # one seed of this project: about 12 minutes
+    python benchmarks/preference.py                       # three seeds: about an hour on two cores
+    python benchmarks/preference.py --seeds 1 --no_peer   # one seed of this project: about 20 minutes
     python benchmarks/preference.py --smoke               # seconds: whether it runs; its numbers mean nothing
 
 Every run starts from the demo's base model and is trained with the demo's configurations, on the reward of kind `paper`. The
@@ -15,6 +15,8 @@ What is equal:
 - MADPO and CoMLRL's MADPO: the preferences, the model, the number of pairs per update and of updates, beta, and the peak of the
   learning rate. CoMLRL has no reference policy, no `sft` term, a constant learning rate, one AdamW per agent with torch's defaults, no
   clipping, and leaves out the last token of every answer.
+
+The scored answers of MARLHF are those of its preferences: in the training of its team, the reward model scores.
 
 Seconds are those of the whole run, collection included, from the loaded libraries to the saved team; CoMLRL's contain no collection.
 The first call with the peer makes an environment for it, see `vs_comlrl.py`.
@@ -42,6 +44,7 @@ from trl_multiagent.demo.problems import demo_dataset, demo_prompts
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.environments.task import Task
 from trl_multiagent.preferences import load_preferences
+from trl_multiagent.recipe.marlhf import run_marlhf
 from trl_multiagent.recipe.preference_run import PREFERENCES_FOLDER, run_preferences
 from trl_multiagent.recipe.run import parse_recipe, run_recipe
 
@@ -73,15 +76,17 @@ METHODS = (
     "magrpo at madpo's answers",
     "madpo_iter",
     "magrpo at madpo_iter's answers",
+    "marlhf",
     "CoMLRL's madpo",
 )
-TARGETS = {"madpo": 2.4, "madpo_iter": 3.0}
+TARGETS = {"madpo": 2.4, "madpo_iter": 3.0, "marlhf": 2.6}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
     parser.add_argument("--smoke", action="store_true", help="seconds: a tiny random model, a few answers")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+    parser.add_argument("--first_seed", type=int, default=0, help="the first of them (default: 0)")
     parser.add_argument("--no_peer", action="store_true", help="leave CoMLRL out")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="what to run (default: all)")
     parser.add_argument("--peer_python", help="a Python in which CoMLRL is installed; by default one is made")
@@ -100,7 +105,7 @@ def main() -> None:
         model = demo_model() if not options.smoke else folder
         if options.smoke:
             save_model(Path(folder), hidden_size=64, num_layers=1)
-        for seed in range(seeds):
+        for seed in range(options.first_seed, options.first_seed + seeds):
             with tempfile.TemporaryDirectory() as runs:
                 run_seed(seed, model, Path(runs), options.methods, peer, options.smoke, results)
     numbers = {"machine": machine(), "targets": TARGETS, "results": results}
@@ -131,18 +136,20 @@ def run_seed(
 
     if "base" in methods:
         add("base", None, answers=0, updates=0, seconds=0.0, cpu_seconds=0.0)
-    for name in ("madpo", "madpo_iter"):
+    for name in ("madpo", "madpo_iter", "marlhf"):
         against = [f"magrpo at {name}'s answers", *([METHODS[-1]] if name == "madpo" else [])]
         if not {name, *against} & {*methods}:
             continue
+        run = run_marlhf if name == "marlhf" else run_preferences
         folder, config = runs / name, CONFIGS / f"{name}_demo.yaml"
         changes = [f"{name}.output_dir={folder}", f"{name}.disable_tqdm=true", f"{name}.logging_steps=1000"]
         changes += ["dataset.eval_split=null"]
         if smoke:
             changes += ["dataset.size=4", f"{name}.preference_num_candidates=4", f"{name}.max_completion_length=8"]
             changes += ["madpo_iter.num_iterations=2"] if name == "madpo_iter" else []
+            changes += ["marlhf.max_steps=1", "marlhf.items_per_device=2"] if name == "marlhf" else []
         clock = Clock()
-        run_preferences(name, task, ["--config", str(config), "--override", *common, *changes], "benchmark")
+        run(name, task, ["--config", str(config), "--override", *common, *changes], "benchmark")
         facts = clock.facts()
         done = [
             json.loads(path.read_text())

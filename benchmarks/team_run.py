@@ -1,5 +1,5 @@
 """
-What `team_memory.py` and `scaling.py` have in common: MAGRPO steps of a team on a random model, in processes of their own.
+What `team_memory.py` and `scaling.py` have in common: training steps of a team on a random model, in processes of their own.
 
 [`launch`] starts the processes, each of which runs this file and measures itself. Needs Linux, and no network.
 
@@ -7,8 +7,8 @@ What is measured, per process:
 - held: bytes held when the optimizer is about to step, that is weights, gradients and the optimizer's state; under
   DeepSpeed when it has stepped, where ZeRO-1 and -2 have freed their gradients and ZeRO-3 has not. On a GPU, what torch
   has allocated; on the CPU, the bytes of all tensors that Python can reach: exact, and the same in every run;
-- generate, update: the most that was in use while the trees were played, and in the rest of the step, activations,
-  gathered weights and temporary copies included. On a GPU, what torch had allocated; on the CPU, the resident size of
+- generate, update: the most that was in use while the trees were played and critics judged them, and in the rest of the step,
+  activations, gathered weights and temporary copies included. On a GPU, what torch had allocated; on the CPU, the resident size of
   the process less what it was before the team was loaded (`libraries`). Every allocation from 64 KiB on goes back to
   the system when it is freed (`MALLOC_MMAP_THRESHOLD_`), so that no reserve is counted;
 - seconds: wall time of an optimizer step, rollouts included.
@@ -35,7 +35,18 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 from transformers.trainer_pt_utils import get_model_param_count
 
-from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOConfig, MAGRPOTrainer
+from trl_multiagent import (
+    AgentTeam,
+    FunctionEnvironment,
+    IACConfig,
+    IACTrainer,
+    MAACConfig,
+    MAACTrainer,
+    MAGRPOConfig,
+    MAGRPOTrainer,
+    MAREINFORCEConfig,
+    MAREINFORCETrainer,
+)
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -136,7 +147,7 @@ def machine() -> dict:
 # A process's side
 
 
-class MeasuredTrainer(MAGRPOTrainer):
+class MeasuredMixin:
     """Tells the peak memory of the rollouts from that of the update."""
 
     def _generate_and_score_completions(self, inputs):
@@ -146,10 +157,34 @@ class MeasuredTrainer(MAGRPOTrainer):
         return batch
 
 
-class Measure(TrainerCallback):
-    """Collects one record per step of a [`MeasuredTrainer`]."""
+class MeasuredMAGRPO(MeasuredMixin, MAGRPOTrainer):
+    pass
 
-    def __init__(self, trainer: MeasuredTrainer):
+
+class MeasuredMAREINFORCE(MeasuredMixin, MAREINFORCETrainer):
+    pass
+
+
+class MeasuredIAC(MeasuredMixin, IACTrainer):
+    pass
+
+
+class MeasuredMAAC(MeasuredMixin, MAACTrainer):
+    pass
+
+
+TRAINERS = {
+    "magrpo": (MeasuredMAGRPO, MAGRPOConfig),
+    "mareinforce": (MeasuredMAREINFORCE, MAREINFORCEConfig),
+    "iac": (MeasuredIAC, IACConfig),
+    "maac": (MeasuredMAAC, MAACConfig),
+}
+
+
+class Measure(TrainerCallback):
+    """Collects one record per step of a measured trainer."""
+
+    def __init__(self, trainer: MeasuredMixin):
         self.trainer = trainer
         self.records = []
 
@@ -181,9 +216,11 @@ def run(
     bf16: bool,
     gradient_checkpointing: bool,
     micro_batch: int,
+    algorithm: str = "magrpo",
+    arguments: dict | None = None,
 ) -> dict:
     """
-    Takes MAGRPO steps and measures this process.
+    Takes training steps and measures this process.
 
     Args:
         folder (`Path`): Where the trainer may write.
@@ -197,9 +234,12 @@ def run(
         bf16 (`bool`): Whether to train in mixed precision.
         gradient_checkpointing (`bool`): Whether activations are computed again in the backward pass.
         micro_batch (`int`): Rows of a forward pass; a row holds one completion of every agent.
+        algorithm (`str`): One of `TRAINERS`.
+        arguments (`dict`, *optional*): More arguments of its configuration.
     """
     environment = FunctionEnvironment({role: f"Task {{x}} of {role}:" for role in roles}, checksum_reward)
-    args = MAGRPOConfig(
+    trainer_class, config_class = TRAINERS[algorithm]
+    args = config_class(
         output_dir=str(folder),
         items_per_device=num_items // int(os.environ.get("WORLD_SIZE", 1)),
         per_device_train_batch_size=micro_batch,
@@ -213,6 +253,7 @@ def run(
         report_to="none",
         save_strategy="no",
         disable_tqdm=True,
+        **(arguments or {}),
     )
     if args.deepspeed_plugin is not None:
         import deepspeed  # noqa: F401  (with the libraries, before the team)
@@ -221,10 +262,10 @@ def run(
     libraries = 0 if torch.cuda.is_available() else resident_size("VmRSS")
     peft_config = LoraConfig(**lora) if lora is not None else None
     team = AgentTeam.from_pretrained(model, roles, peft_config=peft_config, dtype=dtype)
-    trainer = MeasuredTrainer(team, environment, args, Dataset.from_dict({"x": list(range(num_items))}))
+    trainer = trainer_class(team, environment, args, Dataset.from_dict({"x": list(range(num_items))}))
     measure = Measure(trainer)
     trainer.add_callback(measure)
-    trained_parameters = get_model_param_count(team, trainable_only=True)
+    trained_parameters = get_model_param_count(team, trainable_only=True)  # also those of critics
     trainer.train()
 
     measured = measure.records[1:]

@@ -1,9 +1,10 @@
 """
-Side by side with CoMLRL 1.4.3: MAGRPO steps of both systems on the same work, on this machine's CPU.
+Side by side with CoMLRL 1.4.3: training steps of both systems on the same work, on this machine's CPU.
 
-    python benchmarks/vs_comlrl.py            # everything: about 20 minutes on two cores
-    python benchmarks/vs_comlrl.py --quick    # fewer steps, one seed: about 4 minutes
-    python benchmarks/vs_comlrl.py --smoke    # seconds: whether it runs; its numbers mean nothing
+    python benchmarks/vs_comlrl.py                          # MAGRPO: about 20 minutes on two cores
+    python benchmarks/vs_comlrl.py --algorithms iac maac    # actor-critic
+    python benchmarks/vs_comlrl.py --quick                  # fewer steps, one seed: about 4 minutes per algorithm
+    python benchmarks/vs_comlrl.py --smoke                  # seconds: whether it runs; its numbers mean nothing
 
 The first call makes an environment for the peer in the cache folder (`TRL_MULTIAGENT_CACHE`), with the library versions of
 `constraints.txt`. Each system runs in a process of its own; the two take their steps in turn, so that noise of the machine
@@ -13,12 +14,15 @@ model, and only this project's where the peer's environment has not been made.
 Equal for both: the demo's base model (two full copies, float32), items in the same order, prompts, G, turns, number of new
 tokens, sampling at temperature 1 from the whole distribution, early termination off, number of threads, advantages without
 division by their standard deviation, and AdamW with torch's defaults, a constant learning rate and no clipping. In the
-second turn each agent sees its first prompt and its answer, and then its first prompt once more.
+second turn each agent sees its first prompt and its answer, and then its first prompt once more. In IAC and MAAC each item is
+answered once per turn, every critic is a full copy of the base model with the learning rate of the agents, targets are those of one step,
+and advantages are standardized over the update.
 
 What is measured:
-- a step: from the first item's prompt until the weights of all agents have changed, over 8 items. The peer's buffer is as
-  large as all nodes of 8 items, so that it updates once per 8 items and turn;
-- generate, reward: the time inside those phases; update: all the rest of the step, bookkeeping included;
+- a step: from the first item's prompt until the weights of all agents have changed, over 8 items (IAC and MAAC: 32). The
+  peer's buffer is as large as all nodes of these items, so that it updates once per step and turn;
+- generate, reward: the time inside those phases, with the critics' values in generate; update: all the rest of the step,
+  bookkeeping included;
 - processor time: that of the process, sandbox helpers not included. Other programs' load touches it less than wall time;
 - generate calls: calls of `generate` of transformers; optimizer steps: calls of `step` of a torch optimizer;
 - peak memory: the largest resident size of the process since its start, libraries included, sandbox helpers not (Linux);
@@ -33,6 +37,9 @@ Differences that remain, all of them the systems' own:
 - The peer leaves the last position of a padded completion out of the loss and trains on the padding after shorter
   completions; here every completion token counts once and padding never.
 - Siblings with zero advantage are left out of the update here, since they add nothing to its gradient.
+- The peer's IAC and MAAC compute the log-probabilities of the sampled tokens while sampling, and do not use them. Its MAAC steps the critic
+  once per agent on the same input, here once.
+- A critic's output is scaled here by the mean and the deviation of recent targets.
 - The process of this project also holds TRL and accelerate, so it starts larger. With the reward `code` both hold it.
 """
 
@@ -61,15 +68,12 @@ SYSTEMS = ("ours", "peer")
 PHASES = ("step", "generate", "reward", "update")
 CLOCKS = ("seconds", "cpu_seconds")
 COUNTS = ("generate_calls", "optimizer_steps", "env_steps", "peak_memory_mb")
-COMMON = {
-    "items_per_step": 8,
-    "num_generations": 4,
-    "max_new_tokens": 40,
-    "advantage_normalization": False,
-    "rows_per_forward": 8,
-}
+COMMON = {"max_new_tokens": 40, "rows_per_forward": 8}
+SIBLINGS = {"items_per_step": 8, "num_generations": 4, "advantage_normalization": False}
+CRITICS = {"items_per_step": 32, "num_generations": 1, "advantage_normalization": True}
+ALGORITHMS = {"magrpo": SIBLINGS, "iac": CRITICS, "maac": CRITICS}
 # What a step has to be faster by, per number of turns
-TARGETS = {1: 6.0, 2: 8.0}
+TARGETS = {"magrpo": {1: 6.0, 2: 8.0}, "iac": {1: 3.0, 2: 3.0}, "maac": {1: 3.0, 2: 3.0}}
 CURVE_LEARNING_RATE = 5e-4
 
 
@@ -77,6 +81,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
     parser.add_argument("--quick", action="store_true", help="fewer steps and one seed")
     parser.add_argument("--smoke", action="store_true", help="seconds: two steps of a tiny model")
+    parser.add_argument(
+        "--algorithms", nargs="+", choices=tuple(ALGORITHMS), default=["magrpo"], help="default: magrpo"
+    )
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each system (default: 1)")
     parser.add_argument("--steps", type=int, help="timed steps per setting (default: 8, quick: 3, 0: no times)")
     parser.add_argument("--seeds", type=int, help="seeds of the reward curve (default: 3, quick: 1, 0: no curve)")
@@ -87,46 +94,56 @@ def main() -> None:
     seeds = options.seeds if options.seeds is not None else defaults[1]
     curve_steps = defaults[2]
     common, cases = COMMON, list(itertools.product((1, 2), ("code", "text")))
+    algorithms = {name: {"algorithm": name, **ALGORITHMS[name]} for name in options.algorithms}
     if options.smoke:
-        common, cases = {**COMMON, "items_per_step": 2, "max_new_tokens": 4}, [(2, "code")]
-        timed_steps, seeds = 2, 0
+        common, cases, timed_steps, seeds = {**COMMON, "max_new_tokens": 4}, [(2, "code")], 2, 0
+        algorithms = {name: {"algorithm": name, **ALGORITHMS[name], "items_per_step": 2} for name in ALGORITHMS}
 
     pythons = {"ours": sys.executable, "peer": peer_python(make=not options.smoke)}
     if pythons["peer"] is None:
         del pythons["peer"]
         print(f"{PEER} is not installed here, and a smoke run installs nothing: these are this project's steps alone.")
-    results = {"machine": machine(), "settings": {**common, "threads": options.threads}, "times": [], "curve": None}
+    results = {
+        "machine": machine(),
+        "settings": {**common, "threads": options.threads, "algorithms": algorithms},
+        "times": [],
+        "curves": [],
+    }
     with tempfile.TemporaryDirectory() as folder:
         if options.smoke:
             save_model(Path(folder), hidden_size=64, num_layers=1)
         common = {**common, "threads": options.threads, "model": folder if options.smoke else demo_model()}
-        for num_turns, reward in cases if timed_steps else ():
-            settings = {
-                **common,
-                "num_turns": num_turns,
-                "reward": reward,
-                "learning_rate": 1e-6,
-                "seed": 0,
-                "items": items((timed_steps + 1) * common["items_per_step"], seed=0),
-            }
-            records = run(pythons, settings, f"T = {num_turns}, reward {reward}")
-            times = {"num_turns": num_turns, "reward": reward, "load": os.getloadavg(), **compare(records)}
-            results["times"].append(times)
-            print_times(times, results["settings"])
-        curves = [records] if options.smoke else []  # another start of the systems would take as long again
-        for seed in range(seeds):
-            settings = {
-                **common,
-                "num_turns": 1,
-                "reward": "code",
-                "learning_rate": CURVE_LEARNING_RATE,
-                "seed": seed,
-                "items": items(curve_steps * common["items_per_step"], seed),
-            }
-            curves.append(run(pythons, settings, f"reward curve, seed {seed}"))
-        if curves:
-            results["curve"] = compare_curves(curves, settings)
-            print_curve(results["curve"])
+        for algorithm in algorithms.values():
+            size = algorithm["items_per_step"]
+            for num_turns, reward in cases if timed_steps else ():
+                settings = {
+                    **common,
+                    **algorithm,
+                    "num_turns": num_turns,
+                    "reward": reward,
+                    "learning_rate": 1e-6,
+                    "seed": 0,
+                    "items": items((timed_steps + 1) * size, seed=0),
+                }
+                records = run(pythons, settings, f"{algorithm['algorithm']}, T = {num_turns}, reward {reward}")
+                times = {**algorithm, "num_turns": num_turns, "reward": reward, "load": os.getloadavg()}
+                results["times"].append({**times, **compare(records)})
+                print_times(results["times"][-1])
+            curves = [records] if options.smoke else []  # another start of the systems would take as long again
+            for seed in range(seeds):
+                settings = {
+                    **common,
+                    **algorithm,
+                    "num_turns": 1,
+                    "reward": "code",
+                    "learning_rate": CURVE_LEARNING_RATE,
+                    "seed": seed,
+                    "items": items(curve_steps * size, seed),
+                }
+                curves.append(run(pythons, settings, f"{algorithm['algorithm']}, reward curve, seed {seed}"))
+            if curves:
+                results["curves"].append(compare_curves(curves, settings))
+                print_curve(results["curves"][-1])
     options.output.write_text(json.dumps(results, indent=2) + "\n")
     print(f"\nAll numbers: {options.output}")
 
@@ -254,7 +271,7 @@ def compare_curves(curves: list[dict[str, list[dict]]], settings: dict, points: 
     steps = len(curves[0]["ours"])
     points = min(points, steps)
     ends = [round(steps * k / points) for k in range(1, points + 1)]
-    result = {name: settings[name] for name in ("num_turns", "learning_rate")}
+    result = {name: settings[name] for name in ("algorithm", "num_turns", "learning_rate")}
     result["env_steps"] = [sum(step["env_steps"] for step in curves[0]["ours"][:end]) for end in ends]
     for name in curves[0]:
         by_seed = [
@@ -283,10 +300,10 @@ def machine() -> dict:
     return {"cores": len(os.sched_getaffinity(0)), "load": os.getloadavg(), "python": sys.version.split()[0]}
 
 
-def print_times(times: dict, settings: dict) -> None:
+def print_times(times: dict) -> None:
     ours, peer = (times.get(name) for name in SYSTEMS)
     print(
-        f"\n{settings['items_per_step']} items, G = {settings['num_generations']}, T = {times['num_turns']}, "
+        f"\n{times['algorithm']}: {times['items_per_step']} items, G = {times['num_generations']}, T = {times['num_turns']}, "
         f"reward {times['reward']}, load of the machine {times['load'][0]:.1f}"
     )
     print(f"{'':18}{'------ wall, s ------':>27}{'---- processor, s ----':>29}")
@@ -297,14 +314,18 @@ def print_times(times: dict, settings: dict) -> None:
             cells.append(f"{peer[clock][phase]:{width}.3f}" if peer else f"{'-':>{width}}")
             cells.append(f"{ours[clock][phase]:9.3f}")
             cells.append(f"{times[f'ratio_{clock}'][phase]:8.1f}x" if peer else f"{'-':>9}")
-        print("".join(cells) + (f"   target {TARGETS[times['num_turns']]:g}x" if phase == "step" else ""))
+        print(
+            "".join(cells)
+            + (f"   target {TARGETS[times['algorithm']][times['num_turns']]:g}x" if phase == "step" else "")
+        )
     for key in COUNTS:
         print(f"{key.replace('_', ' '):18}" + (f"{peer[key]:9.0f}" if peer else f"{'-':>9}") + f"{ours[key]:9.0f}")
     sys.stdout.flush()
 
 
 def print_curve(curve: dict) -> None:
-    print(f"\nMean joint reward against env steps, T = {curve['num_turns']}, learning rate {curve['learning_rate']:g}")
+    setting = f"{curve['algorithm']}, T = {curve['num_turns']}, learning rate {curve['learning_rate']:g}"
+    print(f"\nMean joint reward against env steps, {setting}")
     print("env steps up to " + "".join(f"{end:7}" for end in curve["env_steps"]))
     for label, name in (("CoMLRL", "peer"), ("ours", "ours")) if "peer" in curve else (("ours", "ours"),):
         print(f"{label:16}" + "".join(f"{value:7.2f}" for value in curve[name]["reward"]))

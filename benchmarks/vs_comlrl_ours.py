@@ -9,10 +9,28 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from vs_comlrl_task import ROLES, Steps, load_reward
 
-from trl_multiagent import AgentTeam, Environment, MAGRPOConfig, MAGRPOTrainer, Outcome
+from trl_multiagent import (
+    AgentTeam,
+    Environment,
+    IACConfig,
+    IACTrainer,
+    MAACConfig,
+    MAACTrainer,
+    MAGRPOConfig,
+    MAGRPOTrainer,
+    Outcome,
+)
+
+
+TRAINERS = {
+    "magrpo": (MAGRPOTrainer, MAGRPOConfig),
+    "iac": (IACTrainer, IACConfig),
+    "maac": (MAACTrainer, MAACConfig),
+}
 
 
 settings = json.loads(Path(sys.argv[1]).read_text())
+trainer_class, config_class = TRAINERS[settings["algorithm"]]
 steps = Steps()
 rewards = []
 
@@ -49,7 +67,7 @@ class OneStepAtATime(TrainerCallback):
 
 
 with tempfile.TemporaryDirectory() as output_dir:
-    args = MAGRPOConfig(
+    args = config_class(
         output_dir=output_dir,
         seed=settings["seed"],
         max_steps=len(settings["items"]) // settings["items_per_step"],
@@ -75,7 +93,7 @@ with tempfile.TemporaryDirectory() as output_dir:
         save_strategy="no",
         report_to="none",
     )
-    trainer = MAGRPOTrainer(
+    trainer = trainer_class(
         team=AgentTeam.from_pretrained(settings["model"], roles=ROLES),
         environment=AskAgain(settings["reward"]),
         args=args,
@@ -83,6 +101,7 @@ with tempfile.TemporaryDirectory() as output_dir:
         callbacks=[OneStepAtATime()],
     )
     trainer._sample = steps.timed("generate", trainer._sample)
+    trainer._judge = steps.timed("generate", trainer._judge)
     trainer._score = steps.timed("reward", trainer._score)
     steps.ready()
     trainer.train()

@@ -9,6 +9,7 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 # A line of each one's table
 TABLES = {
+    "actor_critic": "demo, ",
     "evaluation": "team minus control",
     "preference": "madpo_iter",
     "sandbox": "sandbox, tier seccomp",

@@ -31,6 +31,7 @@ from trl_multiagent.recipe.recipe import build_recipe, set_up_wandb
 from trl_multiagent.recipe.run import parse_recipe
 from trl_multiagent.recipe.sections import LORA_CONFIG, TRL_NAMES, Wandb
 from trl_multiagent.recipe.settings import ConfigError, known_settings, merge, parse_value
+from trl_multiagent.rollout.history import HistoryOptions
 from trl_multiagent.sandbox import SandboxError, sandbox
 from trl_multiagent.trainers.base.checkpoint_files import FORMAT_VERSION, STATE_FILE
 
@@ -401,13 +402,15 @@ def test_known_settings_without_effect_are_named_in_one_line(parse):
         ),
         ({"external": {"mode": "telepathy"}}, [], ["`external.mode`", "'level_feedback'"]),
         ({"external": {"sandbox_slice": "most"}}, [], ["`external.sandbox_slice`", "'most'"]),
+        ({"external": {"original_prompt": "maybe"}}, [], ["`external.original_prompt`", "expected bool"]),
+        ({"external": {"memory_mode": "none"}}, [], ["`magrpo.memory_mode`", "'full', 'memoryful', 'last'"]),
+        ({"external": {"external_prompt_passthrough": "perhaps"}}, [], ["`external.external_prompt_passthrough`"]),
+        ({"external": {"hidden_tests": -1}}, [], ["`external.hidden_tests`", "at least 0"]),
         (
-            {"external": {"original_prompt": False}, "magrpo": {"num_turns": 2}},
+            {"magrpo": {"num_turns": 3, "joint_mode": "cross", "num_generations": 5}},
             [],
-            ["`external.original_prompt: False`"],
+            ["2 agents", "5^2 + 5^4 + 5^6 = 16275 joint actions", "`max_joint_actions` is 10000"],
         ),
-        ({"magrpo": {"external_previous_response": False, "num_turns": 2}}, [], ["previous_response"]),
-        ({"external": {"memory_mode": "last"}, "magrpo": {"num_turns": 2}}, [], ["`external.memory_mode: last`"]),
         ({"peft": {"rank": 8}}, [], ["`peft.rank`"]),
         ({"peft": {"r": "8"}}, [], ["`peft.r`", "expected int"]),
         ({"peft": {"peft_type": "IA3"}}, [], ["`peft.peft_type` is not a known setting"]),
@@ -446,14 +449,38 @@ def test_sections_that_do_not_apply_may_be_empty(parse):
 
 
 def test_past_turns_are_no_matter_with_one_turn(parse):
-    assert "external.original_prompt" in parse({"external": {"original_prompt": False}}).stderr
-    recipe = parse(
-        {"magrpo": {"num_turns": 2}},
-        "--override",
-        "magrpo.external_original_prompt=True",
-        "magrpo.external_previous_response=True",
-    )
+    assert "original_prompt (one turn has no past)" in parse({"external": {"original_prompt": False}}).stderr
+
+
+@pytest.mark.parametrize("algorithm", ["magrpo", "iac"])
+@pytest.mark.parametrize("spelling", ["external.{}", "{algorithm}.external_{}", "{algorithm}.{}"])
+def test_options_of_the_history_have_three_spellings(parse, spelling, algorithm):
+    given = {"original_prompt": False, "previous_responses": True, "previous_prompts": False, "memory_mode": "last"}
+    options = [spelling.format(name, algorithm=algorithm) + f"={value}" for name, value in given.items()]
+    recipe = parse({algorithm: {"num_turns": 2}}, "--override", *options, algorithm=algorithm)
+    assert recipe.training_args.history_options == HistoryOptions("last", False, False, True)
     assert recipe.stderr == ""
+
+
+def test_the_algorithm_s_own_option_of_the_history_wins(parse):
+    recipe = parse(
+        {"external": {"original_prompt": True}, "magrpo": {"external_original_prompt": False, "num_turns": 2}}
+    )
+    assert recipe.training_args.original_prompt is False
+    assert "external.original_prompt (`magrpo.original_prompt` is used)" in recipe.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "alone"),
+    [(None, True), (True, True), ("yes", True), ("1", True), (False, False), ("off", False)],
+)
+def test_prompts_may_pass_through(parse, given, alone):
+    for sections in (
+        {"external": {"external_prompt_passthrough": given}},
+        {"magrpo": {"external_prompt_passthrough": given}},
+    ):
+        recipe = parse(sections)
+        assert recipe.stderr == "" and recipe.make_environment().external_prompt_passthrough is alone
 
 
 def test_grpo_is_one_agent(parse, error_of):

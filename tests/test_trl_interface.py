@@ -155,6 +155,8 @@ FUNCTIONS = {
 # Attributes that `GRPOTrainer.__init__` sets and that are read or swapped here
 ATTRIBUTES = [
     "processing_class",
+    "chat_template",
+    "chat_template_kwargs",
     "_tokenizer",
     "eos_token_ids",
     "generation_config",

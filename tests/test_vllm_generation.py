@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from trl_multiagent import AgentTeam, MAGRPOConfig, MAGRPOTrainer
+from trl_multiagent import AgentTeam, MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer
 from trl_multiagent.models.vllm_generation import check_vllm, make_generations, max_lora_rank, sampling_correction
 from trl_multiagent.rollout.tree import Samples
 
@@ -383,6 +383,20 @@ def test_training_adapters_in_one_engine(tmp_path, models):
     assert trainer._generations["aux"].versions == {"aux": 2, "main": 2}
     for name, x in team.state_dict().items():
         assert torch.equal(x, start[name]) == ("lora_" not in name), name
+
+
+@pytest.mark.parametrize("form", ["adapter", "model"])
+def test_an_engine_has_no_critics(tmp_path, models, form):
+    team = lora_team(models) if form == "adapter" else team_of(models)
+    settings = {**TRAINING, "critic_form": form, "critic_learning_rate": 0.5, "num_generations": 2}
+    trainer = tiny_trainer(tmp_path, team, trainer=MAACTrainer, config=MAACConfig, use_vllm=True, **settings)
+    trainer.train()
+    for entry in trainer.state.log_history[:2]:
+        for role in team.roles:
+            assert 0 < entry[f"agents/{role}/sampling_logp_difference"] < 1e-4
+    sent = [name for engine in LLM.instances for name in engine.loaded_weights]
+    assert not [name for name in sent if "critic" in name]
+    assert [len(engine.adapters) for engine in LLM.instances] == ([4] if form == "adapter" else [0, 0])
 
 
 def test_training_adapters_with_one_server(tmp_path, models):

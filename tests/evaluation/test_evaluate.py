@@ -308,3 +308,16 @@ def test_items_without_a_split(runs, tmp_path):
     task = Task(TASK.make_environment, lambda settings: (rows, None), settings=TASK.settings)
     evaluate(runs / "plain", "--dataset", "all", "--output_dir", tmp_path, task=task)
     assert report(tmp_path)["items"] == 2
+
+
+def test_the_history_is_that_of_the_training_unless_a_flag_says_otherwise(runs, tmp_path):
+    def second_prompts(folder):
+        records = transcripts(folder)
+        return [record["turns"][1]["prompt_tokens"]["main"] for record in records]
+
+    common = (runs / "plain", "--num_turns", "2", "--output_dir")
+    evaluate(*common, tmp_path / "full")
+    evaluate(*common, tmp_path / "as_trained", "--override", "magrpo.original_prompt=false")
+    evaluate(*common, tmp_path / "flag", "--original_prompt", "false")
+    assert second_prompts(tmp_path / "flag") == second_prompts(tmp_path / "as_trained")
+    assert second_prompts(tmp_path / "flag") != second_prompts(tmp_path / "full")

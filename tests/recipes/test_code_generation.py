@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.environments.code_generation import environment as code_environment
+from trl_multiagent.environments.code_generation.feedback import MODES
 from trl_multiagent.recipe.algorithms import ALGORITHMS
 from trl_multiagent.recipe.recipe import Recipe
 
@@ -277,7 +278,7 @@ def test_the_rest_of_what_is_known_of_a_checkpoint_before_models_are_loaded(save
     assert "cannot be continued with this change" in refusal(
         "true", "--override", "peft.r=8", "magrpo.resume_changes=allow"
     )
-    monkeypatch.setattr(code_environment, "main_prompt", lambda item: "Write it.")
+    monkeypatch.setattr(code_environment, "main_prompt", lambda item, problem: "Write it.")
     assert "environment prompts: '" in refusal("true")
     monkeypatch.undo()
     monkeypatch.setattr(Recipe, "load_team", lambda *args: pytest.fail("a team was loaded"))
@@ -377,3 +378,52 @@ def test_notes_on_critics(capsys):
     captured = capsys.readouterr()
     assert "critic_form head" in captured.out
     assert "`critic_model` and `critics` have no effect" in captured.err and "critic_devices" in captured.err
+
+
+# Several turns on real problems
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_mode_plays_two_turns_of_real_problems(mode, tiny_model, shared_data, tmp_path, monkeypatch):
+    monkeypatch.setenv("RUN_ID", mode)
+    template = tmp_path / "aux.txt"
+    template.write_text("Help with {entry_point}:\n{prompt}")
+    run_script(
+        "magrpo",
+        "--config",
+        str(RECIPES / "configs" / "mt_magrpo_he_config.yaml"),
+        "--override",
+        f"agent_model.name={tiny_model}",
+        f"dataset.name={shared_data / FILES['he']}",
+        "dataset.train_split=test[33:37]",
+        f"output.base_dir={tmp_path}",
+        f"external.mode={mode}",
+        "external.sandbox_slice=all",
+        "external.hidden_tests=2",
+        *(f"external.expert_model={tiny_model}", "external.expert_max_tokens=8", "external.expert_on_failure=plain"),
+        "magrpo.external_original_prompt=True",
+        "magrpo.max_history_length=20",
+        f"prompt_files.aux={template}",
+        *("--max_steps", "1", "--max_completion_length", "8", "--save_strategy", "no", "--disable_tqdm"),
+        *("--num_generations", "2", "--eval_interval", "0", "--trace_steps", "1", "--trace_format", "jsonl"),
+    )
+    template.unlink()
+    folder = tmp_path / f"mt_job_{mode}"
+    rows = [json.loads(line) for path in (folder / "trace").iterdir() for line in path.read_text().splitlines()]
+    items = {json.loads(line)["task_id"]: json.loads(line) for line in (shared_data / FILES["he"]).open()}
+    assert {row["turn"] for row in rows} == {1, 2}
+    for row in rows:
+        if row["turn"] == 1:
+            assert row["prompt/aux"].startswith("Help with ")
+        else:
+            assert "Revise your function" in row["prompt/main"]
+            last = items[row["item"]]["test"].strip().splitlines()[-1].strip()
+            assert not any(last in row[f"prompt/{role}"] for role in ("aux", "main"))
+    # The saved settings, with the text of the template, are those of a run of its own
+    saved = yaml.safe_load((folder / "config.yaml").read_text())
+    assert saved["prompt_files"] == {"aux": "Help with {entry_point}:\n{prompt}"}
+    run_script("magrpo", "--config", str(folder / "config.yaml"), "--dry_run")
+    with pytest.raises(SystemExit):
+        run_script(
+            "magrpo", "--config", str(folder / "config.yaml"), "--dry_run", "--override", "prompt_files.main=no.txt"
+        )

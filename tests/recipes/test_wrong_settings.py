@@ -251,7 +251,19 @@ magrpo.num_turns=2,magrpo.turn_gradient_weights=[1,1e999] finite
 magrpo.num_turns=2,magrpo.turn_gradient_weights=[1,a] expected
 magrpo.num_turns=2,magrpo.turn_gradient_weights=[0,0] nothing would be learned
 magrpo.num_turns=2,magrpo.handoff=null,magrpo.turn_gradient_weights=[1,2] handoff
-magrpo.num_turns=2,external.original_prompt=false not available
+magrpo.num_turns=3,magrpo.joint_mode=cross,magrpo.num_generations=5 5^2 + 5^4 + 5^6 = 16275 joint actions
+magrpo.num_turns=2,magrpo.handoff=best,magrpo.num_generations=5001 2 x 5001^1 = 10002 joint actions
+magrpo.num_turns=2,magrpo.max_joint_actions=19 4^1 + 4^2 = 20 joint actions
+magrpo.max_joint_actions=0 at least 1
+magrpo.max_history_length=-1 at least 0
+magrpo.memory_mode=short one of 'full'
+external.memory_mode=short one of 'full'
+magrpo.external_previous_response=3 expected bool
+external.hidden_tests=-1 at least 0
+external.hidden_tests=all expected int
+prompt_files.aux=nowhere.txt no such file
+prompt_files.aux=Do-{task} which is not known
+prompt_files.tests=nowhere.txt not a known setting
 """
 MODELS = """
 agent_model.name=/no/such/folder no such folder

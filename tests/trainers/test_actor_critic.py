@@ -8,15 +8,25 @@ import shutil
 import pytest
 import torch
 from huggingface_hub.utils import filter_repo_objects
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModel
+from transformers import AutoModel, BitsAndBytesConfig
 
 from trl_multiagent import AgentTeam, IACConfig, IACTrainer, MAACConfig, MAACTrainer
 from trl_multiagent.team.files import push_folder
 from trl_multiagent.trainers.maac_trainer import team_text
 
 from by_hand import Gradients, distance, log_probability
-from tiny import byte_tokenizer, count_reward, team_of, tiny_environment, tiny_llama, tiny_team, tiny_trainer
+from tiny import (
+    byte_tokenizer,
+    count_reward,
+    team_of,
+    tiny_environment,
+    tiny_experts,
+    tiny_llama,
+    tiny_team,
+    tiny_trainer,
+)
 
 
 TRAINERS = {"iac": (IACTrainer, IACConfig), "maac": (MAACTrainer, MAACConfig)}
@@ -166,6 +176,46 @@ def test_the_update_is_that_of_plain_pytorch(tmp_path, algorithm, form, team, se
     settings = {"items_per_device": 1 if "joint_mode" in settings else 2, **settings}
     trainer = critic_trainer(tmp_path, algorithm, form, team_of(team), per_device_train_batch_size=3, **settings)
     check_by_hand(trainer, trainer.args.num_generations)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "form", "settings"),
+    [
+        ("iac", "model", TREE),
+        ("maac", "adapter", TREE),
+        ("iac", "head", {**TREE, "gradient_checkpointing": True}),
+        ("maac", "adapter", {**TREE, "critic_type": "q", "gradient_checkpointing": True}),
+    ],
+)
+def test_a_mixture_of_experts(tmp_path, algorithm, form, settings):
+    base = tiny_experts("qwen3_moe")
+    if form != "model":
+        base = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False), "aux")
+        base.add_adapter("main", LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
+    models = dict.fromkeys(("aux", "main"), base)
+    team = AgentTeam(models, {role: byte_tokenizer() for role in models})
+    check_by_hand(critic_trainer(tmp_path, algorithm, form, team, router_aux_loss_coef=0.0, **settings), 2)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("algorithm", "form"), [("iac", "adapter"), ("maac", "adapter"), ("iac", "head")])
+def test_a_quantized_base(tmp_path, bits, algorithm, form):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    tiny_llama(hidden_size=64, intermediate_size=128).save_pretrained(tmp_path / "base")
+    byte_tokenizer().save_pretrained(tmp_path / "base")
+    quantization = (
+        BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="float32")
+        if bits == 4
+        else BitsAndBytesConfig(load_in_8bit=True)
+    )
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    team = AgentTeam.from_pretrained(
+        str(tmp_path / "base"), ["aux", "main"], peft_config=config, quantization_config=quantization
+    )
+    trainer = critic_trainer(tmp_path / "run", algorithm, form, team, gradient_checkpointing=bits == 4, **TREE)
+    check_by_hand(trainer, 2)
+    trainer.save_model()
+    trainer.team.critics.load(tmp_path / "run", trainer.team)
 
 
 def test_episodes_that_end_early(tmp_path):
@@ -426,6 +476,20 @@ def test_models_that_do_not_fit(tmp_path):
         critic_trainer(tmp_path, team=team_of("lora"))
 
 
+def test_critics_that_cannot_be_a_start(tmp_path):
+    """A head with other layers, folders without a model, and a folder that is not there."""
+    trainer = critic_trainer(tmp_path / "run", critic_value_head_hidden_dim=8)
+    trainer.save_model(str(tmp_path / "saved"))
+    critics = [str(tmp_path / "saved" / "critics" / role) for role in trainer.team.roles]
+    with pytest.raises(ValueError, match="`critic_value_head_hidden_dim` asks for: set it to 8,"):
+        critic_trainer(tmp_path, critic_models=critics)
+    again = critic_trainer(tmp_path, critic_models=critics, critic_value_head_hidden_dim=8)
+    assert again.team.critics.heads["aux"][0].weight.shape == (8, 32)
+    for missing, message in (("saved", "no config.json"), ("nowhere", "does not exist")):
+        with pytest.raises(ValueError, match=message):
+            critic_trainer(tmp_path, critic_models=str(tmp_path / missing))
+
+
 def test_a_frozen_agent_needs_no_critic(tmp_path):
     trainer = critic_trainer(tmp_path, frozen_agents=["aux"])
     trainer.train()
@@ -472,6 +536,30 @@ def test_a_critic_on_the_agents_base_has_nothing_of_the_agents(tmp_path, form):
             if adapter in name.split("."):
                 assert torch.equal(saved.pop(name.replace(f".{adapter}", "").replace(".modules_to_save", "")), x)
     assert not agent and not critic
+
+
+def test_an_agent_has_nothing_of_a_critic_on_its_base(tmp_path):
+    """Also in layers where the critic has an adapter and the agents have none, and with a reference policy."""
+    base = tiny_llama()
+    for k, role in enumerate(("aux", "main")):
+        config = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=k == 1)
+        base = get_peft_model(base, config, role) if k == 0 else base
+        if k == 1:
+            base.add_adapter(role, config)
+    team = AgentTeam({"aux": base, "main": base}, {role: byte_tokenizer() for role in ("aux", "main")})
+    ids = torch.tensor([[80, 81, 82]])
+    before = {}
+    for role in team.roles:
+        with team.activate(role) as agent:
+            before[role] = agent(ids).logits
+    trainer = critic_trainer(tmp_path, "maac", "adapter", team, beta=0.1)
+    team(team_inputs={}, critic_inputs={"central": {"input_ids": ids, "attention_mask": torch.ones_like(ids)}})
+    assert any("lora_B.critic_central" in name and "up_proj" in name for name, _ in team.named_parameters())
+    for role in team.roles:
+        with trainer.team.activate(role) as agent:
+            assert torch.equal(agent(ids).logits, before[role])
+            with team.as_reference():
+                assert torch.equal(agent(ids).logits, before[role])
 
 
 def test_critics_do_not_outlive_their_trainer(tmp_path):

@@ -268,6 +268,31 @@ def test_history_as_chat_where_there_is_a_template(tmp_path, use_chat_template):
         )
 
 
+def test_the_trainer_follows_the_options_of_the_history(tmp_path):
+    options = {"memory_mode": "full", "previous_response": False, "max_history_length": 40}
+    trainer = tiny_trainer(tmp_path, num_turns=3, num_generations=2, joint_mode="cross", num_agents=2, **options)
+    trainer.train()
+    log, tokenizer = trainer.state.log_history[0], trainer.team.tokenizers["main"]
+    for role in ("aux", "main"):
+        later = [node for level in trainer._levels[1:] for node in level]
+        mean = sum(node.samples[role].dropped_turns for node in later) / len(later)
+        assert log[f"agents/{role}/history/dropped_turns"] == pytest.approx(mean) and 0 < mean < 1
+    for node in trainer._levels[2]:
+        second = node.history[1]
+        # Two past prompts are more than 40 tokens, one is fewer
+        assert (
+            tokenizer.decode(node.samples["main"].prompt_ids) == f"{second.prompts['main']}\n\n{node.prompts['main']}"
+        )
+    episode = trainer.collaborate(tiny_items(1))[0]
+    assert len(episode) == 3
+
+
+def test_a_tree_of_a_large_team_is_refused(tmp_path):
+    roles = tuple("abcdefg")
+    with pytest.raises(ValueError, match=r"7 agents and .* make 4\^7 = 16384 joint actions, but `max_joint_actions`"):
+        tiny_trainer(tmp_path, tiny_team(roles), joint_mode="cross")
+
+
 def test_chat_prompts_of_the_environment(tmp_path):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Go."}]
     environment = FunctionEnvironment({"solo": lambda item: messages}, count_reward)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from trl_multiagent.environments.base import PASSED
 from trl_multiagent.environments.task import setting
+from trl_multiagent.rollout.history import HistoryOptions
 
 
 BASELINES = ("raw_single_agent", "concatenation", "pipeline", "discussion")
@@ -19,6 +20,11 @@ SAMPLING_FIELDS = (
     "min_p",
     "repetition_penalty",
     "use_chat_template",
+    "memory_mode",
+    "original_prompt",
+    "previous_prompts",
+    "previous_response",
+    "max_history_length",
     "seed",
 )
 
@@ -46,6 +52,14 @@ class EvaluationConfig:
     min_p: float | None = setting("Least relative probability of a token; by default as in the training.", ge=0, le=1)
     repetition_penalty: float | None = setting("Penalty of repeated tokens; by default as in the training.", gt=0)
     use_chat_template: bool | None = setting("Whether prompts are chat messages; by default as in the training.")
+    memory_mode: str | None = setting(
+        "The past turns that agents see, 'full' or 'last'; by default as in the training, like the next four.",
+        choices=("full", "memoryful", "last"),
+    )
+    original_prompt: bool | None = setting("Whether agents see the prompt of the first turn.")
+    previous_prompts: bool | None = setting("Whether agents see the prompts of these turns.")
+    previous_response: bool | None = setting("Whether agents see their responses in these turns.")
+    max_history_length: int | None = setting("Most tokens that past turns may add to a prompt.", ge=0)
     discount: float | None = setting("Discount of the return; by default as in the training.", ge=0, le=1)
     items_per_batch: int = setting("Items that are played and written together.", 16, ge=1)
     generation_token_budget: int | None = setting(
@@ -105,6 +119,17 @@ class EvaluationConfig:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"`{name}` is {value}, it must be a finite number of at least 0.")
+
+    @property
+    def history_options(self) -> HistoryOptions:
+        """What the agents see of their past turns."""
+        return HistoryOptions(
+            self.memory_mode,
+            self.original_prompt,
+            self.previous_prompts,
+            self.previous_response,
+            self.max_history_length,
+        )
 
     @property
     def pass_at(self) -> list[int]:

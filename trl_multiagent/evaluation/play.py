@@ -116,6 +116,7 @@ def make_sampler(policy: Policy, loaded: LoadedTeam, config: EvaluationConfig) -
         "seed": config.seed,
         "use_chat_template": config.use_chat_template,
         "generation_token_budget": config.generation_token_budget,
+        "history_options": config.history_options,
         "max_new_tokens": policy.max_completion_length,
         "temperature": config.temperature,
         "repetition_penalty": config.repetition_penalty,

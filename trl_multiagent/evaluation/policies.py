@@ -14,6 +14,7 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.rollout.episodes import derive_seed
+from trl_multiagent.rollout.history import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, Samples
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.sampler import SamplingTeam, TeamSampler
@@ -57,7 +58,7 @@ class EpisodeSampler(TeamSampler):
     Args:
         team ([`AgentTeam`] or [`MixedTeam`]): The agents.
         seed (`int`): Random seed.
-        use_chat_template, generation_token_budget, generation_kwargs: See [`TeamSampler`].
+        use_chat_template, generation_token_budget, history_options, generation_kwargs: See [`TeamSampler`].
     """
 
     def __init__(
@@ -66,9 +67,10 @@ class EpisodeSampler(TeamSampler):
         seed: int,
         use_chat_template: bool | None = None,
         generation_token_budget: int | None = None,
+        history_options: HistoryOptions = FULL_HISTORY,
         **generation_kwargs: Any,
     ):
-        super().__init__(team, use_chat_template, generation_token_budget, **generation_kwargs)
+        super().__init__(team, use_chat_template, generation_token_budget, history_options, **generation_kwargs)
         self.seed = seed
         self.silent_role: str | None = None  # an agent whose answers are empty
         self.episodes: list[tuple[int, int]] = []  # item and episode of each node of the turn

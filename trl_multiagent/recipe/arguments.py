@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trl_multiagent.environments.prompt_files import PromptFiles
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.limits import short
@@ -100,6 +101,9 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
         sections = {name: cls(**values[name]) for name, cls in sections_of(task).items()}
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    for name, section in sections.items():
+        if isinstance(section, PromptFiles) and section.prompts:  # the files may change later
+            merged[name] = section.saved()
     model, agents = sections["agent_model"], values[""].get("agents")
     model_names = agents if agents is not None else model.name
     if model_names is None:
@@ -123,7 +127,7 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
         complete_critics(settings)
     note_without_effect(settings, without_effect)
     fields = read_fields(SECTION_CLASSES[algorithm])
-    tree = ("num_generations", "num_turns", "joint_mode", "handoff", "num_agents")
+    tree = ("num_generations", "num_turns", "joint_mode", "handoff", "num_agents", "max_joint_actions")
     try:
         if fields.keys() >= set(tree):  # the algorithm grows rollout trees
             given = {**settings.arguments, "num_agents": settings.num_policies}

@@ -9,6 +9,9 @@ UNAVAILABLE = {
     "preference": "`madpo` and `madpo_iter` learn from preferences, and take these settings in their own section",
 }
 
+# Settings of the algorithm for what an agent sees of its past turns. They have no effect with one turn
+HISTORY = ("memory_mode", "original_prompt", "previous_prompts", "previous_response")
+
 # Alternative names of our settings. They are replaced in this order
 RENAMED = {
     "model": "agent_model",
@@ -30,8 +33,12 @@ RENAMED = {
     "{algorithm}.eval_batch_size": "{algorithm}.per_device_eval_batch_size",
     "{algorithm}.normalize_advantage": "{algorithm}.advantage_normalization",
     "{algorithm}.termination_threshold": "{algorithm}.early_termination_threshold",
-    "{algorithm}.external_original_prompt": "external.original_prompt",
-    "{algorithm}.external_previous_response": "external.previous_response",
+    **{f"{{algorithm}}.external_{name}": f"{{algorithm}}.{name}" for name in HISTORY},
+    **{f"external.{name}": f"{{algorithm}}.{name}" for name in HISTORY},
+    "{algorithm}.previous_responses": "{algorithm}.previous_response",
+    "{algorithm}.external_previous_responses": "{algorithm}.previous_response",
+    "external.previous_responses": "{algorithm}.previous_response",
+    "{algorithm}.external_prompt_passthrough": "external.external_prompt_passthrough",
     "dataset.split": "dataset.train_split",
     "marlhf.critic_model_name": "marlhf.critic_models",
     "marlhf_iter.critic_model_name": "marlhf_iter.critic_models",
@@ -51,8 +58,9 @@ SECOND_WINS = {
     "agent_model.dtype": "agent_model.torch_dtype",
     "wandb.run_name": "wandb.name",
     "{algorithm}.seed": "seed",
-    "{algorithm}.external_original_prompt": "external.original_prompt",
-    "{algorithm}.external_previous_response": "external.previous_response",
+    **{f"external.{name}": f"{{algorithm}}.{name}" for name in HISTORY},
+    "external.previous_responses": "{algorithm}.previous_response",
+    "{algorithm}.external_prompt_passthrough": "external.external_prompt_passthrough",
     "dataset.split": "dataset.train_split",
 }
 
@@ -75,8 +83,10 @@ BLANK_IS_NULL = {"agent_model.name": "agents", "critic_model.name": "critics"}
 # Sections of a task that has short forms of them in `RENAMED`
 TASK_SECTIONS = ("functions",)
 
-# Settings that are accepted and have no effect. If a run has some of them, it prints one note that lists them
+# Settings that are accepted and have no effect, unless the algorithm or the task knows them. If a run has some of them, it prints
+# one note that lists them
 NO_EFFECT = (
+    *(f"{{algorithm}}.{name}" for name in HISTORY),
     "agent_model.type",
     "agent_model.max_length",
     "agent_model.special_tokens",
@@ -99,7 +109,6 @@ NO_EFFECT = (
     "{algorithm}.reference_devices",
     "{algorithm}.reference_kl_devices",
     "{algorithm}.save_epochs",
-    "{algorithm}.external_prompt_passthrough",
     "{algorithm}.epsilon_clip",
     "{algorithm}.preference_replay_dir",
     "{algorithm}.comparator_devices",
@@ -127,14 +136,4 @@ SECRETS = {
     "{algorithm}.comparator_api_key": "{algorithm}.comparator_api_key_env",
     "{algorithm}.comparator_api_headers": "{algorithm}.comparator_api_key_env",
     "external.expert_api_key": "external.expert_api_key_env",
-}
-
-# Settings for the part of the history that an agent sees, with the accepted values. Here an agent always sees all of its own
-# prompts and responses, so other values are refused if there are several turns, and have no effect if there is only one
-HISTORY = {
-    "external.original_prompt": (True,),
-    "external.previous_response": (True,),
-    "external.previous_prompts": (True,),
-    "external.previous_responses": (True,),
-    "external.memory_mode": ("full", "memoryful"),
 }

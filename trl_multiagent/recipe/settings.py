@@ -261,14 +261,13 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
     """
     sections = sections_of(task)
     known = known_settings(algorithm, task)
-    no_effect = [path.format(algorithm=algorithm) for path in NO_EFFECT]
+    no_effect = [path for path in (path.format(algorithm=algorithm) for path in NO_EFFECT) if path not in known]
     not_used = {old.format(algorithm=algorithm): new.format(algorithm=algorithm) for old, new in SECOND_WINS.items()}
     secrets = {old.format(algorithm=algorithm): new.format(algorithm=algorithm) for old, new in SECRETS.items()}
     null_is_default = [path.format(algorithm=algorithm) for path in NULL_IS_DEFAULT]
     values: dict[str, dict[str, Any]] = {section: {} for section in ("", algorithm, "peft", *sections)}
     names = [name for name in values if name]
     without_effect: list[str] = []
-    history: dict[str, Any] = {}
     resolved = resolve(merged)
     for section, body in resolved.items():
         if section in ("critic_model", "critics") and algorithm not in ACTOR_CRITICS and body:
@@ -300,8 +299,6 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
                     without_effect.append(path)
             elif path in not_used:
                 without_effect.append(f"{path} (`{not_used[path]}` is used)")
-            elif path in HISTORY:
-                history[path] = value
             elif path in known:
                 owner, _, name = path.rpartition(".")
                 if value is None and path in null_is_default:
@@ -317,14 +314,9 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
                 other_names = [old.format(algorithm=algorithm) for old in {**RENAMED, **TRL_NAMES}]
                 raise ConfigError(f"`{path}` is not a known setting{suggestion(path, [*known, *other_names], names)}")
 
-    for path, value in history.items():
-        if value not in HISTORY[path]:
-            if values[algorithm].get("num_turns", 1) > 1:
-                raise ConfigError(
-                    f"`{path}: {value}` is not available in this release: at every turn an agent sees all of its own "
-                    f"prompts and responses. Remove it, or set it to {HISTORY[path][0]}."
-                )
-            without_effect.append(path)
+    if (values[algorithm].get("num_turns") or 1) == 1:
+        history = [name for name in HISTORY if values[algorithm].get(name) is not None]
+        without_effect += [f"{algorithm}.{name} (one turn has no past)" for name in history]
     return values, without_effect
 
 

@@ -1,10 +1,92 @@
 """Builds an agent's prompt from its past turns and the environment's new prompt."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
 from trl_multiagent.environments.base import Prompt, Turn
+from trl_multiagent.rollout.tree import Node
+
+
+EARLIER_ANSWER = "Your earlier answer:\n"  # precedes a response whose prompt is not shown
+
+
+@dataclass(frozen=True)
+class HistoryOptions:
+    """
+    What an agent sees of its past turns. By default it sees all of its own prompts and responses.
+
+    Args:
+        memory_mode (`str`, *optional*):
+            `"full"` or `"memoryful"`: all past turns. `"last"`: the last one. The default is `"full"`; it is `"last"` if one of the
+            next three options is given, as in CoMLRL.
+        original_prompt (`bool`, *optional*):
+            Whether the agent sees the prompt of its first turn, whatever the `memory_mode`. By default it does unless
+            `previous_prompts` is `False`, or the `memory_mode` is given and leaves the first turn out.
+        previous_prompts (`bool`, *optional*):
+            Whether the agent sees the prompts of the turns that `memory_mode` selects. By default it does if `memory_mode` is
+            given. If only other options are given, it sees no past prompt but the first one.
+        previous_response (`bool`, *optional*):
+            Whether the agent sees its responses in the turns that `memory_mode` selects. By default it does.
+        max_history_length (`int`, *optional*):
+            Maximal number of tokens that the past turns add to a prompt. The oldest turns are left out until the rest fits; the
+            new prompt is never shortened.
+    """
+
+    memory_mode: str | None = None
+    original_prompt: bool | None = None
+    previous_prompts: bool | None = None
+    previous_response: bool | None = None
+    max_history_length: int | None = None
+
+    def shown(self, num_turns: int, dropped: int = 0) -> list[tuple[bool, bool]]:
+        """
+        Selects the parts of the past turns that the agent sees.
+
+        Args:
+            num_turns (`int`): Number of past turns.
+            dropped (`int`, *optional*, defaults to `0`): How many of the oldest visible turns are left out. A first prompt that
+                `original_prompt` asks for is left out after all of them.
+
+        Returns:
+            `list[tuple[bool, bool]]`: For each past turn, oldest first, whether its prompt and its response are shown.
+        """
+        given = (self.original_prompt, self.previous_prompts, self.previous_response) != (None, None, None)
+        only_flags = self.memory_mode is None and given
+        mode = self.memory_mode or ("last" if given else "full")
+        later_prompts = not only_flags if self.previous_prompts is None else self.previous_prompts
+        first_prompt = self.original_prompt  # None: as the prompts of later turns
+        if first_prompt is None and only_flags:
+            first_prompt = self.previous_prompts is not False
+        parts = []
+        for turn in range(num_turns):
+            selected = mode != "last" or turn == num_turns - 1
+            prompt = first_prompt if turn == 0 and first_prompt is not None else selected and later_prompts
+            parts.append((prompt, selected and self.previous_response is not False))
+        visible = [turn for turn, part in enumerate(parts) if any(part)]
+        for turn in visible[:dropped]:
+            parts[turn] = (turn == 0 and self.original_prompt is True and dropped <= len(visible), False)
+        return parts
+
+
+FULL_HISTORY = HistoryOptions()
+
+
+@dataclass
+class WholePrompt:
+    """
+    An agent's prompt at a node, with what it sees of its past turns.
+
+    Args:
+        prompt (`Prompt`): The text, or the chat messages.
+        ids (`list[int]`): Its token ids.
+        dropped_turns (`int`, *optional*): How many past turns were left out because of `max_history_length`; `None` without a limit.
+    """
+
+    prompt: Prompt
+    ids: list[int]
+    dropped_turns: int | None = None
 
 
 def uses_chat_template(tokenizer: PreTrainedTokenizerBase, setting: bool | None) -> bool:
@@ -15,15 +97,27 @@ def uses_chat_template(tokenizer: PreTrainedTokenizerBase, setting: bool | None)
     return tokenizer.chat_template is not None if setting is None else setting
 
 
-def whole_prompt(role: str, history: Sequence[Turn], prompt: Prompt, as_chat: bool) -> list[dict[str, str]] | str:
+def whole_prompt(
+    role: str,
+    history: Sequence[Turn],
+    prompt: Prompt,
+    as_chat: bool,
+    options: HistoryOptions = FULL_HISTORY,
+    dropped: int = 0,
+) -> list[dict[str, str]] | str:
     """
     Joins an agent's own past prompts and responses with its new prompt.
+
+    Chat messages of user and assistant alternate, because many templates require this: a past prompt without its response is put
+    in front of the next prompt, in the same message, and so is a response without its prompt.
 
     Args:
         role (`str`): The agent.
         history (`Sequence[Turn]`): Past turns, oldest first.
         prompt (`Prompt`): The agent's new prompt: a text or chat messages.
         as_chat (`bool`): Whether to return chat messages instead of one text.
+        options ([`HistoryOptions`], *optional*): What the agent sees of the past turns. By default, everything.
+        dropped (`int`, *optional*, defaults to `0`): How many of the oldest visible turns are left out.
 
     Returns:
         `list[dict[str, str]]` or `str`: The chat messages or the text.
@@ -31,19 +125,143 @@ def whole_prompt(role: str, history: Sequence[Turn], prompt: Prompt, as_chat: bo
     Raises:
         ValueError: `as_chat` is False, but the environment returned chat messages.
     """
+    parts = [
+        (turn.prompts[role] if shows_prompt else None, turn.joint_action[role] if shows_response else None)
+        for turn, (shows_prompt, shows_response) in zip(history, options.shown(len(history), dropped), strict=True)
+    ]
     if as_chat:
-        messages = []
-        for turn in history:
-            messages += _as_messages(turn.prompts[role])
-            messages.append({"role": "assistant", "content": turn.joint_action[role]})
-        return messages + _as_messages(prompt)
+        return _chat(parts, prompt)
     if not isinstance(prompt, str):
         raise ValueError(
             f"The environment returned chat messages for agent {role!r}, but its tokenizer has no chat template: "
             "return plain text, or use a tokenizer with a chat template."
         )
-    return "".join(f"{turn.prompts[role]}{turn.joint_action[role]}\n\n" for turn in history) + prompt
+    texts = []
+    for past_prompt, response in parts:
+        if past_prompt is None and response is not None:
+            texts.append(f"{EARLIER_ANSWER}{response}")
+        elif past_prompt is not None:
+            texts.append(f"{past_prompt}{response or ''}")
+    return "".join(f"{text}\n\n" for text in texts) + prompt
 
 
-def _as_messages(prompt: Prompt) -> list[dict[str, str]]:
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+def _chat(parts: list[tuple[Prompt | None, str | None]], prompt: Prompt) -> list[dict[str, str]]:
+    """The shown parts of the past turns and the new prompt as chat messages, in which user and assistant alternate."""
+    messages: list[dict[str, str]] = []
+    waiting: list[str] = []  # texts for the next message of the user
+    for past_prompt, response in parts:
+        if past_prompt is not None:
+            of_turn = _after(waiting, past_prompt)
+            waiting = []
+            if response is None and of_turn[-1]["role"] == "user":
+                waiting = [of_turn.pop()["content"]]
+            messages += of_turn
+            if response is not None:
+                messages.append({"role": "assistant", "content": response})
+        elif response is not None:
+            waiting.append(f"{EARLIER_ANSWER}{response}")
+    return messages + _after(waiting, prompt)
+
+
+def _after(texts: list[str], prompt: Prompt) -> list[dict[str, str]]:
+    """A prompt as chat messages, with some texts in front of its first message of the user."""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    if not texts:
+        return messages
+    first = next((k for k, message in enumerate(messages) if message["role"] == "user"), None)
+    if first is None:
+        return [{"role": "user", "content": "\n\n".join(texts)}, *messages]
+    messages[first] = {**messages[first], "content": "\n\n".join([*texts, messages[first]["content"]])}
+    return messages
+
+
+def tokenize_nodes(
+    role: str,
+    nodes: Sequence[Node],
+    tokenizer: PreTrainedTokenizerBase,
+    end_tokens: Sequence[int],
+    as_chat: bool,
+    options: HistoryOptions,
+    tokenize: Callable[[list], list[list[int]]],
+    render: Callable[[list[dict[str, str]]], str],
+) -> list[WholePrompt]:
+    """
+    Makes one agent's prompt at each node.
+
+    If a prompt continues the agent's prompt and response of the turn before, it begins with their very token ids, and only the text
+    after them is tokenized. Otherwise, for example because the chat template removes parts of past messages, the whole prompt is
+    tokenized.
+
+    Args:
+        role (`str`): The agent.
+        nodes (`Sequence[Node]`): The nodes.
+        tokenizer (`PreTrainedTokenizerBase`): The agent's tokenizer.
+        end_tokens (`Sequence[int]`): The tokens that end a completion.
+        as_chat (`bool`): Whether the prompts are chat messages.
+        options ([`HistoryOptions`]): What the agent sees of the past turns.
+        tokenize (`Callable[[list], list[list[int]]]`): Tokenizes whole prompts, texts or lists of chat messages.
+        render (`Callable[[list[dict]], str]`): Applies the chat template to messages.
+
+    Returns:
+        `list[WholePrompt]`: One prompt per node.
+    """
+
+    def build(chosen: Sequence[Node], dropped: int) -> list[WholePrompt]:
+        prompts = [whole_prompt(role, node.history, node.prompts[role], as_chat, options, dropped) for node in chosen]
+        ids = tokenize(prompts) if prompts else []
+        built = [WholePrompt(*x) for x in zip(prompts, ids, strict=True)]
+        if options.max_history_length is not None:
+            for node, made in zip(chosen, built, strict=True):
+                all_turns, turns = (options.shown(len(node.history), k) for k in (0, dropped))
+                made.dropped_turns = sum(map(any, all_turns)) - sum(map(any, turns))
+        continue_turns(role, chosen, built, tokenizer, end_tokens, render if as_chat else str)
+        return built
+
+    whole = build(nodes, 0)
+    if options.max_history_length is None:
+        return whole
+    later = [k for k, node in enumerate(nodes) if node.history]
+    alone = tokenize([whole_prompt(role, (), nodes[k].prompts[role], as_chat) for k in later]) if later else []
+    room = {k: len(ids) + options.max_history_length for k, ids in zip(later, alone, strict=True)}
+    dropped = 0
+    while too_long := [k for k in later if len(whole[k].ids) > room[k]]:
+        dropped += 1
+        # Without any past turn, a prompt fits
+        later = [k for k in too_long if dropped <= len(nodes[k].history) + 1]
+        for k, shorter in zip(later, build([nodes[k] for k in later], dropped), strict=True):
+            whole[k] = shorter
+    return whole
+
+
+def continue_turns(
+    role: str,
+    nodes: Sequence[Node],
+    prompts: list[WholePrompt],
+    tokenizer: PreTrainedTokenizerBase,
+    end_tokens: Sequence[int],
+    render: Callable[..., str],
+) -> None:
+    """
+    Replaces the token ids of those prompts that continue the agent's last prompt and response, in place; see [`tokenize_nodes`].
+
+    The new ids stand for the same text. They only differ if the tokenizer splits a response differently from the way in which it was
+    sampled.
+    """
+    texts_before: dict[int, str] = {}  # of the prompts of the turn before, which several nodes continue
+    for node, prompt in zip(nodes, prompts, strict=True):
+        if role not in node.continues:
+            continue
+        before, g = node.continues[role]
+        if before.prompt is None:
+            continue
+        text_before = texts_before.setdefault(id(before), render(before.prompt))
+        text, start = render(prompt.prompt), text_before + before.texts[g]
+        if not text.startswith(start):
+            continue
+        response = before.completion_ids[g]
+        if response[-1:] and response[-1] in end_tokens:
+            response = response[:-1]  # if it belongs to the text, the rest begins with it
+        rest = tokenizer(text[len(start) :], add_special_tokens=False)["input_ids"]
+        ids = [*before.prompt_ids, *response, *rest]
+        if ids != prompt.ids and tokenizer.decode(ids) == tokenizer.decode(prompt.ids):
+            prompt.ids = ids

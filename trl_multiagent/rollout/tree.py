@@ -31,12 +31,17 @@ class Samples:
         texts (`list[str]`): The completions as text.
         logps (`list[list[float]]`, *optional*): The log-probability of each token, if an inference engine sampled them
             and not the policy itself.
+        prompt (`Prompt`, *optional*): The whole prompt, including the history, as text or chat messages.
+        dropped_turns (`int`, *optional*): How many past turns the prompt leaves out because of a limit of its length; `None`
+            without a limit.
     """
 
     prompt_ids: list[int]
     completion_ids: list[list[int]]
     texts: list[str]
     logps: list[list[float]] | None = None
+    prompt: Prompt | None = None
+    dropped_turns: int | None = None
 
 
 @dataclass
@@ -60,6 +65,8 @@ class Node:
             that is not continued. It has prompts and no samples.
         values (`dict[str, list[float]]`): For each critic, its value of each joint action, see [`~rollout.values`].
         targets (`dict[str, list[float]]`): For each critic, the target of each of these values.
+        continues (`dict[str, tuple[Samples, int]]`): What each agent sampled at the node before, and the index of its completion in
+            the joint action that led here; empty at a root.
     """
 
     item: dict
@@ -75,6 +82,7 @@ class Node:
     unvisited: dict[int, "Node"] = field(default_factory=dict)
     values: dict[str, list[float]] = field(default_factory=dict)
     targets: dict[str, list[float]] = field(default_factory=dict)
+    continues: dict[str, tuple[Samples, int]] = field(default_factory=dict, repr=False)
 
     @property
     def next_nodes(self) -> dict[int, "Node"]:
@@ -249,7 +257,8 @@ def _grow_children(
     prompts = ask(environment, [node.item for node, *_ in asked], [*histories])
     children = []
     for (node, action, is_continued), history, child_prompts in zip(asked, histories, prompts, strict=True):
-        child = Node(node.item, history, child_prompts)
+        before = {role: (x, g) for (role, x), g in zip(node.samples.items(), node.indices[action], strict=True)}
+        child = Node(node.item, history, child_prompts, continues=before)
         (node.children if is_continued else node.unvisited)[action] = child
         if is_continued:
             children.append(child)

@@ -58,13 +58,17 @@ class AgentAdapters:
         for role, model in models.items():
             check_adapter(role, model)
         self.models = models
-        self._layers = {
-            role: [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
-            for role, model in models.items()
-        }
+        self.find_layers()
         self._copied_roles: set[str] = set()  # roles whose reference policy is a copy of their adapter
         for role in models:  # PEFT leaves only one adapter of a model trainable
             self.set_trainable(role, True)
+
+    def find_layers(self) -> None:
+        """Finds the layers that have adapters. Critics may have some where no agent has one."""
+        self._layers = {
+            role: [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
+            for role, model in self.models.items()
+        }
 
     def parameters(self, role: str) -> list[nn.Parameter]:
         """The parameters of an agent's adapter."""

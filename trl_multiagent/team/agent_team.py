@@ -25,6 +25,7 @@ from trl_multiagent.models.pretrained import find_file, hub_arguments
 from trl_multiagent.models.router_loss import forward_with_expert_sums
 from trl_multiagent.models.shared_prompts import continue_prompts
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
+from trl_multiagent.rollout.history import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, judge_nodes
 from trl_multiagent.team.adapters import (
     AgentAdapters,
@@ -338,6 +339,7 @@ class AgentTeam(nn.Module):
         num_turns: int = 1,
         use_chat_template: bool | None = None,
         generation_token_budget: int | None = 262144,
+        history_options: HistoryOptions = FULL_HISTORY,
         **generation_kwargs: Any,
     ) -> list[Turn] | list[list[Turn]]:
         """
@@ -357,6 +359,8 @@ class AgentTeam(nn.Module):
             generation_token_budget (`int`, *optional*, defaults to `262144`):
                 Upper bound of prompt and completion tokens in one `generate` call. More are generated in several
                 calls. With `None`, all items share one call.
+            history_options ([`~rollout.history.HistoryOptions`], *optional*):
+                What the agents see of their past turns. By default, each sees all of its own prompts and responses.
             **generation_kwargs:
                 Fields of [`~transformers.GenerationConfig`]; by default sampling at temperature 1, 256 tokens.
                 `temperature=0` is greedy decoding.
@@ -380,7 +384,7 @@ class AgentTeam(nn.Module):
         """
         if self.roles != tuple(environment.roles):
             raise ValueError(f"The team has the roles {list(self.roles)}, the environment {list(environment.roles)}.")
-        sampler = TeamSampler(self, use_chat_template, generation_token_budget, **generation_kwargs)
+        sampler = TeamSampler(self, use_chat_template, generation_token_budget, history_options, **generation_kwargs)
         items = [item] if isinstance(item, str | Mapping) else list(item)
         texts = [isinstance(x, str) for x in items]
         for x in items:
@@ -448,6 +452,12 @@ class AgentTeam(nn.Module):
         self._adapters.activate(role, reference=self._computes_as_reference)
         if critic is not None:
             cast(Critics, self.critics).activate(critic)
+
+    def add_critics(self, critics: Critics) -> None:
+        """Makes critics a part of the team. Their adapters are on its bases already."""
+        self.critics = critics
+        self._adapters.find_layers()
+        self._select(self.active)
 
     def model_name(self, role: str) -> str:
         """The entry of `models` that an agent uses."""

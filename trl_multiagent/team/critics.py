@@ -112,8 +112,8 @@ class CriticSettings:
     models: str | list[str] | None = None
     head_hidden_dim: int | None = None
     trains_trunk: bool = True
-    lora_r: int = 16
-    lora_alpha: int = 32
+    lora_r: int = 8
+    lora_alpha: int = 16
     seed: int = 42
 
 
@@ -338,10 +338,27 @@ def make_critics(team: TeamOfCritics, roles: dict[str, str], settings: CriticSet
                 parameter.requires_grad_(True)
         with seeded(settings.seed, f"critic head {name}"):
             critics.heads[name] = make_head(base_of(model), settings.head_hidden_dim)
-        saved_head = Path(sources[name] or "") / HEAD_FILE
-        if sources[name] is not None and saved_head.is_file():  # a critic that was trained before
-            critics.heads[name].load_state_dict(load_file(saved_head))
+        source = sources[name]
+        if source is not None and (Path(source) / HEAD_FILE).is_file():  # a critic that was trained before
+            load_head(critics.heads[name], source)
     return critics
+
+
+def load_head(head: nn.Module, folder: str) -> None:
+    """
+    Replaces the weights of a head by those in the folder of a saved critic.
+
+    Raises:
+        ValueError: the saved head has other layers.
+    """
+    saved, own = load_file(Path(folder) / HEAD_FILE), head.state_dict()
+    if {key: x.shape for key, x in saved.items()} != {key: x.shape for key, x in own.items()}:
+        hidden = saved["0.bias"].numel() if len(saved) > 2 else None
+        raise ValueError(
+            f"The value head in {folder} has other layers than the one that `critic_value_head_hidden_dim` asks for: set it "
+            f"to {hidden}, or remove {HEAD_FILE} there."
+        )
+    head.load_state_dict(saved)
 
 
 def model_names(models: str | Sequence[str] | None, names: Sequence[str]) -> dict[str, str | None]:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from trl_multiagent.models.generation import generate_groups
-from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
+from trl_multiagent.rollout.history import FULL_HISTORY, HistoryOptions, tokenize_nodes, uses_chat_template
 from trl_multiagent.rollout.tree import Node, Samples
 
 
@@ -92,6 +92,8 @@ class TeamSampler:
             chat template.
         generation_token_budget (`int`, *optional*):
             Upper bound of prompt and completion tokens in one `generate` call, see [`RolloutConfig`].
+        history_options ([`~rollout.history.HistoryOptions`], *optional*):
+            What the agents see of their past turns. By default, each sees all of its own prompts and responses.
         **generation_kwargs:
             Fields of [`~transformers.GenerationConfig`], see [`sampling_arguments`].
     """
@@ -101,11 +103,13 @@ class TeamSampler:
         team: SamplingTeam,
         use_chat_template: bool | None = None,
         generation_token_budget: int | None = None,
+        history_options: HistoryOptions = FULL_HISTORY,
         **generation_kwargs: Any,
     ):
         self.team = team
         self.use_chat_template = use_chat_template
         self.generation_token_budget = generation_token_budget
+        self.history_options = history_options
         self.generation_kwargs = sampling_arguments(generation_kwargs)
 
     @property
@@ -119,14 +123,32 @@ class TeamSampler:
 
     def _sample_agent(self, role: str, nodes: list[Node], num_generations: int) -> list[Samples]:
         tokenizer = self.team.tokenizers[role]
-        prompt_ids = [self._tokenize_node(role, node) for node in nodes]
+        prompts = tokenize_nodes(
+            role,
+            nodes,
+            tokenizer,
+            end_tokens=self.team.end_tokens(role),
+            as_chat=role in self.chat_roles,
+            options=self.history_options,
+            tokenize=lambda prompts: [tokenize_prompt(tokenizer, prompt) for prompt in prompts],
+            render=lambda messages: tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=False
+            ),
+        )
         special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": self.team.end_tokens(role)}
         config = GenerationConfig(**{**special, **self.generation_kwargs})
         with self.team.evaluating(), self.team.activate(role) as agent:
-            groups = self._sample_groups(role, nodes, agent, prompt_ids, num_generations, config)
+            ids = [prompt.ids for prompt in prompts]
+            groups = self._sample_groups(role, nodes, agent, ids, num_generations, config)
         return [
-            Samples(ids, group, tokenizer.batch_decode(group, skip_special_tokens=True))
-            for ids, group in zip(prompt_ids, groups, strict=True)
+            Samples(
+                prompt.ids,
+                group,
+                tokenizer.batch_decode(group, skip_special_tokens=True),
+                prompt=prompt.prompt,
+                dropped_turns=prompt.dropped_turns,
+            )
+            for prompt, group in zip(prompts, groups, strict=True)
         ]
 
     def _sample_groups(
@@ -141,10 +163,9 @@ class TeamSampler:
         """Samples an agent's completions at the nodes; see [`~models.generation.generate_groups`]."""
         return generate_groups(agent, prompt_ids, num_generations, config, self.generation_token_budget)
 
-    def _tokenize_node(self, role: str, node: Node) -> list[int]:
-        tokenizer = self.team.tokenizers[role]
-        as_chat = uses_chat_template(tokenizer, self.use_chat_template)
-        prompt = whole_prompt(role, node.history, node.prompts[role], as_chat)
-        if as_chat:
-            return tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
+
+def tokenize_prompt(tokenizer: PreTrainedTokenizerBase, prompt: list[dict[str, str]] | str) -> list[int]:
+    """The token ids of a text, or of chat messages."""
+    if isinstance(prompt, str):
         return tokenizer(prompt)["input_ids"]
+    return tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]

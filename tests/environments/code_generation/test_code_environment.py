@@ -1,12 +1,15 @@
 import re
 
 import pytest
+from omegaconf import OmegaConf
 
 from trl_multiagent.environments.base import Outcome, Turn
 from trl_multiagent.environments.code_generation import CodeGenerationEnvironment
 from trl_multiagent.environments.code_generation.analysis import analyze
-from trl_multiagent.environments.code_generation.feedback import slice_checks
+from trl_multiagent.environments.code_generation.feedback import shown_checks, slice_checks
+from trl_multiagent.environments.code_generation.prompts import CodePrompts
 from trl_multiagent.environments.code_generation.reward import CodeResult
+from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.sandbox import Check, Program, Sandbox, Verdict
 
 
@@ -284,6 +287,8 @@ def test_a_second_turn_is_built_from_the_run_that_scored_the_first():
         ({"sandbox_slice": "some"}, "`sandbox_slice` must be a whole number, 'all' or None, not 'some'"),
         ({"sandbox_slice": 1.5}, "not 1.5"),
         ({"sandbox_slice": True}, "not True"),
+        ({"hidden_tests": -1}, "`hidden_tests` is -1, it must be a whole number of at least 0"),
+        ({"hidden_tests": True}, "`hidden_tests` is True"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, message):
@@ -291,7 +296,153 @@ def test_settings_that_cannot_be_are_refused(settings, message):
         environment(**settings)
 
 
-def test_history_options_are_not_settings():
-    for option in ("original_prompt", "previous_response", "memory_mode"):
-        with pytest.raises(TypeError, match=option):
-            environment(**{option: True})
+# Hidden tests
+
+
+@pytest.mark.parametrize("mode", ["plain", "passed", "level_passed", "level_feedback"])
+@pytest.mark.parametrize("sandbox_slice", [0, None, "all", 1, 2, 9, -1, -2, -9])
+@pytest.mark.parametrize("hidden_tests", range(6))
+def test_feedback_depends_on_no_hidden_test(mode, sandbox_slice, hidden_tests):
+    def prompts(statuses):
+        checks = [Check(status, f"assert candidate([{k}]) == {k}", "E") for k, status in enumerate(statuses)]
+        env = environment(mode=mode, sandbox_slice=sandbox_slice, hidden_tests=hidden_tests)
+        return env.prompts(ITEM, [turn(result(*checks))])
+
+    shown = ["passed", "failed", "error", "passed"][: 4 - min(4, hidden_tests)]
+    texts = [
+        prompts([*shown, *[status] * min(4, hidden_tests)]) for status in ("passed", "failed", "timeout", "not_run")
+    ]
+    if hidden_tests:
+        assert texts[0] == texts[1] == texts[2] == texts[3]
+    for k in range(len(shown), 4):
+        assert not any(f"[{k}]" in prompt for prompt in texts[1].values())
+    # The slice selects among the others
+    count = re.search(r"Tests: \d/(\d)", texts[0]["main"])
+    if mode == "level_feedback" and shown:
+        selected = list(range(len(shown)))
+        n = 0 if sandbox_slice in (None, "all") else sandbox_slice
+        assert int(count[1]) == len(selected[n:] if n < 0 else selected[: n or None])
+    if mode in ("level_passed", "level_feedback") and not shown:
+        assert "- Tests: none shown\n" in texts[0]["main"]
+    if mode == "passed" and not shown:
+        assert texts[0]["main"].startswith("Not all levels passed")
+
+
+def test_a_test_that_occurs_twice_is_hidden_twice():
+    checks = [
+        Check("failed", source) for source in ("assert candidate(1)", "assert candidate(2)", "assert candidate(1)")
+    ]
+    assert [check.source for check in shown_checks(checks, 1)] == ["assert candidate(2)"]
+    env = environment(sandbox_slice="all", hidden_tests=1)
+    assert "candidate(1)" not in env.prompts(ITEM, [turn(result(*checks))])["main"]
+
+
+def test_the_reward_uses_hidden_tests():
+    main = "def solve(xs, key=0, *rest):\n    return xs[0] if xs[0] < 3 else 0\n"
+    for hidden_tests in (0, 2):
+        with Sandbox(workers=1, check_timeout=2.0) as sandbox:
+            env = CodeGenerationEnvironment(sandbox=sandbox, num_agents=1, hidden_tests=hidden_tests)
+            (outcome,) = env.score([ITEM], [{"main": main}], [[]])
+        assert outcome.metrics["tests_passed"] == 2.0 and outcome.metrics["tests_total"] == 3.0
+
+
+def test_settings_that_are_not_the_default_are_compared_when_a_run_resumes():
+    sandbox = {"sandbox": Sandbox(workers=1)}
+    changed = environment(
+        hidden_tests=1, external_prompt_passthrough=False, prompt_files=CodePrompts(aux="{prompt}"), **sandbox
+    )
+    added = {"hidden_tests": 1, "external_prompt_passthrough": False, "prompt_files": {"aux": "{prompt}"}}
+    settings, default = changed.resume_settings(), environment(**sandbox).resume_settings()
+    assert settings.keys() - default.keys() == added.keys()
+    assert {name: settings[name] for name in added} == added and settings["prompts"] != default["prompts"]
+    assert "hidden_tests=1" in repr(changed) and "prompt_files=['aux']" in repr(changed)
+    assert "hidden_tests" not in repr(environment())
+
+
+# Prompts that a user replaces
+
+
+def own_aux(item):
+    return [{"role": "system", "content": "S"}, {"role": "user", "content": item["prompt"]}]
+
+
+def own_feedback(item, feedback, history):
+    return f"{len(history)} {item['task_id']} {feedback}"
+
+
+def test_templates_and_functions_replace_prompts(tmp_path):
+    (tmp_path / "main.txt").write_bytes(
+        "\ufeffWrite {signature} for é: {{{prompt}}} {entry_point} {task_id}\r\n".encode()
+    )
+    files = CodePrompts(
+        aux=f"{__name__}:own_aux",
+        main=str(tmp_path / "main.txt"),
+        feedback=f"{__name__}:own_feedback",
+        main_feedback="{function} {entry_point}\n{feedback}\n{response}",
+    )
+    env = environment(prompt_files=files, mode="passed")
+    first = env.prompts(ITEM, [])
+    assert first["aux"] == own_aux(ITEM)
+    signature = "def solve(xs: list[int], key=(1, ')'), *rest) -> int:"
+    assert first["main"] == f"Write {signature} for é: {{{ITEM['prompt']}}} solve Toy/0\n"
+    later = env.prompts(ITEM, [turn(result(PASSED))])
+    assert later == {"aux": "1 Toy/0 All levels passed", "main": f"solve solve\nAll levels passed\n{MAIN}"}
+    # Feedback in the place of the problem
+    env = environment(prompt_files=files, mode="passed", external_prompt_passthrough=False)
+    later = env.prompts(ITEM, [turn(result(PASSED))])
+    assert later["aux"][1]["content"] == "1 Toy/0 All levels passed"
+    assert later["main"].startswith(f"Write {signature} for é: {{solve solve\n")
+
+
+def test_a_single_agent_has_the_prompts_of_main():
+    env = environment(num_agents=1, prompt_files=CodePrompts(main="M {prompt}", feedback="F {function}"))
+    assert env.prompts(ITEM, []) == {"main": f"M {ITEM['prompt']}"}
+    assert env.prompts(ITEM, [turn(result(PASSED, aux=None))]) == {"main": "F solve"}
+
+
+def test_the_texts_of_templates_are_saved(tmp_path):
+    (tmp_path / "aux.txt").write_text("Cost: ${prompt}\n")
+    saved = CodePrompts(aux=str(tmp_path / "aux.txt"), main=f"{__name__}:own_aux").saved()
+    assert saved == {"aux": "Cost: \\${prompt}\n", "main": f"{__name__}:own_aux"}
+    read = OmegaConf.to_container(OmegaConf.create(saved), resolve=True)
+    assert CodePrompts(**read).prompts["aux"].template == "Cost: ${prompt}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("aux", "nowhere/aux.txt", "`prompt_files.aux` is 'nowhere/aux.txt', but there is no such file"),
+        ("aux", ".", "cannot be read"),
+        ("aux", "a\0b", "cannot be read"),
+        ("aux", "{latin}", "is not UTF-8 text"),
+        ("aux", "{empty}", "is empty"),
+        ("aux", "{{problem}}", "has the field {problem}, which is not known. Fields are {prompt}, {entry_point},"),
+        ("main", "{{feedback}}", "has the field {feedback}"),
+        ("feedback", "{{test}}", "has the field {test}"),
+        ("main", "{{}}", "has the field {}"),
+        ("main", "{{0}}", "has the field {0}"),
+        ("main", "{{prompt.upper}}", "has the field {prompt.upper}"),
+        ("main", "{{prompt!r}}", "has the field {prompt!r}"),
+        ("main", "{{prompt:>9}}", "has the field {prompt:>9}"),
+        ("main", "{{prompt", "is not a template"),
+        ("main", "x = {{'a': 1}} {{prompt}}", "has the field {'a': 1}"),
+        ("aux", "no_such_module:f", "importing no_such_module"),
+        ("aux", "{module}:nothing", "has no 'nothing'"),
+        ("aux", "{module}:ITEM", "not a function"),
+        ("aux", "{module}:own_feedback", "must be a function of 1 argument: item"),
+        ("feedback", "{module}:own_aux", "must be a function of 3 arguments: item, feedback, history"),
+    ],
+)
+def test_wrong_prompt_files_are_named(tmp_path, name, value, message):
+    (tmp_path / "latin").write_bytes("é {prompt}".encode("latin-1"))
+    (tmp_path / "empty").write_text(" \n")
+    value = value.format(latin=tmp_path / "latin", empty=tmp_path / "empty", module=__name__)
+    with pytest.raises(ValueError) as error:
+        CodePrompts(**{name: value})
+    assert message in str(error.value) and f"`prompt_files.{name}`" in str(error.value)
+
+
+def test_a_function_that_returns_no_prompt_is_named():
+    env = environment(prompt_files=CodePrompts(main="builtins:len"))
+    with pytest.raises(TaskError, match=r"`prompt_files.main` returned 4 .*a prompt is text"):
+        env.prompts(ITEM, [])

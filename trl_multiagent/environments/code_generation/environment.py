@@ -3,13 +3,22 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
 from trl_multiagent.environments.code_generation import feedback
 from trl_multiagent.environments.code_generation.expert import Expert
-from trl_multiagent.environments.code_generation.prompts import SEEN, UNSEEN, aux_prompt, main_prompt, single_prompt
+from trl_multiagent.environments.code_generation.prompts import (
+    SEEN,
+    UNSEEN,
+    CodePrompts,
+    aux_prompt,
+    main_prompt,
+    signature,
+    single_prompt,
+)
 from trl_multiagent.environments.code_generation.reward import KINDS, REWARD_VERSION, CodeReward
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.environments.python_code.program_runner import ProgramRunner
@@ -40,6 +49,14 @@ class CodeGenerationEnvironment(Environment):
             `"expert_edits"`.
         sandbox_slice (`int` or `str`, *optional*, defaults to `1`):
             Asserts whose results the feedback contains: the first n, the last n if negative, all for 0, `"all"` or `None`.
+        hidden_tests (`int`, *optional*, defaults to `0`):
+            Number of an item's last asserts that feedback never contains, whatever the `sandbox_slice`, which counts the others. The
+            reward uses all asserts. If an item has no more asserts than this, its feedback contains none.
+        external_prompt_passthrough (`bool`, *optional*, defaults to `True`):
+            Whether the prompt of a later turn is the feedback as it is. If not, it is the prompt of the first turn, with the feedback
+            in the place of the problem.
+        prompt_files ([`CodePrompts`], *optional*):
+            Templates or functions that replace prompts.
         reward_kind (`str`, *optional*, defaults to `"paper"`):
             `"paper"`, the published table, or `"earned"`, which only rewards solving the task. See [`CodeReward`].
         collaboration (`str`, *optional*, defaults to `"executed"`):
@@ -68,6 +85,9 @@ class CodeGenerationEnvironment(Environment):
         num_agents: int = 2,
         mode: str = "level_feedback",
         sandbox_slice: int | str | None = 1,
+        hidden_tests: int = 0,
+        external_prompt_passthrough: bool = True,
+        prompt_files: CodePrompts | None = None,
         reward_kind: str = "paper",
         collaboration: str = "executed",
         adaptive_timeout: bool = True,
@@ -88,6 +108,11 @@ class CodeGenerationEnvironment(Environment):
         self.mode = mode
         self.expert = expert if mode == feedback.EXPERT_EDITS else None
         self.sandbox_slice = _slice(sandbox_slice)
+        if isinstance(hidden_tests, bool) or not isinstance(hidden_tests, int) or hidden_tests < 0:
+            raise ValueError(f"`hidden_tests` is {hidden_tests!r}, it must be a whole number of at least 0.")
+        self.hidden_tests = hidden_tests
+        self.external_prompt_passthrough = external_prompt_passthrough
+        self.prompt_files = prompt_files or CodePrompts()
         self.sandbox = sandbox or Sandbox()
         self.runner = ProgramRunner(self.sandbox, keep_suspicious)
         self.reward = CodeReward(self.runner, reward_kind, collaboration, adaptive_timeout, warn_about_items)
@@ -95,6 +120,10 @@ class CodeGenerationEnvironment(Environment):
 
     def __repr__(self) -> str:
         settings = f"roles={self.roles}, mode={self.mode!r}, sandbox_slice={self.sandbox_slice}"
+        if self.hidden_tests:
+            settings += f", hidden_tests={self.hidden_tests}"
+        if self.prompt_files.prompts:
+            settings += f", prompt_files={list(self.prompt_files.prompts)}"
         return (
             f"CodeGenerationEnvironment({settings}, reward_kind={self.reward.kind!r}, reward_version={REWARD_VERSION})"
         )
@@ -102,8 +131,17 @@ class CodeGenerationEnvironment(Environment):
     def resume_settings(self) -> dict[str, Any]:
         """The settings on which rewards and prompts depend. The number of workers and the protection tier may differ."""
         prompts = json.dumps(self.prompts(EXAMPLE, ()), sort_keys=True)
-        expert = {} if self.expert is None else {"expert": self.expert.source.describe()}
-        return expert | {
+        changed: dict[str, Any] = {}  # only what is not the default, because earlier releases saved none of these
+        if self.expert is not None:
+            changed["expert"] = self.expert.source.describe()
+        if self.hidden_tests:
+            changed["hidden_tests"] = self.hidden_tests
+        if not self.external_prompt_passthrough:
+            changed["external_prompt_passthrough"] = False
+        if self.prompt_files.prompts:
+            changed["prompt_files"] = self.prompt_files.saved()
+        return {
+            **changed,
             "mode": self.mode,
             "sandbox_slice": self.sandbox_slice,
             "reward_kind": self.reward.kind,
@@ -119,7 +157,7 @@ class CodeGenerationEnvironment(Environment):
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
         if history:
             return self.next_prompts([item], [history])[0]
-        return self._first_prompts(item)
+        return {role: self._first_prompt(role, item, item["prompt"]) for role in self.roles}
 
     def next_prompts(self, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
         """Makes the prompts of a whole turn. An expert is asked about all branches at the same time."""
@@ -129,19 +167,51 @@ class CodeGenerationEnvironment(Environment):
             proposed = self.expert.propose([items[k] for k in later], [histories[k][-1] for k in later])
             edits = dict(zip(later, proposed, strict=True))
         return [
-            feedback.next_prompts(item, history[-1], self.roles, self.mode, self.sandbox_slice, edits.get(k))
-            if history
-            else self._first_prompts(item)
+            self._later_prompts(item, history, edits.get(k)) if history else self.prompts(item, ())
             for k, (item, history) in enumerate(zip(items, histories, strict=True))
         ]
 
-    def _first_prompts(self, item: dict) -> dict[str, Prompt]:
+    def _later_prompts(
+        self, item: dict, history: Sequence[Turn], edits: Mapping[str, str] | None
+    ) -> dict[str, Prompt]:
+        """The prompts of a later turn, with what an expert proposes."""
+        own_prompts = {
+            role: partial(self._own_feedback, role, item, history)
+            for role in self.roles
+            if self.prompt_files.feedback_of(role) is not None
+        }
+        prompts = feedback.next_prompts(
+            item, history[-1], self.roles, self.mode, self.sandbox_slice, edits, self.hidden_tests, own_prompts
+        )
+        if self.external_prompt_passthrough:
+            return prompts
+        return {
+            role: self._first_prompt(role, item, prompt) if isinstance(prompt, str) else prompt
+            for role, prompt in prompts.items()
+        }
+
+    def _first_prompt(self, role: str, item: dict, problem: str) -> Prompt:
+        """The prompt of a role at the first turn, with `problem` in the place of the item's problem."""
+        own_prompt = self.prompt_files.prompts.get(role)
+        if own_prompt is not None:
+            return own_prompt.make({**_fields(item), "prompt": problem}, {**item, "prompt": problem})
         if self.first_prompts is not None:
-            prompts = self.first_prompts(item)
-            return {role: prompts[role] for role in self.roles}
+            return self.first_prompts({**item, "prompt": problem})[role]
         if self.roles == (MAIN,):
-            return {MAIN: single_prompt(item)}
-        return {AUX: aux_prompt(item), MAIN: main_prompt(item)}
+            return single_prompt(item, problem)
+        return aux_prompt(item, problem) if role == AUX else main_prompt(item, problem)
+
+    def _own_feedback(self, role: str, item: dict, history: Sequence[Turn], lines: str) -> Prompt:
+        """The user's prompt of a role for a later turn. `lines` are those of the feedback."""
+        own_prompt = self.prompt_files.feedback_of(role)
+        assert own_prompt is not None
+        values = {
+            **_fields(item),
+            "feedback": lines,
+            "function": AUX if role == AUX else item["entry_point"],
+            "response": history[-1].joint_action[role],
+        }
+        return own_prompt.make(values, item, lines, history)
 
     def score(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
@@ -175,6 +245,11 @@ class CodeGenerationEnvironment(Environment):
         if self.expert is None or num_later_prompts == 0:
             return {}
         return {"expert": self.expert.plan(items, num_later_prompts, answer_tokens)}
+
+
+def _fields(item: dict) -> dict[str, str]:
+    """The fields of an item that templates may have."""
+    return {**{name: item[name] for name in ("prompt", "entry_point", "task_id")}, "signature": signature(item)}
 
 
 def _slice(sandbox_slice: int | str | None) -> int:

@@ -226,7 +226,10 @@ class LocalExpert:
             team = AgentTeam.from_pretrained(name, None if is_team else [SOLO], dtype="auto")
         except (OSError, ValueError, ImportError, TypeError) as error:
             raise UnavailableError(f"`external.expert_model` {name!r} cannot be loaded: {describe(error)}") from error
-        sampling = {"temperature": self._temperature, "max_new_tokens": self.settings.expert_max_tokens}
+        sampling: dict[str, Any] = {
+            "temperature": self._temperature,
+            "max_new_tokens": self.settings.expert_max_tokens,
+        }
         return TeamSampler(team.requires_grad_(False).eval().to(device()), None, 65536, **sampling)
 
     @property

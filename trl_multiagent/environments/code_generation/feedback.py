@@ -1,6 +1,6 @@
 """The prompts of the second and later turns, made from the verdict on the last answers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from trl_multiagent.environments.base import Prompt, Turn
 from trl_multiagent.environments.code_generation.reward import CodeResult
@@ -22,6 +22,8 @@ def next_prompts(
     mode: str,
     sandbox_slice: int,
     edits: Mapping[str, str] | None = None,
+    hidden_tests: int = 0,
+    own_prompts: Mapping[str, Callable[[str], Prompt]] | None = None,
 ) -> dict[str, Prompt]:
     """
     Makes each agent's prompt for its next answer.
@@ -37,9 +39,12 @@ def next_prompts(
         edits (`Mapping[str, str]`, *optional*):
             For `"expert_edits"`, what the expert proposes for the function of a role. A role without edits gets the prompt of
             `"plain"`.
+        hidden_tests (`int`, *optional*, defaults to `0`): Number of last asserts that never count.
+        own_prompts (`Mapping[str, Callable[[str], Prompt]]`, *optional*): For each role whose prompt the user replaced, a function
+            from the lines of feedback to the prompt.
     """
     result: CodeResult = last_turn.outcome.info
-    checks = slice_checks(result.verdict.checks, sandbox_slice) if result.verdict else ()
+    checks = slice_checks(shown_checks(result.verdict.checks, hidden_tests), sandbox_slice) if result.verdict else ()
     prompts: dict[str, Prompt] = {}
     for role in roles:
         name = AUX if role == AUX else item["entry_point"]
@@ -56,10 +61,24 @@ def next_prompts(
             lines += [*_syntax(result, detailed), *_tests(result, checks, detailed)]
             if role == MAIN and AUX in roles:
                 lines += _aux_usage(result, detailed)
+        if own_prompts and role in own_prompts:
+            prompts[role] = own_prompts[role]("\n".join(lines))
+            continue
         need = " if needed" if mode == "passed" else ""
         lines += [f"Revise your function `{name}`{need}. Answer with the Python code of the function alone."]
         prompts[role] = "\n".join(lines) + "\n"
     return prompts
+
+
+def shown_checks(checks: Sequence[Check], hidden_tests: int) -> Sequence[Check]:
+    """
+    The checks that feedback may be about: all but the last `hidden_tests`, and but those with the same source as one of these. It is
+    empty if there are no more checks than that.
+    """
+    if hidden_tests == 0:
+        return checks
+    hidden = {check.source for check in checks[-hidden_tests:]}
+    return [check for check in checks[:-hidden_tests] if check.source not in hidden]
 
 
 def slice_checks(checks: Sequence[Check], sandbox_slice: int) -> Sequence[Check]:
@@ -100,8 +119,8 @@ def _tests(result: CodeResult, checks: Sequence[Check], detailed: bool) -> list[
     passed = sum(check.status == "passed" for check in checks)
     if not detailed:
         share = {len(checks): "all passed", 0: "none passed"}.get(passed, f"{passed} of {len(checks)} passed")
-        return [f"- Tests: {share}"]
-    lines = [f"- Tests: {passed}/{len(checks)} passed"]
+        return [f"- Tests: {share if checks else 'none shown'}"]
+    lines = [f"- Tests: {f'{passed}/{len(checks)} passed' if checks else 'none shown'}"]
     if result.verdict.definitions.status != "passed":
         lines.append(f"  - The code does not load: {_reason(result.verdict.definitions)}")
         return lines

@@ -1,19 +1,53 @@
-"""The prompts of the first turn. No agent is ever shown another agent's code."""
+"""
+The prompts of the first turn. No agent is ever shown another agent's code.
 
+`problem` is the statement of the problem. It is the item's `prompt`, except where feedback takes its place.
+"""
+
+from dataclasses import dataclass
+
+from trl_multiagent.environments.code_generation.roles import AUX
+from trl_multiagent.environments.prompt_files import OwnPrompt, PromptFiles
 from trl_multiagent.environments.python_code.problems import read_problem
+from trl_multiagent.environments.task import setting
 
 
 UNSEEN = "You cannot see each other's code."
 SEEN = "Your partner's code is above."  # instead of it, in baselines whose agents see each other's code
 
+FIRST = (("prompt", "entry_point", "task_id", "signature"), ("item",))
+LATER = ((*FIRST[0], "feedback", "function", "response"), ("item", "feedback", "history"))
 
-def aux_prompt(item: dict) -> str:
+
+@dataclass
+class CodePrompts(PromptFiles):
+    """The section `prompt_files`."""
+
+    aux: str | None = setting("Template or function for aux's first prompt: a path, or package.module:name.")
+    main: str | None = setting("The same for main.")
+    feedback: str | None = setting("Template or function for the prompts of later turns.")
+    aux_feedback: str | None = setting("The same for aux alone.")
+    main_feedback: str | None = setting("The same for main alone.")
+
+    takes = {"aux": FIRST, "main": FIRST, "feedback": LATER, "aux_feedback": LATER, "main_feedback": LATER}
+
+    def feedback_of(self, role: str) -> OwnPrompt | None:
+        """The prompt that the user gave for a role's later turns."""
+        return self.prompts.get("aux_feedback" if role == AUX else "main_feedback", self.prompts.get("feedback"))
+
+
+def signature(item: dict) -> str:
+    """The header of the function that the item asks for, on one line."""
+    return read_problem(item["prompt"], item["entry_point"]).signature
+
+
+def aux_prompt(item: dict, problem: str) -> str:
     """The first prompt of the aux agent."""
     return f"""\
 Two programmers solve the problem below together. You write a helper function, your partner writes `{item["entry_point"]}` \
 and can call your helper. {UNSEEN}
 
-{item["prompt"].strip()}
+{problem.strip()}
 
 Write the helper:
 - It is named `aux`, does a useful part of the work, and returns its result.
@@ -29,13 +63,13 @@ Your answer:
 """
 
 
-def main_prompt(item: dict) -> str:
+def main_prompt(item: dict, problem: str) -> str:
     """The first prompt of the main agent in a team with an aux agent."""
     return f"""\
 Two programmers solve the problem below together. You write `{item["entry_point"]}`, your partner writes a helper function \
 `aux(...)` that you can call. {UNSEEN}
 
-{item["prompt"].strip()}
+{problem.strip()}
 
 Write the function:
 - It solves the problem with the help of `aux`: use the value that `aux` returns, and do your own part of the work.
@@ -43,7 +77,7 @@ Write the function:
 
 The answer has this form:
 
-{read_problem(item["prompt"], item["entry_point"]).signature}
+{signature(item)}
     ...
     return result
 
@@ -51,12 +85,12 @@ Your answer:
 """
 
 
-def single_prompt(item: dict) -> str:
+def single_prompt(item: dict, problem: str) -> str:
     """The first prompt of an agent that works alone."""
     return f"""\
 Solve the problem below.
 
-{item["prompt"].strip()}
+{problem.strip()}
 
 Write the function:
 - It is complete: everything that it needs is in your answer.
@@ -64,7 +98,7 @@ Write the function:
 
 The answer has this form:
 
-{read_problem(item["prompt"], item["entry_point"]).signature}
+{signature(item)}
     ...
     return result
 

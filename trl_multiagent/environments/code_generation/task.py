@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +14,20 @@ from trl_multiagent.environments.code_generation.environment import CodeGenerati
 from trl_multiagent.environments.code_generation.expert import Expert
 from trl_multiagent.environments.code_generation.expert_settings import ExpertSettings
 from trl_multiagent.environments.code_generation.feedback import EXPERT_EDITS, MODES, OTHER_NAMES
+from trl_multiagent.environments.code_generation.prompts import CodePrompts
 from trl_multiagent.environments.code_generation.reward import COLLABORATION, KINDS, CodeReward
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE, LOCAL_SUFFIXES
+from trl_multiagent.environments.python_code.problems import count_asserts
 from trl_multiagent.environments.python_code.sandbox_settings import SandboxSettings
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
 
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+
+logger = logging.getLogger(__name__)
 
 
 def quoted(choices: tuple[str, ...]) -> str:
@@ -69,11 +75,23 @@ class External(ExpertSettings):
     sandbox_slice: int | Literal["all"] | None = setting(
         "Tests whose results it contains: the first n, the last n if negative, all for 0 or 'all'.", 1
     )
+    hidden_tests: int = setting("Number of an item's last tests that it never contains; the reward uses all.", 0, ge=0)
+    external_prompt_passthrough: (
+        bool | Literal["1", "true", "yes", "y", "on", "0", "false", "no", "n", "off"] | None
+    ) = setting(
+        "Whether the prompt of a later turn is the feedback alone, or (false) the first prompt with the feedback in the place of "
+        "the problem; by default it is the feedback alone."
+    )
 
     def __post_init__(self) -> None:
         self.mode = OTHER_NAMES.get(self.mode, self.mode)
         if self.mode == EXPERT_EDITS:
             self.check_expert()
+
+    @property
+    def passes_prompts_through(self) -> bool:
+        """Whether the prompt of a later turn is the feedback alone."""
+        return self.external_prompt_passthrough not in (False, "0", "false", "no", "n", "off")
 
 
 @dataclass
@@ -118,6 +136,9 @@ def make_environment(
         num_agents=settings.num_agents,
         mode=external.mode,
         sandbox_slice=external.sandbox_slice,
+        hidden_tests=external.hidden_tests,
+        external_prompt_passthrough=external.passes_prompts_through,
+        prompt_files=settings.sections["prompt_files"],
         reward_kind=reward.kind,
         collaboration=reward.collaboration,
         adaptive_timeout=limits.adaptive_timeout,
@@ -142,11 +163,35 @@ def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
     def load(split: str | None) -> Dataset:
         return load_code_dataset(dataset.source, split=split, type=dataset.type, num_agents=settings.num_agents)
 
-    return load(dataset.train_split), None if dataset.eval_split is None else load(dataset.eval_split)
+    train_dataset = load(dataset.train_split)
+    eval_dataset = None if dataset.eval_split is None else load(dataset.eval_split)
+    hidden_tests = settings.sections["external"].hidden_tests
+    for rows in (train_dataset, eval_dataset):
+        if hidden_tests and rows is not None:
+            warn_about_hidden_tests(rows, hidden_tests)
+    return train_dataset, eval_dataset
+
+
+def warn_about_hidden_tests(rows: Dataset, hidden_tests: int) -> None:
+    """Logs which items have no test that feedback may be about."""
+    few = [row["task_id"] for row in rows if count_asserts(row["test"]) <= hidden_tests]
+    if few:
+        logger.warning(
+            "`external.hidden_tests` is %d: feedback on %s%s contains no tests, because there are no more than that.",
+            hidden_tests,
+            ", ".join(few[:3]),
+            f" and {len(few) - 3} other items" if len(few) > 3 else "",
+        )
 
 
 TASK = Task(
     make_environment,
     load_datasets,
-    settings={"dataset": CodeDataset, "external": External, "reward": Reward, "sandbox": SandboxSettings},
+    settings={
+        "dataset": CodeDataset,
+        "external": External,
+        "prompt_files": CodePrompts,
+        "reward": Reward,
+        "sandbox": SandboxSettings,
+    },
 )

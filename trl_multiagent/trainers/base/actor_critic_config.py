@@ -1,4 +1,5 @@
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
@@ -33,7 +34,7 @@ class ActorCriticConfig(RolloutConfig):
             Size of a hidden layer of the value head. By default, the head is linear.
         critic_trains_trunk (`bool`, *optional*, defaults to `True`):
             With `critic_form="head"`: whether the value loss also trains the agent's model.
-        critic_lora_r (`int`, *optional*, defaults to `16`), critic_lora_alpha (`int`, *optional*, defaults to `32`):
+        critic_lora_r (`int`, *optional*, defaults to `8`), critic_lora_alpha (`int`, *optional*, defaults to `16`):
             Rank and scale of the adapters of `critic_form="adapter"`, which cover all linear layers.
         critic_max_length (`int`, *optional*):
             Number of tokens that a critic reads at most, the last ones of its text. By default, it reads all.
@@ -91,8 +92,8 @@ class ActorCriticConfig(RolloutConfig):
     critic_trains_trunk: bool = field(
         default=True, metadata={"help": "Whether the value loss of `critic_form` 'head' also trains the agent."}
     )
-    critic_lora_r: int = field(default=16, metadata={"help": "Rank of the adapters of `critic_form` 'adapter'."})
-    critic_lora_alpha: int = field(default=32, metadata={"help": "Scale of the adapters of `critic_form` 'adapter'."})
+    critic_lora_r: int = field(default=8, metadata={"help": "Rank of the adapters of `critic_form` 'adapter'."})
+    critic_lora_alpha: int = field(default=16, metadata={"help": "Scale of the adapters of `critic_form` 'adapter'."})
     critic_max_length: int | None = field(
         default=None, metadata={"help": "Number of tokens that a critic reads at most, the last ones of its text."}
     )
@@ -119,6 +120,15 @@ class ActorCriticConfig(RolloutConfig):
                 "`critic_models` are for critics with a model of their own, but `critic_form` is 'head': a head is on the "
                 "agent's model. Remove one of them."
             )
+        given = [self.critic_models] if isinstance(self.critic_models, str) else self.critic_models or []
+        for source in map(Path, given):
+            if source.is_absolute() and not source.exists():
+                raise ValueError(f"`critic_models` names {source}, which does not exist.")
+            if source.is_dir() and not (source / "config.json").is_file():
+                raise ValueError(
+                    f"`critic_models` names {source}, which has no model: there is no config.json. Only critics of the form "
+                    "'model' can be a start for others."
+                )
         if isinstance(self.critic_models, list) and self.critic_form == "adapter" and len(set(self.critic_models)) > 1:
             raise ValueError(
                 "`critic_form='adapter'` puts all critics on one base: give one model in `critic_models`."

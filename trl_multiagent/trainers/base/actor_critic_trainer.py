@@ -146,7 +146,7 @@ class ActorCriticTrainer(RolloutTrainer):
             seed=args.seed,
         )
         if team.critics is None:
-            team.critics = make_critics(team, self.critic_roles(team), settings)
+            team.add_critics(make_critics(team, self.critic_roles(team), settings))
         elif (team.critics.names, team.critics.settings) != (tuple(self.critic_roles(team)), settings):
             raise ValueError(
                 f"The team has the critics {list(team.critics.names)} of an earlier trainer with other settings. Save the "

@@ -8,6 +8,7 @@ from trl.import_utils import is_vllm_available
 
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.limits import check_arguments, describe_type, problem_with, read_value, short
+from trl_multiagent.rollout.history import HistoryOptions
 from trl_multiagent.rollout.tree_size import check_tree_size
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
@@ -119,6 +120,20 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         use_chat_template (`bool`, *optional*):
             Whether prompts and histories are rendered as chat messages. By default, they are for each agent whose
             tokenizer has a chat template.
+        memory_mode (`str`, *optional*):
+            The past turns that an agent sees: `"full"` or `"memoryful"` for all, `"last"` for the last one. By default an agent sees all
+            of its own prompts and responses. For this and the next three, see [`~rollout.history.HistoryOptions`].
+        original_prompt (`bool`, *optional*):
+            Whether an agent sees the prompt of its first turn in later turns.
+        previous_prompts (`bool`, *optional*):
+            Whether an agent sees its past prompts.
+        previous_response (`bool`, *optional*):
+            Whether an agent sees its past responses.
+        max_history_length (`int`, *optional*):
+            Maximal number of tokens that the past turns add to a prompt. The oldest turns are left out until the rest fits; the new
+            prompt is never shortened. The metric `agents/<role>/history/dropped_turns` is the mean number of turns left out.
+        max_joint_actions (`int`, *optional*, defaults to `10000`):
+            Largest rollout tree of one item, in joint actions. A configuration with larger trees is refused.
         generation_token_budget (`int`, *optional*, defaults to `262144`):
             Upper bound of prompt and completion tokens in one `generate` call. A level of the tree that needs more is
             generated in several calls. With `None`, a level is never split. Has no effect with vLLM.
@@ -164,6 +179,7 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         "ds3_gather_for_generation",
         "generation_batch_size",
         "generation_token_budget",
+        "max_joint_actions",
         "num_agents",
         "num_completions_to_print",
         "num_generations_eval",
@@ -195,6 +211,9 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         "joint_mode": {"choices": ("align", "cross", "aligned", "crossed")},
         "handoff": {"choices": ("random", "best")},
         "discount": {"ge": 0, "le": 1},
+        "memory_mode": {"choices": ("full", "memoryful", "last")},
+        "max_history_length": {"ge": 0, "le": 1000000000},
+        "max_joint_actions": {"ge": 1, "le": 1000000},
         "generation_token_budget": {"ge": 1},
         "loss_type": {
             "choices": LOSS_TYPES,
@@ -311,6 +330,25 @@ class RolloutConfig(TeamConfig, GRPOConfig):
             "help": "Chat messages for all (True) or no (False) agents; by default for those with a chat template."
         },
     )
+    memory_mode: str | None = field(
+        default=None,
+        metadata={"help": "Past turns that an agent sees: 'full' or 'memoryful', or only the 'last' one."},
+    )
+    original_prompt: bool | None = field(
+        default=None, metadata={"help": "Whether an agent sees the prompt of its first turn in later turns."}
+    )
+    previous_prompts: bool | None = field(
+        default=None, metadata={"help": "Whether an agent sees the prompts of its past turns."}
+    )
+    previous_response: bool | None = field(
+        default=None, metadata={"help": "Whether an agent sees its responses in past turns."}
+    )
+    max_history_length: int | None = field(
+        default=None, metadata={"help": "Most tokens that past turns add to a prompt; the oldest are left out."}
+    )
+    max_joint_actions: int = field(
+        default=10000, metadata={"help": "Largest rollout tree of one item, in joint actions."}
+    )
     generation_token_budget: int | None = field(
         default=262144, metadata={"help": "Upper bound of prompt and completion tokens in one generate call."}
     )
@@ -366,6 +404,17 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         return num_rows // (self.items_per_device * self.world_size) * self.num_iterations
 
     @property
+    def history_options(self) -> HistoryOptions:
+        """What the agents see of their past turns."""
+        return HistoryOptions(
+            self.memory_mode,
+            self.original_prompt,
+            self.previous_prompts,
+            self.previous_response,
+            self.max_history_length,
+        )
+
+    @property
     def joint_actions_per_node(self) -> int:
         """Number of joint actions of one node: G (align) or G^N (cross)."""
         if self.joint_mode == "align" or self.num_agents == 1:
@@ -400,7 +449,14 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         Raises:
             ValueError: the tree of one item is too large, or arguments exclude each other.
         """
-        check_tree_size(self.num_generations, self.num_turns, self.joint_mode, self.handoff, self.num_agents)
+        check_tree_size(
+            self.num_generations,
+            self.num_turns,
+            self.joint_mode,
+            self.handoff,
+            self.num_agents,
+            self.max_joint_actions,
+        )
         if self.importance_ratio == "joint" and self.joint_mode == "cross":
             raise ValueError(
                 "`importance_ratio='joint'` needs `joint_mode='align'`: in 'cross', a completion belongs to several joint "

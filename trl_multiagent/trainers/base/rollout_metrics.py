@@ -120,6 +120,8 @@ def rollout_totals(
             values[f"agents/{role}/completions/clipped_ratio"] += [
                 float(ids[-1] not in ends) for ids in samples.completion_ids
             ]
+            if samples.dropped_turns is not None and node.history:
+                values[f"agents/{role}/history/dropped_turns"].append(float(samples.dropped_turns))
             num_tokens += len(lengths) * len(samples.prompt_ids) + sum(lengths)
             generated_tokens += sum(lengths)
         texts = Counter(text for nodes in levels for node in nodes for text in node.samples[role].texts)

@@ -25,9 +25,10 @@ from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.models.vllm_generation import check_vllm, make_generations
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
-from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
+from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
 from trl_multiagent.rollout.trace import TraceRow, trace_rows
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
+from trl_multiagent.rollout.tree_size import check_tree_size
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.alarms import Alarms
 from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
@@ -105,6 +106,14 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
     ):
         check_team(team, environment, args.num_agents)
+        check_tree_size(
+            args.num_generations,
+            args.num_turns,
+            args.joint_mode,
+            args.handoff,
+            len(team.roles),
+            args.max_joint_actions,
+        )
         check_reference_sync(team, args)
         if args.use_vllm:
             check_vllm(team.policies, args)
@@ -298,17 +307,22 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
 
     def _sample_agent(self, role: str, nodes: list[Node], num_generations: int, synchronized: bool) -> list[Samples]:
         with self.agent_scope(role):
-            prompt_ids = self._tokenize_nodes(role, nodes)
+            prompts = self._whole_prompts(role, nodes)
             if synchronized:
                 # ZeRO-3 gathers the weights next, and a process that has failed cannot take part in that
                 error_barrier(self.accelerator)
             with self._timed("generate"):
-                groups, logps = self._generate_groups(role, prompt_ids, num_generations)
+                groups, logps = self._generate_groups(role, [prompt.ids for prompt in prompts], num_generations)
                 return [
                     Samples(
-                        ids, group, self.processing_class.batch_decode(group, skip_special_tokens=True), group_logps
+                        prompt.ids,
+                        group,
+                        self.processing_class.batch_decode(group, skip_special_tokens=True),
+                        group_logps,
+                        prompt.prompt,
+                        prompt.dropped_turns,
                     )
-                    for ids, group, group_logps in zip(prompt_ids, groups, logps, strict=True)
+                    for prompt, group, group_logps in zip(prompts, groups, logps, strict=True)
                 ]
 
     def _generate_groups(self, role: str, prompt_ids: list[list[int]], num_generations: int) -> tuple[list, list]:
@@ -340,17 +354,36 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
         return groups, [None] * len(groups)
 
     def _tokenize_nodes(self, role: str, nodes: list[Node]) -> list[list[int]]:
-        """Tokenizes one agent's prompt at each node. It contains the agent's past prompts and responses."""
-        if not nodes:
-            return []
-        as_chat = uses_chat_template(self.processing_class, self.args.use_chat_template)
-        whole_prompts = [whole_prompt(role, node.history, node.prompts[role], as_chat) for node in nodes]
-        prompt_ids = self._tokenize_prompts(whole_prompts)[0]
-        if not all(prompt_ids):
+        """The token ids of one agent's prompt at each node."""
+        return [prompt.ids for prompt in self._whole_prompts(role, nodes)]
+
+    def _whole_prompts(self, role: str, nodes: list[Node]) -> list[WholePrompt]:
+        """Makes one agent's prompt at each node, with what it sees of its past prompts and responses."""
+        prompts = tokenize_nodes(
+            role,
+            nodes,
+            self.processing_class,
+            end_tokens=self.eos_token_ids,
+            as_chat=uses_chat_template(self.processing_class, self.args.use_chat_template),
+            options=self.args.history_options,
+            tokenize=lambda prompts: self._tokenize_prompts(prompts)[0],
+            render=self._render_chat,
+        )
+        if not all(prompt.ids for prompt in prompts):
             raise ValueError(
                 f"A prompt of agent {role!r} has no tokens: the environment must return prompts that have some."
             )
-        return prompt_ids
+        return prompts
+
+    def _render_chat(self, messages: list[dict[str, str]]) -> str:
+        """The text that `_tokenize_prompts` tokenizes."""
+        return self.processing_class.apply_chat_template(
+            messages,
+            chat_template=self.chat_template,
+            add_generation_prompt=True,
+            tokenize=False,
+            **self.chat_template_kwargs,
+        )
 
     @property
     def _chat_roles(self) -> frozenset[str]:

@@ -1,0 +1,278 @@
+"""What an agent sees of its past turns, as text and as tokens."""
+
+import itertools
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from trl_multiagent.environments.base import Outcome, Turn
+from trl_multiagent.rollout.history import FULL_HISTORY, HistoryOptions, tokenize_nodes, whole_prompt
+from trl_multiagent.rollout.tree import Node, Samples, grow_trees, joint_action_indices, judge_nodes
+from trl_multiagent.team.sampler import TeamSampler
+
+from tiny import byte_tokenizer, tiny_environment, tiny_items, tiny_team
+
+
+# A turn ends with the token that ends completions
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+OTHER_END = TEMPLATE.replace("<eos>", "</turn>")
+# Removes what models of some families write before their answer, from all turns but the last
+STRIPS = TEMPLATE.replace("m.content", "(m.content.split('|')[-1] if m.role == 'assistant' else m.content)")
+ALTERNATES = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}<eos>{% endfor %}<assistant>"
+)
+EOS = 256
+
+
+def past(*turns):
+    return [Turn({"main": prompt}, {"main": response}, Outcome(0.0)) for prompt, response in turns]
+
+
+HISTORY = past(("P1 ", "R1"), ("P2 ", "R2"), ("P3 ", "R3"))
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({}, "P1 R1 P2 R2 P3 R3"),
+        ({"memory_mode": "full"}, "P1 R1 P2 R2 P3 R3"),
+        ({"memory_mode": "memoryful"}, "P1 R1 P2 R2 P3 R3"),
+        ({"memory_mode": "last"}, "P3 R3"),
+        ({"memory_mode": "last", "original_prompt": True}, "P1 P3 R3"),
+        ({"memory_mode": "last", "previous_prompts": False}, "R3"),
+        ({"memory_mode": "last", "previous_response": False}, "P3"),
+        ({"memory_mode": "full", "previous_prompts": False}, "R1 R2 R3"),
+        ({"memory_mode": "full", "previous_prompts": False, "original_prompt": True}, "P1 R1 R2 R3"),
+        ({"memory_mode": "full", "previous_response": False}, "P1 P2 P3"),
+        ({"memory_mode": "full", "original_prompt": False}, "R1 P2 R2 P3 R3"),
+        # CoMLRL's first flags are about the first prompt and the last response
+        ({"original_prompt": True, "previous_response": True}, "P1 R3"),
+        ({"original_prompt": False, "previous_response": True}, "R3"),
+        ({"original_prompt": True, "previous_response": False}, "P1"),
+        ({"original_prompt": False, "previous_response": False}, ""),
+        ({"original_prompt": False}, "R3"),
+        ({"previous_response": False}, "P1"),
+        ({"previous_prompts": False}, "R3"),
+        ({"previous_prompts": True}, "P1 P3 R3"),
+    ],
+)
+def test_options_select_parts_of_the_past(options, shown):
+    text = whole_prompt("main", HISTORY, "P4", False, HistoryOptions(**options))
+    assert [word for word in text.split() if word[0] in "PR" and len(word) == 2] == [*shown.split(), "P4"]
+    messages = whole_prompt("main", HISTORY, "P4", True, HistoryOptions(**options))
+    words = " ".join(message["content"] for message in messages).split()
+    assert [word for word in words if word[0] in "PR" and len(word) == 2] == [*shown.split(), "P4"]
+
+
+@pytest.mark.parametrize("options", [{"original_prompt": True, "previous_response": True}, {"memory_mode": "last"}])
+@pytest.mark.parametrize("as_chat", [False, True])
+def test_after_one_turn_there_is_only_one_past(options, as_chat):
+    arguments = ("main", HISTORY[:1], "P2", as_chat)
+    assert whole_prompt(*arguments, HistoryOptions(**options)) == whole_prompt(*arguments)
+
+
+SYSTEM = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+
+
+@pytest.mark.parametrize("first", ["P1", SYSTEM])
+@pytest.mark.parametrize("later", ["P", [{"role": "user", "content": "P"}]])
+def test_roles_of_chat_messages_alternate(first, later):
+    history = past((first, "R1"), (later, "R2"), (later, "R3"))
+    flags = (None, True, False)
+    for mode, original, prompts, response in itertools.product((None, "full", "last"), flags, flags, flags):
+        for dropped in range(4):
+            options = HistoryOptions(mode, original, prompts, response)
+            roles = [m["role"] for m in whole_prompt("main", history, later, True, options, dropped)]
+            roles = roles[1:] if roles[0] == "system" else roles
+            assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"], options
+    assert SYSTEM == [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]  # the environment's own
+
+
+# Tokens
+
+
+def merging_tokenizer(template=None):
+    """A byte tokenizer that also has tokens of two letters, so that a text has several splits."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("a", "b"), ("c", "d"), ("Ċ", "Ċ"), ("b", "Ċ")]
+    vocabulary = {x: k for k, x in enumerate([*alphabet, "<eos>", "<pad>", "ab", "cd", "ĊĊ", "bĊ"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
+    fast.chat_template = template
+    return fast
+
+
+def letters(tokenizer, text, end=True):
+    """A completion that consists of tokens of one byte."""
+    return [*(tokenizer.convert_tokens_to_ids(tokenizer.tokenize(x))[0] for x in text), *([EOS] if end else [])]
+
+
+def play(tokenizer, answers, options=FULL_HISTORY, prompts=None):
+    """Plays an episode with these completions, as token ids. Returns each turn's samples, and its prompt tokenized as a whole."""
+    as_chat = tokenizer.chat_template is not None
+
+    def render(prompt):
+        if isinstance(prompt, str):
+            return prompt
+        return tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+
+    def tokenize(prompts):
+        return [tokenizer(render(prompt), add_special_tokens=not as_chat)["input_ids"] for prompt in prompts]
+
+    history, before, samples, whole = (), {}, [], []
+    for turn, answer in enumerate(answers):
+        prompt = prompts[turn] if prompts else f"Prompt {turn}:\n"
+        node = Node({}, history, {"main": prompt}, continues=before)
+        (made,) = tokenize_nodes("main", [node], tokenizer, [EOS], as_chat, options, tokenize, render)
+        text = tokenizer.decode(answer, skip_special_tokens=True)
+        samples.append(Samples(made.ids, [answer], [text], prompt=made.prompt, dropped_turns=made.dropped_turns))
+        whole += tokenize([made.prompt])
+        before = {"main": (samples[-1], 0)}
+        history = (*history, Turn({"main": prompt}, {"main": text}, Outcome(0.0)))
+    return samples, whole
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE, OTHER_END, ALTERNATES])
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_turn_begins_with_the_tokens_of_the_turn_before(template, ends):
+    tokenizer = merging_tokenizer(template)
+    answers = [letters(tokenizer, text, ends) for text in ("ab cd", "cdab\n", "abab")]
+    samples, whole = play(tokenizer, answers)
+    for before, after, ids in zip(samples, samples[1:], whole[1:], strict=False):
+        completion = before.completion_ids[0]
+        if template in (None, OTHER_END) and ends:
+            completion = completion[:-1]  # the text of the prompt has another end of a turn, or none
+        start = before.prompt_ids + completion
+        assert after.prompt_ids[: len(start)] == start
+        assert after.prompt_ids != ids and tokenizer.decode(after.prompt_ids) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE, OTHER_END, ALTERNATES])
+@pytest.mark.parametrize("ends", [True, False])
+def test_tokens_are_those_of_the_text_where_the_round_trip_is_exact(template, ends):
+    for tokenizer in (byte_tokenizer(template), merging_tokenizer(template)):
+        answers = [
+            tokenizer("ab é cd")["input_ids"] + [EOS] * ends,
+            [*tokenizer("cd")["input_ids"], *[EOS] * ends],
+            [],
+        ]
+        samples, whole = play(tokenizer, answers)
+        assert [sample.prompt_ids for sample in samples] == whole
+
+
+@pytest.mark.parametrize(
+    ("template", "answer"),
+    [
+        (STRIPS, "ab|ab"),  # the template removes a part
+        (TEMPLATE.replace("m.content", "m.content | trim"), "ab "),
+        (TEMPLATE.replace("m.content", "m.content | upper"), "ab"),
+        ("{{ messages[-1].content }}", "ab"),  # the template shows no past
+    ],
+)
+def test_templates_that_change_the_past_are_rendered_as_a_whole(template, answer):
+    tokenizer = merging_tokenizer(template)
+    samples, whole = play(tokenizer, [letters(tokenizer, answer), []])
+    assert samples[1].prompt_ids == whole[1]
+
+
+def test_special_tokens_that_an_agent_writes_do_not_reach_its_next_prompt():
+    tokenizer = merging_tokenizer(TEMPLATE)
+    pad = tokenizer.pad_token_id
+    samples, whole = play(tokenizer, [[*letters(tokenizer, "a", False), pad, *letters(tokenizer, "b")], []])
+    assert samples[1].prompt_ids == whole[1] and pad not in samples[1].prompt_ids
+
+
+def test_a_tokenizer_that_adds_a_space_to_every_text():
+    vocabulary = {x: k for k, x in enumerate([*"▁abcdePromt0123:\n<>usr/in", "<unk>", "<eos>"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>")
+    samples, whole = play(fast, [fast("ab cd")["input_ids"], fast("dab")["input_ids"], []])
+    assert [fast.decode(sample.prompt_ids) for sample in samples] == [fast.decode(ids) for ids in whole]
+
+
+def test_bytes_that_are_no_text():
+    tokenizer = byte_tokenizer(TEMPLATE)
+    samples, whole = play(tokenizer, [[tokenizer("é")["input_ids"][0], EOS], []])
+    assert tokenizer.decode(samples[1].prompt_ids) == tokenizer.decode(whole[1])
+    assert (
+        samples[1].prompt_ids[: len(samples[0].prompt_ids) + 2] == samples[0].prompt_ids + samples[0].completion_ids[0]
+    )
+
+
+# A past turn is 14 tokens as text, and 31 as chat messages
+@pytest.mark.parametrize(
+    ("template", "limit", "dropped"),
+    [
+        (None, None, [None] * 4),
+        (None, 0, [0, 1, 2, 3]),
+        (None, 27, [0, 0, 1, 2]),
+        (None, 28, [0, 0, 0, 1]),
+        (TEMPLATE, None, [None] * 4),
+        (TEMPLATE, 30, [0, 1, 2, 3]),
+        (TEMPLATE, 61, [0, 0, 1, 2]),
+        (TEMPLATE, 62, [0, 0, 0, 1]),
+        (TEMPLATE, 10000, [0, 0, 0, 0]),
+    ],
+)
+def test_the_limit_drops_the_oldest_turns(template, limit, dropped):
+    tokenizer = byte_tokenizer(template)
+    answers = [[*tokenizer(f"R{k}")["input_ids"], EOS] for k in range(4)]
+    samples, _ = play(tokenizer, answers, HistoryOptions(max_history_length=limit))
+    assert [sample.dropped_turns for sample in samples] == dropped
+    for turn, sample in enumerate(samples):
+        text = tokenizer.decode(sample.prompt_ids)
+        assert [f"Prompt {k}:" in text for k in range(turn + 1)] == [
+            k >= (dropped[turn] or 0) for k in range(turn + 1)
+        ]
+
+
+def test_a_first_prompt_that_is_asked_for_is_dropped_last():
+    tokenizer = byte_tokenizer()
+    answers = [[*tokenizer(f"R{k}" * 9)["input_ids"], EOS] for k in range(4)]
+    for limit, shown, dropped in ((42, [0, 2], 1), (41, [0], 2), (12, [0], 2), (11, [], 3)):
+        options = HistoryOptions(memory_mode="full", original_prompt=True, max_history_length=limit)
+        last = play(tokenizer, answers, options)[0][-1]
+        text = tokenizer.decode(last.prompt_ids)
+        assert [k for k in range(3) if f"Prompt {k}:" in text] == shown and text.endswith("Prompt 3:\n")
+        assert last.dropped_turns == dropped
+
+
+# Whole trees, with models
+
+
+@pytest.mark.parametrize("roles", [("a",), ("a", "b"), ("a", "b", "c")])
+@pytest.mark.parametrize("template", [None, TEMPLATE])
+def test_trees_of_three_turns(roles, template):
+    team, environment = tiny_team(roles, template), tiny_environment(roles)
+    sampler = TeamSampler(team, max_new_tokens=3, suppress_tokens=[257])  # no padding in the middle
+    levels = grow_trees(
+        [tiny_items(1)[0]],
+        environment,
+        sampler,
+        lambda nodes: judge_nodes(environment, nodes),
+        num_turns=3,
+        num_generations=2,
+        joint_mode="cross",
+    )
+    size = len(joint_action_indices("cross", len(roles), 2))
+    assert [len(nodes) for nodes in levels] == [1, size, size**2]
+    for node in itertools.chain(*levels[:2]):
+        for action, child in node.children.items():
+            for k, role in enumerate(roles):
+                before = node.samples[role]
+                completion = before.completion_ids[node.indices[action][k]]
+                start = before.prompt_ids + (
+                    completion[:-1] if template is None and completion[-1] == EOS else completion
+                )
+                assert child.samples[role].prompt_ids[: len(start)] == start
+                for other in set(roles) - {role}:
+                    assert f"part {other}:" not in team.tokenizers[role].decode(child.samples[role].prompt_ids)

@@ -1,0 +1,154 @@
+"""Prompts that a user puts in the place of a family's own: templates in files, or functions."""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Formatter
+from typing import Any, ClassVar
+
+from trl_multiagent.environments.base import Prompt, check_prompt
+from trl_multiagent.environments.imports import import_object
+from trl_multiagent.environments.task_errors import show, task_code
+
+
+FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")  # package.module:name
+
+
+@dataclass(frozen=True)
+class OwnPrompt:
+    """
+    A prompt that the user gave: a template or a function.
+
+    Args:
+        setting (`str`): The setting that gave it, for messages.
+        template (`str`, *optional*): Text with fields such as `{prompt}`.
+        function (`Callable`, *optional*): A function that returns a prompt.
+    """
+
+    setting: str
+    template: str | None = None
+    function: Callable[..., Prompt] | None = None
+
+    def make(self, values: Mapping[str, str], *arguments: Any) -> Prompt:
+        """
+        Makes the prompt.
+
+        Args:
+            values (`Mapping[str, str]`): The values of a template's fields.
+            *arguments: The arguments of a function.
+
+        Raises:
+            TaskError: the function failed, or did not return a prompt.
+        """
+        if self.function is None:
+            return (self.template or "").format(**values)
+        name = f"The function of `{self.setting}`"
+        with task_code(name):
+            prompt = self.function(*arguments)
+        check_prompt(name, prompt)
+        return prompt
+
+
+@dataclass
+class PromptFiles:
+    """
+    Base of a section whose settings each replace one prompt of a family. The value of a setting is the path of a template in UTF-8, a
+    function as `package.module:name`, or the text of a template, which contains a brace or the end of a line.
+
+    A subclass names in `takes`, for each setting, the fields of its templates and the names of its function's arguments.
+    """
+
+    takes: ClassVar[dict[str, tuple[Sequence[str], Sequence[str]]]] = {}
+    section: ClassVar[str] = "prompt_files"
+
+    def __post_init__(self) -> None:
+        self.prompts = {
+            name: read_prompt(f"{self.section}.{name}", value, *self.takes[name])
+            for name, value in self.given().items()
+        }
+
+    def given(self) -> dict[str, str]:
+        """The settings that have a value."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def saved(self) -> dict[str, str]:
+        """The settings with the texts of the templates in place of their paths. They are saved with the run."""
+        saved = self.given()
+        for name, prompt in self.prompts.items():
+            if prompt.template is not None and is_text(prompt.template):
+                saved[name] = prompt.template.replace("${", "\\${")  # `${` would refer to another setting
+        return saved
+
+
+def is_text(value: str) -> bool:
+    """Whether the value of a setting is the text of a template."""
+    return "{" in value or "\n" in value
+
+
+def read_prompt(setting: str, value: str, fields: Sequence[str], arguments: Sequence[str]) -> OwnPrompt:
+    """
+    Reads the value of a setting.
+
+    Args:
+        setting (`str`): The setting, for messages.
+        value (`str`): See [`PromptFiles`].
+        fields (`Sequence[str]`): The fields that a template may have.
+        arguments (`Sequence[str]`): The arguments of a function.
+
+    Raises:
+        ValueError: there is no such file or function, the file is not UTF-8 text, or the template has another field.
+    """
+    if is_text(value):
+        check_template(f"`{setting}`", value, fields)
+        return OwnPrompt(setting, template=value)
+    if FUNCTION.fullmatch(value):
+        function = import_object(setting, value)
+        if not callable(function):
+            raise ValueError(f"`{setting}` names {value!r}, which is {show(function)}, not a function.")
+        try:
+            inspect.signature(function).bind(*arguments)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"`{setting}` names {value!r}, which must be a function of {len(arguments)} "
+                f"argument{'s' * (len(arguments) > 1)}: {', '.join(arguments)}."
+            ) from None
+        return OwnPrompt(setting, function=function)
+    try:
+        template = Path(value).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ValueError(
+            f"`{setting}` is {value!r}, but there is no such file in {Path.cwd()}. Give the path of a template, or a function as "
+            "package.module:name."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"`{setting}`: the file {value} is not UTF-8 text: {error}. Save it as UTF-8.") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"`{setting}`: the file {value!r} cannot be read: {error}.") from None
+    if not template.strip():
+        raise ValueError(f"`{setting}`: the file {value} is empty.")
+    check_template(f"`{setting}`: the file {value}", template, fields)
+    return OwnPrompt(setting, template=template)
+
+
+def check_template(name: str, template: str, fields: Sequence[str]) -> None:
+    """
+    Refuses a template that cannot be filled.
+
+    Raises:
+        ValueError: it has a field other than `fields`, or a brace without its partner.
+    """
+    advice = f"Fields are {', '.join(f'{{{field}}}' for field in fields)}; write {{{{ and }}}} for braces."
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"{name} is not a template: {error}. {advice}") from None
+    for _, field, form, conversion in parts:
+        if field is None:
+            continue
+        written = f"{{{field}{f'!{conversion}' if conversion else ''}{f':{form}' if form else ''}}}"
+        if field not in fields or form or conversion:
+            raise ValueError(f"{name} has the field {written}, which is not known. {advice}")
