@@ -14,10 +14,12 @@ The other columns are optional:
 | `r_ref_chosen_logps`, `r_ref_rejected_logps` | log-probabilities of the answers of role r under its reference policy |
 """
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import datasets
 from datasets import Dataset
 
 
@@ -71,6 +73,21 @@ def make_row(
             answers = tuple([{"role": "assistant", "content": answer}] for answer in answers)
         row |= dict(zip(text_columns(role), (prompt, *answers), strict=True))
     return {**row, CHOSEN_REWARD: chosen_reward, REJECTED_REWARD: rejected_reward, **others}
+
+
+@contextlib.contextmanager
+def temporary_cache_files() -> Iterator[None]:
+    """
+    Inside, datasets that are derived from others are not cached beside them but in temporary files. Preferences belong to the
+    user, and their folder may be read-only.
+    """
+    was_enabled = datasets.is_caching_enabled()
+    datasets.disable_caching()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            datasets.enable_caching()
 
 
 def check_preferences(dataset: Dataset, roles: Sequence[str], name: str = "train_dataset") -> None:

@@ -96,6 +96,8 @@ def test_other_models(tmp_path, tiny_model):
         comparator = make_comparator(tiny_team(), config(tmp_path, "model", **names))
         assert comparator.team.roles == ("aux", "main") and comparator.name.startswith("model:")
         assert not any(parameter.requires_grad for parameter in comparator.team.parameters())
+    with pytest.raises(ValueError, match="The comparator cannot be loaded from 'no-such-model'"):
+        make_comparator(tiny_team(), config(tmp_path, "model", comparator_model_name="no-such-model"))
     rows = collect(tmp_path / "rows", "model", comparator_model_name=tiny_model)
     assert {*rows["chosen_by"], *rows["rejected_by"]} == {"current", f"model:{tiny_model}"}
     with pytest.raises(ValueError, match=r"has the roles \['left', 'right'\], the team \['aux', 'main'\]"):

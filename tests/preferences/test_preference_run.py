@@ -134,6 +134,29 @@ def test_wrong_settings_are_one_line(algorithm, argv, problem, capsys, run, tmp_
     assert scored == []
 
 
+def test_wrong_preferences_are_one_line_before_anything_is_loaded(capsys, run, tmp_path):
+    Path("rows.csv").write_text("aux_prompt")
+    texts = {"aux_prompt": "a", "aux_chosen": "b", "aux_rejected": "c", "main_prompt": "d", "main_chosen": "e"}
+    Path("rows.jsonl").write_text(json.dumps(texts | {"main_rejected": None}))
+    for flags in ([], ["--dry_run"]):
+        for name, problem in (
+            ("rows.csv", "rows.csv is no .jsonl, .json or .parquet file"),
+            ("rows.jsonl", "Row 0 of `rows.jsonl`: 'main_rejected' is None"),
+            ("no/dataset", "Couldn't reach 'no/dataset' on the Hub"),
+        ):
+            with pytest.raises(SystemExit) as exit_info:
+                run("madpo", "run", "--preference_dataset", name, *flags)
+            (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+            assert exit_info.value.code == 2 and line.startswith("run: error: ") and problem in line
+    assert not Path("run").exists()
+    roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
+    chat = {f"{r}_{side}": [{"role": x, "content": side}] for r in ("aux", "main") for side, x in roles.items()}
+    Path("rows.jsonl").write_text(json.dumps(chat))
+    with pytest.raises(SystemExit) as exit_info:
+        run("madpo", "run", "--preference_dataset", "rows.jsonl")
+    assert exit_info.value.code == 2 and "the tokenizer of 'aux' has no chat template" in capsys.readouterr().err
+
+
 def test_madpo_collects_once_and_trains_once(run, capsys, tiny_model, tmp_path):
     run("madpo", "run", "--override", "dataset.eval_split=test", "--eval_strategy", "epoch")
     assert sum(scored[:3]) == 6 * 4  # the collection, before the evaluation

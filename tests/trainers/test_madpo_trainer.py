@@ -4,10 +4,11 @@ import json
 
 import pytest
 import torch
+from datasets import load_from_disk
 from pairs import Shift, pair_config, pair_trainer, pairs
 from transformers.utils import logging
 
-from trl_multiagent import AgentTeam, MADPOConfig, MADPOTrainer
+from trl_multiagent import AgentTeam, JointRewardConfig, JointRewardTrainer, MADPOConfig, MADPOTrainer
 from trl_multiagent.preference_rows import reference_columns, text_columns
 
 from tiny import FORMS, team_of, tiny_environment, tiny_items, tiny_team
@@ -189,6 +190,10 @@ def test_impossible_settings_are_refused(tmp_path, settings, problem):
             r"`eval_dataset\['a'\]` has the columns \['x'\], which are no joint pref",
         ),
         ({"max_length": 20}, "Row 2 of `train_dataset`: 'main_prompt' has 20 tokens, which leaves no token"),
+        (
+            {"train_dataset": pairs(chat=True)},
+            "'aux_prompt' has chat messages, but the tokenizer of 'aux' has no chat",
+        ),
         ({"environment": tiny_environment(["aux"])}, r"The team has the roles \['aux', 'main'\], the environment"),
         ({"environment": "task"}, "`environment` must be an `Environment`"),
     ],
@@ -211,6 +216,25 @@ def test_answers_that_are_cut_are_reported(tmp_path, caplog, monkeypatch):
     assert any(
         "pairs of answers in `train_dataset` are longer than the `max_length` of 27" in x for x in caplog.messages
     )
+
+
+def test_preferences_of_another_form_than_the_prompts_are_reported(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.get_logger("trl_multiagent"), "propagate", True)
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    for setting, number in ((None, 2), (False, 0)):
+        caplog.clear()
+        team = tiny_team(chat_template=template)
+        pair_trainer(tmp_path, team, environment=tiny_environment(), use_chat_template=setting)
+        assert sum("sees other prompts than the evaluation" in message for message in caplog.messages) == number
+
+
+def test_the_folder_of_the_preferences_stays_as_it_is(tmp_path, tiny_model):
+    pairs().save_to_disk(tmp_path / "pairs")
+    before = sorted((tmp_path / "pairs").iterdir())
+    pair_trainer(tmp_path / "madpo", train_dataset=load_from_disk(tmp_path / "pairs"))
+    args = pair_config(tmp_path / "judge", JointRewardConfig)
+    JointRewardTrainer(tiny_model, args, load_from_disk(tmp_path / "pairs"))
+    assert sorted((tmp_path / "pairs").iterdir()) == before
 
 
 def test_the_configuration_has_defaults(tmp_path, monkeypatch):

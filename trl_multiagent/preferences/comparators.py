@@ -97,8 +97,7 @@ def make_comparator(
         [`Comparator`] or `None`: `None` without a comparator.
 
     Raises:
-        ValueError: the saved team has other roles, or there is no saved team.
-        OSError: the model cannot be loaded.
+        ValueError: the model or team cannot be loaded, it has other roles, or there is no saved team.
     """
     policy = config.comparator_policy
     if policy is None:
@@ -163,10 +162,19 @@ def history_folder(config: PreferenceConfig, round: int) -> Path | None:
 
 
 def load(names: str | Sequence[str], roles: Sequence[str], like: AgentTeam) -> AgentTeam:
-    """Loads a team that is not trained, with the data type and on the device of another one."""
+    """
+    Loads a team that is not trained, with the data type and on the device of another one.
+
+    Raises:
+        ValueError: it cannot be loaded, or has other roles.
+    """
     names = names if isinstance(names, str) else list(names)
     is_team = isinstance(names, str) and (Path(names) / TEAM_FILE).is_file()
-    team = AgentTeam.from_pretrained(names, None if is_team else roles, share_weights=_shares(names, roles, is_team))
+    shares = _shares(names, roles, is_team)
+    try:
+        team = AgentTeam.from_pretrained(names, None if is_team else roles, share_weights=shares)
+    except (OSError, ValueError, ImportError, TypeError) as error:  # transformers and PEFT raise errors of many kinds
+        raise ValueError(f"The comparator cannot be loaded from {names!r}: {' '.join(str(error).split())}") from error
     if team.roles != tuple(roles):
         raise ValueError(f"The comparator {names} has the roles {list(team.roles)}, the team {list(roles)}.")
     return team.requires_grad_(False).eval().to(device=like.device, dtype=like.dtype)

@@ -34,7 +34,9 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
 
     Raises:
         FileNotFoundError: there is no such file or folder.
-        ValueError: the collection is not complete, or a column or row is malformed; the message names the row and the field.
+        OSError: the Hub cannot be reached.
+        ValueError: the file is of another kind, the collection is not complete, or a column or row is malformed; the message
+            names the row and the field.
     """
     path = Path(name)
     if path.suffix in LOCAL_SUFFIXES:
@@ -44,6 +46,8 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
             what = "an unfinished collection; start it again to finish it" if is_unfinished(path) else "no dataset"
             raise ValueError(f"{path} holds {what}.")
         preferences = select_rows(load_from_disk(path), split, name)
+    elif path.is_file():
+        raise ValueError(f"{path} is no {LOCAL_FILE}, from which preferences are read.")
     elif path.is_absolute() or name.count("/") != 1:
         raise FileNotFoundError(
             f"There is no folder {name}. Preferences are in a folder, a {LOCAL_FILE}, or on the Hub."

@@ -196,10 +196,13 @@ def run_phases(
     try:
         environment = recipe.make_environment()
         recipe.check_team(environment.roles)
+        if recipe.given_preferences is None:
+            given = None
+            check_comparator(recipe.preferences)
+        else:
+            given = load_preferences(recipe.given_preferences, environment.roles)
         if recipe.dry_run:
             return print_plan(recipe, environment)
-        if recipe.given_preferences is None:
-            check_comparator(recipe.preferences)
         recipe.check_run_folder()
         items, eval_items = recipe.load_datasets()
     except (ValueError, OSError, RuntimeError) as error:  # of the task: rows, splits, files, the machine's protection
@@ -207,7 +210,7 @@ def run_phases(
     recipe.check_run(environment, items)
     run = run_class(recipe, environment, items, eval_items)
     try:
-        trainer = run.train_once() if recipe.num_iterations is None else run.train_rounds(recipe.num_iterations)
+        trainer = run.train_once(given) if recipe.num_iterations is None else run.train_rounds(recipe.num_iterations)
     except (NoPairsError, ConfigError) as error:
         fail(recipe.prog, error)
     if trainer is not None:
@@ -291,21 +294,23 @@ class PreferenceRun:
 
     # One round
 
-    def train_once(self) -> Any:
-        """Collects preferences, unless the user gave some, and trains on them. `None` if that was done before."""
+    def train_once(self, given: Dataset | None = None) -> Any:
+        """
+        Collects preferences, unless the user gave some, and trains on them. `None` if that was done before.
+
+        Args:
+            given ([`~datasets.Dataset`], *optional*): The preferences that the user gave, checked.
+        """
         recipe = self.recipe
         folder = recipe.run_folder
         if (folder / RESULTS_FILE).is_file():
             self.say(f"The run in {folder} is complete.")
             return None
         self.write_settings()
-        if recipe.given_preferences is None:
+        if given is None:
             preferences, numbers = self.collect(0, Path(recipe.preferences.output_dir), None, self.environment)
         else:
-            try:
-                preferences, numbers = load_preferences(recipe.given_preferences, self.roles), {}
-            except (ValueError, FileNotFoundError) as error:
-                fail(recipe.prog, error)
+            preferences, numbers = given, {}
         if len(preferences) == 0:
             raise NoPairsError(no_pairs(recipe.preferences.output_dir))
         trainer, checkpoint = self.make_trainer(preferences, folder, None, recipe.resume_from_checkpoint)
@@ -530,14 +535,19 @@ class PreferenceRun:
             checkpoint = get_last_checkpoint(str(folder))
         finished = checkpoint is not None and has_taken_all_steps(checkpoint, len(rows), args)
         forget_engine()
-        trainer = recipe.trainer_class(
-            team=recipe.load_team(self.roles, checkpoint if finished else source),
-            environment=environment,
-            args=args,
-            train_dataset=rows,
-            eval_dataset=self.eval_items,
-            callbacks=self.callbacks(),
-        )
+        try:
+            trainer = recipe.trainer_class(
+                team=recipe.load_team(self.roles, checkpoint if finished else source),
+                environment=environment,
+                args=args,
+                train_dataset=rows,
+                eval_dataset=self.eval_items,
+                callbacks=self.callbacks(),
+            )
+        except TaskError:
+            raise
+        except ValueError as error:  # such as rows that do not fit the tokenizers or `max_length`
+            raise ConfigError(str(error)) from error
         if finished:
             assert checkpoint is not None
             trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json"))

@@ -48,10 +48,12 @@ def run_reward_model(
         if not isinstance(settings.model_names, str):
             raise ConfigError("A reward model starts from one model: set `agent_model.name` instead of `agents`.")
         args = make_args(settings)
+        from trl_multiagent.preferences import load_preferences
         from trl_multiagent.recipe.recipe import make_peft_config
 
         peft_config = make_peft_config(settings)
         environment = make_environment(settings, Path(args.output_dir))
+        preferences = load_preferences(name, environment.roles)
         if dry_run:
             print("Dry run: no model was loaded, nothing was written.")
             for label, text in (
@@ -61,11 +63,9 @@ def run_reward_model(
             ):
                 print(f"  {label:<15}  {text}")
             return
-        from trl_multiagent.preferences import load_preferences
         from trl_multiagent.recipe.reward_phase import summary, train_reward_model
 
         logging.basicConfig(format="%(message)s")
-        preferences = load_preferences(name, environment.roles)
         model = settings.model_names
         if model in settings.task.models:
             with args.main_process_first():

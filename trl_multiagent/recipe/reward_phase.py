@@ -9,6 +9,7 @@ from accelerate import PartialState
 from datasets import Dataset
 from peft import PeftConfig
 
+from trl_multiagent.files import write_text
 from trl_multiagent.recipe.settings import ConfigError
 from trl_multiagent.trainers.base.distribution import forget_engine
 from trl_multiagent.trainers.base.run_settings import digest_of_rows
@@ -57,7 +58,7 @@ def train_reward_model(
     state.wait_for_everyone()  # all processes have looked before one writes
     if state.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
-        saved.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        write_text(saved, json.dumps(settings, indent=2) + "\n")
     forget_engine()
     trainer = JointRewardTrainer(model, args, preferences, roles=roles, peft_config=peft_config)
     trainer.train(resume_from_checkpoint=last_checkpoint(folder))
@@ -66,7 +67,7 @@ def train_reward_model(
     trainer.create_model_card()
     trainer.accelerator.wait_for_everyone()
     if state.is_main_process:
-        (folder / COMPLETE_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        write_text(folder / COMPLETE_FILE, json.dumps(facts, indent=2) + "\n")
         for path in folder.glob("checkpoint-*"):
             shutil.rmtree(path)
     trainer.accelerator.wait_for_everyone()

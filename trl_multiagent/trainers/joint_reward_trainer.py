@@ -22,6 +22,7 @@ from trl_multiagent.preference_rows import (
     REJECTED_REWARD,
     check_preferences,
     roles_of_columns,
+    temporary_cache_files,
     text_columns,
 )
 from trl_multiagent.trainers.base.team_config import temporarily_set
@@ -155,12 +156,13 @@ class JointRewardTrainer(RewardTrainer):
             check_preferences(dataset, self.joint_text.roles, dataset_name)
             columns = [name for name in (CHOSEN_REWARD, REJECTED_REWARD) if name in dataset.column_names]
             others = [name for name in dataset.column_names if name not in columns]
-            dataset = dataset.map(
-                lambda row: self._encode_row(row, processing_class),
-                num_proc=args.dataset_num_proc,
-                remove_columns=others,
-                desc=f"Tokenizing {dataset_name} dataset",
-            )
+            with temporary_cache_files():
+                dataset = dataset.map(
+                    lambda row: self._encode_row(row, processing_class),
+                    num_proc=args.dataset_num_proc,
+                    remove_columns=others,
+                    desc=f"Tokenizing {dataset_name} dataset",
+                )
             self.num_cut[dataset_name] = sum(dataset["num_cut"])
             if self.num_cut[dataset_name]:
                 logger.warning(
@@ -168,7 +170,7 @@ class JointRewardTrainer(RewardTrainer):
                     f"the `max_length` of {args.max_length} tokens: they lose the ends of their prompts. Answers are "
                     "never cut."
                 )
-        with temporarily_set(args, max_length=None):  # TRL leaves out what is too long
+        with temporary_cache_files(), temporarily_set(args, max_length=None):  # TRL leaves out what is too long
             return super()._prepare_dataset(dataset, processing_class, args, dataset_name)
 
     def _encode_row(self, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -304,24 +306,32 @@ class RewardsCollator:
         return batch
 
 
+def item_key(row: dict[str, Any]) -> str:
+    """What the rows of an item have in common: their `item_id`, or else their prompts, which are all other values."""
+    item_id = row.pop(ITEM_ID, None)
+    return json.dumps(list(row.values()) if item_id is None else [item_id], default=str)
+
+
 def split_by_item(dataset: Dataset, roles: list[str], fraction: float, seed: int) -> tuple[Dataset, Dataset | None]:
     """
     Splits preferences so that all pairs of an item are on the same side.
 
     Args:
-        dataset ([`~datasets.Dataset`]): The preferences. Rows without an `item_id` are of the same item if their prompts are equal.
+        dataset ([`~datasets.Dataset`]): The preferences. Rows whose `item_id` is missing or null are of the same item if their
+            prompts are equal.
         roles (`list[str]`): The roles.
-        fraction (`float`): Share of the items that are held out, at least one.
+        fraction (`float`): Share of the items that are held out; at least one item is, and at least one is not.
         seed (`int`): Seed of the choice.
 
     Returns:
         `tuple[Dataset, Dataset | None]`: Both parts. With a single item, nothing is held out.
     """
-    columns = [ITEM_ID] if ITEM_ID in dataset.column_names else [text_columns(role)[0] for role in roles]
-    keys = [json.dumps(list(row.values())) for row in dataset.select_columns(columns)]
+    prompts = [text_columns(role)[0] for role in roles]
+    columns = [ITEM_ID, *prompts] if ITEM_ID in dataset.column_names else prompts
+    keys = [item_key(row) for row in dataset.select_columns(columns)]
     items = list(dict.fromkeys(keys))
     if len(items) < 2:
         return dataset, None
-    held_out = set(random.Random(seed).sample(items, max(1, round(fraction * len(items)))))
+    held_out = set(random.Random(seed).sample(items, min(max(1, round(fraction * len(items))), len(items) - 1)))
     sides = [[k for k, key in enumerate(keys) if (key in held_out) == side] for side in (False, True)]
     return dataset.select(sides[0]), dataset.select(sides[1])

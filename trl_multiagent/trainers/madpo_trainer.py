@@ -21,9 +21,11 @@ from trl_multiagent.preference_rows import (
     check_preferences,
     reference_columns,
     roles_of_columns,
+    temporary_cache_files,
     text_columns,
 )
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
+from trl_multiagent.rollout.history import uses_chat_template
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.sampler import TeamSampler
@@ -256,16 +258,41 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
         # DPOTrainer takes a column of this name for images
         parts = [dataset.remove_columns([column for column in ("image", "images") if column in dataset.column_names])]
         for role, tokenizer in self.team.tokenizers.items():
+            self._check_form(dataset, role, tokenizer, name)
             texts = dataset.select_columns(list(text_columns(role)))
             texts = texts.rename_columns(dict(zip(text_columns(role), ("prompt", "chosen", "rejected"), strict=True)))
             self._tokenizer = tokenizer
-            with temporarily_set(self.args, max_length=None):  # rows that are too long are an error, see below
+            with (
+                temporary_cache_files(),
+                temporarily_set(self.args, max_length=None),
+            ):  # rows that are too long are an error, see below
                 tokens = super()._prepare_dataset(texts, tokenizer, self.args, f"{name}, {role},")
             tokens = tokens.select_columns(list(TOKENS)).rename_columns({name: f"{role}/{name}" for name in TOKENS})
             parts.append(tokens)
         dataset = concatenate_datasets(parts, axis=1)
         self._check_lengths(dataset, name)
         return dataset
+
+    def _check_form(self, dataset: Dataset, role: str, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+        """
+        Raises an error if an agent's preferences are chat messages and its tokenizer has no chat template. Warns if they are
+        texts, and the agent's prompts in the environment are chat messages.
+
+        Raises:
+            ValueError: The tokenizer has no chat template.
+        """
+        prompt = text_columns(role)[0]
+        is_text = isinstance(dataset[0][prompt], str)
+        if not is_text and tokenizer.chat_template is None:
+            raise ValueError(
+                f"`{name}`: {prompt!r} has chat messages, but the tokenizer of {role!r} has no chat template. Write texts "
+                "instead, or give the tokenizer a template."
+            )
+        if is_text and self.environment is not None and uses_chat_template(tokenizer, self.args.use_chat_template):
+            logger.warning(
+                f"`{name}`: {prompt!r} has texts, but the prompts of {role!r} in the environment are chat messages, so the "
+                "training sees other prompts than the evaluation. Write messages, or set `use_chat_template=False`."
+            )
 
     def _is_tokenized(self, dataset: Dataset) -> bool:
         return f"{self.team.roles[0]}/{TOKENS[0]}" in dataset.column_names
