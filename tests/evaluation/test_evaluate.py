@@ -252,7 +252,7 @@ def test_a_task_without_passed_has_no_pass_at_k(runs, tmp_path, capsys):
 
 def test_the_team_of_a_run_without_its_own(runs, tmp_path):
     """A run that only has checkpoints, and one that saved its team in another place."""
-    from trl_multiagent.recipe.evaluation import find_config, find_team
+    from trl_multiagent.recipe.evaluated_teams import find_config, find_team
 
     for step in (5, 10):
         shutil.copytree(runs / "small", tmp_path / "run" / f"checkpoint-{step}")
