@@ -12,6 +12,7 @@ import pytest
 
 from trl_multiagent.endpoints import Answer, EndpointClient, EndpointError, Question, make_endpoint
 from trl_multiagent.endpoints import client as client_module
+from trl_multiagent.endpoints.files import Ledger
 
 from endpoint_server import EndpointServer, Reply, endpoint_server
 
@@ -329,3 +330,14 @@ def test_impossible_endpoints(arguments, problem):
     with pytest.raises(ValueError, match=problem) as error_info:
         make_endpoint(**arguments)
     assert KEY not in str(error_info.value) and "gsk_abcdef" not in str(error_info.value)
+
+
+def test_a_damaged_line_of_the_ledger_does_not_stop_a_run(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.path.write_text("[200, 2")  # the disk was full, or the machine stopped
+    ledger.add(10, 1)
+    ledger.add(20, 2)
+    assert (ledger.tokens, Ledger(tmp_path).tokens) == (33, 0)
+    again = Ledger(tmp_path)
+    again.update()
+    assert again.tokens == 33

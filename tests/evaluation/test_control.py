@@ -131,6 +131,29 @@ def test_a_control_that_is_there_is_not_trained_again(trained, compared, capsys)
     assert (compared / "controls" / "run_0" / "agents" / "main" / "model.safetensors").stat().st_mtime_ns == before
 
 
+def test_another_control_is_not_taken_for_this_one(trained, compared, tmp_path, capsys):
+    runs = [trained / "run_0", trained / "run_1"]
+    other = trained / "base" / "agents" / "aux"
+    for change, message in [
+        (["centralized"], "control was single_agent, is centralized"),
+        (["single_agent", "--control_model", other], f"is {other}"),
+        (["single_agent", "--control_model", "./nowhere"], "no such folder"),
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            evaluate(*runs, "--output_dir", compared, "--control", *change)
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert ended.value.code == 2 and message in lines[-1] and len(lines) == 1, lines
+
+
+def test_a_control_that_cannot_be_loaded_is_one_line(trained, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    settings = ("--control", "single_agent", "--control_model", "nowhere", "--output_dir", tmp_path / "x")
+    with pytest.raises(SystemExit) as ended:
+        evaluate(trained / "run_0", *settings)
+    assert ended.value.code == 2
+    assert "the team cannot be loaded from 'nowhere'" in capsys.readouterr().err.strip().splitlines()[-1]
+
+
 def test_a_dry_run_says_what_the_control_costs(trained, tmp_path, capsys):
     evaluate(trained / "run_0", "--control", "single_agent", "--output_dir", tmp_path / "x", "--dry_run")
     assert "is trained at the cost of the run, 6 scored answers" in capsys.readouterr().out

@@ -6,13 +6,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from datasets import Dataset
 from evaluated import ITEMS, TASK, LetterEnvironment, evaluate
 
 from trl_multiagent import Task
 from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
 from trl_multiagent.evaluation.baselines import DiscussionEnvironment, answer_limit
+from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.policies import EpisodeSampler, PipelineSampler
+from trl_multiagent.evaluation.results import compute_result
 from trl_multiagent.rollout.episodes import play_episodes
 
 from tiny import count_reward, team_of, tiny_team
@@ -215,6 +218,8 @@ def test_wrong_input_is_one_line_and_loads_nothing(runs, tmp_path, capsys, monke
         ([runs / "small"], "set `dataset.eval_split` or --split"),
         ([tmp_path / "others", "--split", "test"], "has the roles left, right, but the task has aux, main"),
         ([plain, plain], "the same one twice"),
+        ([plain, runs / "small" / ".." / "plain"], "the same one twice"),
+        ([plain, "--baselines", "pipeline", "pipeline"], "Two of the policies to evaluate are called 'pipeline'"),
         ([plain, "--baselines", "debate"], "must be one of 'raw_single_agent'"),
         ([runs / "small", "--split", "test", "--baselines", "pipeline"], "give `--baseline_model`"),
         ([plain, "--num_episode", "3"], "did you mean `--num_episodes`"),
@@ -247,7 +252,7 @@ def test_a_task_without_passed_has_no_pass_at_k(runs, tmp_path, capsys):
 
 def test_the_team_of_a_run_without_its_own(runs, tmp_path):
     """A run that only has checkpoints, and one that saved its team in another place."""
-    from trl_multiagent.recipe.evaluation import find_config, find_team
+    from trl_multiagent.recipe.evaluated_teams import find_config, find_team
 
     for step in (5, 10):
         shutil.copytree(runs / "small", tmp_path / "run" / f"checkpoint-{step}")
@@ -257,6 +262,45 @@ def test_the_team_of_a_run_without_its_own(runs, tmp_path):
     (tmp_path / "run" / "config.yaml").write_text(f"output:\n  save_path: {runs / 'plain'}\n")
     assert find_team(str(tmp_path / "run")) == str(runs / "plain")
     assert find_config(str(tmp_path)) is None
+
+
+def test_turns_are_in_order():
+    turn = {"reward": 1.0, "metrics": {}, "tokens": {}, "prompt_tokens": {}}
+    records = [{"item": 0, "seconds": 0.0, "turns": [turn] * 11}]
+    names = compute_result("team", "team", "", records, 1, EvaluationConfig(num_episodes=1)).names
+    assert list(dict.fromkeys(turn for turn, _ in names)) == [*(f"turn_{t}" for t in range(1, 12)), "final"]
+
+
+def test_a_team_with_the_name_of_a_baseline_and_agents_of_several_models(runs, tmp_path):
+    """The settings of a run whose agents start from different models, in a folder that is called like a baseline."""
+    run = tmp_path / "pipeline"
+    shutil.copytree(runs / "plain", run)
+    models = [str(runs / "plain" / "agents" / role) for role in ("aux", "main")]
+    (run / "config.yaml").write_text(yaml.safe_dump({"agents": models, "dataset": {"eval_split": "test"}}))
+    arguments = [
+        "--baselines",
+        "pipeline",
+        "raw_single_agent",
+        "--contributions",
+        "--output_dir",
+        tmp_path / "results",
+    ]
+    evaluate(run, *arguments)
+    contents = report(tmp_path / "results")
+    assert {f"{tmp_path.name}_pipeline", "pipeline", "raw_single_agent"} <= set(contents["policies"])
+    untrained = contents["contributions"]["main replaced by the untrained agent"]["final"]["return"]
+    assert untrained["mean"] == 0.0  # these models are the team itself
+
+
+def test_a_task_with_an_evaluation_set_of_its_own_needs_no_split(runs, tmp_path, capsys):
+    rows = Dataset.from_dict({"x": ["1", "2"]})
+    task = Task(lambda settings: LetterEnvironment(("aux", "main")), lambda settings: (rows, rows))
+    evaluate(runs / "small", "--output_dir", tmp_path / "own", task=task)
+    assert report(tmp_path / "own")["items"] == 2
+    without = Task(lambda settings: LetterEnvironment(("aux", "main")), lambda settings: (rows, None))
+    with pytest.raises(SystemExit):
+        evaluate(runs / "small", "--output_dir", tmp_path / "none", task=without)
+    assert "has to return an evaluation set" in capsys.readouterr().err
 
 
 def test_items_without_a_split(runs, tmp_path):

@@ -37,10 +37,27 @@ def run(folder, logs, **settings):
         state.global_step = step
         state.log_history.append({**log, "step": step})
         alarms.on_log(args, state, control)
-        if "eval_reward" in log:
-            alarms.on_evaluate(args, state, control)
+        if any(name.startswith("eval_") for name in log):
+            alarms.on_evaluate(args, state, control, metrics=log)
     path = folder / "alarms.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else [], control
+
+
+def test_a_cliff_is_found_in_each_of_several_evaluation_sets_and_raised_when_it_begins(tmp_path):
+    logs = [{"eval_easy_reward": 1.0}, {"eval_hard_reward": 0.5}, {"eval_easy_reward": 1.0}, {"eval_hard_reward": 0.1}]
+    alarms, control = run(tmp_path, [*logs, *logs[2:], *logs])
+    assert [alarm["step"] for alarm in alarms] == [4, 10]  # at the sixth step, it still holds
+    assert "eval_hard_reward" in alarms[0]["message"]
+    assert not control.should_training_stop
+    _, control = run(tmp_path / "stop", logs, on_cliff="stop")
+    assert control.should_training_stop
+
+
+def test_a_line_that_was_written_in_part_is_dropped(tmp_path):
+    path = tmp_path / "alarms.jsonl"
+    path.write_text(json.dumps({"step": 0, "alarm": "cliff", "message": ""}) + '\n{"step": 0, "al')
+    alarms, _ = run(tmp_path, [])
+    assert [alarm["alarm"] for alarm in alarms] == ["cliff"] and path.read_text().endswith("}\n")
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,10 @@ class Ledger:
         self._read += len(complete)
         for line in complete.splitlines():
             if line.strip():
-                input_tokens, output_tokens = json.loads(line)
+                try:
+                    input_tokens, output_tokens = json.loads(line[line.rfind(b"[") :])
+                except ValueError:
+                    continue  # damaged; after an unfinished line, the next one stands behind it
                 self.input_tokens += input_tokens
                 self.output_tokens += output_tokens
                 self.requests += 1

@@ -70,7 +70,8 @@ def compute_result(
         episodes[record["item"]].append(record)
     of_items = [item_values([record["turns"][rounds - 1 :: rounds] for record in each], config) for each in episodes]
     names = list(dict.fromkeys(key for values in of_items for key in values))
-    names.sort(key=lambda key: (key[0] == FINAL, key[0], not key[1].startswith(("return", "reward", "pass@"))))
+    turns = [f"turn_{t + 1}" for t in range(len(records[0]["turns"]))] + [FINAL]
+    names.sort(key=lambda key: (turns.index(key[0]), not key[1].startswith(("return", "reward", "pass@"))))
     matrix = np.array([[values.get(key, np.nan) for key in names] for values in of_items])
     return Result(name, kind, source, names, matrix.reshape(num_items, len(names)), total_cost(records))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 
 from trl_multiagent.environments.task import Task
+from trl_multiagent.files import write_text
 from trl_multiagent.recipe.algorithms import ALGORITHMS, RUN_RECIPE, SECTION_CLASSES
 from trl_multiagent.recipe.fields import read_fields
 from trl_multiagent.recipe.run import parse_recipe, train
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from trl_multiagent.team.agent_team import AgentTeam
 
 
+CONTROL_FILE = "control.json"  # in the folder of a control that is complete
 MEASURED_ITEMS = 64  # whose answers are sampled to estimate the tokens of an answer
 
 
@@ -96,13 +98,28 @@ class Control:
 
     def check(self) -> TrainingCost:
         """
-        Checks that the control can be trained, and returns the cost of its run.
+        Checks that the control can be trained, or was trained with the same settings, and returns the cost of its run.
 
         Raises:
-            ConfigError: the run has no record of its cost, or was not trained with an online algorithm.
+            ConfigError: the run has no record of its cost, or was not trained with an online algorithm, or the folder holds another
+                control.
         """
         _ = self.algorithm
-        return read_cost(Path(self.run_config).parent)
+        cost = read_cost(Path(self.run_config).parent)
+        if self.is_trained:
+            saved = json.loads((self.folder / CONTROL_FILE).read_text(encoding="utf-8"))
+            now = self.description(cost)
+            changed = [f"{name} was {saved.get(name)}, is {now[name]}" for name in now if saved.get(name) != now[name]]
+            if changed:
+                raise ConfigError(
+                    f"{self.folder} holds another control: {'; '.join(changed)}. Choose another `evaluation.output_dir`, or remove "
+                    "this folder and the transcripts of the control."
+                )
+        return cost
+
+    def description(self, cost: TrainingCost) -> dict[str, Any]:
+        """What the control depends on, as plain values."""
+        return {"control": self.kind, "control_model": self.model, **asdict(cost)}
 
     @property
     def algorithm(self) -> str:
@@ -123,7 +140,7 @@ class Control:
 
     @property
     def is_trained(self) -> bool:
-        return (self.folder / "team.json").is_file()
+        return (self.folder / CONTROL_FILE).is_file()
 
     def argv(self) -> list[str]:
         """The arguments of the control's run, without the number of its optimizer steps."""
@@ -170,6 +187,8 @@ class Control:
                 flush=True,
             )
         train(recipe, algorithm, environment, team, train_dataset, None)
+        if args.process_index == 0:  # last, so that an interrupted control is trained again
+            write_text(self.folder / CONTROL_FILE, json.dumps(self.description(cost), indent=2) + "\n")
 
 
 def answers_per_batch(recipe: Recipe) -> int:

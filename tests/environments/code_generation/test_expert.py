@@ -87,6 +87,7 @@ def test_golden_prompts(tmp_path):
         ("{'aux': 'a', 'main': 'it is \"m\"'}", {"aux": "a", "main": 'it is "m"'}),
         ('{"aux": "a \\"quoted\\"", "main": "cut o', {"aux": 'a "quoted"'}),
         ('{"main": "m"}', {"main": "m"}),
+        (r'{"aux": "half \ud800 of one", "main": "\ud83d\ude00"}', {"aux": "half ? of one", "main": "\U0001f600"}),
         ('{"aux": "", "main": null}', {}),
         ('{"aux": 3, "main": true}', {}),
         ('[{"aux": "a"}]', {"aux": "a"}),
@@ -208,6 +209,10 @@ def test_the_temperature_is_the_peers_except_for_claude():
         ({"expert_api_key_env": "sk-1"}, "`external.expert_api_key_env` must be the name of an environment variable"),
         ({"expert_base_url": "localhost"}, "`external.expert_base_url` must be a URL"),
         ({"expert_model": "a/b", "expert_token_budget": 9}, "`external.expert_token_budget` is for an endpoint"),
+        ({"expert_token_budget": 2048}, "`external.expert_token_budget` is 2048, which is not enough for one request"),
+        ({"expert_extra_body": {"messages": []}}, "has 'messages', which the request has already"),
+        ({"expert_extra_body": {"api_key": "sk-1"}}, "has 'api_key', which looks like a key"),
+        ({"expert_cache_dir": __file__}, "`external.expert_cache_dir` must be a folder"),
     ],
 )
 def test_impossible_settings(settings, problem):

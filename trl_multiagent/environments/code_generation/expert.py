@@ -406,7 +406,8 @@ def objects_in(text: str) -> Iterator[dict]:
 def as_text(value: Any, depth: int = 0) -> str:
     """The text of a JSON value: of a list, its entries, one per line; of an object, its values. Other values are no edits."""
     if isinstance(value, str):
-        return value.strip()
+        # JSON can hold halves of characters, which no tokenizer and no file takes
+        return value.encode("utf-8", "replace").decode("utf-8").strip()
     if isinstance(value, Mapping):
         value = list(value.values())
     if not isinstance(value, list) or depth == MAX_DEPTH:

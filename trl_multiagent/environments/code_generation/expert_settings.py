@@ -1,5 +1,6 @@
 """The settings of the expert, a part of the section `external`."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from trl_multiagent.environments.task import setting
 DEFAULT_MODEL = "deepseek-coder"
 DEFAULT_TEMPERATURE = 0.3
 LOCAL = "local"
+OWN_FIELDS = ("model", "messages", "system", "max_tokens", "max_completion_tokens", "temperature", "stream", "n")
+SECRET = re.compile(r"api_?key|secret|password|authorization|access_token", re.IGNORECASE)
 ON_FAILURE = ("error", "plain")
 
 
@@ -94,6 +97,32 @@ class ExpertSettings:
             temperature = DEFAULT_TEMPERATURE
         return endpoint.with_temperature(temperature)
 
+    def _check_requests(self) -> None:
+        """
+        Checks what would make every request fail, or put a key into the saved settings.
+
+        Raises:
+            ValueError: a setting is impossible.
+        """
+        budget, limit = self.expert_token_budget, self.expert_max_tokens
+        if budget is not None and budget <= limit:
+            raise ValueError(
+                f"`external.expert_token_budget` is {budget}, which is not enough for one request: an answer may have {limit} tokens "
+                "(`external.expert_max_tokens`), and the question has some, too."
+            )
+        for name in self.expert_extra_body or {}:
+            if name in OWN_FIELDS:
+                raise ValueError(
+                    f"`external.expert_extra_body` has {name!r}, which the request has already: remove it."
+                )
+            if SECRET.search(name):
+                raise ValueError(
+                    f"`external.expert_extra_body` has {name!r}, which looks like a key: settings are saved with the run. Name the "
+                    "environment variable that holds it in `external.expert_api_key_env`."
+                )
+        if self.expert_cache_dir is not None and Path(self.expert_cache_dir).is_file():
+            raise ValueError(f"`external.expert_cache_dir` must be a folder, but {self.expert_cache_dir} is a file.")
+
     def check_expert(self) -> None:
         """
         Checks the settings that the mode `expert_edits` needs.
@@ -107,6 +136,7 @@ class ExpertSettings:
             )
         if not self.expert_is_local:
             self.expert_endpoint()
+            self._check_requests()
             return
         is_path = self.expert_model.startswith(("/", "./", "../", "~")) or self.expert_model.count("/") > 1
         if is_path and not Path(self.expert_model).is_dir():

@@ -7,12 +7,15 @@ can read. The conditions are functions of the logged metrics, so a resumed run r
 
 import json
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from trl_multiagent.files import write_text
 
 
 logger = logging.getLogger(__name__)
@@ -23,6 +26,7 @@ NO_SIGNAL = 0.95  # share of the nodes whose returns are all equal
 COLLAPSED = 0.9  # share of the completions that are one text
 NO_CONTRIBUTION = 0.01  # of the variance of the rewards
 NEARLY_NEVER = 0.02  # value of a metric that the environment wants to be watched
+EVALUATION_REWARD = re.compile(r"eval_([^/]*_)?reward")  # eval_reward, or eval_<name>_reward of one of several sets
 
 Log = Mapping[str, Any]
 
@@ -65,8 +69,10 @@ class Alarms(TrainerCallback):
         path = Path(args.output_dir) / ALARMS_FILE
         if state.is_world_process_zero and path.is_file():  # a run that resumes repeats what came after its checkpoint
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if json.loads(line)["step"] <= state.global_step]
-            path.write_text("".join(kept), encoding="utf-8")
+            # A process that was killed may have left its last line unfinished
+            complete = [line for line in lines if line.endswith("\n")]
+            kept = [line for line in complete if json.loads(line)["step"] <= state.global_step]
+            write_text(path, "".join(kept))
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.is_world_process_zero and "reward" in state.log_history[-1]:
@@ -78,15 +84,17 @@ class Alarms(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        rewards = [log["eval_reward"] for log in state.log_history if "eval_reward" in log]
+        # With several evaluation sets, this is called after each of them, and each has a reward of its own
+        name = next((name for name in kwargs["metrics"] if EVALUATION_REWARD.fullmatch(name)), "eval_reward")
+        rewards = [log[name] for log in state.log_history if name in log]
         if not is_cliff(rewards, self.cliff_drop):
             return
-        text = (
-            f"The reward of the evaluation fell from {max(rewards[:-1]):.3g}, the best so far, to {rewards[-1]:.3g}."
-        )
+        text = f"The reward of the evaluation ({name}) fell from {max(rewards[:-1]):.3g}, the best so far, to {rewards[-1]:.3g}."
         if self.on_cliff is not None:
             control.should_training_stop = True
             text += " The training ends here (`on_cliff`)."
+        elif is_cliff(rewards[:-1], self.cliff_drop):
+            return  # the alarm was raised when it began
         if state.is_world_process_zero:
             self._raise({"cliff": text}, args, state)
 

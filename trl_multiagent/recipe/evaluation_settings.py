@@ -1,0 +1,570 @@
+"""Reads and checks the settings of an evaluation, and makes what it plays: environments, items, and policies."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trl_multiagent.environments.centralized import CentralizedEnvironment
+from trl_multiagent.environments.task import Task, TaskSettings
+from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
+from trl_multiagent.recipe.algorithms import ALGORITHMS, SECTION_CLASSES
+from trl_multiagent.recipe.arguments import Settings, check_names
+from trl_multiagent.recipe.config_files import RECIPES, config_file
+from trl_multiagent.recipe.evaluated_teams import TeamSource, find_config, find_team, is_saved_team, name_teams
+from trl_multiagent.recipe.fields import read_fields
+from trl_multiagent.recipe.run import read_settings
+from trl_multiagent.recipe.settings import ConfigError, parse_overrides, read_yaml, suggestion
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from trl_multiagent.environments.base import Environment
+    from trl_multiagent.evaluation.policies import LoadedTeam, Policy
+    from trl_multiagent.recipe.control import Control
+    from trl_multiagent.team.agent_team import AgentTeam
+
+
+SECTION = "evaluation"
+DEFAULT_ALGORITHM = "magrpo"  # whose defaults apply without a file
+
+
+@dataclasses.dataclass
+class Evaluation:
+    """
+    The checked settings of an evaluation.
+
+    Args:
+        settings ([`~trl_multiagent.recipe.arguments.Settings`]): All settings.
+        config ([`~trl_multiagent.evaluation.config.EvaluationConfig`]): Those of the evaluation, complete.
+        teams (`list[TeamSource]`): The teams.
+        base (`str`, `list[str]` or `None`): The model from which the agents of the training started, as far as it is known.
+        uses_all_rows (`bool`): Whether a dataset was given without a split, so that all of its rows are items.
+        cross_play (`bool`): Whether the agents of the teams play with each other.
+        controls (`dict[str, Control]`): The trained control of each team, by the team's name.
+        dry_run (`bool`): Whether to print the cost and stop.
+        prog (`str`): Name of the program in messages.
+        notes (`list[str]`): Messages to the user about the settings.
+    """
+
+    settings: Settings
+    config: EvaluationConfig
+    teams: list[TeamSource]
+    base: str | list[str] | None
+    uses_all_rows: bool
+    cross_play: bool
+    controls: dict[str, Control]
+    dry_run: bool
+    prog: str
+    notes: list[str]
+
+    @property
+    def task(self) -> Task:
+        return self.settings.task
+
+    @property
+    def output_dir(self) -> Path:
+        assert self.config.output_dir is not None
+        return Path(self.config.output_dir)
+
+    def task_settings(self, num_agents: int) -> TaskSettings:
+        sections = {name: self.settings.sections[name] for name in ("dataset", *self.task.settings)}
+        return TaskSettings(sections, num_agents, self.output_dir)
+
+    def make_environment(self) -> Environment:
+        """
+        Makes the task's environment, and compares its roles with those of the teams.
+
+        Raises:
+            ConfigError: the roles do not match, or the environment cannot play so many turns.
+        """
+        environment = self.task.make_environment(self.task_settings(self.settings.num_agents))
+        if self.settings.is_centralized:
+            environment = CentralizedEnvironment(environment)
+        for team in self.teams:
+            if team.roles is not None and team.roles != tuple(environment.roles):
+                raise ConfigError(
+                    f"The team in {team.location} has the roles {', '.join(team.roles)}, but the task has "
+                    f"{', '.join(environment.roles)}: choose the config of its training, or set "
+                    f"{self.settings.algorithm}.num_agents."
+                )
+        assert self.config.num_turns is not None
+        try:
+            environment.check_turns(self.config.num_turns)
+        except ValueError as error:
+            raise ConfigError(error) from error
+        return environment
+
+    def make_single_environment(self, purpose: str) -> Environment:
+        """
+        Makes the task's environment for one agent.
+
+        Args:
+            purpose (`str`): What needs it, for messages.
+
+        Raises:
+            ConfigError: the task has no form for one agent.
+        """
+        try:
+            environment = self.task.make_environment(self.task_settings(1))
+        except ValueError as error:
+            raise ConfigError(f"The {purpose} needs the task for one agent. {error}") from error
+        if len(environment.roles) != 1:
+            raise ConfigError(
+                f"The {purpose} needs the task for one agent, but it always has the roles {', '.join(environment.roles)}: leave it out."
+            )
+        return environment
+
+    def make_control_environment(self) -> Environment:
+        """
+        Makes the environment of the controls.
+
+        Raises:
+            ConfigError: the task has no form for one agent.
+        """
+        if self.config.control == "single_agent":
+            return self.make_single_environment("control")
+        return CentralizedEnvironment(self.task.make_environment(self.task_settings(self.settings.num_agents)))
+
+    def load_items(self) -> Dataset:
+        """
+        Loads the items: the evaluation set, or its first `dataset.eval_size` rows.
+
+        Raises:
+            ConfigError: there are no rows.
+        """
+        from trl_multiagent.recipe.recipe import first_rows
+
+        train, evaluation = self.task.load_datasets(self.task_settings(self.settings.num_agents))
+        items = train if self.uses_all_rows else evaluation
+        if items is not None and len(items) == 0:
+            raise ConfigError("There are no items to evaluate on: the evaluation set is empty.")
+        if items is None:
+            raise ConfigError(
+                "There are no items to evaluate on: set `dataset.eval_split` or --split, such as --split 'test[:50]', or give "
+                "--dataset, all of whose rows are played. A task with data of its own has to return an evaluation set."
+            )
+        return first_rows(items, self.settings.sections["dataset"].eval_size)
+
+    def load(self, names: str | list[str], roles: Sequence[str], is_saved_team: bool) -> AgentTeam:
+        """Loads a team on the device of this process. A model that answers for several roles is loaded once."""
+        from trl_multiagent.recipe.recipe import loading_arguments, quantization
+        from trl_multiagent.team.agent_team import AgentTeam
+        from trl_multiagent.trainers.base.distribution import start_processes
+
+        state, model = start_processes(), self.settings.sections["agent_model"]
+        with state.main_process_first():
+            if isinstance(names, str):
+                names = self.task.models[names]() if names in self.task.models else names
+            else:
+                names = [self.task.models[name]() if name in self.task.models else name for name in names]
+        dtype = "float32" if state.device.type == "cpu" else model.torch_dtype or "auto"
+        arguments = loading_arguments(model)
+        if is_saved_team:
+            arguments.pop("revision", None)  # it is that of the base
+        team = AgentTeam.from_pretrained(
+            names,
+            None if is_saved_team else roles,
+            share_weights=isinstance(names, str) and not is_saved_team and len(roles) > 1,
+            dtype=dtype,
+            **quantization(model, "bfloat16" if dtype == "auto" else dtype),
+            **arguments,
+        )
+        if any(parameter.numel() == 0 for parameter in team.parameters()):
+            raise ValueError(
+                "The weights of the team are sharded over several processes (ZeRO-3), so they cannot sample: choose the "
+                "accelerate configuration single or ddp."
+            )
+        return team if model.is_quantized else team.to(state.device)
+
+    # Policies
+
+    def make_policies(self, environment: Environment) -> list[Policy]:
+        """The teams, in order, and what they are compared with."""
+        policies = [
+            *(self.team_policy(team, environment) for team in self.teams),
+            *self.baseline_policies(environment),
+        ]
+        if self.controls:
+            policies += self.control_policies()
+        if self.config.contributions:
+            policies += self.ablated_policies(environment)
+        return policies
+
+    def team_policy(self, source: TeamSource, environment: Environment) -> Policy:
+        from trl_multiagent.evaluation.policies import LoadedTeam, Policy, describe_team
+
+        def load() -> LoadedTeam:
+            team = self.load(source.location, environment.roles, source.roles is not None)
+            return LoadedTeam(team, describe_team(team))
+
+        return Policy(source.name, "team", environment, load, self.max_completion_length, source.location)
+
+    @property
+    def max_completion_length(self) -> int:
+        assert self.config.max_completion_length is not None
+        return self.config.max_completion_length
+
+    def baseline_policies(self, environment: Environment) -> list[Policy]:
+        """
+        The baselines that the settings ask for.
+
+        Raises:
+            ConfigError: their model is not known, or the task has no form for one agent.
+        """
+        from trl_multiagent.evaluation.baselines import DiscussionEnvironment, answer_limit
+        from trl_multiagent.evaluation.policies import LoadedTeam, Policy, describe_team
+
+        policies = []
+        num_agents = len(environment.roles)
+        for name in self.config.baselines or ():
+            names = self.baseline_model()
+            own = environment
+            if name == "raw_single_agent":
+                own = self.make_single_environment("baseline raw_single_agent")
+                if isinstance(names, list):
+                    (role,) = own.roles
+                    names = names[environment.roles.index(role) if role in environment.roles else 0]
+            elif name == "discussion":
+                own = DiscussionEnvironment(environment)
+
+            def load(names: str | list[str] = names, roles: Sequence[str] = own.roles) -> LoadedTeam:
+                team = self.load(names, roles, isinstance(names, str) and is_saved_team(names))
+                return LoadedTeam(team, describe_team(team))
+
+            limit = answer_limit(name, num_agents, self.max_completion_length, self.config.baseline_budget)
+            source = names if isinstance(names, str) else ", ".join(names)
+            policies.append(
+                Policy(
+                    name,
+                    "baseline",
+                    own,
+                    load,
+                    limit,
+                    source,
+                    is_pipeline=name == "pipeline",
+                    rounds=2 if name == "discussion" else 1,
+                )
+            )
+        return policies
+
+    def baseline_model(self) -> str | list[str]:
+        """
+        The model of the baselines.
+
+        Raises:
+            ConfigError: it is not known, or does not exist.
+        """
+        names = self.config.baseline_model or self.base
+        if names is None:
+            raise ConfigError("The model of the baselines is not known: give `--baseline_model`.")
+        own = [name for name in ([names] if isinstance(names, str) else names) if name not in self.task.models]
+        check_names(own, None, "baseline_model")
+        return names
+
+    def control_policies(self) -> list[Policy]:
+        """The trained controls, one per team."""
+        from trl_multiagent.evaluation.policies import LoadedTeam, Policy, describe_team
+
+        environment = self.make_control_environment()
+        policies = []
+        for source, control in self.controls.items():
+
+            def load(folder: Path = control.folder) -> LoadedTeam:
+                team = self.load(str(folder), environment.roles, True)
+                return LoadedTeam(team, describe_team(team))
+
+            policies.append(
+                Policy(
+                    f"{source}_control",
+                    "control",
+                    environment,
+                    load,
+                    control.num_agents * self.max_completion_length,
+                    str(control.folder),
+                    compared_with=source,
+                )
+            )
+        return policies
+
+    def ablated_policies(self, environment: Environment) -> list[Policy]:
+        """The teams with one agent replaced: by nothing, by its untrained self, and by that of the next team."""
+        from trl_multiagent.evaluation.policies import (
+            NOTHING,
+            OTHER_TEAM,
+            UNTRAINED,
+            LoadedTeam,
+            MixedTeam,
+            Policy,
+            Replaced,
+            describe_team,
+        )
+
+        names, roles = self.baseline_model(), environment.roles
+        short_names = {NOTHING: "silent", UNTRAINED: "untrained", OTHER_TEAM: "other"}
+
+        @functools.cache
+        def loaded(location: str | None) -> AgentTeam:
+            if location is None:
+                return self.load(names, roles, isinstance(names, str) and is_saved_team(names))
+            return self.load(location, roles, is_saved_team(location))
+
+        policies: list[Policy] = []
+        for k, source in enumerate(self.teams):
+            replacements: dict[str, str | None] = {NOTHING: source.location, UNTRAINED: None}
+            if len(self.teams) > 1:
+                replacements[OTHER_TEAM] = self.teams[(k + 1) % len(self.teams)].location
+            for role in roles:
+                for by, location in replacements.items():
+
+                    def load(
+                        role: str = role, own: str = source.location, location: str | None = location
+                    ) -> LoadedTeam:
+                        teams = {other: loaded(location if other == role else own) for other in roles}
+                        description: dict[str, Any] = {}
+                        for other, team in teams.items():
+                            description |= describe_team(team, [other])
+                        return LoadedTeam(MixedTeam(teams), description)
+
+                    policies.append(
+                        Policy(
+                            f"{source.name}_{role}_{short_names[by]}",
+                            "ablation",
+                            environment,
+                            load,
+                            self.max_completion_length,
+                            source.location,
+                            compared_with=source.name,
+                            replaced=Replaced(role, by),
+                        )
+                    )
+        return policies
+
+    def mixed_policies(self, environment: Environment) -> dict[tuple[int, ...], Policy]:
+        """The teams of a cross-play. Every agent is loaded once."""
+        from trl_multiagent.evaluation.cross_play import mixes
+        from trl_multiagent.evaluation.policies import LoadedTeam, MixedTeam, Policy, describe_team
+
+        teams: dict[int, tuple[AgentTeam, dict[str, Any]]] = {}
+
+        def loaded(run: int) -> tuple[AgentTeam, dict[str, Any]]:
+            if run not in teams:
+                source = self.teams[run]
+                team = self.load(source.location, environment.roles, source.roles is not None)
+                teams[run] = team, describe_team(team)
+            return teams[run]
+
+        policies = {}
+        for mix in mixes(len(self.teams), environment.roles):
+
+            def load(mix: tuple[int, ...] = mix) -> LoadedTeam:
+                sources = {role: loaded(run)[0] for role, run in zip(environment.roles, mix, strict=True)}
+                parts = [loaded(run)[1][f"agent {role}"] for role, run in zip(environment.roles, mix, strict=True)]
+                description = {f"agent {role}": part for role, part in zip(environment.roles, parts, strict=True)}
+                return LoadedTeam(MixedTeam(sources), description)
+
+            trained_together = len(set(mix)) == 1
+            name = self.teams[mix[0]].name if trained_together else "mix_" + "_".join(map(str, mix))
+            source = " + ".join(self.teams[run].location for run in dict.fromkeys(mix))
+            kind = "team" if trained_together else "pair"
+            policies[mix] = Policy(name, kind, environment, load, self.max_completion_length, source)
+        return policies
+
+
+# Arguments
+
+
+def make_evaluation_parser(prog: str, cross_play: bool) -> argparse.ArgumentParser:
+    """The command line of an evaluation. Every setting of the section `evaluation` is a flag."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage="%(prog)s TEAM [TEAM ...] [--config FILE | --dataset NAME] [--override KEY=VALUE ...] [--dry_run] "
+        "[--SETTING VALUE ...] [--num_processes N] [--accelerate_config FILE]",
+        description="Plays the agents of several runs with each other." if cross_play else "Evaluates saved teams.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "teams",
+        metavar="TEAM",
+        nargs="+",
+        help="Folder of a saved team, of a run or of a checkpoint, or the Hub id of a team. Also a model, for an untrained team.",
+    )
+    parser.add_argument("--config", metavar="FILE", help="YAML file of a training; by default that of the first run.")
+    parser.add_argument("--override", metavar="KEY=VALUE", nargs="+", action="extend", default=[], help="Settings.")
+    parser.add_argument("--task", metavar="TASK", help="The task, as in `trl-multiagent train`.")
+    parser.add_argument("--dataset", metavar="NAME", help="Short for --override dataset.name=NAME.")
+    parser.add_argument("--split", metavar="SPLIT", help="The rows to evaluate on, such as 'test[:50]'.")
+    parser.add_argument("--dry_run", action="store_true", help="Check everything, print the cost, stop.")
+    group = parser.add_argument_group("settings, also keys of the section 'evaluation'")
+    for field in dataclasses.fields(EvaluationConfig):
+        if not (cross_play and field.name.startswith(("baseline", "control", "contributions"))):
+            text = f"{field.metadata['help']} (default: {field.default})".replace("%", "%%")
+            group.add_argument(f"--{field.name}", nargs="*", metavar="VALUE", default=argparse.SUPPRESS, help=text)
+    return parser
+
+
+def flag_overrides(arguments: argparse.Namespace) -> list[str]:
+    """The flags of an evaluation as `--override` takes them."""
+    overrides = []
+    for field in dataclasses.fields(EvaluationConfig):
+        if field.name not in arguments:
+            continue
+        texts: list[str] = getattr(arguments, field.name) or ["true"]  # a flag without a value means true
+        kind = str(field.type)
+        if "list" in kind:
+            values = [part.strip() for text in texts for part in text.strip("[]").split(",") if part.strip()]
+            value = "[{}]".format(", ".join(map(repr, values) if "str" in kind else values))
+        elif len(texts) > 1:
+            raise ConfigError(f"--{field.name} takes one value, not {len(texts)}: {' '.join(texts)}.")
+        else:
+            is_text = kind.startswith("str") and texts[0].lower() not in ("none", "null")
+            value = repr(texts[0]) if is_text else texts[0]
+        overrides.append(f"{SECTION}.{field.name}={value}")
+    return overrides
+
+
+def parse_evaluation(
+    task: Task | Mapping[str, str], argv: Sequence[str] | None, prog: str, cross_play: bool = False
+) -> Evaluation:
+    """
+    Reads and checks the settings of an evaluation, without loading a model or data.
+
+    Args:
+        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): See [`run_evaluation`].
+        argv (`list[str]` or `None`): Arguments; by default those of the command line.
+        prog (`str`): Name of the program in messages.
+        cross_play (`bool`, *optional*, defaults to `False`): Whether the agents of several teams play with each other.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+    parser = make_evaluation_parser(prog, cross_play)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flags = [flag for action in parser._actions for flag in action.option_strings]
+        raise ConfigError(f"unknown argument {unknown[0]!r}{suggestion(unknown[0], flags)}")
+    if cross_play and len(arguments.teams) < 2:
+        raise ConfigError("A cross-play needs at least two runs, whose agents play with each other.")
+    locations = [find_team(text) for text in arguments.teams]
+    config = arguments.config and config_file("--config", arguments.config, RECIPES)
+    notes = []
+    if config is None:
+        found = {text: find_config(text) or find_config(x) for text, x in zip(arguments.teams, locations, strict=True)}
+        config = next(filter(None, found.values()), None)
+        for text, other in found.items():
+            if other is not None and read_yaml(other).get("dataset") != read_yaml(config).get("dataset"):
+                notes.append(f"the settings are those of {config}; the section `dataset` of {text} is another one.")
+    written = read_yaml(config)
+    algorithm = next((name for name in written if name in ALGORITHMS), DEFAULT_ALGORITHM)
+    given = parse_overrides(arguments.override)
+    overrides = list(arguments.override)
+    if arguments.dataset is not None:
+        overrides += [f"dataset.name={arguments.dataset!r}"]
+    if arguments.split is not None:
+        overrides += [f"dataset.train_split={arguments.split!r}", f"dataset.eval_split={arguments.split!r}"]
+    elif arguments.dataset is not None:
+        overrides += ["dataset.train_split=null", "dataset.eval_split=null"]
+    overrides += flag_overrides(arguments)
+    base = {**written, **given}.get("agents") or {**section(written), **section(given)}.get("name")
+    overrides += ["agents=null", f"agent_model.name={locations[0]!r}"]
+    recipe_argv = ["--override", *overrides]
+    recipe_argv += [] if config is None else ["--config", config]
+    recipe_argv += [] if arguments.task is None else ["--task", arguments.task]
+    settings, _ = read_settings(algorithm, task, recipe_argv, prog)
+    uses_all_rows = arguments.dataset is not None and arguments.split is None
+    teams = name_teams(arguments.teams, locations, settings.task)
+    complete = complete_config(settings, teams, cross_play)
+    return Evaluation(
+        settings,
+        complete,
+        teams,
+        base,
+        uses_all_rows,
+        cross_play,
+        make_controls(complete, settings, arguments, teams, base, task, prog),
+        arguments.dry_run,
+        prog,
+        notes,
+    )
+
+
+def make_controls(
+    config: EvaluationConfig,
+    settings: Settings,
+    arguments: argparse.Namespace,
+    teams: Sequence[TeamSource],
+    base: str | list[str] | None,
+    task: Task | Mapping[str, str],
+    prog: str,
+) -> dict[str, Control]:
+    """
+    The controls of the teams, if the settings ask for them.
+
+    Raises:
+        ConfigError: a team is not that of a run, or the run cannot have a control.
+    """
+    if config.control is None:
+        return {}
+    if settings.is_centralized or settings.num_agents == 1:
+        raise ConfigError("`evaluation.control` is for teams, but this run has one agent: leave it out.")
+    from trl_multiagent.recipe.control import Control
+
+    assert config.output_dir is not None
+    model = config.control_model or (base if isinstance(base, str) else base[-1] if base else None)
+    if model is None:
+        raise ConfigError("The model that the control starts from is not known: give `--control_model`.")
+    if model not in settings.task.models:
+        check_names(model, None, "control_model")
+    controls = {}
+    for text, team in zip(arguments.teams, teams, strict=True):
+        run = find_config(text) or find_config(team.location)
+        if run is None:
+            raise ConfigError(f"The control of {text} needs the folder of a run, with its config.yaml.")
+        folder = Path(config.output_dir) / "controls" / team.name
+        num_agents = len(team.roles or ()) or settings.num_agents
+        controls[team.name] = Control(config.control, run, folder, model, num_agents, task, arguments.task, prog)
+    for control in controls.values():
+        control.check()
+    return controls
+
+
+def section(layer: dict[str, Any]) -> dict[str, Any]:
+    """The section about the agents' model, in one of the two spellings."""
+    body = layer.get("agent_model")
+    if not isinstance(body, dict):
+        return {}
+    return {"name": body["model_name_or_path"]} if "model_name_or_path" in body else body
+
+
+def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play: bool) -> EvaluationConfig:
+    """
+    The settings of the evaluation. Those that were not given are those of the algorithm's section, or its defaults.
+
+    Raises:
+        ConfigError: they contradict each other.
+    """
+    config: EvaluationConfig = settings.sections[SECTION]
+    fields = read_fields(SECTION_CLASSES[settings.algorithm])
+    others = read_fields(SECTION_CLASSES[DEFAULT_ALGORITHM])  # for an algorithm that samples nothing
+    changes: dict[str, Any] = {}
+    for name in (*SAMPLING_FIELDS, "discount"):
+        if getattr(config, name) is None:
+            default = (fields if name in fields else others)[name].default
+            changes[name] = settings.arguments.get(name, default)
+    if config.output_dir is None:
+        more = f"_and_{len(teams) - 1}_more" if len(teams) > 1 else ""
+        changes["output_dir"] = str(
+            Path(settings.sections["output"].base_dir) / "evaluation" / f"{teams[0].name}{more}"
+        )
+    for name in ("baselines", "control", "contributions"):
+        if cross_play and getattr(config, name):
+            raise ConfigError(f"`evaluation.{name}` has no place in a cross-play: remove it, or use `evaluate`.")
+    try:
+        return dataclasses.replace(config, **changes)
+    except ValueError as error:
+        raise ConfigError(f"section `{SECTION}`: {error}") from error
