@@ -4,11 +4,13 @@ from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.reward_functions import role_reward
 from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.environments.wrapper import EnvironmentWrapper
 
 
 __all__ = [
     "CentralizedEnvironment",
     "Environment",
+    "EnvironmentWrapper",
     "FunctionEnvironment",
     "JointAction",
     "Outcome",

@@ -17,6 +17,7 @@ from trl_multiagent.environments.base import (
 )
 from trl_multiagent.environments.scoring import scoring, scoring_context
 from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.environments.wrapper import EnvironmentWrapper
 from trl_multiagent.joint_text import plain
 
 
@@ -89,7 +90,7 @@ def split_blocks(text: str, roles: Sequence[str]) -> Blocks:
     )
 
 
-class CentralizedEnvironment(Environment):
+class CentralizedEnvironment(EnvironmentWrapper):
     """
     A task of several roles as a task of one agent, which answers for all of them in tagged blocks, see [`central_prompt`] and
     [`split_blocks`]. The joint reward is that of the task. It is a control: what does a team add to one model that knows all roles?
@@ -103,27 +104,16 @@ class CentralizedEnvironment(Environment):
         ValueError: the task has one role.
     """
 
-    roles = (CENTRAL_ROLE,)
-
     def __init__(self, task: Environment):
         if len(task.roles) < 2:
             raise ValueError(
                 f"The task has the role {task.roles[0]!r} alone, so one agent answers for all roles already."
             )
-        self.task = task
-
-    def __repr__(self) -> str:
-        return f"CentralizedEnvironment({self.task!r})"
-
-    @property
-    def unwrapped(self) -> Environment:
-        return self.task.unwrapped
+        super().__init__(task)
+        self.roles = (CENTRAL_ROLE,)
 
     def answers(self, joint_action: JointAction) -> JointAction:
         return self.task.answers(split_blocks(joint_action[CENTRAL_ROLE], self.task.roles).answers)
-
-    def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
-        return self.next_prompts([item], [history])[0]
 
     def next_prompts(self, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
         if any(histories):
@@ -136,17 +126,7 @@ class CentralizedEnvironment(Environment):
             raise ValueError(f"`num_turns` is {num_turns}, but a model that answers for all roles plays one turn.")
         self.task.check_turns(num_turns)
 
-    def score(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
-    ) -> list[Outcome]:
-        return self._judge(items, joint_actions, histories, evaluation=False)
-
-    def evaluate(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
-    ) -> list[Outcome]:
-        return self._judge(items, joint_actions, histories, evaluation=True)
-
-    def _judge(
+    def judge(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]], evaluation: bool
     ) -> list[Outcome]:
         roles, context = self.task.roles, scoring_context()
@@ -166,21 +146,6 @@ class CentralizedEnvironment(Environment):
             outcome.metrics |= {MISSING: float(len(one.missing)), DOUBLED: float(len(one.doubled))}
             outcome.extra |= {f"answer/{role}": text for role, text in one.answers.items()}
         return outcomes
-
-    def metrics(self) -> dict[str, float]:
-        return self.task.metrics()
-
-    def prepare(self, num_turns: int) -> None:
-        self.task.prepare(num_turns)
-
-    def plan(self, items: Sequence[dict], num_later_prompts: int, answer_tokens: int) -> dict[str, str]:
-        return self.task.plan(items, num_later_prompts, answer_tokens)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.task.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.task.load_state_dict(state)
 
     def resume_settings(self) -> dict[str, Any]:
         return {**resume_settings(self.task), "task": type(self.task).__name__}

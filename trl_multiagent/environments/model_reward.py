@@ -5,14 +5,15 @@ from collections.abc import Callable, Sequence
 from statistics import StatisticsError, correlation
 from typing import Any
 
-from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn, judge, resume_settings
+from trl_multiagent.environments.base import Environment, JointAction, Outcome, Turn, judge, resume_settings
 from trl_multiagent.environments.scoring import scoring_context
+from trl_multiagent.environments.wrapper import EnvironmentWrapper
 
 
 MODEL, TASK, SCALED, CORRELATION = "rewards/model", "rewards/task", "rewards/model_scaled", "rewards/correlation"
 
 
-class ModelRewardEnvironment(Environment):
+class ModelRewardEnvironment(EnvironmentWrapper):
     """
     A task whose reward is replaced by that of a model in training. Prompts and evaluation are those of the task.
 
@@ -40,8 +41,7 @@ class ModelRewardEnvironment(Environment):
         score_task: bool = True,
         version: str = "",
     ):
-        self.task = task
-        self.roles = task.roles
+        super().__init__(task)
         self.reward = reward
         self.scale = scale
         self.score_task = score_task
@@ -49,19 +49,6 @@ class ModelRewardEnvironment(Environment):
 
     def __repr__(self) -> str:
         return f"ModelRewardEnvironment({self.task!r}, version={self.version!r})"
-
-    @property
-    def unwrapped(self) -> Environment:
-        return self.task.unwrapped
-
-    def answers(self, joint_action: JointAction) -> JointAction:
-        return self.task.answers(joint_action)
-
-    def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
-        return self.task.prompts(item, history)
-
-    def next_prompts(self, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
-        return self.task.next_prompts(items, histories)
 
     def score(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
@@ -87,18 +74,6 @@ class ModelRewardEnvironment(Environment):
         for outcome, score in zip(outcomes, self._scores(items, joint_actions, histories), strict=True):
             outcome.metrics |= {**self._metrics(score), TASK: outcome.reward}
         return outcomes
-
-    def metrics(self) -> dict[str, float]:
-        return self.task.metrics()
-
-    def prepare(self, num_turns: int) -> None:
-        self.task.prepare(num_turns)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.task.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.task.load_state_dict(state)
 
     def resume_settings(self) -> dict[str, Any]:
         return {**resume_settings(self.task), "reward_model": self.version}

@@ -7,15 +7,15 @@ draft, each sees the others' drafts, and all answer again.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn, ask, judge
+from trl_multiagent.environments.base import JointAction, Outcome, Prompt, Turn, ask, judge
+from trl_multiagent.environments.wrapper import EnvironmentWrapper
 
 
 AGAIN = "Answer again, with the answers of the others in mind. Give your whole answer in the same form.\n"
 
 
-class DiscussionEnvironment(Environment):
+class DiscussionEnvironment(EnvironmentWrapper):
     """
     An environment in which every turn of the task has two rounds: a draft, which is not scored, and an answer, before which
     each agent sees the drafts of the others.
@@ -24,27 +24,11 @@ class DiscussionEnvironment(Environment):
         task ([`~trl_multiagent.environments.Environment`]): The task.
     """
 
-    def __init__(self, task: Environment):
-        self.task, self.roles = task, task.roles
-
-    def __repr__(self) -> str:
-        return f"DiscussionEnvironment({self.task!r})"
-
-    @property
-    def unwrapped(self) -> Environment:
-        return self.task.unwrapped
-
     def check_turns(self, num_turns: int) -> None:
         self.task.check_turns((num_turns + 1) // 2)
 
     def prepare(self, num_turns: int) -> None:
         self.task.prepare(num_turns // 2)
-
-    def plan(self, items: Sequence[dict], num_later_prompts: int, answer_tokens: int) -> dict[str, str]:
-        return self.task.plan(items, num_later_prompts, answer_tokens)
-
-    def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
-        return self.next_prompts([item], [history])[0]
 
     def next_prompts(self, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
         prompts = ask(self.task, items, [answers_of(history) for history in histories])
@@ -64,17 +48,7 @@ class DiscussionEnvironment(Environment):
         *before, last = shown
         return [*before, {**last, "content": f"{AGAIN}\n{last['content']}"}]
 
-    def score(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
-    ) -> list[Outcome]:
-        return self._judge(items, joint_actions, histories, evaluation=False)
-
-    def evaluate(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
-    ) -> list[Outcome]:
-        return self._judge(items, joint_actions, histories, evaluation=True)
-
-    def _judge(
+    def judge(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]], evaluation: bool
     ) -> list[Outcome]:
         final = [k for k, history in enumerate(histories) if len(history) % 2]
@@ -90,18 +64,6 @@ class DiscussionEnvironment(Environment):
             for k, outcome in zip(final, scored, strict=True):
                 outcomes[k] = outcome
         return outcomes
-
-    def metrics(self) -> dict[str, float]:
-        return self.task.metrics()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.task.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.task.load_state_dict(state)
-
-    def resume_settings(self) -> dict[str, Any]:
-        return self.task.resume_settings()
 
 
 def answers_of(history: Sequence[Turn]) -> tuple[Turn, ...]:

@@ -1,0 +1,29 @@
+"""Environments around another one."""
+
+import inspect
+
+from trl_multiagent.environments import Environment, EnvironmentWrapper, FunctionEnvironment
+
+
+def test_a_wrapper_asks_its_task_in_everything():
+    """A method that `Environment` gains must be delegated, or a wrapped task would lose it."""
+    public = {name for name, _ in inspect.getmembers(Environment) if not name.startswith("_")}
+    own = {name for name in vars(EnvironmentWrapper) if not name.startswith("_")}
+    assert public - own == {"watched_metrics"}  # which is read from `unwrapped`
+
+
+def test_a_wrapper_does_what_its_task_does():
+    task = FunctionEnvironment(
+        {"poet": "About {topic}:", "critic": "Judge {topic}:"}, lambda completions, **columns: [2.0] * len(completions)
+    )
+    wrapper = EnvironmentWrapper(EnvironmentWrapper(task))
+    items = [{"topic": "rain"}, {"topic": "iron"}]
+    actions = [{"poet": "a", "critic": "b"}] * 2
+    assert wrapper.unwrapped is task and wrapper.roles == ("poet", "critic")
+    assert wrapper.next_prompts(items, [(), ()]) == task.next_prompts(items, [(), ()])
+    assert wrapper.prompts(items[0], ()) == task.prompts(items[0], ())
+    for method in ("score", "evaluate"):
+        rewards = [outcome.reward for outcome in getattr(wrapper, method)(items, actions, [(), ()])]
+        assert rewards == [2.0, 2.0]
+    assert wrapper.resume_settings() == task.resume_settings()
+    assert repr(wrapper) == f"EnvironmentWrapper(EnvironmentWrapper({task!r}))"
