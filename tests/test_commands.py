@@ -13,6 +13,7 @@ import pytest
 from accelerate.commands.launch import launch_command_parser
 
 from trl_multiagent import cli
+from trl_multiagent.recipe.evaluation_settings import make_evaluation_parser
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,7 +130,11 @@ def test_commands_that_train(readers_folder, monkeypatch, capsys, command):
 @pytest.mark.parametrize("command", [c for c in by_program("trl-multiagent") if "trl-multiagent train" not in c])
 def test_other_commands_of_the_package_are_understood(command):
     arguments, rest = cli.make_parsers()[0].parse_known_args(shlex.split(command)[1:])
-    assert arguments.command in ("env", "init", "push") and rest == []
+    if arguments.command in ("evaluate", "cross-play"):
+        parser = make_evaluation_parser("evaluate", arguments.command == "cross-play")
+        teams, rest = parser.parse_known_args(rest)
+        assert teams.teams
+    assert arguments.command in ("env", "init", "push", "evaluate", "cross-play") and rest == []
 
 
 def test_benchmarks_have_the_flags_that_are_shown():

@@ -7,7 +7,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from trl_multiagent.environments.base import Outcome, Turn
-from trl_multiagent.rollout.history import FULL_HISTORY, HistoryOptions, tokenize_nodes, whole_prompt
+from trl_multiagent.rollout.history import tokenize_nodes, whole_prompt
+from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, joint_action_indices, judge_nodes
 from trl_multiagent.team.sampler import TeamSampler
 

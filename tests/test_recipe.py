@@ -31,7 +31,7 @@ from trl_multiagent.recipe.recipe import build_recipe, set_up_wandb
 from trl_multiagent.recipe.run import parse_recipe
 from trl_multiagent.recipe.sections import LORA_CONFIG, TRL_NAMES, Wandb
 from trl_multiagent.recipe.settings import ConfigError, known_settings, merge, parse_value
-from trl_multiagent.rollout.history import HistoryOptions
+from trl_multiagent.rollout.history_options import HistoryOptions
 from trl_multiagent.sandbox import SandboxError, sandbox
 from trl_multiagent.trainers.base.checkpoint_files import FORMAT_VERSION, STATE_FILE
 

@@ -405,11 +405,14 @@ def test_collaborate_plays_an_episode(form):
     turns = team.collaborate(item, environment, num_turns=2, do_sample=False, max_new_tokens=6)
     assert [set(turn.joint_action) for turn in turns] == [{"aux", "main"}] * 2
     for role in team.roles:
-        for k, past in enumerate(["", f"{role}: Go.{turns[0].joint_action[role]}\n\n"]):
-            ids = team.tokenizers[role](past + turns[k].prompts[role], return_tensors="pt")["input_ids"]
+        tokenizer = team.tokenizers[role]
+        read: list[int] = []  # a turn's prompt begins with the tokens of the turn before
+        for turn in turns:
+            read += tokenizer(("\n\n" if read else "") + turn.prompts[role])["input_ids"]
             with team.activate(role) as agent:
-                greedy = agent.generate(ids, do_sample=False, max_new_tokens=6)[0, ids.size(1) :]
-            assert turns[k].joint_action[role] == team.tokenizers[role].decode(greedy, skip_special_tokens=True)
+                greedy = agent.generate(torch.tensor([read]), do_sample=False, max_new_tokens=6)[0, len(read) :]
+            assert turn.joint_action[role] == tokenizer.decode(greedy, skip_special_tokens=True)
+            read += [x for x in greedy.tolist() if x != tokenizer.eos_token_id]
     assert turns[1].outcome.reward == count_reward([turns[1].joint_action])[0]
 
 

@@ -23,7 +23,7 @@ class ScriptedTrainer:
         self.state = SimpleNamespace(global_step=30, log_history=[])
         self.callbacks = [ProgressCallback]
         self.conventions = [("A", "B")]
-        self.environment = SimpleNamespace(unwrapped=SimpleNamespace(sandbox=Sandbox()))
+        self.environment = SimpleNamespace(unwrapped=SimpleNamespace(sandbox=Sandbox()), answers=lambda action: action)
 
     def remove_callback(self, callback):
         self.callbacks.remove(callback)

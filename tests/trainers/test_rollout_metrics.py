@@ -70,3 +70,11 @@ def test_numbers_that_reward_functions_log():
     for name in ("reward", "turn_2/m", "env_step"):
         with pytest.raises(TaskError, match=f"logged the metric '{name}', a name that the trainer uses"):
             totals(HERE, logged={name: [1.0]})
+
+
+def test_the_most_common_text_is_counted_over_all_processes():
+    here, there = ([[node([1.0, 2.0], [1.0, 2.0], [9], [9])]] for _ in range(2))
+    here[0][0].samples["solo"].texts = ["a", "b"]
+    there[0][0].samples["solo"].texts = ["b", "b"]
+    assert totals(here).most_common_ratios() == {}  # a single item may well have one answer
+    assert sum_totals([totals(here), totals(there)]).most_common_ratios() == {"solo": 0.75}

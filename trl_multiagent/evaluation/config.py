@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from trl_multiagent.environments.base import PASSED
 from trl_multiagent.environments.task import setting
-from trl_multiagent.rollout.history import HistoryOptions
+from trl_multiagent.rollout.history_options import HistoryOptions
 
 
 BASELINES = ("raw_single_agent", "concatenation", "pipeline", "discussion")

@@ -14,7 +14,7 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.rollout.episodes import derive_seed
-from trl_multiagent.rollout.history import FULL_HISTORY, HistoryOptions
+from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, Samples
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.sampler import SamplingTeam, TeamSampler

@@ -25,7 +25,7 @@ from trl_multiagent.models.pretrained import find_file, hub_arguments
 from trl_multiagent.models.router_loss import forward_with_expert_sums
 from trl_multiagent.models.shared_prompts import continue_prompts
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
-from trl_multiagent.rollout.history import FULL_HISTORY, HistoryOptions
+from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, judge_nodes
 from trl_multiagent.team.adapters import (
     AgentAdapters,

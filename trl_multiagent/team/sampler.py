@@ -7,7 +7,8 @@ from typing import Any, Protocol
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from trl_multiagent.models.generation import generate_groups
-from trl_multiagent.rollout.history import FULL_HISTORY, HistoryOptions, tokenize_nodes, uses_chat_template
+from trl_multiagent.rollout.history import tokenize_nodes, uses_chat_template
+from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, Samples
 
 

@@ -16,7 +16,8 @@ from trl_multiagent.environments.base import Outcome, Turn
 from trl_multiagent.environments.code_generation import CodeGenerationEnvironment
 from trl_multiagent.environments.code_generation.analysis import analyze
 from trl_multiagent.environments.code_generation.reward import CodeResult
-from trl_multiagent.rollout.history import HistoryOptions, whole_prompt
+from trl_multiagent.rollout.history import whole_prompt
+from trl_multiagent.rollout.history_options import HistoryOptions
 from trl_multiagent.sandbox import Check, Verdict
 
 

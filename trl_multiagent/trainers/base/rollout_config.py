@@ -8,7 +8,7 @@ from trl.import_utils import is_vllm_available
 
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.limits import check_arguments, describe_type, problem_with, read_value, short
-from trl_multiagent.rollout.history import HistoryOptions
+from trl_multiagent.rollout.history_options import HistoryOptions
 from trl_multiagent.rollout.tree_size import check_tree_size
 from trl_multiagent.trainers.base.team_config import TeamConfig
 

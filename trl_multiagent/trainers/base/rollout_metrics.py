@@ -1,6 +1,7 @@
 """Computes the metrics of rollout trees. No function here needs a trainer."""
 
 import contextlib
+import hashlib
 import math
 import re
 import time
@@ -66,12 +67,22 @@ class RolloutTotals:
         num_tokens (`int`): Number of prompt and completion tokens of all agents.
         generated_tokens (`int`): Number of completion tokens of all agents.
         scoring (`dict[str, float]`): The environment's metrics of its own scoring, which are summed over processes.
+        num_trees (`int`): Number of trees.
+        texts (`dict[str, Counter[bytes]]`): For each role, how often each completion occurs, by a digest of its text.
     """
 
     totals: dict[str, Total]
     num_tokens: int
     generated_tokens: int
     scoring: dict[str, float]
+    num_trees: int
+    texts: dict[str, Counter[bytes]]
+
+    def most_common_ratios(self) -> dict[str, float]:
+        """For each role, the share of the completions that are the most common text. Empty for a single tree."""
+        if self.num_trees < 2:  # only different items need different answers
+            return {}
+        return {role: max(texts.values()) / texts.total() for role, texts in self.texts.items() if texts}
 
 
 def rollout_totals(
@@ -111,6 +122,7 @@ def rollout_totals(
             for outcome in node.outcomes:
                 for name, value in outcome.metrics.items():
                     values[f"turn_{turn}/{name}"].append(value)
+    texts: dict[str, Counter[bytes]] = {}
     num_tokens = generated_tokens = 0
     for role, ends in eos_token_ids.items():
         for node in (node for nodes in levels for node in nodes):
@@ -124,9 +136,7 @@ def rollout_totals(
                 values[f"agents/{role}/history/dropped_turns"].append(float(samples.dropped_turns))
             num_tokens += len(lengths) * len(samples.prompt_ids) + sum(lengths)
             generated_tokens += sum(lengths)
-        texts = Counter(text for nodes in levels for node in nodes for text in node.samples[role].texts)
-        if len(levels[0]) > 1:  # several items, which need different answers
-            values[f"agents/{role}/completions/most_common_ratio"] = [max(texts.values()) / texts.total()]
+        texts[role] = Counter(digest(text) for nodes in levels for node in nodes for text in node.samples[role].texts)
     for name, numbers in (logged or {}).items():
         if name in values or name in TRAINER_METRICS:
             raise TaskError(
@@ -134,7 +144,12 @@ def rollout_totals(
             )
         values[name] += numbers
     totals = {name: Total.of(x) for name, x in values.items()}
-    return RolloutTotals(totals, num_tokens, generated_tokens, scoring)
+    return RolloutTotals(totals, num_tokens, generated_tokens, scoring, len(levels[0]), texts)
+
+
+def digest(text: str) -> bytes:
+    """A short digest of a text, the same in all processes."""
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
 
 
 def add_contributions(values: dict[str, list[float]], node: Node) -> None:
@@ -161,7 +176,7 @@ def is_eval_metric(name: str, roles: Collection[str], num_turns: int) -> bool:
 
 def sum_totals(parts: Iterable[RolloutTotals]) -> RolloutTotals:
     """Adds up the metrics of several processes, whose trees may have different turns, nodes and metrics."""
-    whole = RolloutTotals({}, 0, 0, {})
+    whole = RolloutTotals({}, 0, 0, {}, 0, {})
     for part in parts:
         for name, total in part.totals.items():
             whole.totals[name] = whole.totals.get(name, Total()) + total
@@ -169,6 +184,9 @@ def sum_totals(parts: Iterable[RolloutTotals]) -> RolloutTotals:
             whole.scoring[name] = whole.scoring.get(name, 0.0) + value
         whole.num_tokens += part.num_tokens
         whole.generated_tokens += part.generated_tokens
+        whole.num_trees += part.num_trees
+        for role, texts in part.texts.items():
+            whole.texts[role] = whole.texts.get(role, Counter()) + texts
     return whole
 
 

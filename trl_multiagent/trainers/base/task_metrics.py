@@ -52,5 +52,7 @@ class TaskMetricsMixin(Base):
             metrics[f"reward/{name}"].append(value)
         for name, total in totals.totals.items():
             metrics[name].append(total.mean)
+        for role, ratio in totals.most_common_ratios().items():
+            metrics[f"agents/{role}/completions/most_common_ratio"].append(ratio)
         metrics["reward_std"].append(totals.totals["reward"].std)
         return totals

@@ -1,0 +1,64 @@
+"""What an agent sees of its past turns."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class HistoryOptions:
+    """
+    What an agent sees of its past turns. By default it sees all of its own prompts and responses.
+
+    Args:
+        memory_mode (`str`, *optional*):
+            `"full"` or `"memoryful"`: all past turns. `"last"`: the last one. The default is `"full"`; it is `"last"` if one of the
+            next three options is given, as in CoMLRL.
+        original_prompt (`bool`, *optional*):
+            Whether the agent sees the prompt of its first turn, whatever the `memory_mode`. By default it does unless
+            `previous_prompts` is `False`, or the `memory_mode` is given and leaves the first turn out.
+        previous_prompts (`bool`, *optional*):
+            Whether the agent sees the prompts of the turns that `memory_mode` selects. By default it does if `memory_mode` is
+            given. If only other options are given, it sees no past prompt but the first one.
+        previous_response (`bool`, *optional*):
+            Whether the agent sees its responses in the turns that `memory_mode` selects. By default it does.
+        max_history_length (`int`, *optional*):
+            Maximal number of tokens that the past turns add to a prompt. The oldest turns are left out until the rest fits; the
+            new prompt is never shortened.
+    """
+
+    memory_mode: str | None = None
+    original_prompt: bool | None = None
+    previous_prompts: bool | None = None
+    previous_response: bool | None = None
+    max_history_length: int | None = None
+
+    def shown(self, num_turns: int, dropped: int = 0) -> list[tuple[bool, bool]]:
+        """
+        Selects the parts of the past turns that the agent sees.
+
+        Args:
+            num_turns (`int`): Number of past turns.
+            dropped (`int`, *optional*, defaults to `0`): How many of the oldest visible turns are left out. A first prompt that
+                `original_prompt` asks for is left out after all of them.
+
+        Returns:
+            `list[tuple[bool, bool]]`: For each past turn, oldest first, whether its prompt and its response are shown.
+        """
+        given = (self.original_prompt, self.previous_prompts, self.previous_response) != (None, None, None)
+        only_flags = self.memory_mode is None and given
+        mode = self.memory_mode or ("last" if given else "full")
+        later_prompts = not only_flags if self.previous_prompts is None else self.previous_prompts
+        first_prompt = self.original_prompt  # None: as the prompts of later turns
+        if first_prompt is None and only_flags:
+            first_prompt = self.previous_prompts is not False
+        parts = []
+        for turn in range(num_turns):
+            selected = mode != "last" or turn == num_turns - 1
+            prompt = first_prompt if turn == 0 and first_prompt is not None else selected and later_prompts
+            parts.append((prompt, selected and self.previous_response is not False))
+        visible = [turn for turn, part in enumerate(parts) if any(part)]
+        for turn in visible[:dropped]:
+            parts[turn] = (turn == 0 and self.original_prompt is True and dropped <= len(visible), False)
+        return parts
+
+
+FULL_HISTORY = HistoryOptions()
