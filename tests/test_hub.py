@@ -427,7 +427,8 @@ result = [trainer.state.global_step, messages]
     repo = server.repos["user/shaky"]
     assert repo.messages == ["initial commit", "Training in progress, step 2", "End of training"]
     _, second, end = repo.commits.values()
-    assert {path for path in end if path not in second or end[path].data != second[path].data} == {"training_cost.json"}
+    changed = [path for path, blob in end.items() if path not in second or blob.data != second[path].data]
+    assert changed == ["training_cost.json"]
     files = repo.files()
     assert {path: files[path] for path in WEIGHTS} == saved_weights(tmp_path)
 
