@@ -425,10 +425,10 @@ result = [trainer.state.global_step, messages]
     assert step == 2
     assert len(messages) == 1 and "during the training failed" in messages[0] and "500" in messages[0]
     repo = server.repos["user/shaky"]
-    assert repo.messages == [
-        "initial commit",
-        "Training in progress, step 2",
-    ]  # the push at the end found no new files
+    assert repo.messages == ["initial commit", "Training in progress, step 2", "End of training"]
+    _, second, end = repo.commits.values()
+    changed = [path for path, blob in end.items() if path not in second or blob.data != second[path].data]
+    assert changed == ["training_cost.json"]
     files = repo.files()
     assert {path: files[path] for path in WEIGHTS} == saved_weights(tmp_path)
 

@@ -82,10 +82,10 @@ class NoNumber(MAGRPOTrainer):
 class NoMemory(MAGRPOTrainer):
     """Fails inside the generation of the last agent, when another process is still generating."""
 
-    def _tokenize_nodes(self, role, nodes):
+    def _whole_prompts(self, role, nodes):
         if RANK == 1 and role == "main" and nodes[0].history:
             raise torch.OutOfMemoryError("no room for 7 tokens")
-        return super()._tokenize_nodes(role, nodes)
+        return super()._whole_prompts(role, nodes)
 
 
 def broken_reward(completions, **columns):
@@ -188,4 +188,6 @@ if __name__ == "__main__":
         last.train()
     except Exception:
         traceback.print_exc()  # the launcher shows the error of one process only
+        if sys.argv[3] == "killed":
+            signal.pause()  # until the launcher ends this process: it is to show the one that was killed
         raise

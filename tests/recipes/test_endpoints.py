@@ -110,8 +110,9 @@ def test_without_an_expert_the_run_ends_with_one_line_and_nothing_is_lost(train,
 @pytest.mark.parametrize("other", [UnavailableError("gone"), ValueError("a bug")])
 def test_other_processes_end_without_a_traceback_if_only_the_expert_is_gone(other, monkeypatch):
     report = (f"Process 1 failed: {other}", isinstance(other, UnavailableError))
+    monkeypatch.setattr(distribution, "reduce", lambda failures, how: failures + 1)
     monkeypatch.setattr(distribution, "gather_object", lambda own: [*own, report])
-    accelerator = SimpleNamespace(num_processes=2, device="cpu", reduce=lambda failures, how: failures + 1)
+    accelerator = SimpleNamespace(num_processes=2, device="cpu")
     with pytest.raises(OtherProcessError, match=str(other)) as error_info:
         distribution.error_barrier(accelerator)
     assert isinstance(error_info.value, OtherProcessUnavailable) == isinstance(other, UnavailableError)
