@@ -29,6 +29,7 @@ import zlib
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 from datasets import Dataset
 from peft import LoraConfig
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -319,3 +320,6 @@ if __name__ == "__main__":
     folder = Path(sys.argv[2])
     result = run(folder, **json.loads(sys.argv[1]))
     (folder / f"{os.environ.get('RANK', 0)}.json").write_text(json.dumps(result))
+    # A process that exits while another one still communicates would abort it
+    PartialState().wait_for_everyone()
+    PartialState().destroy_process_group()
