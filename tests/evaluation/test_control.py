@@ -10,8 +10,11 @@ from evaluated import ITEMS, TASK, evaluate
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.evaluation.config import EvaluationConfig
+from trl_multiagent.evaluation.policies import LoadedTeam
 from trl_multiagent.evaluation.results import FINAL, Result, paired_differences
 from trl_multiagent.recipe.control import TrainingCost, steps_at_cost
+from trl_multiagent.recipe.evaluated_teams import TeamSource
+from trl_multiagent.recipe.evaluation_settings import parse_evaluation
 from trl_multiagent.recipe.run import run_recipe
 
 from tiny import tiny_team
@@ -119,6 +122,24 @@ def test_an_agent_that_was_not_trained_is_its_untrained_self(compared):
     frozen = contributions["aux replaced by the untrained agent"]["final"]["return"]
     assert frozen == {"mean": 0.0, "low": 0.0, "high": 0.0}
     assert contributions["main replaced by the untrained agent"]["final"]["return"]["mean"] != 0.0
+
+
+def test_a_team_on_the_hub_is_loaded_as_a_team_when_an_agent_is_replaced(trained, tmp_path, monkeypatch):
+    """It has no folder here, so its `team.json` does not say that it is one."""
+    argv = [str(trained / "run_0"), "--contributions", "--output_dir", str(tmp_path / "x")]
+    evaluation = parse_evaluation(TASK, argv, "evaluate")
+    evaluation.teams = [TeamSource("hub", "user/hub", ("aux", "main"))]
+    asked = {}
+
+    def load(names, roles, is_saved_team):
+        asked[names] = is_saved_team
+        return LoadedTeam(None, dict.fromkeys(("agent aux", "agent main"), names))
+
+    monkeypatch.setattr(evaluation, "load", load)
+    monkeypatch.setattr("trl_multiagent.evaluation.policies.MixedTeam", lambda teams: teams)
+    for policy in evaluation.ablated_policies(evaluation.make_environment()):
+        policy.load()
+    assert asked == {"user/hub": True, str(trained / "base" / "agents" / "main"): False}
 
 
 def test_a_control_that_is_there_is_not_trained_again(trained, compared, capsys):

@@ -123,13 +123,7 @@ class EvaluationConfig:
     @property
     def history_options(self) -> HistoryOptions:
         """What the agents see of their past turns."""
-        return HistoryOptions(
-            self.memory_mode,
-            self.original_prompt,
-            self.previous_prompts,
-            self.previous_response,
-            self.max_history_length,
-        )
+        return HistoryOptions.of(self)
 
     @property
     def pass_at(self) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,10 +26,10 @@ class MixedTeam:
     Agents of several teams that answer together. It samples like a team, and is not trained or saved.
 
     Args:
-        sources (`dict[str, AgentTeam]`): The team from which each role's agent comes, in the order of the roles.
+        sources (`dict[str, SamplingTeam]`): The team from which each role's agent comes, in the order of the roles.
     """
 
-    def __init__(self, sources: Mapping[str, AgentTeam]):
+    def __init__(self, sources: Mapping[str, SamplingTeam]):
         self.sources = dict(sources)
         self.roles = tuple(sources)
         self.tokenizers: dict[str, PreTrainedTokenizerBase] = {
@@ -190,13 +190,25 @@ class Policy:
         return config.num_turns * self.rounds
 
 
-def describe_team(team: AgentTeam, roles: Sequence[str] | None = None) -> dict[str, Any]:
-    """What identifies agents of a team: architecture and checksum of the weights of each role, as plain values."""
+def describe_team(team: AgentTeam) -> dict[str, Any]:
+    """What identifies the agents of a team: architecture and checksum of the weights of each role, as plain values."""
     checksums: dict[int, str] = {}  # of each distinct model
     description = {}
-    for role in roles or team.roles:
+    for role in team.roles:
         model = team.policies[role]
         if id(model) not in checksums:
             checksums[id(model)] = checksum_of_weights(model.parameters())
         description[f"agent {role}"] = f"{describe_agent(team.agents[role])}, weights {checksums[id(model)]}"
     return description
+
+
+def mix(parts: Mapping[str, LoadedTeam]) -> LoadedTeam:
+    """
+    A team of agents that come from several teams.
+
+    Args:
+        parts (`dict[str, LoadedTeam]`): The team from which each role's agent comes, in the order of the roles.
+    """
+    names = {role: f"agent {role}" for role in parts}
+    description = {names[role]: part.description[names[role]] for role, part in parts.items()}
+    return LoadedTeam(MixedTeam({role: part.team for role, part in parts.items()}), description)

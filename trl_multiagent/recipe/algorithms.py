@@ -69,6 +69,7 @@ SECTION_CLASSES = {name: algorithm.config for name, algorithm in ALGORITHMS.item
 SECTION_CLASSES["madpo"] = "trl_multiagent.recipe.preference_section.MADPOSection"
 SECTION_CLASSES["madpo_iter"] = "trl_multiagent.recipe.preference_section.MADPOIterSection"
 SECTION_CLASSES["marlhf"] = "trl_multiagent.recipe.reward_section.MARLHFSection"
+SECTION_CLASSES["marlhf_iter"] = "trl_multiagent.recipe.reward_section.MARLHFIterSection"
 SECTION_CLASSES["reward_model"] = "trl_multiagent.recipe.reward_section.RewardModelSection"
 
 
@@ -76,6 +77,3 @@ def import_class(path: str) -> Any:
     """Imports a class, or another object of a module, by a path such as `package.module.Class`."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
-
-
-SECTION_CLASSES["marlhf_iter"] = "trl_multiagent.recipe.reward_section.MARLHFIterSection"

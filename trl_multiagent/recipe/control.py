@@ -8,6 +8,7 @@ as many tokens as all of the team's answers together.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -121,6 +122,11 @@ class Control:
         """What the control depends on, as plain values."""
         return {"control": self.kind, "control_model": self.model, **asdict(cost)}
 
+    @functools.cached_property
+    def written(self) -> dict[str, Any]:
+        """The settings of the run."""
+        return read_yaml(self.run_config)
+
     @property
     def algorithm(self) -> str:
         """
@@ -129,8 +135,7 @@ class Control:
         Raises:
             ConfigError: it does not learn from rollouts.
         """
-        written = read_yaml(self.run_config)
-        algorithm = next((name for name in written if name in ALGORITHMS), None)
+        algorithm = next((name for name in self.written if name in ALGORITHMS), None)
         if algorithm is None or ALGORITHMS[algorithm].run != RUN_RECIPE:
             raise ConfigError(
                 f"The control is trained with the algorithm of its run, which must learn from rollouts, such as magrpo; the run of "
@@ -145,7 +150,7 @@ class Control:
     def argv(self) -> list[str]:
         """The arguments of the control's run, without the number of its optimizer steps."""
         algorithm = self.algorithm
-        section = read_yaml(self.run_config)[algorithm]
+        section = self.written[algorithm]
         length = section.get(
             "max_completion_length", read_fields(SECTION_CLASSES[algorithm])["max_completion_length"].default
         )

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from trl_multiagent.environments.base import Environment
     from trl_multiagent.evaluation.policies import LoadedTeam, Policy
     from trl_multiagent.recipe.control import Control
-    from trl_multiagent.team.agent_team import AgentTeam
 
 
 SECTION = "evaluation"
@@ -151,8 +150,9 @@ class Evaluation:
             )
         return first_rows(items, self.settings.sections["dataset"].eval_size)
 
-    def load(self, names: str | list[str], roles: Sequence[str], is_saved_team: bool) -> AgentTeam:
+    def load(self, names: str | list[str], roles: Sequence[str], is_saved_team: bool) -> LoadedTeam:
         """Loads a team on the device of this process. A model that answers for several roles is loaded once."""
+        from trl_multiagent.evaluation.policies import LoadedTeam, describe_team
         from trl_multiagent.recipe.recipe import loading_arguments, quantization
         from trl_multiagent.team.agent_team import AgentTeam
         from trl_multiagent.trainers.base.distribution import start_processes
@@ -180,7 +180,17 @@ class Evaluation:
                 "The weights of the team are sharded over several processes (ZeRO-3), so they cannot sample: choose the "
                 "accelerate configuration single or ddp."
             )
-        return team if model.is_quantized else team.to(state.device)
+        if not model.is_quantized:
+            team.to(state.device)
+        return LoadedTeam(team, describe_team(team))
+
+    def load_source(self, source: TeamSource, roles: Sequence[str]) -> LoadedTeam:
+        """Loads one of the teams to evaluate."""
+        return self.load(source.location, roles, source.roles is not None)
+
+    def load_baseline(self, names: str | list[str], roles: Sequence[str]) -> LoadedTeam:
+        """Loads the team of a baseline."""
+        return self.load(names, roles, isinstance(names, str) and is_saved_team(names))
 
     # Policies
 
@@ -197,12 +207,9 @@ class Evaluation:
         return policies
 
     def team_policy(self, source: TeamSource, environment: Environment) -> Policy:
-        from trl_multiagent.evaluation.policies import LoadedTeam, Policy, describe_team
+        from trl_multiagent.evaluation.policies import Policy
 
-        def load() -> LoadedTeam:
-            team = self.load(source.location, environment.roles, source.roles is not None)
-            return LoadedTeam(team, describe_team(team))
-
+        load = functools.partial(self.load_source, source, environment.roles)
         return Policy(source.name, "team", environment, load, self.max_completion_length, source.location)
 
     @property
@@ -218,7 +225,7 @@ class Evaluation:
             ConfigError: their model is not known, or the task has no form for one agent.
         """
         from trl_multiagent.evaluation.baselines import DiscussionEnvironment, answer_limit
-        from trl_multiagent.evaluation.policies import LoadedTeam, Policy, describe_team
+        from trl_multiagent.evaluation.policies import Policy
 
         policies = []
         num_agents = len(environment.roles)
@@ -232,11 +239,6 @@ class Evaluation:
                     names = names[environment.roles.index(role) if role in environment.roles else 0]
             elif name == "discussion":
                 own = DiscussionEnvironment(environment)
-
-            def load(names: str | list[str] = names, roles: Sequence[str] = own.roles) -> LoadedTeam:
-                team = self.load(names, roles, isinstance(names, str) and is_saved_team(names))
-                return LoadedTeam(team, describe_team(team))
-
             limit = answer_limit(name, num_agents, self.max_completion_length, self.config.baseline_budget)
             source = names if isinstance(names, str) else ", ".join(names)
             policies.append(
@@ -244,7 +246,7 @@ class Evaluation:
                     name,
                     "baseline",
                     own,
-                    load,
+                    functools.partial(self.load_baseline, names, own.roles),
                     limit,
                     source,
                     is_pipeline=name == "pipeline",
@@ -269,110 +271,74 @@ class Evaluation:
 
     def control_policies(self) -> list[Policy]:
         """The trained controls, one per team."""
-        from trl_multiagent.evaluation.policies import LoadedTeam, Policy, describe_team
+        from trl_multiagent.evaluation.policies import Policy
 
         environment = self.make_control_environment()
-        policies = []
-        for source, control in self.controls.items():
-
-            def load(folder: Path = control.folder) -> LoadedTeam:
-                team = self.load(str(folder), environment.roles, True)
-                return LoadedTeam(team, describe_team(team))
-
-            policies.append(
-                Policy(
-                    f"{source}_control",
-                    "control",
-                    environment,
-                    load,
-                    control.num_agents * self.max_completion_length,
-                    str(control.folder),
-                    compared_with=source,
-                )
+        return [
+            Policy(
+                f"{source}_control",
+                "control",
+                environment,
+                functools.partial(self.load, str(control.folder), environment.roles, True),
+                control.num_agents * self.max_completion_length,
+                str(control.folder),
+                compared_with=source,
             )
-        return policies
+            for source, control in self.controls.items()
+        ]
 
     def ablated_policies(self, environment: Environment) -> list[Policy]:
         """The teams with one agent replaced: by nothing, by its untrained self, and by that of the next team."""
-        from trl_multiagent.evaluation.policies import (
-            NOTHING,
-            OTHER_TEAM,
-            UNTRAINED,
-            LoadedTeam,
-            MixedTeam,
-            Policy,
-            Replaced,
-            describe_team,
-        )
+        from trl_multiagent.evaluation.policies import NOTHING, OTHER_TEAM, UNTRAINED, Policy, Replaced, mix
 
         names, roles = self.baseline_model(), environment.roles
         short_names = {NOTHING: "silent", UNTRAINED: "untrained", OTHER_TEAM: "other"}
+        loaded = functools.cache(lambda source: self.load_source(source, roles))
+        untrained = functools.cache(lambda: self.load_baseline(names, roles))
 
-        @functools.cache
-        def loaded(location: str | None) -> AgentTeam:
-            if location is None:
-                return self.load(names, roles, isinstance(names, str) and is_saved_team(names))
-            return self.load(location, roles, is_saved_team(location))
+        def load(own: TeamSource, role: str, by: str, other_team: TeamSource) -> LoadedTeam:
+            parts = {each: loaded(own) for each in roles}
+            if by != NOTHING:  # otherwise the sampler silences the team's own agent
+                parts[role] = untrained() if by == UNTRAINED else loaded(other_team)
+            return mix(parts)
 
-        policies: list[Policy] = []
-        for k, source in enumerate(self.teams):
-            replacements: dict[str, str | None] = {NOTHING: source.location, UNTRAINED: None}
-            if len(self.teams) > 1:
-                replacements[OTHER_TEAM] = self.teams[(k + 1) % len(self.teams)].location
-            for role in roles:
-                for by, location in replacements.items():
-
-                    def load(
-                        role: str = role, own: str = source.location, location: str | None = location
-                    ) -> LoadedTeam:
-                        teams = {other: loaded(location if other == role else own) for other in roles}
-                        description: dict[str, Any] = {}
-                        for other, team in teams.items():
-                            description |= describe_team(team, [other])
-                        return LoadedTeam(MixedTeam(teams), description)
-
-                    policies.append(
-                        Policy(
-                            f"{source.name}_{role}_{short_names[by]}",
-                            "ablation",
-                            environment,
-                            load,
-                            self.max_completion_length,
-                            source.location,
-                            compared_with=source.name,
-                            replaced=Replaced(role, by),
-                        )
-                    )
-        return policies
+        replacements = (NOTHING, UNTRAINED, OTHER_TEAM) if len(self.teams) > 1 else (NOTHING, UNTRAINED)
+        return [
+            Policy(
+                f"{source.name}_{role}_{short_names[by]}",
+                "ablation",
+                environment,
+                functools.partial(load, source, role, by, self.teams[(k + 1) % len(self.teams)]),
+                self.max_completion_length,
+                source.location,
+                compared_with=source.name,
+                replaced=Replaced(role, by),
+            )
+            for k, source in enumerate(self.teams)
+            for role in roles
+            for by in replacements
+        ]
 
     def mixed_policies(self, environment: Environment) -> dict[tuple[int, ...], Policy]:
         """The teams of a cross-play. Every agent is loaded once."""
         from trl_multiagent.evaluation.cross_play import mixes
-        from trl_multiagent.evaluation.policies import LoadedTeam, MixedTeam, Policy, describe_team
+        from trl_multiagent.evaluation.policies import Policy, mix
 
-        teams: dict[int, tuple[AgentTeam, dict[str, Any]]] = {}
+        roles = environment.roles
+        loaded = functools.cache(lambda run: self.load_source(self.teams[run], roles))
 
-        def loaded(run: int) -> tuple[AgentTeam, dict[str, Any]]:
-            if run not in teams:
-                source = self.teams[run]
-                team = self.load(source.location, environment.roles, source.roles is not None)
-                teams[run] = team, describe_team(team)
-            return teams[run]
+        def load(runs: tuple[int, ...]) -> LoadedTeam:
+            return mix({role: loaded(run) for role, run in zip(roles, runs, strict=True)})
 
         policies = {}
-        for mix in mixes(len(self.teams), environment.roles):
-
-            def load(mix: tuple[int, ...] = mix) -> LoadedTeam:
-                sources = {role: loaded(run)[0] for role, run in zip(environment.roles, mix, strict=True)}
-                parts = [loaded(run)[1][f"agent {role}"] for role, run in zip(environment.roles, mix, strict=True)]
-                description = {f"agent {role}": part for role, part in zip(environment.roles, parts, strict=True)}
-                return LoadedTeam(MixedTeam(sources), description)
-
-            trained_together = len(set(mix)) == 1
-            name = self.teams[mix[0]].name if trained_together else "mix_" + "_".join(map(str, mix))
-            source = " + ".join(self.teams[run].location for run in dict.fromkeys(mix))
+        for runs in mixes(len(self.teams), roles):
+            trained_together = len(set(runs)) == 1
+            name = self.teams[runs[0]].name if trained_together else "mix_" + "_".join(map(str, runs))
+            source = " + ".join(self.teams[run].location for run in dict.fromkeys(runs))
             kind = "team" if trained_together else "pair"
-            policies[mix] = Policy(name, kind, environment, load, self.max_completion_length, source)
+            policies[runs] = Policy(
+                name, kind, environment, functools.partial(load, runs), self.max_completion_length, source
+            )
         return policies
 
 

@@ -1,6 +1,8 @@
 """What an agent sees of its past turns."""
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,11 @@ class HistoryOptions:
     previous_prompts: bool | None = None
     previous_response: bool | None = None
     max_history_length: int | None = None
+
+    @classmethod
+    def of(cls, settings: Any) -> "HistoryOptions":
+        """The options among the fields of an object with the settings of a training or an evaluation."""
+        return cls(*(getattr(settings, field.name) for field in dataclasses.fields(cls)))
 
     def shown(self, num_turns: int, dropped: int = 0) -> list[tuple[bool, bool]]:
         """

@@ -406,13 +406,7 @@ class RolloutConfig(TeamConfig, GRPOConfig):
     @property
     def history_options(self) -> HistoryOptions:
         """What the agents see of their past turns."""
-        return HistoryOptions(
-            self.memory_mode,
-            self.original_prompt,
-            self.previous_prompts,
-            self.previous_response,
-            self.max_history_length,
-        )
+        return HistoryOptions.of(self)
 
     @property
     def joint_actions_per_node(self) -> int:

@@ -22,6 +22,7 @@ from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_h
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.files import write_text
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.models.vllm_generation import check_vllm, make_generations
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
@@ -722,7 +723,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
         }
         folder = Path(self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / COST_FILE).write_text(json.dumps(cost, indent=2) + "\n", encoding="utf-8")
+        write_text(folder / COST_FILE, json.dumps(cost, indent=2) + "\n")
 
 
 def add_other_log_ratios(rows: dict[str, dict[str, torch.Tensor]], log_probs: dict[str, torch.Tensor]) -> None:
