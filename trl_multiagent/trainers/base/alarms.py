@@ -9,6 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -76,8 +77,9 @@ class Alarms(TrainerCallback):
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.is_world_process_zero and "reward" in state.log_history[-1]:
-            logs = [log for log in state.log_history if "reward" in log]
-            before = self.conditions(logs[-WINDOW - 1 : -1])
+            latest_first = (log for log in reversed(state.log_history) if "reward" in log)
+            logs = [*islice(latest_first, WINDOW + 1)][::-1]  # the whole history would be read at every step
+            before = self.conditions(logs[:-1][-WINDOW:])
             raised = {name: text for name, text in self.conditions(logs[-WINDOW:]).items() if name not in before}
             self._raise(raised, args, state)
 
