@@ -2,6 +2,7 @@ import gc
 import json
 import os
 import signal
+import sys
 
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -92,6 +93,17 @@ class BenchmarkData:
 
 def benchmark_order(row) -> int:
     return int(str(row["task_id"]).rpartition("/")[2])
+
+
+@pytest.fixture(autouse=True)
+def own_modules(tmp_path_factory):
+    """Forgets the modules that a test wrote into a temporary folder and imported. The next test may write another by that name."""
+    before = set(sys.modules)
+    yield
+    folder = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(folder):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

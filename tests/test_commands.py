@@ -84,9 +84,7 @@ def readers_folder(tmp_path, monkeypatch):
     cli.main(["init", str(tmp_path / "written")])
     (tmp_path / "config.yaml").write_text((tmp_path / "written" / "config.yaml").read_text())
     monkeypatch.setattr("trl_multiagent.trainers.base.rollout_config.is_vllm_available", lambda: True, raising=False)
-    yield tmp_path
-    for name in ("task", "rewards"):
-        sys.modules.pop(name, None)
+    return tmp_path
 
 
 def test_there_are_commands():
