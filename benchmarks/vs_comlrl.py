@@ -169,8 +169,11 @@ def peer_python(make: bool) -> str | None:
 
 
 def items(number: int, seed: int) -> list[dict]:
-    """The items of a run, in order, with their prompts."""
-    rows = demo_dataset("train").shuffle(seed).select(range(number)).to_list()
+    """The items of a run, in order, with their prompts. A run that needs more than there are sees them again in another order."""
+    train, rows = demo_dataset("train"), []
+    while len(rows) < number:
+        rows += train.shuffle(seed + 1000 * (len(rows) // len(train))).to_list()
+    rows = rows[:number]
     return [{**row, **{f"{role}_prompt": text for role, text in demo_prompts(row).items()}} for row in rows]
 
 
