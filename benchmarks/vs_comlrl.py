@@ -87,6 +87,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each system (default: 1)")
     parser.add_argument("--steps", type=int, help="timed steps per setting (default: 8, quick: 3, 0: no times)")
     parser.add_argument("--seeds", type=int, help="seeds of the reward curve (default: 3, quick: 1, 0: no curve)")
+    parser.add_argument("--first_seed", type=int, default=0, help="the first of them (default: 0)")
     parser.add_argument("--output", type=Path, default=Path("vs_comlrl.json"), help="where the JSON goes")
     options = parser.parse_args()
     defaults = (3, 1, 16) if options.quick else (8, 3, 40)
@@ -130,7 +131,7 @@ def main() -> None:
                 results["times"].append({**times, **compare(records)})
                 print_times(results["times"][-1])
             curves = [records] if options.smoke else []  # another start of the systems would take as long again
-            for seed in range(seeds):
+            for seed in range(options.first_seed, options.first_seed + seeds):
                 settings = {
                     **common,
                     **algorithm,

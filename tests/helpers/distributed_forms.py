@@ -78,7 +78,7 @@ class Deterministic:
         samples = []
         for ids in prompt_ids:
             generator = torch.Generator().manual_seed(zlib.crc32(bytes(ids)))
-            lengths = torch.randint(2, 9, (4,), generator=generator).tolist()
+            lengths = torch.randint(2, 9, (4,), generator=generator).tolist()[:num_generations]
             completions = [torch.randint(33, 122, (length,), generator=generator).tolist() for length in lengths]
             samples.append(Samples(ids, completions, self.team.tokenizers[role].batch_decode(completions)))
         return samples
@@ -115,6 +115,8 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
         torch.manual_seed(5)
         for head in team.critics.heads.values():  # or the critics' models would have no gradient in the first step
             head[-1].weight.data.normal_(std=0.3)
+    if form == "full":
+        trainer.evaluate(tiny_items(2))  # which leaves no trace
     trainer.train()
     shares = [x["turn_1/early_terminated"] for x in trainer.state.log_history if "reward" in x]
     return {**save(trainer, output / case), "early_terminated": shares}

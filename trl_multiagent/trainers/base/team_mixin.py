@@ -56,6 +56,8 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
     _metrics: dict[str, defaultdict[str, list[float]]]
     _trains_critics = False
     _eval_prefix = "eval"  # of the evaluation that is running
+    deepspeed: Any  # the engine; `None` before a training
+    model_wrapped: Any
 
     def _prepare_team(self, team: AgentTeam, args: TeamConfig) -> None:
         """Checks and applies the arguments that concern the agents. Called before the TRL trainer is initialized."""
@@ -97,6 +99,11 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
         return {"processing_class": tokenizer, "_tokenizer": tokenizer}
 
     def _begin_training(self) -> None:
+        if self.accelerator.num_processes > 1 and self.model_wrapped is self.model:
+            raise RuntimeError(
+                "accelerate has not wrapped the team for several processes, so each of them would train a team of its own. Was the team "
+                "given to `Accelerator.prepare` or `prepare_model` before the training?"
+            )
         # Random numbers drawn after the trainer was created, for example by loading another team or by an evaluation,
         # must not change the run. A resumed run restores its generators after this
         set_seed(self.args.seed, device_specific=True)
@@ -120,8 +127,13 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
         # Before a training there is no engine, and transformers makes one for an evaluation under ZeRO-3 alone
         had_engine = self.deepspeed is not None
         needs_engine = had_engine or is_deepspeed_zero3_enabled()
+        # What accelerate has prepared for an evaluation it would not wrap for the training, where processes share gradients
+        unprepared = {"prepare_model": lambda model, **_: model} if self.model_wrapped is self.model else {}
         try:
-            with temporarily_set(self, is_deepspeed_enabled=self.is_deepspeed_enabled and needs_engine):
+            with (
+                temporarily_set(self, is_deepspeed_enabled=self.is_deepspeed_enabled and needs_engine),
+                temporarily_set(self.accelerator, **unprepared),
+            ):
                 return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         finally:  # an evaluation that failed must not leave its metrics or the team's mode behind
             if self.deepspeed is not None and not had_engine:  # it has no optimizer; the training makes its own
