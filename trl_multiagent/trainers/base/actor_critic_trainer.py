@@ -19,7 +19,14 @@ from trl.trainer.utils import FusedCausalLMOutput, pad
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.rollout.tree import Node
-from trl_multiagent.rollout.values import all_equal, compute_targets, critic_advantages, explained_variance, td_errors
+from trl_multiagent.rollout.values import (
+    ROUNDING,
+    all_equal,
+    compute_targets,
+    critic_advantages,
+    explained_variance,
+    td_errors,
+)
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
 from trl_multiagent.trainers.base.actor_critic_config import VALUE_LOSS_COEF, ActorCriticConfig
@@ -99,6 +106,7 @@ class ActorCriticTrainer(RolloutTrainer):
         self._rows: dict[str, list[CriticRow]] = {}  # of the current batch, by critic
         self._value_scales: dict[str, tuple[float, float]] = {}
         self._longest_texts: dict[str, int | None] = {}  # by critic, in tokens
+        self._reported_cuts: set[str] = set()  # critics whose texts were too long for their model
         self._num_joint_actions = 0  # of the current batch, in all processes
         self._steps_unexplained: dict[str, int] = defaultdict(int)
         super().__init__(team, environment, args, train_dataset, eval_dataset, callbacks, optimizers)
@@ -237,8 +245,10 @@ class ActorCriticTrainer(RolloutTrainer):
             rows += [CriticRow(x, [], self.critic_text(critic, x, None)) for x in node.unvisited.values()]
         longest = self._longest_texts[critic]
         if longest is not None:
-            if self.args.critic_max_length is None and any(len(row.input_ids) > longest for row in rows):
-                logger.warning_once(
+            is_cut = any(len(row.input_ids) > longest for row in rows)
+            if is_cut and self.args.critic_max_length is None and critic not in self._reported_cuts:
+                self._reported_cuts.add(critic)
+                logger.warning(
                     f"Texts of the critic {critic!r} are longer than the {longest} positions of its model. It reads their last "
                     f"{longest} tokens. Set `critic_models` to a model that reads longer texts, or `critic_max_length`."
                 )
@@ -345,7 +355,7 @@ class ActorCriticTrainer(RolloutTrainer):
             )
             if all_equal(targets):  # there is nothing to explain
                 continue
-            self._steps_unexplained[name] = 0 if explained > 0.0 else self._steps_unexplained[name] + 1
+            self._steps_unexplained[name] = 0 if explained > ROUNDING else self._steps_unexplained[name] + 1
             if self._steps_unexplained[name] == PATIENCE and self.is_world_process_zero():
                 logger.warning(
                     f"The critic {name!r} has explained nothing of its targets in {PATIENCE} optimizer steps (explained "
