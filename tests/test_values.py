@@ -108,3 +108,6 @@ def test_explained_variance():
     assert explained_variance([1.0, 2.0, 3.0], [7.0, 7.0, 7.0]) == 0.0
     assert explained_variance([1.0, 3.0], [3.0, 1.0]) == -3.0
     assert explained_variance([2.0, 2.0], [1.0, 5.0]) == 0.0
+    # Equal but for rounding: their variance is not zero, and says nothing
+    assert explained_variance([0.1, 0.1, 0.1], [0.2, 0.3, 0.1]) == explained_variance([0.1 + 0.2, 0.3], [0, 1]) == 0.0
+    assert explained_variance([0.0, 0.0], [0.0, 1.0]) == 0.0 and explained_variance([7.0], [7.0]) == 0.0

@@ -323,6 +323,8 @@ def test_two_processes(forked, tiny_model, shared_data, tmp_path):
         ("iac", "critic_model.name=Qwen/Qwen2.5-0.5B", ["critic_form model from Qwen/Qwen2.5-0.5B"]),
         ("iac", "critics=[a/b,c/d]", ["from a/b, c/d"]),
         ("iac", "critic_model.name=Qwen/Qwen2.5-Coder-3B iac.critic_form=adapter", ["critic_form adapter\n"]),
+        ("iac", "iac.critic_models=Qwen/Qwen2.5-Coder-3B iac.critic_form=adapter iac.critic_lora_r=4", ["adapter\n"]),
+        ("iac", "iac.num_iterations=2 iac.value_clip_range=0.2 iac.importance_ratio=joint", ["2 steps on each batch"]),
         (
             "maac",
             "maac.critic_type=q maac.num_generations=2 maac.joint_mode=cross",
@@ -360,6 +362,17 @@ def test_settings_of_critics(algorithm, argv, parts, capsys):
         ("iac", "critic_model.name=./nowhere", "`critic_model.name` is './nowhere', but there is no such folder."),
         ("iac", "critic_model.nam=a", "`critic_model.nam` is not a known setting; did you mean `critic_model.name`?"),
         ("maac", "maac.critic_form=head", "set `critic_trains_trunk` to False"),
+        ("iac", "iac.critic_models=./nowhere", "`iac.critic_models` is './nowhere', but there is no such folder."),
+        (
+            "iac",
+            "iac.critic_models=~/nowhere",
+            "`iac.critic_models` is '~/nowhere', but there is no such folder. `~` is not",
+        ),
+        ("iac", "iac.critic_models=[]", "`iac.critic_models` is an empty list"),
+        ("iac", "critics=[a/b,c/d,e/f]", "3 models for the critics ['aux', 'main']"),
+        ("iac", "critics=[a/b,c/d] iac.frozen_agents=[aux]", "2 models for the critics ['main']"),
+        ("maac", "critics=[a/b,c/d]", "2 models for the critics ['central']"),
+        ("iac", "critic_model.name=demo", "`critic_model.name` names 'demo', which the task builds."),
         ("ac", "ac.num_agents=2", "`ac.num_agents` is 2: AC trains one agent; IAC trains several."),
         ("iac", "iac.gae_lambda=2", "`iac.gae_lambda` is 2, it must be at least 0 and at most 1."),
     ],
@@ -378,6 +391,17 @@ def test_notes_on_critics(capsys):
     captured = capsys.readouterr()
     assert "critic_form head" in captured.out
     assert "`critic_model` and `critics` have no effect" in captured.err and "critic_devices" in captured.err
+
+    settings = [
+        "iac.critic_lora_r=4",
+        "iac.critic_trains_trunk=false",
+        "iac.value_clip_range=0.2",
+        "iac.importance_ratio=joint",
+    ]
+    path = RECIPES / "configs" / "iac_he_config.yaml"
+    run_script("iac", "--config", str(path), "--dry_run", "--override", *settings)
+    note = capsys.readouterr().err
+    assert "no effect here" in note and all(setting.partition("=")[0] in note for setting in settings)
 
 
 # Several turns on real problems

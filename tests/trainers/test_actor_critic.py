@@ -10,9 +10,10 @@ import torch
 from huggingface_hub.utils import filter_repo_objects
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModel, BitsAndBytesConfig
+from transformers import AutoModel, BitsAndBytesConfig, OPTConfig, OPTForCausalLM
 
-from trl_multiagent import AgentTeam, IACConfig, IACTrainer, MAACConfig, MAACTrainer
+from trl_multiagent import AgentTeam, FunctionEnvironment, IACConfig, IACTrainer, MAACConfig, MAACTrainer
+from trl_multiagent.models.pretrained import learned_positions
 from trl_multiagent.team.files import push_folder
 from trl_multiagent.trainers.maac_trainer import team_text
 
@@ -20,6 +21,7 @@ from by_hand import Gradients, distance, log_probability
 from tiny import (
     byte_tokenizer,
     count_reward,
+    other_model,
     team_of,
     tiny_environment,
     tiny_experts,
@@ -314,6 +316,12 @@ def test_a_critic_that_explains_nothing_is_reported_once(tmp_path, caplog, monke
         trainer.train()
     reports = [record.message for record in caplog.records if "explained nothing" in record.message]
     assert len(reports) == 2 and "'aux'" in reports[0] and "critic_learning_rate" in reports[0]
+    caplog.clear()
+    solved = tiny_environment(reward=lambda completions, **columns: [0.1] * len(completions))
+    trainer = critic_trainer(tmp_path, max_steps=3, environment=solved, items_per_device=3)
+    trainer.train()
+    assert not [record for record in caplog.records if "explained nothing" in record.message]
+    assert all(log["critics/aux/explained_variance"] == 0.0 for log in trainer.state.log_history[:3])
 
 
 def test_notes(tmp_path, caplog):
@@ -470,7 +478,7 @@ def test_a_central_head_must_not_train_one_agent(tmp_path):
 
 
 def test_models_that_do_not_fit(tmp_path):
-    with pytest.raises(ValueError, match="3 models for the 2 critics"):
+    with pytest.raises(ValueError, match=r"3 models for the critics \['aux', 'main'\]"):
         critic_trainer(tmp_path, critic_models=["a", "b", "c"])
     with pytest.raises(ValueError, match="has no name to load a critic from: set `critic_models`"):
         critic_trainer(tmp_path, team=team_of("lora"))
@@ -488,6 +496,64 @@ def test_critics_that_cannot_be_a_start(tmp_path):
     for missing, message in (("saved", "no config.json"), ("nowhere", "does not exist")):
         with pytest.raises(ValueError, match=message):
             critic_trainer(tmp_path, critic_models=str(tmp_path / missing))
+
+
+@pytest.mark.parametrize("form", ["model", "adapter", "head"])
+def test_a_text_longer_than_the_learned_positions(tmp_path, form, caplog):
+    """The critic reads the end of the text. Positions that are computed set no limit."""
+    roles = ("aux", "main")
+
+    def gpt2_team():
+        return AgentTeam({role: other_model("gpt2") for role in roles}, {role: byte_tokenizer() for role in roles})
+
+    environment = FunctionEnvironment(dict.fromkeys(roles, "Task {x}" + "." * 200), count_reward)
+    with caplog.at_level(logging.WARNING):
+        trainer = critic_trainer(tmp_path, "maac", form, gpt2_team(), environment=environment)
+        trainer.train()
+    assert "longer than the 256 positions" in caplog.text
+    assert {len(row.input_ids) for row in trainer._rows["central"]} == {256}
+    whole = trainer.critic_text("central", trainer._levels[0][0], None)
+    row = next(row for row in trainer._rows["central"] if row.node is trainer._levels[0][0])
+    assert row.input_ids == whole[-256:] and len(whole) > 400
+    with pytest.raises(ValueError, match=r"`critic_max_length` is 257, but .* 256 learned positions"):
+        critic_trainer(tmp_path, "maac", form, gpt2_team(), critic_max_length=257)
+    assert learned_positions(tiny_llama()) is learned_positions(other_model("gemma3")) is None
+    opt = OPTForCausalLM(
+        OPTConfig(vocab_size=258, hidden_size=16, ffn_dim=16, num_hidden_layers=1, num_attention_heads=2)
+    )
+    assert learned_positions(opt) == learned_positions(opt.base_model) == 2048
+
+
+def test_critics_whose_files_could_have_the_same_name(tmp_path):
+    """The adapter of the critic `x` is called like the other critic."""
+    trainer = critic_trainer(tmp_path, form="adapter", team=tiny_team(("critic_x", "x")))
+    trainer.save_model(str(tmp_path / "run"))
+    before = {name: x.clone() for name, x in trainer.team.critics.state_dict().items()}
+    for name, x in trainer.team.critics.named_parameters():
+        if "lora" in name or "heads" in name:
+            x.data.zero_()
+    trainer.team.critics.load(tmp_path / "run", trainer.team)
+    assert all(torch.equal(x, before[name]) for name, x in trainer.team.critics.state_dict().items())
+
+
+def test_changes_of_critics_that_no_checkpoint_allows(tmp_path):
+    critic_trainer(tmp_path, save_strategy="steps", save_steps=1).train()
+    checkpoint = str(tmp_path / "checkpoint-1")
+    settings = {"max_steps": 2, "resume_changes": "allow"}
+    for name, change in {
+        "critic_form: 'model'": {"form": "head"},
+        "critic_value_head_hidden_dim: None": {"critic_value_head_hidden_dim": 4},
+        r"critics: \['aux', 'main'\]": {"algorithm": "maac"},
+    }.items():
+        with pytest.raises(ValueError, match=f"cannot be continued with this change.*{name} in the checkpoint"):
+            critic_trainer(tmp_path / "new", **settings, **change).train(resume_from_checkpoint=checkpoint)
+    with pytest.raises(ValueError, match=r"cannot be continued with this change.*critics"):
+        tiny_trainer(tmp_path / "new", **settings).train(resume_from_checkpoint=checkpoint)
+    tiny_llama(hidden_size=16).save_pretrained(tmp_path / "small")
+    byte_tokenizer().save_pretrained(tmp_path / "small")
+    smaller = critic_trainer(tmp_path / "new", critic_models=str(tmp_path / "small"), **settings)
+    with pytest.raises(ValueError, match="critics/aux is a critic of another architecture or size"):
+        smaller.train(resume_from_checkpoint=checkpoint)
 
 
 def test_a_frozen_agent_needs_no_critic(tmp_path):

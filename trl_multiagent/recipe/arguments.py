@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 
 
 DEFAULT_KL_COEF = 0.1
+ARGUMENTS_OF_FORMS = {  # the `critic_form` in which an argument has an effect
+    "critic_lora_r": "adapter",
+    "critic_lora_alpha": "adapter",
+    "critic_trains_trunk": "head",
+}
 
 
 @dataclass
@@ -233,6 +238,16 @@ def note_without_effect(settings: Settings, without_effect: list[str]) -> None:
         without_effect += [
             f"{algorithm}.{name} ({reason})" for name in ("epsilon", "epsilon_high", "delta") if name in given
         ]
+        if arguments.get("importance_ratio", "agent") != "agent":
+            without_effect.append(f"{algorithm}.importance_ratio ({reason})")
+        if arguments.get("value_clip_range") is not None:
+            reason = "with one step per batch the value is the old one"
+            without_effect.append(f"{algorithm}.value_clip_range ({reason})")
+    if algorithm in ACTOR_CRITICS:
+        form = arguments.get("critic_form", fields["critic_form"].default)
+        for name, own_form in ARGUMENTS_OF_FORMS.items():
+            if form != own_form and arguments.get(name, fields[name].default) != fields[name].default:
+                without_effect.append(f"{algorithm}.{name} (`critic_form` is {form!r})")
     one_turn = arguments.get("num_turns", 1) == 1
     chain_has_no_discount = arguments.get("handoff") is not None and algorithm not in ACTOR_CRITICS
     if given.get("discount", 1.0) != 1.0 and (one_turn or chain_has_no_discount):
@@ -326,7 +341,8 @@ def complete_critics(settings: Settings) -> None:
     algorithm, arguments, notes = settings.algorithm, settings.arguments, settings.notes
     extras = typing.cast(CriticExtras, settings.extras)
     section = settings.sections["critic_model"].name or None
-    models = settings.values[""].get("critics") or section
+    given = arguments.get("critic_models")
+    models = settings.values[""].get("critics") or section or given
     if extras.use_separate_critic is False:
         if arguments.setdefault("critic_form", "head") != "head":
             raise ConfigError(
@@ -345,16 +361,28 @@ def complete_critics(settings: Settings) -> None:
             arguments.setdefault("critic_value_head_hidden_dim", extras.value_head_hidden_dim)
         else:
             notes.append(f"`{algorithm}.value_head_hidden_dim` has no effect: the critic is separate from the agent.")
+    if given == []:
+        raise ConfigError(f"`{algorithm}.critic_models` is an empty list: name a model, or leave it out.")
     if models is None:
         return
-    if "critic_models" in arguments and arguments["critic_models"] != models:
+    if given is not None and given != models:
         raise ConfigError(
-            f"`{algorithm}.critic_models` is {arguments['critic_models']!r}, but the critics are {models!r}; give one of them."
+            f"`{algorithm}.critic_models` is {given!r}, but the critics are {models!r}; give one of them."
         )
-    if has_head:
+    if has_head and given is None:
         notes.append("`critic_model` and `critics` have no effect: the value head is on the agent's own model.")
-    elif models not in (settings.model_names, [settings.model_names]):  # those are the default
-        check_names(models, None, "critics" if isinstance(models, list) else "critic_model.name")
+        return
+    arguments.pop("critic_models", None)
+    if models not in (settings.model_names, [settings.model_names]):  # those are the default
+        setting = "critics" if isinstance(models, list) else "critic_model.name"
+        setting = setting if given is None else f"{algorithm}.critic_models"
+        check_names(models, None, setting)
+        built = [name for name in ([models] if isinstance(models, str) else models) if name in settings.task.models]
+        if built:
+            raise ConfigError(
+                f"`{setting}` names {built[0]!r}, which the task builds. It can be a critic only where all agents start from it, "
+                "and is then the default. Leave it out, or give a folder."
+            )
         arguments["critic_models"] = models
 
 

@@ -16,7 +16,7 @@ import yaml
 from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
-from transformers import Trainer
+from transformers import AutoConfig, AutoModel, Trainer
 from transformers.integrations import get_available_reporting_integrations, is_deepspeed_zero3_enabled
 from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig, get_peft_config, get_quantization_config
@@ -41,7 +41,9 @@ from trl_multiagent.recipe.settings import ConfigError, fail, pop_path
 from trl_multiagent.recipe.tasks import make_environment
 from trl_multiagent.team.adapters import check_adapter_config, check_adapter_names
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.files import AGENTS_FOLDER, SHARED_FOLDER
+from trl_multiagent.team.critics import model_names
+from trl_multiagent.team.files import AGENTS_FOLDER, SHARED_FOLDER, AgentSource, load_tokenizer
+from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint, verify_checkpoint
 from trl_multiagent.trainers.base.distribution import OtherProcessError, fail_together
 from trl_multiagent.trainers.base.rescue import SaveError
@@ -296,6 +298,7 @@ class Recipe:
         Raises:
             ConfigError: the team cannot be made; the message names the setting at fault.
         """
+        self.check_critics(roles)
         names = self.model_names if isinstance(self.model_names, list) else [self.model_names]
         built = all(name in self.task.models for name in names)
         if built and self.peft_config is None and not self.model_init_kwargs:
@@ -305,6 +308,35 @@ class Recipe:
         problem = self.problem_of_team(roles, self.peft_config, self.model_init_kwargs)
         if problem is not None:
             raise ConfigError(f"{self.setting_at_fault(roles)}: {problem}")
+
+    def check_critics(self, roles: Sequence[str]) -> None:
+        """
+        Checks that there is a model for every critic, and describes those in local folders without their weights. Of models on the
+        Hub, the configuration and the tokenizer are loaded, but not for a dry run.
+
+        Raises:
+            ConfigError: the number of models is wrong, or one of them cannot be loaded.
+        """
+        args = self.training_args
+        if not isinstance(args, ActorCriticConfig) or args.critic_models is None:
+            return
+        names = args.critic_names([role for role in roles if role not in (args.frozen_agents or ())])
+        try:
+            sources = model_names(args.critic_models, names)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        for source in [source for source in dict.fromkeys(sources.values()) if source is not None]:
+            is_local = Path(source).is_dir()
+            if self.dry_run and not is_local:
+                continue
+            try:
+                with quiet_loading():
+                    load_tokenizer(AgentSource(source), {})
+                    AutoConfig.from_pretrained(source)
+                    if is_local and not is_deepspeed_zero3_enabled():
+                        AutoModel.from_pretrained(source, device_map="meta")
+            except Exception as error:  # transformers raises errors of many kinds
+                raise ConfigError(f"a critic cannot be loaded from {source!r}: {describe(error)}") from error
 
     def problem_of_team(
         self, roles: Sequence[str], peft_config: LoraConfig | None, model_init_kwargs: dict[str, Any]

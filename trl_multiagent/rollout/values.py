@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from trl_multiagent.rollout.tree import Node
 
 
+ROUNDING = 1e-6  # relative error of numbers that were computed in float32
+
+
 def state_value(node: Node, critic: str) -> float:
     """The value of a node: V(h), or for a critic of actions the mean of Q(h, a) over the joint actions."""
     values = node.values[critic]
@@ -82,11 +85,17 @@ def critic_advantages(node: Node, critic: str, agent: int) -> list[float]:
 def explained_variance(targets: Sequence[float], values: Sequence[float]) -> float:
     """
     1 - Var(y - V) / Var(y): 1 for a perfect critic, 0 for one that knows only the mean, negative for one that is worse than
-    its mean. 0 if all targets are equal.
+    its mean. 0 if all targets are equal, see [`all_equal`].
     """
+    if all_equal(targets):
+        return 0.0
     errors = [target - value for target, value in zip(targets, values, strict=True)]
-    variance = _variance(targets)
-    return 1.0 - _variance(errors) / variance if variance > 0 else 0.0
+    return 1.0 - _variance(errors) / _variance(targets)
+
+
+def all_equal(targets: Sequence[float]) -> bool:
+    """Whether targets differ by no more than rounding errors. Their variance is then no measure of anything."""
+    return max(targets) - min(targets) <= ROUNDING * max(map(abs, targets))
 
 
 def _variance(numbers: Sequence[float]) -> float:

@@ -28,7 +28,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer.utils import create_model_from_path, get_config_model_id
 
-from trl_multiagent.models.pretrained import adapter_parameters, seeded
+from trl_multiagent.models.pretrained import adapter_parameters, learned_positions, seeded
 from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.models.shared_prompts import takes_positions, token_positions
 from trl_multiagent.team.adapters import base_of, load_adapter_weights, save_adapter
@@ -175,6 +175,10 @@ class Critics(nn.Module):
         own = None if backbone.own is None else cast("PreTrainedModel | PeftModel", self.models[backbone.own])
         return team.policies[backbone.role] if own is None else own
 
+    def longest_text(self, name: str, team: TeamOfCritics) -> int | None:
+        """The number of tokens that a critic can read at most; `None`: any number."""
+        return learned_positions(base_of(self.model(name, team)))
+
     def activate(self, name: str) -> None:
         """Makes a critic's adapter the only one that its base computes with. Layers without it compute as in the base."""
         for layer in self.backbones[name].layers:
@@ -237,10 +241,11 @@ class Critics(nn.Module):
                 weights = {key.removeprefix(prefix): x for key, x in state_dict.items() if key.startswith(prefix)}
             if backbone.adapter is not None:
                 model = cast(PeftModel, self.model(name, team))
-                save_adapter(model, backbone.adapter, folder / backbone.adapter, weights)
-                for file in (folder / backbone.adapter).iterdir():
+                # PEFT names the folder like the adapter, which may be the name of another critic
+                save_adapter(model, backbone.adapter, target / backbone.adapter, weights)
+                for file in (target / backbone.adapter).iterdir():
                     file.replace(target / file.name)
-                (folder / backbone.adapter).rmdir()
+                (target / backbone.adapter).rmdir()
             elif backbone.own is not None:
                 cast(PreTrainedModel, self.models[backbone.own]).save_pretrained(target, state_dict=weights)
                 backbone.tokenizer.save_pretrained(target)
@@ -281,8 +286,14 @@ class Critics(nn.Module):
                 load_adapter_weights(cast(PeftModel, self.model(name, team)), backbone.adapter, source)
             elif backbone.own is not None:
                 model = cast(PreTrainedModel, self.models[backbone.own])
-                model.load_state_dict(load_backbone(str(source), model.dtype).state_dict())
-            self.heads[name].load_state_dict(load_file(source / HEAD_FILE))
+                weights = load_backbone(str(source), model.dtype).state_dict()
+                if shapes(weights) != shapes(model.state_dict()):
+                    raise ValueError(
+                        f"{source} is a critic of another architecture or size than {name!r} of this run. Set `critic_models` "
+                        "to models of the same one."
+                    )
+                model.load_state_dict(weights)
+            load_head(self.heads[name], source)
             self.scales[name] = Scale(**saved["scales"][name])
 
 
@@ -344,7 +355,12 @@ def make_critics(team: TeamOfCritics, roles: dict[str, str], settings: CriticSet
     return critics
 
 
-def load_head(head: nn.Module, folder: str) -> None:
+def shapes(weights: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
+    """The shape of each tensor."""
+    return {key: x.shape for key, x in weights.items()}
+
+
+def load_head(head: nn.Module, folder: str | Path) -> None:
     """
     Replaces the weights of a head by those in the folder of a saved critic.
 
@@ -352,7 +368,7 @@ def load_head(head: nn.Module, folder: str) -> None:
         ValueError: the saved head has other layers.
     """
     saved, own = load_file(Path(folder) / HEAD_FILE), head.state_dict()
-    if {key: x.shape for key, x in saved.items()} != {key: x.shape for key, x in own.items()}:
+    if shapes(saved) != shapes(own):
         hidden = saved["0.bias"].numel() if len(saved) > 2 else None
         raise ValueError(
             f"The value head in {folder} has other layers than the one that `critic_value_head_hidden_dim` asks for: set it "
@@ -374,7 +390,7 @@ def model_names(models: str | Sequence[str] | None, names: Sequence[str]) -> dic
         return dict.fromkeys(names, models[0])
     if len(models) != len(names):
         raise ValueError(
-            f"`critic_models` has {len(models)} models for the {len(names)} critics {list(names)}; give one per critic or "
+            f"`critic_models` has {len(models)} models for the critics {list(names)}; give one per critic or "
             "one for all."
         )
     return dict(zip(names, models, strict=True))

@@ -1,6 +1,10 @@
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
+
+
+CENTRAL = "central"  # name of the critic
 
 
 @dataclass
@@ -11,6 +15,9 @@ class MAACConfig(ActorCriticConfig):
     For a full list of training arguments, please refer to [`ActorCriticConfig`] (the critic), [`RolloutConfig`] (rollout
     trees, rewards, batches), [`TeamConfig`] (agents), [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
     """
+
+    def critic_names(self, trained_roles: Sequence[str]) -> list[str]:
+        return [CENTRAL]
 
     def _check_values(self) -> None:
         super()._check_values()

@@ -1,10 +1,7 @@
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.actor_critic_trainer import ActorCriticTrainer
-from trl_multiagent.trainers.maac_config import MAACConfig
-
-
-CENTRAL = "central"  # name of the critic
+from trl_multiagent.trainers.maac_config import CENTRAL, MAACConfig
 
 
 class MAACTrainer(ActorCriticTrainer):

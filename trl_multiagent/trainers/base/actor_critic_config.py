@@ -37,7 +37,8 @@ class ActorCriticConfig(RolloutConfig):
         critic_lora_r (`int`, *optional*, defaults to `8`), critic_lora_alpha (`int`, *optional*, defaults to `16`):
             Rank and scale of the adapters of `critic_form="adapter"`, which cover all linear layers.
         critic_max_length (`int`, *optional*):
-            Number of tokens that a critic reads at most, the last ones of its text. By default, it reads all.
+            Number of tokens that a critic reads at most, the last ones of its text. By default, it reads all, or as many
+            as its model has positions, if these are learned, as GPT-2's are.
         value_loss_coef (`float`, *optional*, defaults to `0.6`):
             Factor of the value loss. An optimizer such as Adam divides gradients by their size, so for parameters that
             only the value loss trains, the factor has nearly no effect. It matters where the loss also trains an agent.

@@ -19,7 +19,14 @@ from trl.trainer.utils import FusedCausalLMOutput, pad
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.rollout.tree import Node
-from trl_multiagent.rollout.values import compute_targets, critic_advantages, explained_variance, td_errors
+from trl_multiagent.rollout.values import (
+    ROUNDING,
+    all_equal,
+    compute_targets,
+    critic_advantages,
+    explained_variance,
+    td_errors,
+)
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
 from trl_multiagent.trainers.base.actor_critic_config import VALUE_LOSS_COEF, ActorCriticConfig
@@ -98,6 +105,8 @@ class ActorCriticTrainer(RolloutTrainer):
         self._advantages: dict[int, dict[str, torch.Tensor]] = {}  # of the current batch, by the id of the node
         self._rows: dict[str, list[CriticRow]] = {}  # of the current batch, by critic
         self._value_scales: dict[str, tuple[float, float]] = {}
+        self._longest_texts: dict[str, int | None] = {}  # by critic, in tokens
+        self._reported_cuts: set[str] = set()  # critics whose texts were too long for their model
         self._num_joint_actions = 0  # of the current batch, in all processes
         self._steps_unexplained: dict[str, int] = defaultdict(int)
         super().__init__(team, environment, args, train_dataset, eval_dataset, callbacks, optimizers)
@@ -153,9 +162,20 @@ class ActorCriticTrainer(RolloutTrainer):
                 "team, and load its agents with `AgentTeam.from_pretrained`."
             )
         team.train(team.training)
+        self._longest_texts = {name: self._longest_text(name, args) for name in self.critics.names}
         if args.process_index == 0:
             notes_on_critics(args)
         super()._prepare_team(team, args)
+
+    def _longest_text(self, critic: str, args: ActorCriticConfig) -> int | None:
+        """The number of tokens that a critic reads at most: `critic_max_length`, or all that its model can read."""
+        limit = self.critics.longest_text(critic, self.team)
+        if limit is not None and args.critic_max_length is not None and args.critic_max_length > limit:
+            raise ValueError(
+                f"`critic_max_length` is {args.critic_max_length}, but the model of the critic {critic!r} has {limit} learned "
+                f"positions: lower it to {limit}, or leave it out."
+            )
+        return limit if args.critic_max_length is None else args.critic_max_length
 
     def _learning_rates(self) -> dict[str, float]:
         rate = self.args.critic_learning_rate
@@ -223,9 +243,17 @@ class ActorCriticTrainer(RolloutTrainer):
                 everything = list(range(len(node.indices)))
                 rows.append(CriticRow(node, everything, self.critic_text(critic, node, None)))
             rows += [CriticRow(x, [], self.critic_text(critic, x, None)) for x in node.unvisited.values()]
-        if self.args.critic_max_length is not None:
+        longest = self._longest_texts[critic]
+        if longest is not None:
+            is_cut = any(len(row.input_ids) > longest for row in rows)
+            if is_cut and self.args.critic_max_length is None and critic not in self._reported_cuts:
+                self._reported_cuts.add(critic)
+                logger.warning(
+                    f"Texts of the critic {critic!r} are longer than the {longest} positions of its model. It reads their last "
+                    f"{longest} tokens. Set `critic_models` to a model that reads longer texts, or `critic_max_length`."
+                )
             for row in rows:
-                row.input_ids = row.input_ids[-self.args.critic_max_length :]
+                row.input_ids = row.input_ids[-longest:]
         rows.sort(key=lambda row: len(row.input_ids))
         return rows
 
@@ -325,7 +353,9 @@ class ActorCriticTrainer(RolloutTrainer):
             self.critics.scales[name].update(
                 sum(targets) / len(targets), sum(target * target for target in targets) / len(targets)
             )
-            self._steps_unexplained[name] = 0 if explained > 0.0 else self._steps_unexplained[name] + 1
+            if all_equal(targets):  # there is nothing to explain
+                continue
+            self._steps_unexplained[name] = 0 if explained > ROUNDING else self._steps_unexplained[name] + 1
             if self._steps_unexplained[name] == PATIENCE and self.is_world_process_zero():
                 logger.warning(
                     f"The critic {name!r} has explained nothing of its targets in {PATIENCE} optimizer steps (explained "

@@ -38,7 +38,17 @@ DECISIVE_ARGUMENTS = (
     "fp16",
 )
 # Settings that can never change, because the files of the checkpoint depend on them
-UNCHANGEABLE_SETTINGS = ("roles", "number of processes", "DeepSpeed ZeRO stage", "optim", "optim_args")
+UNCHANGEABLE_SETTINGS = (
+    "roles",
+    "number of processes",
+    "DeepSpeed ZeRO stage",
+    "optim",
+    "optim_args",
+    "critics",
+    "critic_form",
+    "critic_value_head_hidden_dim",
+    "critic_lora_r",
+)
 UNCHANGEABLE_PREFIXES = ("agent ", "adapter ")
 # Settings that are part of the optimizer's state. If they have changed, the trainer replaces them there
 OPTIMIZER_SETTINGS = (
@@ -90,7 +100,12 @@ def describe_run(
         and not name.startswith(args.free_prefixes_on_resume)
     ]
     plugin = args.deepspeed_plugin
-    settings: dict[str, Any] = {"trainer": trainer_name, "roles": list(roles)}
+    trained_roles = [role for role in roles if role not in (args.frozen_agents or ())]
+    settings: dict[str, Any] = {
+        "trainer": trainer_name,
+        "roles": list(roles),
+        "critics": args.critic_names(trained_roles),
+    }
     if team is not None:
         settings |= {
             f"agent {role}": describe_agent(agent, critic_parameters(team, role))

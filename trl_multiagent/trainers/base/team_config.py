@@ -1,6 +1,6 @@
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -158,6 +158,10 @@ class TeamConfig(Base):
         super().__post_init__()
         self._check_combinations()
         self._check_optimizer()
+
+    def critic_names(self, trained_roles: Sequence[str]) -> list[str]:
+        """The names of the critics that a trainer with these arguments has, for the agents that it trains."""
+        return []
 
     def _check_combinations(self) -> None:
         """
