@@ -239,12 +239,20 @@ def test_the_limit_drops_the_oldest_turns(template, limit, dropped):
 def test_a_first_prompt_that_is_asked_for_is_dropped_last():
     tokenizer = byte_tokenizer()
     answers = [[*tokenizer(f"R{k}" * 9)["input_ids"], EOS] for k in range(4)]
-    for limit, shown, dropped in ((42, [0, 2], 1), (41, [0], 2), (12, [0], 2), (11, [], 3)):
+    for limit, shown, dropped in ((42, [0, 2], 2), (41, [0], 3), (12, [0], 3), (11, [], 3)):
         options = HistoryOptions(memory_mode="full", original_prompt=True, max_history_length=limit)
         last = play(tokenizer, answers, options)[0][-1]
         text = tokenizer.decode(last.prompt_ids)
         assert [k for k in range(3) if f"Prompt {k}:" in text] == shown and text.endswith("Prompt 3:\n")
         assert last.dropped_turns == dropped
+
+
+def test_a_first_turn_without_its_answer_counts_as_left_out():
+    tokenizer = byte_tokenizer()
+    answers = [[*tokenizer(f"R{k}" * 9)["input_ids"], EOS] for k in range(2)]
+    options = HistoryOptions(memory_mode="full", original_prompt=True, max_history_length=20)
+    last = play(tokenizer, answers, options)[0][-1]
+    assert tokenizer.decode(last.prompt_ids) == "Prompt 0:\n\n\nPrompt 1:\n" and last.dropped_turns == 1
 
 
 # Whole trees, with models

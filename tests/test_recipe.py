@@ -450,6 +450,7 @@ def test_sections_that_do_not_apply_may_be_empty(parse):
 
 def test_past_turns_are_no_matter_with_one_turn(parse):
     assert "original_prompt (one turn has no past)" in parse({"external": {"original_prompt": False}}).stderr
+    assert "max_history_length (one turn has no past)" in parse({"magrpo": {"max_history_length": 9}}).stderr
 
 
 @pytest.mark.parametrize("algorithm", ["magrpo", "iac"])

@@ -181,6 +181,33 @@ def test_a_dry_run_says_what_the_control_costs(trained, tmp_path, capsys):
     assert not (tmp_path / "x").exists()
 
 
+def test_a_dry_run_checks_the_run_of_the_control(trained, tmp_path, capsys):
+    """A control has one turn if it answers for all roles, and longer answers than the run."""
+    for change, control, message in (
+        ({"num_turns": 2}, "centralized", "turn"),
+        ({"max_completion_length": 1000000}, "single_agent", "max_completion_length"),
+        (
+            {"agent_model": {"use_peft": True, "lora_target_modules": ["nothing"]}},
+            "single_agent",
+            "lora_target_modules",
+        ),
+    ):
+        run = tmp_path / f"{control}_{message}"
+        shutil.copytree(trained / "run_0", run)
+        settings = yaml.safe_load((run / "config.yaml").read_text())
+        for name, value in change.items():
+            if name == "agent_model":
+                settings[name] |= value
+            else:
+                settings["magrpo"][name] = value
+        (run / "config.yaml").write_text(yaml.safe_dump(settings))
+        model = str(trained / "base" / "agents" / "main")
+        with pytest.raises(SystemExit) as ended:
+            evaluate(run, "--control", control, "--control_model", model, "--num_turns", "1", "--dry_run")
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert ended.value.code == 2 and message in error, error
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -16,6 +16,7 @@ from trl_multiagent.evaluation.baselines import DiscussionEnvironment, answer_li
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.policies import EpisodeSampler, PipelineSampler
 from trl_multiagent.evaluation.results import compute_result
+from trl_multiagent.evaluation.transcripts import reserve
 from trl_multiagent.rollout.episodes import play_episodes
 
 from tiny import count_reward, team_of, tiny_team
@@ -109,6 +110,21 @@ def test_a_folder_of_another_evaluation_is_refused(evaluated, runs, capsys):
             evaluate(runs / "plain", "--num_turns", "2", "--output_dir", evaluated, *change)
         message = capsys.readouterr().err.strip().splitlines()[-1]
         assert re.search(r"transcripts of another evaluation: \w+ was .*, is .*\. Choose another folder", message)
+
+
+def test_two_evaluations_do_not_write_into_one_folder(evaluated, runs, tmp_path, capsys):
+    folder = tmp_path / "results"
+    shutil.copytree(evaluated, folder)
+    again = (runs / "plain", "--num_turns", "2", "--output_dir", folder)
+    with reserve(folder):
+        with pytest.raises(SystemExit) as ended:
+            evaluate(*again)
+        error = capsys.readouterr().err
+        assert ended.value.code == 2 and f"Another evaluation is writing to {folder}" in error
+        evaluate(*again, "--dry_run")  # writes nothing
+    evaluate(*again)
+    evaluate(*again)  # the first of these two has given the folder free
+    assert transcripts(folder) == transcripts(evaluated)
 
 
 def test_what_the_baselines_see_and_cost(evaluated):

@@ -79,8 +79,9 @@ class PromptFiles:
         """The settings with the texts of the templates in place of their paths. They are saved with the run."""
         saved = self.given()
         for name, prompt in self.prompts.items():
-            if prompt.template is not None and is_text(prompt.template):
-                saved[name] = prompt.template.replace("${", "\\${")  # `${` would refer to another setting
+            if prompt.template is not None:
+                # `${` would refer to another setting. A backslash in front of it would escape the one that is put there
+                saved[name] = re.sub(r"(\\*)\$\{", r"\1\1\\${", prompt.template)
         return saved
 
 
@@ -116,6 +117,10 @@ def read_prompt(setting: str, value: str, fields: Sequence[str], arguments: Sequ
                 f"`{setting}` names {value!r}, which must be a function of {len(arguments)} "
                 f"argument{'s' * (len(arguments) > 1)}: {', '.join(arguments)}."
             ) from None
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+            raise ValueError(
+                f"`{setting}` names {value!r}, which is `async`: it must be a plain function that returns the prompt."
+            )
         return OwnPrompt(setting, function=function)
     try:
         template = Path(value).read_text(encoding="utf-8-sig")
@@ -131,7 +136,8 @@ def read_prompt(setting: str, value: str, fields: Sequence[str], arguments: Sequ
     if not template.strip():
         raise ValueError(f"`{setting}`: the file {value} is empty.")
     check_template(f"`{setting}`: the file {value}", template, fields)
-    return OwnPrompt(setting, template=template)
+    # The text is saved with the run, where it must not look like the path of a file
+    return OwnPrompt(setting, template=template if is_text(template) else f"{template}\n")
 
 
 def check_template(name: str, template: str, fields: Sequence[str]) -> None:

@@ -1,12 +1,18 @@
 """The transcripts of an evaluation: one line of JSON per episode. They are the record from which all numbers are computed."""
 
+import contextlib
+import fcntl
 import json
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from trl_multiagent.files import write_text
 
+
+logger = logging.getLogger(__name__)
 
 TRANSCRIPTS = "transcripts.jsonl"  # all episodes, in order, once they are complete
 PART = "transcripts_{}.jsonl"  # those of one process, in the order in which they were played
@@ -103,6 +109,31 @@ class Transcripts:
             for part in parts:
                 part.unlink()
         return [records[key] for key in keys]
+
+
+@contextlib.contextmanager
+def reserve(folder: Path) -> Iterator[None]:
+    """
+    Makes the folder of an evaluation. Inside, no other evaluation can reserve it, because two would overwrite each other's files. A
+    process that ends, in whatever way, gives the folder free.
+
+    Raises:
+        ValueError: another evaluation has reserved it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"Another evaluation is writing to {folder}: wait until it has ended, or choose another `evaluation.output_dir`."
+            ) from None
+        except OSError as error:  # some network file systems have no locks
+            logger.warning("%s cannot be locked (%s): start no other evaluation in it.", folder, error.strerror)
+        yield
+    finally:
+        os.close(handle)
 
 
 def count_episodes(folder: Path) -> int:

@@ -30,6 +30,8 @@ from trl_multiagent.trainers.base.rollout_trainer import COST_FILE
 
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from trl_multiagent.environments.base import Environment
     from trl_multiagent.recipe.recipe import Recipe
     from trl_multiagent.team.agent_team import AgentTeam
@@ -171,12 +173,27 @@ class Control:
         argv = ["--config", self.run_config, "--override", *overrides]
         return argv if self.task_name is None else [*argv, "--task", self.task_name]
 
+    def read_run(self) -> tuple[Recipe, Environment, Dataset]:
+        """
+        Reads and checks the settings and the items of the control's own run, without loading a model. Settings that its arguments
+        do not allow end the program.
+
+        Returns:
+            `tuple`: The recipe, the environment and the items.
+
+        Raises:
+            ValueError, OSError or RuntimeError: the task, the model or the data do not allow this run.
+        """
+        recipe = parse_recipe(self.algorithm, self.task, self.argv(), self.prog)
+        environment = recipe.make_environment()
+        recipe.check_team(environment.roles)
+        train_dataset, _ = recipe.load_datasets()
+        return recipe, environment, train_dataset
+
     def train(self, cost: TrainingCost) -> None:
         """Trains the control and saves it in its folder."""
         algorithm = self.algorithm
-        recipe = parse_recipe(algorithm, self.task, self.argv(), self.prog)
-        environment = recipe.make_environment()
-        train_dataset, _ = recipe.load_datasets()
+        recipe, environment, train_dataset = self.read_run()
         recipe.check_run(environment, train_dataset)
         team = recipe.load_team(environment.roles)
         tokens = tokens_per_answer(

@@ -5,6 +5,7 @@ reports it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -57,6 +58,9 @@ def run_evaluation(
         policies = list(mixed.values()) or evaluation.make_policies(environment)
         check_policy_names(policies)
         items = evaluation.load_items()
+        for control in evaluation.controls.values():
+            if not control.is_trained:
+                control.read_run()  # what is wrong with it must not show after the training of another one
     except (
         ValueError,
         OSError,
@@ -70,6 +74,25 @@ def run_evaluation(
             policy.environment.prepare(policy.num_turns(evaluation.config))
     except UnavailableError as error:
         fail(prog, error)
+
+    from trl_multiagent.evaluation.transcripts import reserve
+    from trl_multiagent.trainers.base.distribution import fail_together, start_processes
+
+    state = start_processes()
+    with contextlib.ExitStack() as stack:
+        try:
+            with fail_together(state):
+                if state.is_main_process:
+                    stack.enter_context(reserve(evaluation.output_dir))
+        except (ValueError, OSError) as error:
+            fail(prog, error)
+        train_controls(evaluation)
+        play_and_report(evaluation, environment, mixed, policies, items)
+    state.destroy_process_group()
+
+
+def train_controls(evaluation: Evaluation) -> None:
+    """Trains the controls that are not there yet. If one cannot be trained, the program ends."""
     try:
         for control in evaluation.controls.values():
             if not control.is_trained:
@@ -77,19 +100,36 @@ def run_evaluation(
     except TaskError:
         raise
     except (ValueError, OSError) as error:
-        fail(prog, error)
+        fail(evaluation.prog, error)
 
+
+def play_and_report(
+    evaluation: Evaluation,
+    environment: Environment,
+    mixed: Mapping[tuple[int, ...], Policy],
+    policies: Sequence[Policy],
+    items: Dataset,
+) -> None:
+    """
+    Plays all policies, writes and prints the report. If a policy cannot be loaded or played, the program ends.
+
+    Args:
+        evaluation ([`~recipe.evaluation_settings.Evaluation`]): The settings.
+        environment ([`Environment`]): That of the teams.
+        mixed (`Mapping[tuple[int, ...], Policy]`): The teams of a cross-play, or nothing.
+        policies (`Sequence[Policy]`): What is played.
+        items (`Dataset`): The items.
+    """
     from accelerate import Accelerator
 
     from trl_multiagent.evaluation.play import play_policy
     from trl_multiagent.evaluation.results import compute_result
-    from trl_multiagent.trainers.base.distribution import start_processes
 
-    state = start_processes()
     logging.basicConfig(format="%(message)s")
     config = evaluation.config
     accelerator = Accelerator()
-    if state.is_main_process:
+    prog = evaluation.prog
+    if accelerator.is_main_process:
         for note in evaluation.notes:
             print(f"{prog}: note: {note}", file=sys.stderr)
     results = {}
@@ -102,11 +142,11 @@ def run_evaluation(
             raise  # its traceback says where the code of the task failed
         except (ValueError, OSError) as error:
             fail(prog, error)
-        if state.is_main_process:
+        if accelerator.is_main_process:
             results[policy.name] = compute_result(
                 policy.name, policy.kind, policy.source, records, len(items), config, policy.rounds
             )
-    if state.is_main_process:
+    if accelerator.is_main_process:
         report = make_report(evaluation, environment, mixed, policies, results, len(items))
         paths = report.write(evaluation.output_dir)
         print(report.table())
@@ -114,8 +154,7 @@ def run_evaluation(
             f"\nSaved {', '.join(map(str, paths))}, and the transcripts in {evaluation.output_dir / 'transcripts'}",
             flush=True,
         )
-    state.wait_for_everyone()
-    state.destroy_process_group()
+    accelerator.wait_for_everyone()
 
 
 def check_policy_names(policies: Sequence[Policy]) -> None:

@@ -315,7 +315,8 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
                 raise ConfigError(f"`{path}` is not a known setting{suggestion(path, [*known, *other_names], names)}")
 
     if (values[algorithm].get("num_turns") or 1) == 1:
-        history = [name for name in HISTORY if values[algorithm].get(name) is not None]
+        of_past = (*HISTORY, "max_history_length")
+        history = [name for name in of_past if values[algorithm].get(name) is not None]
         without_effect += [f"{algorithm}.{name} (one turn has no past)" for name in history]
     return values, without_effect
 

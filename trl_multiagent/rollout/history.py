@@ -21,7 +21,8 @@ class WholePrompt:
     Args:
         prompt (`Prompt`): The text, or the chat messages.
         ids (`list[int]`): Its token ids.
-        dropped_turns (`int`, *optional*): How many past turns were left out because of `max_history_length`; `None` without a limit.
+        dropped_turns (`int`, *optional*): How many past turns were left out, or cut down to the first prompt, because of
+            `max_history_length`; `None` without a limit.
     """
 
     prompt: Prompt
@@ -153,7 +154,8 @@ def tokenize_nodes(
         if options.max_history_length is not None:
             for node, made in zip(chosen, built, strict=True):
                 all_turns, turns = (options.shown(len(node.history), k) for k in (0, dropped))
-                made.dropped_turns = sum(map(any, all_turns)) - sum(map(any, turns))
+                # A first turn of which only the prompt is left counts, too
+                made.dropped_turns = sum(part != left for part, left in zip(all_turns, turns, strict=True))
         continue_turns(role, chosen, built, tokenizer, end_tokens, render if as_chat else str)
         return built
 

@@ -95,6 +95,20 @@ def test_no_agent_sees_code_and_each_is_asked_for_its_own_function(mode):
     assert re.search(r"Revise your function `solve`( if needed)?\.", prompts["main"])
 
 
+def test_asserts_are_shown_as_they_are():
+    failed = Check("failed", "assert candidate('a  b') == 'a_b'", "")
+    raised = Check("error", f"assert candidate('{'c' * 400}') == ''", "ValueError: several\n  lines")
+    main = feedback(result(failed, raised), "level_feedback")["main"]
+    assert "\n  - assert candidate('a  b') == 'a_b': the assertion is false\n" in main
+    assert f"\n  - assert candidate('{'c' * 282}...: ValueError: several lines\n" in main
+
+
+@pytest.mark.parametrize(("name", "other"), [("feedback", "level_feedback"), ("signals", "level_passed")])
+def test_other_names_of_modes(name, other):
+    outcome = result(PASSED, FAILED)
+    assert feedback(outcome, name) == feedback(outcome, other)
+
+
 def test_plain_tells_nothing():
     assert feedback(result(PASSED), "plain") == feedback(result(), "plain")
 
@@ -362,6 +376,10 @@ def test_settings_that_are_not_the_default_are_compared_when_a_run_resumes():
 # Prompts that a user replaces
 
 
+async def slow_aux(item):
+    return item["prompt"]
+
+
 def own_aux(item):
     return [{"role": "system", "content": "S"}, {"role": "user", "content": item["prompt"]}]
 
@@ -400,12 +418,25 @@ def test_a_single_agent_has_the_prompts_of_main():
     assert env.prompts(ITEM, [turn(result(PASSED, aux=None))]) == {"main": "F solve"}
 
 
-def test_the_texts_of_templates_are_saved(tmp_path):
-    (tmp_path / "aux.txt").write_text("Cost: ${prompt}\n")
-    saved = CodePrompts(aux=str(tmp_path / "aux.txt"), main=f"{__name__}:own_aux").saved()
-    assert saved == {"aux": "Cost: \\${prompt}\n", "main": f"{__name__}:own_aux"}
-    read = OmegaConf.to_container(OmegaConf.create(saved), resolve=True)
-    assert CodePrompts(**read).prompts["aux"].template == "Cost: ${prompt}\n"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Cost: ${prompt}\n",
+        r"\${prompt}",
+        r"\\${prompt} \\ ${{x}} \\\${{",
+        "Try again.",  # a path without its text in the saved settings
+        "}}",
+    ],
+)
+def test_the_texts_of_templates_are_saved(tmp_path, text):
+    (tmp_path / "aux.txt").write_text(text)
+    files = CodePrompts(aux=str(tmp_path / "aux.txt"), main=f"{__name__}:own_aux")
+    template = files.prompts["aux"].template
+    assert template.rstrip("\n") == text.rstrip("\n")
+    (tmp_path / "aux.txt").unlink()
+    read = OmegaConf.to_container(OmegaConf.create(files.saved()), resolve=True)
+    assert read["main"] == f"{__name__}:own_aux"
+    assert CodePrompts(**read).prompts["aux"].template == template
 
 
 @pytest.mark.parametrize(
@@ -430,6 +461,7 @@ def test_the_texts_of_templates_are_saved(tmp_path):
         ("aux", "{module}:nothing", "has no 'nothing'"),
         ("aux", "{module}:ITEM", "not a function"),
         ("aux", "{module}:own_feedback", "must be a function of 1 argument: item"),
+        ("aux", "{module}:slow_aux", "which is `async`"),
         ("feedback", "{module}:own_aux", "must be a function of 3 arguments: item, feedback, history"),
     ],
 )

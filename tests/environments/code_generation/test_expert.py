@@ -206,6 +206,7 @@ def test_the_temperature_is_the_peers_except_for_claude():
         ({"expert_model": None}, "needs `external.expert_model`"),
         ({"expert_model": "llama"}, "where the model 'llama' is: set `external.expert_base_url`"),
         ({"expert_model": "./nowhere"}, "`external.expert_model` is './nowhere', but there is no such folder"),
+        ({"expert_model": "/"}, "`external.expert_model` is '/', but this folder holds no model and no saved team"),
         ({"expert_api_key_env": "sk-1"}, "`external.expert_api_key_env` must be the name of an environment variable"),
         ({"expert_base_url": "localhost"}, "`external.expert_base_url` must be a URL"),
         ({"expert_model": "a/b", "expert_token_budget": 9}, "`external.expert_token_budget` is for an endpoint"),

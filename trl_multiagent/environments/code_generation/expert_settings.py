@@ -12,6 +12,7 @@ from trl_multiagent.environments.task import setting
 DEFAULT_MODEL = "deepseek-coder"
 DEFAULT_TEMPERATURE = 0.3
 LOCAL = "local"
+MODEL_FILES = ("config.json", "team.json", "adapter_config.json")  # a folder with a model has one of them
 OWN_FIELDS = ("model", "messages", "system", "max_tokens", "max_completion_tokens", "temperature", "stream", "n")
 SECRET = re.compile(r"api_?key|secret|password|authorization|access_token", re.IGNORECASE)
 ON_FAILURE = ("error", "plain")
@@ -141,6 +142,12 @@ class ExpertSettings:
         is_path = self.expert_model.startswith(("/", "./", "../", "~")) or self.expert_model.count("/") > 1
         if is_path and not Path(self.expert_model).is_dir():
             raise ValueError(f"`external.expert_model` is {self.expert_model!r}, but there is no such folder.")
+        folder = Path(self.expert_model)
+        if folder.is_dir() and not any((folder / name).is_file() for name in MODEL_FILES):
+            raise ValueError(
+                f"`external.expert_model` is {self.expert_model!r}, but this folder holds no model and no saved team: it has none of "
+                f"{', '.join(MODEL_FILES)}."
+            )
         for name in ("expert_base_url", "expert_api_key_env", "expert_token_budget", "expert_extra_body"):
             if getattr(self, name) is not None:
                 raise ValueError(

@@ -10,7 +10,12 @@ from trl_multiagent.sandbox import Check
 
 EXPERT_EDITS = "expert_edits"
 MODES = ("level_feedback", "level_passed", "passed", "plain", EXPERT_EDITS)
-OTHER_NAMES = {"expert": EXPERT_EDITS, "edits": EXPERT_EDITS}  # CoMLRL's
+OTHER_NAMES = {  # CoMLRL's
+    "expert": EXPERT_EDITS,
+    "edits": EXPERT_EDITS,
+    "feedback": "level_feedback",
+    "signals": "level_passed",
+}
 MAX_TEXT = 300  # characters of an assert or of an error message
 MAX_REASONS = 2
 
@@ -124,7 +129,7 @@ def _tests(result: CodeResult, checks: Sequence[Check], detailed: bool) -> list[
     if result.verdict.definitions.status != "passed":
         lines.append(f"  - The code does not load: {_reason(result.verdict.definitions)}")
         return lines
-    return lines + [f"  - {_short(check.source)}: {_reason(check)}" for check in checks if check.status != "passed"]
+    return lines + [f"  - {_cut(check.source)}: {_reason(check)}" for check in checks if check.status != "passed"]
 
 
 def _reason(check: Check) -> str:
@@ -156,5 +161,10 @@ def _aux_usage(result: CodeResult, detailed: bool) -> list[str]:
 
 
 def _short(text: str) -> str:
-    text = " ".join(text.split())
+    """A text on one line, without what is too long."""
+    return _cut(" ".join(text.split()))
+
+
+def _cut(text: str) -> str:
+    """The beginning of a text. Spaces stay as they are, because in an assert they may be part of a string."""
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."

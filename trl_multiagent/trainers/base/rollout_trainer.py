@@ -125,6 +125,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
                 f"`train_dataset` has {len(train_dataset)} items, fewer than the {args.items_per_device} per device x "
                 f"{args.world_size} devices of one optimizer step. Lower `items_per_device`."
             )
+        check_best_metric(args, eval_dataset)
         self.environment = environment
         self.env_step = 0  # joint actions scored in training, by all processes
         self.generated_tokens = 0  # of all agents in training, in all processes
@@ -758,6 +759,25 @@ def check_team(team: AgentTeam, environment: Environment, num_agents: int | None
         raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
     if num_agents is not None and num_agents != len(team.roles):
         raise ValueError(f"`num_agents` is {num_agents}, but the environment has the roles {list(environment.roles)}.")
+
+
+def check_best_metric(args: RolloutConfig, eval_dataset: Dataset | dict[str, Dataset] | None) -> None:
+    """
+    Checks that the best checkpoint can be chosen where there are several evaluation sets, each of which has metrics of its own.
+
+    Raises:
+        ValueError: `metric_for_best_model` is not a metric of one of them.
+    """
+    chooses = args.load_best_model_at_end or args.save_strategy == "best"
+    if not isinstance(eval_dataset, dict) or not chooses or args.metric_for_best_model is None:
+        return
+    metric = args.metric_for_best_model.removeprefix("eval_")
+    if not any(metric.startswith(f"{name}_") for name in eval_dataset):
+        choices = ", ".join(repr(f"{name}_reward") for name in eval_dataset)
+        raise ValueError(
+            f"`metric_for_best_model` is {metric!r}, but there are several evaluation sets, each with metrics of its own: choose that of "
+            f"one of them, such as {choices}."
+        )
 
 
 def make_alarms(team: AgentTeam, environment: Environment, args: RolloutConfig) -> Alarms:
