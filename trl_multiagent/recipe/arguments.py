@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.prompt_files import PromptFiles
-from trl_multiagent.environments.task import Task
+from trl_multiagent.environments.task import DatasetSource, Task
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.limits import short
 from trl_multiagent.recipe.algorithms import (
@@ -101,6 +101,7 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
         sections = {name: cls(**values[name]) for name, cls in sections_of(task).items()}
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    without_effect += typing.cast(DatasetSource, sections["dataset"]).without_effect
     for name, section in sections.items():
         if isinstance(section, PromptFiles) and section.prompts:  # the files may change later
             merged[name] = section.saved()
@@ -109,6 +110,10 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
     if model_names is None:
         raise ConfigError("`agent_model.name` is missing: a model id or folder that every agent starts from.")
     check_names(model_names, agents)
+    for name in ("baseline_model", "control_model"):
+        played = getattr(sections["evaluation"], name)
+        if played is not None and played not in task.models:
+            check_names(played, None, f"evaluation.{name}")
     check_team_form(model, agents, merged.get("peft") is not None)
     extras = [field.name for field in dataclasses.fields(extras_of(algorithm))]
     settings = Settings(
@@ -233,6 +238,24 @@ def note_without_effect(settings: Settings, without_effect: list[str]) -> None:
         without_effect += [
             f"{algorithm}.{name} ({reason})" for name in ("epsilon", "epsilon_high", "delta") if name in given
         ]
+    if algorithm == "reward_model":
+        without_effect += [
+            f"{algorithm}.{name} (a reward model learns from preferences alone)"
+            for name in (
+                "rollout_buffer_size",
+                "eval_interval",
+                "eval_num_samples",
+                "reference_kl_enabled",
+                "reference_kl_coef",
+            )
+            if name in given
+        ]
+        if given.get("resume_from_checkpoint"):
+            without_effect.append(
+                f"{algorithm}.resume_from_checkpoint (a training that was interrupted goes on by itself)"
+            )
+        if settings.sections["agent_model"].share_weights:
+            without_effect.append("agent_model.share_weights (a reward model is one model)")
     one_turn = arguments.get("num_turns", 1) == 1
     chain_has_no_discount = arguments.get("handoff") is not None and algorithm not in ACTOR_CRITICS
     if given.get("discount", 1.0) != 1.0 and (one_turn or chain_has_no_discount):
@@ -346,6 +369,7 @@ def complete_critics(settings: Settings) -> None:
         else:
             notes.append(f"`{algorithm}.value_head_hidden_dim` has no effect: the critic is separate from the agent.")
     if models is None:
+        check_number_of_critics(algorithm, arguments.get("critic_models"), f"{algorithm}.critic_models", settings)
         return
     if "critic_models" in arguments and arguments["critic_models"] != models:
         raise ConfigError(
@@ -355,7 +379,29 @@ def complete_critics(settings: Settings) -> None:
         notes.append("`critic_model` and `critics` have no effect: the value head is on the agent's own model.")
     elif models not in (settings.model_names, [settings.model_names]):  # those are the default
         check_names(models, None, "critics" if isinstance(models, list) else "critic_model.name")
+        check_number_of_critics(algorithm, models, "critics", settings)
         arguments["critic_models"] = models
+
+
+def check_number_of_critics(algorithm: str, models: str | list[str] | None, setting: str, settings: Settings) -> None:
+    """
+    Refuses a list of critics' models with neither one entry nor one per critic.
+
+    Args:
+        algorithm (`str`): The algorithm that trains the critics.
+        models (`str`, `list[str]` or `None`): The models.
+        setting (`str`): The setting that lists them, for the message.
+        settings ([`Settings`]): All settings.
+
+    Raises:
+        ConfigError: the list has another length.
+    """
+    number = 1 if algorithm == "maac" else settings.num_policies
+    if isinstance(models, list) and len(models) not in (1, number):
+        raise ConfigError(
+            f"`{setting}` has {len(models)} entries, but `{algorithm}` has {'one critic' if number == 1 else f'{number} critics'}: "
+            "give one model per critic, or one for all."
+        )
 
 
 def make_training_args(settings: Settings, config_class: type | None = None) -> "RolloutConfig":

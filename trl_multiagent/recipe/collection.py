@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task, TaskSettings
-from trl_multiagent.environments.task_errors import TaskError, UnavailableError
-from trl_multiagent.recipe.arguments import Settings, section_defaults
-from trl_multiagent.recipe.run import read_settings
+from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.recipe.arguments import Settings, check_names, section_defaults
+from trl_multiagent.recipe.run import end_with_one_line, read_settings
 from trl_multiagent.recipe.settings import ConfigError, fail
 from trl_multiagent.recipe.tasks import make_environment
 
@@ -140,9 +140,8 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
                 config, comparator_model_name=collection.task.models[config.comparator_model_name]()
             )
     try:
-        preferences = collect_preferences(team, environment, items, config)
-    except UnavailableError as error:
-        fail(prog, error)
+        with end_with_one_line(prog):
+            preferences = collect_preferences(team, environment, items, config)
     except TaskError:
         raise  # its traceback says where the code of the task failed
     except ValueError as error:
@@ -193,6 +192,10 @@ def make_config(settings: Settings, **changes: Any) -> PreferenceConfig:
         )
     if settings.is_centralized:  # the only agent gets the assignments of all roles anyway
         given["comparator_generation_mode"] = "decentralized"
+    for setting in ("comparator_model_name", "comparator_agents"):
+        models = given.get(setting) or []
+        own = [name for name in ([models] if isinstance(models, str) else models) if name not in settings.task.models]
+        check_names(own, None, f"{settings.algorithm}.{setting}")
     names = {field.name for field in dataclasses.fields(PreferenceConfig)}
     values = {name: value for name, value in given.items() if name in names}
     folder = given.get("preference_dataset") or str(

@@ -45,8 +45,9 @@ from trl_multiagent.recipe.collection import check_comparator, cost, make_config
 from trl_multiagent.recipe.plan import collaboration, count
 from trl_multiagent.recipe.recipe import Recipe, build_recipe, set_up_wandb
 from trl_multiagent.recipe.results import check_folder
-from trl_multiagent.recipe.run import read_settings
+from trl_multiagent.recipe.run import end_with_one_line, read_settings
 from trl_multiagent.recipe.settings import ConfigError, fail
+from trl_multiagent.sandbox.program import SandboxError
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import TEAM_FILE, push_folder
 from trl_multiagent.trainers.base.checkpoint_files import PROCESS_FILE, read_checkpoint, verify_checkpoint
@@ -205,12 +206,18 @@ def run_phases(
             return print_plan(recipe, environment)
         recipe.check_run_folder()
         items, eval_items = recipe.load_datasets()
-    except (ValueError, OSError, RuntimeError) as error:  # of the task: rows, splits, files, the machine's protection
+    except UnavailableError as error:
+        fail(recipe.prog, error)
+    except TaskError:
+        raise  # its traceback says where the code of the task failed
+    except (ValueError, OSError, SandboxError) as error:  # of the task: rows, splits, files, the machine's protection
         fail(recipe.prog, error)
     recipe.check_run(environment, items)
     run = run_class(recipe, environment, items, eval_items)
     try:
-        trainer = run.train_once(given) if recipe.num_iterations is None else run.train_rounds(recipe.num_iterations)
+        with end_with_one_line(recipe.prog):
+            number = recipe.num_iterations
+            trainer = run.train_once(given) if number is None else run.train_rounds(number)
     except (NoPairsError, ConfigError) as error:
         fail(recipe.prog, error)
     if trainer is not None:
