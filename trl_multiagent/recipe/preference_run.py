@@ -559,7 +559,9 @@ class PreferenceRun:
             assert checkpoint is not None
             trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json"))
             state = Path(checkpoint) / PROCESS_FILE.format(args.process_index)
-            trainer.env_step = json.loads(state.read_text())["env_step"]
+            values = json.loads(state.read_text())
+            trainer.env_step = values["env_step"]
+            trainer.state.log_history.append(summary_of_training(trainer.state, values))
             if trainer.team.critics is not None:
                 trainer.team.load_weights(checkpoint)
         elif checkpoint is not None:
@@ -614,6 +616,19 @@ class RoundLog(TrainerCallback):
     ) -> None:
         if state.global_step == 0:  # a training that goes on has them in its log
             self.trainer.log(dict(self.facts))
+
+
+def summary_of_training(state: TrainerState, values: Mapping[str, Any]) -> dict[str, float]:
+    """
+    The last log entry of a training that ended before it could write it.
+
+    Args:
+        state ([`~transformers.TrainerState`]): The state in the checkpoint after the last step.
+        values (`Mapping[str, Any]`): The values of the process in this checkpoint.
+    """
+    loss = (values["logged_loss"] + values["loss"]) / max(state.global_step, 1)
+    summary = {"train_runtime": round(values["seconds"], 4), "total_flos": state.total_flos, "train_loss": loss}
+    return {**summary, "epoch": state.epoch or 0.0, "step": state.global_step}
 
 
 def no_pairs(folder: str | Path) -> str:
