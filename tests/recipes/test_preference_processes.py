@@ -11,12 +11,9 @@ from safetensors.torch import load_file
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "preference_runs.py"
 ROUNDS = ["--num_iterations", "2", "--preference_replay_sample_size", "16"]  # whole batches
-ZERO_2 = {
-    "zero_optimization": {"stage": 2},
-    "zero_allow_untested_optimizer": True,
-    "zero_force_ds_cpu_optimizer": False,
-}
-ZERO_2 |= dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto")
+ENGINES = {"ddp": None, "zero2": {"stage": 2}, "zero3": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}}
+COMMON = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+COMMON |= dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto")
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +25,16 @@ def single(forked, tiny_model, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("zero", [None, ZERO_2], ids=["ddp", "zero2"])
-@pytest.mark.parametrize("algorithm", ["madpo_iter", "marlhf_iter"])
-def test_two_processes(algorithm, zero, single, forked, tiny_model, tmp_path):
-    if zero is not None:
+@pytest.mark.parametrize(
+    ("algorithm", "engine"),
+    [("madpo_iter", "zero2"), ("madpo_iter", "zero3"), ("marlhf_iter", "ddp"), ("marlhf_iter", "zero3")],
+)
+def test_two_processes(algorithm, engine, single, forked, tiny_model, tmp_path):
+    config = None
+    if ENGINES[engine] is not None:
         pytest.importorskip("deepspeed")
-        (tmp_path / "zero.json").write_text(json.dumps(zero))
-    config = None if zero is None else tmp_path / "zero.json"
+        config = tmp_path / "zero.json"
+        config.write_text(json.dumps({**COMMON, "zero_optimization": ENGINES[engine]}))
     finished = forked.run(SCRIPT, tmp_path / "run", tiny_model, 2, algorithm, *ROUNDS, processes=2, zero=config)
     assert finished.codes == [0, 0], finished.stderr[-4000:]
     one, two = single / algorithm / "_rounds", tmp_path / "run" / "_rounds"

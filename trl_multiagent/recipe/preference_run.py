@@ -23,6 +23,7 @@ import yaml
 from accelerate import PartialState
 from datasets import Dataset, concatenate_datasets
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.environments.task import Task
@@ -643,8 +644,13 @@ def no_pairs(folder: str | Path) -> str:
 def without_sharding(args: TrainingArguments) -> Iterator[None]:
     """Inside, models are loaded whole, even if the trainer shards them (ZeRO-3): a collection samples on every process alone."""
     plugin = args.deepspeed_plugin
-    with contextlib.nullcontext() if plugin is None else plugin.zero3_init_context_manager(enable=False):
+    if plugin is not None:  # transformers shards what it loads while it knows of a configuration of ZeRO-3
+        unset_hf_deepspeed_config()
+    try:
         yield
+    finally:
+        if plugin is not None:
+            plugin.set_deepspeed_weakref()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

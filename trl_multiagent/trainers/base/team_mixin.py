@@ -118,11 +118,15 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
         training, prefix = self.team.training, self._eval_prefix
         self._eval_prefix = metric_key_prefix
         # Before a training there is no engine, and transformers makes one for an evaluation under ZeRO-3 alone
-        needs_engine = self.deepspeed is not None or is_deepspeed_zero3_enabled()
+        had_engine = self.deepspeed is not None
+        needs_engine = had_engine or is_deepspeed_zero3_enabled()
         try:
             with temporarily_set(self, is_deepspeed_enabled=self.is_deepspeed_enabled and needs_engine):
                 return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         finally:  # an evaluation that failed must not leave its metrics or the team's mode behind
+            if self.deepspeed is not None and not had_engine:  # it has no optimizer; the training makes its own
+                self.accelerator.free_memory()
+                self.deepspeed, self.model_wrapped = None, self.model
             self._eval_prefix = prefix
             self._metrics["eval"].clear()
             self.team.train(training)
