@@ -11,7 +11,11 @@ from safetensors.torch import load_file
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "preference_runs.py"
 ROUNDS = ["--num_iterations", "2", "--preference_replay_sample_size", "16"]  # whole batches
-ENGINES = {"ddp": None, "zero2": {"stage": 2}, "zero3": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}}
+ENGINES = {
+    "ddp": None,
+    "zero2": {"stage": 2},
+    "zero3": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True},
+}
 COMMON = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
 COMMON |= dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto")
 
