@@ -15,7 +15,6 @@ from trl_multiagent.recipe.arguments import Settings, check_names, section_defau
 from trl_multiagent.recipe.run import end_with_one_line, read_settings
 from trl_multiagent.recipe.settings import ConfigError, fail
 from trl_multiagent.recipe.tasks import make_environment
-from trl_multiagent.sandbox.program import SandboxError
 
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
         fail(prog, error)
     except TaskError:
         raise  # its traceback says where the code of the task failed
-    except (ValueError, OSError, SandboxError) as error:  # of the task: rows, splits, files, the machine's protection
+    except (ValueError, OSError) as error:  # of the task: rows, splits, files
         fail(prog, error)
 
     from trl_multiagent.preferences.collection import collect_preferences

@@ -48,7 +48,6 @@ from trl_multiagent.recipe.recipe import Recipe, build_recipe, set_up_wandb
 from trl_multiagent.recipe.results import check_folder
 from trl_multiagent.recipe.run import end_with_one_line, read_settings
 from trl_multiagent.recipe.settings import ConfigError, fail
-from trl_multiagent.sandbox.program import SandboxError
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import TEAM_FILE, push_folder
 from trl_multiagent.trainers.base.checkpoint_files import PROCESS_FILE, read_checkpoint, verify_checkpoint
@@ -211,7 +210,7 @@ def run_phases(
         fail(recipe.prog, error)
     except TaskError:
         raise  # its traceback says where the code of the task failed
-    except (ValueError, OSError, SandboxError) as error:  # of the task: rows, splits, files, the machine's protection
+    except (ValueError, OSError) as error:  # of the task: rows, splits, files
         fail(recipe.prog, error)
     recipe.check_run(environment, items)
     run = run_class(recipe, environment, items, eval_items)

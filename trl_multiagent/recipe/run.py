@@ -16,7 +16,6 @@ from trl_multiagent.recipe.config_files import RECIPES, config_file
 from trl_multiagent.recipe.parser import make_parser
 from trl_multiagent.recipe.settings import ConfigError, fail, merge, read_layers, suggestion
 from trl_multiagent.recipe.tasks import check_task, choose_task
-from trl_multiagent.sandbox.program import SandboxError
 
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def run_recipe(
         fail(recipe.prog, error)
     except TaskError:
         raise  # its traceback says where the code of the task failed
-    except (ValueError, OSError, SandboxError) as error:  # of the task: rows, splits, files, the machine's protection
+    except (ValueError, OSError) as error:  # of the task: rows, splits, files
         fail(recipe.prog, error)
     recipe.check_run(environment, train_dataset)
     try:
