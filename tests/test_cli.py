@@ -58,6 +58,20 @@ def test_train_launches_every_algorithm_with_the_arguments_in_order(launched, co
     assert arguments.training_script_args == ["run", "marloo", *recipe_arguments]
 
 
+@pytest.mark.parametrize(
+    ("number", "configured", "file"), [("2", False, "ddp.yaml"), ("2", True, None), ("1", False, None)]
+)
+def test_several_processes_without_a_configuration(launched, monkeypatch, tmp_path, number, configured, file):
+    """Without one, accelerate would start a single process on a machine without a GPU."""
+    default = tmp_path / "default_config.yaml"
+    if configured:
+        default.write_text("distributed_type: 'NO'\n")
+    monkeypatch.setattr("accelerate.commands.config.config_args.default_config_file", str(default))
+    cli.main(["train", "marloo", "--num_processes", number, "--config", "marloo_he"])
+    chosen = launched[0].config_file
+    assert (chosen and Path(chosen).name) == file
+
+
 DEMO = ["--model_name", "demo", "--override", "dataset.name=demo"]
 WRONG = {
     "a name": (["--accelerate_config", "zero4", *DEMO], ["--accelerate_config 'zero4'", "Did you mean zero3?", "ddp"]),

@@ -19,6 +19,7 @@ from trl import ModelConfig, get_peft_config
 from trl_multiagent import AgentTeam
 from trl_multiagent.environments.code_generation.task import TASK
 from trl_multiagent.environments.task import Task
+from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.limits import describe_type, limits_of
 from trl_multiagent.recipe import results
 from trl_multiagent.recipe.algorithms import ALGORITHMS, import_class
@@ -32,7 +33,7 @@ from trl_multiagent.recipe.run import parse_recipe
 from trl_multiagent.recipe.sections import LORA_CONFIG, TRL_NAMES, Wandb
 from trl_multiagent.recipe.settings import ConfigError, known_settings, merge, parse_value
 from trl_multiagent.rollout.history_options import HistoryOptions
-from trl_multiagent.sandbox import SandboxError, sandbox
+from trl_multiagent.sandbox import sandbox
 from trl_multiagent.trainers.base.checkpoint_files import FORMAT_VERSION, STATE_FILE
 
 
@@ -769,7 +770,7 @@ def test_wrong_sandbox_settings(parse, error_of):
 
 def test_a_machine_below_the_minimal_tier_is_refused_before_anything_is_loaded(parse, monkeypatch):
     monkeypatch.setattr(sandbox, "TIERS", {**sandbox.TIERS, "namespaces": {"no such layer"}})
-    with pytest.raises(SandboxError, match=r"sandbox\.min_tier is 'namespaces'"):
+    with pytest.raises(UnavailableError, match=r"sandbox\.min_tier is 'namespaces'"):
         parse({"sandbox": {"min_tier": "namespaces"}}).make_environment()
 
 

@@ -43,8 +43,8 @@ from trl.trainer.utils import (
     split_tensor_dict,
 )
 
+from trl_multiagent.trainers.base.limited_arguments import REPORT_TO
 from trl_multiagent.trainers.base.rollout_config import FIXED_IN_GENERATION, OWN_ARGUMENT
-from trl_multiagent.trainers.base.team_config import REPORT_TO
 from trl_multiagent.trainers.madpo_config import LOSS_TYPES, REFUSED_LOSS_TYPES
 
 

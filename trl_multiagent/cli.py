@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import trl_multiagent
 from trl_multiagent.recipe.algorithms import ALGORITHMS, import_class
@@ -136,9 +137,13 @@ def launch(
     if num_processes is not None:
         options += ["--num_processes", str(num_processes)]
 
+    from accelerate.commands.config.config_args import default_config_file
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    if num_processes not in (None, 1) and accelerate_config is None and not Path(default_config_file).is_file():
+        # Without a configuration, accelerate starts a single process where there is no GPU
+        options += ["--config_file", config_file("--accelerate_config", "ddp", ACCELERATE)]
     target = ["--module", "trl_multiagent.cli", *command, *argv]
     try:
         launch_command(launch_command_parser().parse_args(options + target))

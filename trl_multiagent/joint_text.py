@@ -17,6 +17,12 @@ ANSWER_TEMPLATE = "### Answer of {role}\n{text}\n\n"
 Text = str | Sequence[Mapping[str, Any]]  # plain text or chat messages
 
 
+def check_template(name: str, template: str) -> None:
+    """Raises `ValueError` if the argument `name` is a template without `{text}`."""
+    if template.count("{text}") != 1:
+        raise ValueError(f"`{name}` is {template!r}, it must contain {{text}} once.")
+
+
 @dataclass(frozen=True)
 class JointText:
     """
@@ -45,8 +51,7 @@ class JointText:
         if not self.roles:
             raise ValueError("A joint text needs at least one role.")
         for name in ("prompt_template", "answer_template"):
-            if getattr(self, name).count("{text}") != 1:
-                raise ValueError(f"`{name}` is {getattr(self, name)!r}, it must contain {{text}} once.")
+            check_template(name, getattr(self, name))
 
     @classmethod
     def from_config(cls, values: Mapping[str, Any]) -> "JointText":

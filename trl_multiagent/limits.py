@@ -81,6 +81,8 @@ def problem_with(value: Any, limits: Mapping[str, Any], default: Any = None) -> 
     if "refused" in limits:
         same = value == default or (not value and not default)
         return None if same else f"is {short(value)}, which is not supported: {limits['refused']}."
+    if isinstance(value, str) and "keys" in limits and not value.lstrip().startswith("{"):  # TRL also takes JSON
+        return f"is {short(value)}, it must be a mapping with keys such as {limits['keys'][0]!r}."
     if isinstance(value, Mapping) and "keys" in limits:
         unknown = [key for key in value if key not in limits["keys"]]
         if unknown:
@@ -157,7 +159,9 @@ def check_arguments(args: Any) -> None:
         if problem is None and {"choices", *BOUNDS} & own.keys():
             if value is None and types.NoneType not in options:
                 problem = f"is None, it must be {describe_limits(own)}."
-            elif int in options and float not in options and not isinstance(value, Integral | None):
+            elif (
+                int in options and float not in options and not isinstance(value, Integral | None) and value != default
+            ):
                 problem = f"is {short(value)}, it must be an integer."
         if problem is not None:
             raise ValueError(f"`{field.name}` {problem}")

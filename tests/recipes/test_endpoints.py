@@ -262,7 +262,7 @@ def test_one_model_at_an_endpoint_for_all_roles(mode, requests, tiny_model, shar
         (["--override", f"madpo.comparator_api_key={KEY}"], "`madpo.comparator_api_key` cannot be used"),
         (["--override", f"madpo.comparator_api_headers={{X-Key: {KEY}}}"], "`madpo.comparator_api_headers` cannot"),
         (["--comparator_api_key_env", KEY], "`comparator_api_key_env` must be the name of an environment variable"),
-        (["--comparator_api_timeout", "0"], "`comparator_api_timeout` is 0"),
+        (["--comparator_api_timeout", "0"], "comparator_api_timeout` is 0"),
         (["--comparator_api_key_env", "NO_SUCH_KEY"], "the environment variable NO_SUCH_KEY"),
     ],
 )

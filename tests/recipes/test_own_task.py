@@ -11,7 +11,8 @@ import yaml
 
 from trl_multiagent import AgentTeam, cli
 from trl_multiagent.hub.model_card import rename_card
-from trl_multiagent.recipe.run import parse_recipe
+from trl_multiagent.recipe.run import end_with_one_line, parse_recipe
+from trl_multiagent.trainers.base.distribution import OtherProcessError
 
 
 FAMILY = Path(__file__).parents[1] / "family" / "task.py"
@@ -137,6 +138,25 @@ def test_wrong_tasks_are_one_line(module, tmp_path, capsys, task, parts):
     )
     message = error_of(capsys, "--model_name", "m", "--override", f"task={task.format(module=module)}")
     assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize("function", ["make_environment", "load_datasets"])
+@pytest.mark.parametrize("algorithm", ["magrpo", "madpo"])
+def test_a_bug_in_a_task_keeps_its_traceback(module, algorithm, function):
+    Path(f"{module}.py").write_text(
+        f"{Path(f'{module}.py').read_text()}\ndef broken(settings):\n    raise RuntimeError('a bug')\n"
+        f"\nimport dataclasses\nBROKEN = dataclasses.replace(TASK, {function}=broken)\n"
+    )
+    with pytest.raises(RuntimeError, match="a bug") as error:
+        cli.main(["run", algorithm, "--dry_run", "--task", f"{module}:BROKEN", "--model_name", "org/model"])
+    assert error.traceback[-1].path.name == f"{module}.py"
+
+
+def test_another_process_failed(capsys):
+    with pytest.raises(SystemExit) as exit_info, end_with_one_line("train"):
+        raise OtherProcessError("Process 1 on host failed: KeyError: 'x'\nSee the traceback of that process.")
+    expected = "train: error: Process 1 on host failed: KeyError: 'x' See the traceback of that process.\n"
+    assert exit_info.value.code == 1 and capsys.readouterr().err == expected
 
 
 def test_a_script_has_its_task_already(module, capsys):

@@ -10,6 +10,7 @@ import yaml
 
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.environments.functions import TASK as FUNCTIONS
+from trl_multiagent.recipe.algorithms import ALGORITHMS, import_class
 from trl_multiagent.recipe.run import run_recipe
 from trl_multiagent.recipe.settings import ConfigError
 
@@ -348,6 +349,7 @@ dataset.name=empty.jsonl empty
 dataset.name=fields.jsonl entry_point
 dataset.name=types.jsonl must be
 dataset.name=list.json list
+dataset.name=surrogate.jsonl row 1: field 'prompt' has the character '\\ud800'
 """
 FOLDERS = """
 output.base_dir=file is a file
@@ -421,6 +423,7 @@ def folder(tmp_path, monkeypatch):
     Path("empty.jsonl").write_text("")
     Path("fields.jsonl").write_text(json.dumps({**PROBLEM, "entry_point": None}) + "\n")
     Path("types.jsonl").write_text(json.dumps({**PROBLEM, "prompt": 3}) + "\n")
+    Path("surrogate.jsonl").write_text(json.dumps({**PROBLEM, "prompt": "\ud800"}) + "\n")
     Path("list.json").write_text('{"a": 1}')
     Path("rows.csv").write_text("a,b\n1,2\n")
     Path("file").touch()
@@ -466,6 +469,112 @@ def test_a_wrong_setting(folder, capsys, monkeypatch, group, overrides, expected
 
 def test_there_are_enough_cases():
     assert len(CASES) >= 150 and len({overrides for _, overrides, _ in CASES}) == len(CASES)
+
+
+# An algorithm, one or more overrides, and what the message must contain
+OTHER_ALGORITHMS = """
+iac critics=[demo,demo,demo] 2 critics
+iac iac.critic_models=[demo,demo,demo] has 3 models
+iac iac.train_batch_size=0 at least 1
+iac iac.router_aux_loss_coef=-1 at least 0
+maac critics=[demo,demo] one critic
+madpo madpo.label_smoothing=0.7 less than 0.5
+madpo madpo.label_smoothing=-0.1 at least 0
+madpo madpo.label_smoothing_factor=0.1 `label_smoothing`
+madpo madpo.loss_type=exo_pair label_smoothing
+madpo madpo.loss_type=sppo_hard;madpo.f_divergence_type=js_divergence goes with
+madpo madpo.f_divergence_type=tv 'reverse_kl'
+madpo madpo.discopop_tau=0 greater than 0
+madpo madpo.max_length=0 at least 1
+madpo madpo.pad_to_multiple_of=0 at least 1
+madpo madpo.dataset_num_proc=0 at least 1
+madpo madpo.precompute_ref_batch_size=0 at least 1
+madpo madpo.ref_model_mixup_alpha=2 at most 1
+madpo madpo.ref_model_sync_steps=0 at least 1
+madpo madpo.beta=1e300 at most
+madpo madpo.min_p=2 at most 1
+madpo madpo.repetition_penalty=0 greater than 0
+madpo madpo.reward_scale=0 other than 0
+madpo madpo.reward_scale=1e300 at most
+madpo madpo.train_batch_size=0 at least 1
+madpo madpo.train_sampling_strategy=sorted 'random'
+madpo madpo.include_num_input_tokens_seen=some 'all'
+madpo madpo.gradient_checkpointing_kwargs=fast must be a mapping
+madpo madpo.gradient_checkpointing_kwargs={use_reentrant: maybe} true or false
+madpo madpo.preference_num_candidates=1 at least 2
+madpo madpo.preference_num_candidates=1000000000000000000 at most
+madpo madpo.comparator_policy=model;madpo.comparator_model_name=/no/such/model no such folder
+madpo_iter madpo=3 must be a section
+madpo_iter madpo=[a] must be a section
+marlhf marlhf.reward_model_name=/no/such/model no such folder
+marlhf marlhf.reward_model_name=org/my_model! not a valid name
+marlhf marlhf.reward_training={learning_rate: -1} at least 0
+marlhf marlhf.reward_training={output_dir: elsewhere} folder of the run
+marlhf marlhf.reward_training={prompt_template: Do} {text}
+marlhf marlhf.rl_algorithm=maac;marlhf.critic_models=[demo,demo] has 2 models
+reward_model reward_model.learning_rate=-1 at least 0
+reward_model reward_model.learning_rate=1e300 at most
+reward_model reward_model.num_train_epochs=-1 greater than 0
+reward_model reward_model.per_device_train_batch_size=0 at least 1
+reward_model reward_model.max_steps=0 at least 1
+reward_model reward_model.seed=-1 at least 0
+reward_model reward_model.report_to=wnadb one of
+reward_model reward_model.report_to=trackio not installed
+reward_model reward_model.log_level=loud 'debug'
+reward_model reward_model.lr_scheduler_kwargs={wave: 1} lr_scheduler_kwargs
+reward_model reward_model.optim_args=foo optim_args
+reward_model reward_model.fsdp=full_shard DeepSpeed
+reward_model reward_model.fp16=true needs a GPU
+reward_model reward_model.answer_template=Answer {text}
+reward_model reward_model.center_rewards_coefficient=-1 at least 0
+reward_model reward_model.push_to_hub=true;reward_model.hub_model_id=a/b/c not a valid name
+reward_model reward_model.output_dir=file/below is a file
+reward_model agent_model.name=org/my_model! not a valid name
+magrpo evaluation.baseline_model=/no/such/model no such folder
+magrpo evaluation.seed=99999999999999 at most
+magrpo evaluation.num_episodes=1000000000000 at most
+magrpo magrpo.reward_shift=1e300 at most
+magrpo magrpo.chat_template_kwargs=nonsense must be a dict
+magrpo magrpo.fp16=true needs a GPU
+magrpo agent_model.bnb_4bit_quant_storage=foo 'bfloat16'
+magrpo .x=1 section.key=value
+"""
+
+
+@pytest.mark.parametrize("case", OTHER_ALGORITHMS.strip().splitlines())
+def test_a_wrong_setting_of_another_algorithm(folder, capsys, monkeypatch, case):
+    monkeypatch.setattr("trl_multiagent.recipe.recipe.Recipe.load_team", no_loading)
+    algorithm, rest = case.split(" ", 1)
+    overrides, expected = rest.replace(": ", ":\0").split(" ", 1)
+    overrides = [override.replace("\0", " ") for override in overrides.split(";")]
+    if algorithm == "reward_model":
+        overrides.append("reward_model.preference_dataset=not_collected_yet")
+    with pytest.raises(SystemExit) as exit_info:
+        argv = ["--config", "config.yaml", "--override", *overrides, "--dry_run"]
+        import_class(ALGORITHMS[algorithm].run)(algorithm, TASK, argv, prog="train")
+    error = capsys.readouterr().err
+    lines = [line for line in error.splitlines() if not line.startswith("train: note: ")]
+    assert exit_info.value.code == 2 and len(lines) == 1 and expected in lines[0], error
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "overrides", "expected"),
+    [
+        ("magrpo", ["dataset.name=demo"], "dataset.type (`dataset.name` is 'demo'"),
+        ("madpo", ["madpo.advantage_mode=mean"], "madpo.advantage_mode (the loss compares pairs)"),
+        ("marlhf", ["marlhf.critic_form=head"], "because of `rl_algorithm`: marlhf.critic_form"),
+        ("reward_model", ["agent_model.share_weights=true"], "agent_model.share_weights"),
+        ("reward_model", ["reward_model.eval_num_samples=3"], "reward_model.eval_num_samples"),
+        ("magrpo", ["output.save_final_model=false", "magrpo.push_to_hub=true"], "`output.save_final_model: false`"),
+    ],
+)
+def test_a_setting_without_effect_is_noted(folder, capsys, algorithm, overrides, expected):
+    if algorithm == "reward_model":
+        overrides = [*overrides, "reward_model.preference_dataset=not_collected_yet"]
+    argv = ["--config", "config.yaml", "--override", *overrides, "--dry_run"]
+    import_class(ALGORITHMS[algorithm].run)(algorithm, TASK, argv, prog="train")
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train: note: ")]
+    assert any(expected in note for note in notes), notes
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,7 @@ def test_report(tmp_path):
     assert imread(tmp_path / "reliability.png").shape[:2] == (630, 1500)
     trainer.create_model_card()
     card = (tmp_path / "README.md").read_text()
+    assert f'pipeline(model="{tmp_path}"' in card  # the folder, until there is a repository
     assert "### Answer of main\n(answer of main)" in card and "| calibration_error |" in card
 
 

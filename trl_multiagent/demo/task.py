@@ -56,6 +56,12 @@ class DemoDataset(code_generation.CodeDataset):
         return NAME in (self.name, self.type)
 
     @property
+    def without_effect(self) -> list[str]:
+        if self.name != NAME or self.type in (None, NAME):
+            return []
+        return [f"dataset.type (`dataset.name` is '{NAME}', which has its own problems)"]
+
+    @property
     def may_be_hub_id(self) -> bool:
         return not self.is_demo
 

@@ -16,6 +16,7 @@ LOCAL_SUFFIXES = (".jsonl", ".json", ".parquet")
 LOCAL_FILE = f"{', '.join(LOCAL_SUFFIXES[:-1])} or {LOCAL_SUFFIXES[-1]} file"  # for messages
 ID_COLUMNS = ("item_id", "task_id", "id")
 BYTE_ORDER_MARK = "\ufeff"
+SURROGATE = "\\ud"  # how JSON escapes one begins
 
 
 def read_file(path: Path) -> list[dict]:
@@ -59,6 +60,8 @@ def read_file(path: Path) -> list[dict]:
             raise ValueError(
                 f"{path}, row {number} must be an object with the fields of a problem, not {kind_of(row)}."
             )
+    if SURROGATE in text.lower():
+        check_texts(rows, str(path))
     return rows
 
 
@@ -91,6 +94,24 @@ def make_dataset(rows: list[dict], source: str) -> datasets.Dataset:
         return datasets.Dataset.from_list([{field: row.get(field) for field in fields} for row in rows])
     except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{source} cannot be read as a table: {' '.join(str(error).split())}") from error
+
+
+def check_texts(rows: list[dict], source: str) -> None:
+    """
+    Refuses texts that UTF-8 cannot encode: those with half of a surrogate pair, such as `"\\ud800"` in JSON.
+
+    Raises:
+        ValueError: there is one; the message names its row and field.
+    """
+    for number, row in enumerate(rows, 1):
+        for field, value in row.items():
+            try:
+                json.dumps([field, value], ensure_ascii=False, default=str).encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(
+                    f"{source}, row {number}: field {field!a} has the character {error.object[error.start]!a}, half of a "
+                    "surrogate pair, which is no text. Remove it, or write the whole pair."
+                ) from None
 
 
 def is_column(values: list) -> bool:
@@ -132,6 +153,22 @@ def hub_split(name: str, config: str | None, split: str | None) -> str:
     if len(names) > 1 and "test" not in names:
         raise ValueError(f"{name} has the splits {', '.join(names)}: name one, e.g. {names[0]}{split or ''}.")
     return ("test" if "test" in names else names[0]) + (split or "")
+
+
+def load_from_hub(name: str, config: str | None, split: str) -> datasets.Dataset:
+    """
+    Loads rows of a dataset on the Hub.
+
+    Raises:
+        ValueError: the dataset cannot be loaded, for example because it is a script.
+        ConnectionError: the Hub cannot be reached.
+    """
+    import datasets
+
+    try:
+        return datasets.load_dataset(name, config, split=split)
+    except RuntimeError as error:
+        raise ValueError(f"{name} cannot be loaded: {' '.join(str(error).split())}") from error
 
 
 def select_rows(dataset: datasets.Dataset, split: str | None, source: str) -> datasets.Dataset:

@@ -24,6 +24,7 @@ from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
     check_columns,
+    load_from_hub,
     make_dataset,
     read_file,
     select_rows,
@@ -70,14 +71,12 @@ class Rows(DatasetSource):
             ValueError: the file or the split is malformed, or there are no rows.
             ConnectionError: the dataset is on the Hub, which cannot be reached.
         """
-        import datasets  # takes a second to import, and `--help` does not need it
-
         name = str(self.name)
         if self.is_file:
             rows = select_rows(make_dataset(read_file(Path(name)), name), split, name)
         else:
             split = "train" if split is None else f"train{split}" if split.startswith("[") else split
-            rows = datasets.load_dataset(name, self.config, split=split)
+            rows = load_from_hub(name, self.config, split)
         if len(rows) == 0:
             raise ValueError(f"{name} has no rows.")
         return rows

@@ -40,6 +40,11 @@ class DatasetSource:
     eval_size: int | None = setting("Use the first n of the rows to evaluate on.", ge=1)
 
     @property
+    def without_effect(self) -> list[str]:
+        """The paths of the given settings of this section that have no effect, each with the reason. One note names them."""
+        return []
+
+    @property
     def may_be_hub_id(self) -> bool:
         """Whether `name` may be an id on the Hub. If so, the model card links to it."""
         return True

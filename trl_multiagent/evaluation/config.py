@@ -40,17 +40,23 @@ class EvaluationConfig:
         ValueError: a value is impossible, or contradicts another one.
     """
 
-    num_episodes: int = setting("Sampled episodes per item, at least the largest k.", 10, ge=1)
+    num_episodes: int = setting("Sampled episodes per item, at least the largest k.", 10, ge=1, le=1000000)
     k: list[int] | None = setting(  # noqa: RUF009
         "The k of pass@k; by default those of 1, 5 and 10 that `num_episodes` allows.", ge=1
     )
-    num_turns: int | None = setting("Turns of an episode; by default those of the training.", ge=1)
-    max_completion_length: int | None = setting("Tokens of a completion at most; by default as in the training.", ge=1)
-    temperature: float | None = setting("Temperature, 0 for greedy decoding; by default as in the training.", ge=0)
+    num_turns: int | None = setting("Turns of an episode; by default those of the training.", ge=1, le=1000)
+    max_completion_length: int | None = setting(
+        "Tokens of a completion at most; by default as in the training.", ge=1, le=1048576
+    )
+    temperature: float | None = setting(
+        "Temperature, 0 for greedy decoding; by default as in the training.", ge=0, le=1000
+    )
     top_p: float | None = setting("Nucleus of the sampling; by default as in the training.", gt=0, le=1)
     top_k: int | None = setting("Most likely tokens to sample from, 0 for all; by default as in the training.", ge=0)
     min_p: float | None = setting("Least relative probability of a token; by default as in the training.", ge=0, le=1)
-    repetition_penalty: float | None = setting("Penalty of repeated tokens; by default as in the training.", gt=0)
+    repetition_penalty: float | None = setting(
+        "Penalty of repeated tokens; by default as in the training.", gt=0, le=1000
+    )
     use_chat_template: bool | None = setting("Whether prompts are chat messages; by default as in the training.")
     memory_mode: str | None = setting(
         "The past turns that agents see, 'full' or 'last'; by default as in the training, like the next four.",
@@ -65,9 +71,9 @@ class EvaluationConfig:
     generation_token_budget: int | None = setting(
         "Upper bound of prompt and completion tokens in one generate call.", 262144, ge=1
     )
-    seed: int = setting("Random seed of the sampling and of the confidence intervals.", 42, ge=0)
+    seed: int = setting("Random seed of the sampling and of the confidence intervals.", 42, ge=0, le=4294967295)
     pass_metric: str = setting("The metric that says whether an answer passes: it does if this is at least 1.", PASSED)
-    num_bootstraps: int = setting("Resamples of a confidence interval.", 10000, ge=100)
+    num_bootstraps: int = setting("Resamples of a confidence interval.", 10000, ge=100, le=10000000)
     confidence: float = setting("Level of the confidence intervals.", 0.95, gt=0, lt=1)
     baselines: list[str] | None = setting(  # noqa: RUF009
         "Baselines on the same items: raw_single_agent, concatenation, pipeline, discussion.", choices=BASELINES

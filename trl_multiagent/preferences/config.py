@@ -1,15 +1,13 @@
 """The settings of a collection of preferences."""
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from trl_multiagent.endpoints.endpoint import Endpoint, make_endpoint
-from trl_multiagent.preferences.pairs import PAIR_SELECTIONS
+from trl_multiagent.limits import check_arguments
 
 
-COMPARATOR_POLICIES = ("current", "current_copy", "history", "model", "api")
 CANDIDATES_FOLDER = "candidates"  # in the folder of the preferences
 # Fields that decide which candidates are sampled and how they are scored. A collection is only continued with the same ones
 SAMPLING_FIELDS = (
@@ -46,6 +44,36 @@ class PreferenceConfig:
     Raises:
         ValueError: a value is impossible, or contradicts another one.
     """
+
+    # See `Limits`. Settings are checked against it before this module is imported
+    limits: ClassVar[dict[str, dict[str, Any]]] = {
+        "preference_num_candidates": {"ge": 1, "le": 1000000},
+        "preference_pairs_per_sample": {"ge": 1},
+        "pair_selection": {"choices": ("reward_gap", "random", "all", "comparator_reward")},
+        "environment_steps_per_pair": {"ge": 1, "le": 1000000},
+        "comparator_policy": {"choices": ("current", "current_copy", "history", "model", "api")},
+        "comparator_generation_mode": {"choices": ("decentralized", "centralized", "sequential")},
+        "comparator_num_candidates": {"ge": 1, "le": 1000000},
+        "comparator_history_k": {"ge": 1, "le": 1000000},
+        "comparator_api_timeout": {"gt": 0, "le": 1000000},
+        "comparator_api_deadline": {"gt": 0, "le": 1000000},
+        "comparator_api_tries": {"ge": 1, "le": 1000},
+        "comparator_api_concurrency": {"ge": 1, "le": 10000},
+        "comparator_api_token_budget": {"ge": 1},
+        "comparator_api_input_price": {"ge": 0, "le": 1000000000},
+        "comparator_api_output_price": {"ge": 0, "le": 1000000000},
+        "max_completion_length": {"ge": 1, "le": 1048576},
+        "temperature": {"gt": 0, "le": 1000},
+        "top_p": {"gt": 0, "le": 1},
+        "top_k": {"ge": 0, "le": 1000000000},
+        "min_p": {"ge": 0, "le": 1},
+        "repetition_penalty": {"gt": 0, "le": 1000},
+        "generation_token_budget": {"ge": 1},
+        "items_per_chunk": {"ge": 1},
+        "reward_scale": {"ne": 0, "ge": -1000000, "le": 1000000},
+        "reward_shift": {"ge": -1000000, "le": 1000000},
+        "seed": {"ge": 0, "le": 4294967295},
+    }
 
     output_dir: str = field(default="outputs/preferences", metadata={"help": "Folder of the collected preferences."})
     preference_num_candidates: int = field(default=80, metadata={"help": "Joint answers that are sampled per item."})
@@ -157,33 +185,10 @@ class PreferenceConfig:
     disable_tqdm: bool = field(default=False, metadata={"help": "Whether there is no progress bar."})
 
     def __post_init__(self) -> None:
+        check_arguments(self)
         self.top_k = self.top_k or 0  # null and 0 mean the same
-        minima = {"preference_num_candidates": 1 if self.comparator_policy else 2, "preference_pairs_per_sample": 1}
-        minima |= {"comparator_num_candidates": 1, "comparator_history_k": 1, "max_completion_length": 1}
-        minima |= {"comparator_api_tries": 1, "comparator_api_concurrency": 1, "comparator_api_token_budget": 1}
-        minima |= {"comparator_api_input_price": 0, "comparator_api_output_price": 0}
-        minima |= {"items_per_chunk": 1, "generation_token_budget": 1, "environment_steps_per_pair": 1, "top_k": 0}
-        for name, minimum in minima.items():
-            value = getattr(self, name)
-            if value is not None and value < minimum:
-                raise ValueError(f"`{name}` is {value}, it must be at least {minimum}.")
-        for name in ("temperature", "reward_scale", "reward_shift"):
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(f"`{name}` is {getattr(self, name)}, it must be a finite number.")
-        if self.temperature <= 0.0:
-            raise ValueError(
-                f"`temperature` is {self.temperature}, it must be positive: without chance there are no pairs."
-            )
-        for name in ("comparator_api_timeout", "comparator_api_deadline"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0.0):
-                raise ValueError(f"`{name}` is {getattr(self, name)}, it must be a positive number of seconds.")
-        choices = {"pair_selection": PAIR_SELECTIONS, "comparator_policy": (None, *COMPARATOR_POLICIES)}
-        choices["comparator_generation_mode"] = ("decentralized", "centralized", "sequential")
-        for name, values in choices.items():
-            if getattr(self, name) not in values:
-                raise ValueError(
-                    f"`{name}` is {getattr(self, name)!r}, it must be one of {', '.join(map(str, values))}."
-                )
+        if self.preference_num_candidates == 1 and self.comparator_policy is None:
+            raise ValueError("`preference_num_candidates` is 1, it must be at least 2: a pair has two answers.")
         if self.pair_selection == "all" and self.preference_pairs_per_sample is not None:
             raise ValueError("`pair_selection: all` keeps every pair: set `preference_pairs_per_sample` to null.")
         if self.pair_selection == "comparator_reward" and self.comparator_policy is None:

@@ -5,10 +5,17 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from datasets import Dataset, load_dataset, load_from_disk
+from datasets import Dataset, load_from_disk
 from huggingface_hub import CommitInfo
 
-from trl_multiagent.environments.dataset_rows import LOCAL_FILE, LOCAL_SUFFIXES, make_dataset, read_file, select_rows
+from trl_multiagent.environments.dataset_rows import (
+    LOCAL_FILE,
+    LOCAL_SUFFIXES,
+    load_from_hub,
+    make_dataset,
+    read_file,
+    select_rows,
+)
 from trl_multiagent.hub.push import open_repo, push_command_advice, upload_folder
 from trl_multiagent.preference_rows import check_preferences
 from trl_multiagent.preferences.collection import DATASET_STATE, FACTS_FILE
@@ -53,7 +60,7 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
             f"There is no folder {name}. Preferences are in a folder, a {LOCAL_FILE}, or on the Hub."
         )
     else:
-        preferences = load_dataset(name, split=split or "train")
+        preferences = load_from_hub(name, None, split or "train")
     check_preferences(preferences, roles, name)
     return preferences
 

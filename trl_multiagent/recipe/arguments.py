@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.prompt_files import PromptFiles
-from trl_multiagent.environments.task import Task
+from trl_multiagent.environments.task import DatasetSource, Task
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.limits import short
 from trl_multiagent.recipe.algorithms import (
@@ -106,6 +106,7 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
         sections = {name: cls(**values[name]) for name, cls in sections_of(task).items()}
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    without_effect += typing.cast(DatasetSource, sections["dataset"]).without_effect
     for name, section in sections.items():
         if isinstance(section, PromptFiles) and section.prompts:  # the files may change later
             merged[name] = section.saved()
@@ -114,6 +115,10 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
     if model_names is None:
         raise ConfigError("`agent_model.name` is missing: a model id or folder that every agent starts from.")
     check_names(model_names, agents)
+    for name in ("baseline_model", "control_model"):
+        played = getattr(sections["evaluation"], name)
+        if played is not None and played not in task.models:
+            check_names(played, None, f"evaluation.{name}")
     check_team_form(model, agents, merged.get("peft") is not None)
     extras = [field.name for field in dataclasses.fields(extras_of(algorithm))]
     settings = Settings(
@@ -248,6 +253,24 @@ def note_without_effect(settings: Settings, without_effect: list[str]) -> None:
         for name, own_form in ARGUMENTS_OF_FORMS.items():
             if form != own_form and arguments.get(name, fields[name].default) != fields[name].default:
                 without_effect.append(f"{algorithm}.{name} (`critic_form` is {form!r})")
+    if algorithm == "reward_model":
+        without_effect += [
+            f"{algorithm}.{name} (a reward model learns from preferences alone)"
+            for name in (
+                "rollout_buffer_size",
+                "eval_interval",
+                "eval_num_samples",
+                "reference_kl_enabled",
+                "reference_kl_coef",
+            )
+            if name in given
+        ]
+        if given.get("resume_from_checkpoint"):
+            without_effect.append(
+                f"{algorithm}.resume_from_checkpoint (a training that was interrupted goes on by itself)"
+            )
+        if settings.sections["agent_model"].share_weights:
+            without_effect.append("agent_model.share_weights (a reward model is one model)")
     one_turn = arguments.get("num_turns", 1) == 1
     chain_has_no_discount = arguments.get("handoff") is not None and algorithm not in ACTOR_CRITICS
     if given.get("discount", 1.0) != 1.0 and (one_turn or chain_has_no_discount):

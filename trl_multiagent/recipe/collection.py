@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task, TaskSettings
-from trl_multiagent.environments.task_errors import TaskError, UnavailableError
-from trl_multiagent.recipe.arguments import Settings, section_defaults
-from trl_multiagent.recipe.run import read_settings
+from trl_multiagent.environments.task_errors import TaskError, UnavailableError, describe
+from trl_multiagent.recipe.arguments import Settings, check_names, section_defaults
+from trl_multiagent.recipe.run import end_with_one_line, read_settings
 from trl_multiagent.recipe.settings import ConfigError, fail
 from trl_multiagent.recipe.tasks import make_environment
 
@@ -114,10 +114,15 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
         from trl_multiagent.recipe.results import check_folder  # takes as long as TRL
 
         check_folder("`preference_dataset`", Path(collection.config.output_dir))
-    except ConfigError as error:
-        sys.exit(f"{prog}: error: {error}")
-    if collection.dry_run:
-        return print_cost(collection, environment)
+        if collection.dry_run:
+            return print_cost(collection, environment)
+        items = collection.load_items()
+    except UnavailableError as error:
+        fail(prog, error)
+    except TaskError:
+        raise  # its traceback says where the code of the task failed
+    except (ValueError, OSError) as error:  # of the task: rows, splits, files
+        fail(prog, error)
 
     from trl_multiagent.preferences.collection import collect_preferences
     from trl_multiagent.trainers.base.distribution import start_processes
@@ -131,8 +136,12 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
     if state.is_main_process:
         for note in collection.settings.notes:
             print(f"{prog}: note: {note}", file=sys.stderr)
-    items = collection.load_items()
-    team = collection.load_team(environment.roles)
+    try:
+        team = collection.load_team(environment.roles)
+    except (OSError, ValueError, ImportError, TypeError) as error:  # a model on the Hub is not checked before
+        fail(
+            prog, ConfigError(f"the team cannot be loaded from {collection.settings.model_names!r}: {describe(error)}")
+        )
     config = collection.config
     if config.comparator_model_name in collection.task.models:
         with state.main_process_first():
@@ -140,13 +149,12 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
                 config, comparator_model_name=collection.task.models[config.comparator_model_name]()
             )
     try:
-        preferences = collect_preferences(team, environment, items, config)
-    except UnavailableError as error:
-        fail(prog, error)
+        with end_with_one_line(prog):
+            preferences = collect_preferences(team, environment, items, config)
     except TaskError:
         raise  # its traceback says where the code of the task failed
     except ValueError as error:
-        sys.exit(f"{prog}: error: {error}")
+        fail(prog, error)
     if state.is_main_process:
         print(f"Saved {len(preferences)} preferences in {collection.config.output_dir}", flush=True)
     state.wait_for_everyone()
@@ -193,6 +201,10 @@ def make_config(settings: Settings, **changes: Any) -> PreferenceConfig:
         )
     if settings.is_centralized:  # the only agent gets the assignments of all roles anyway
         given["comparator_generation_mode"] = "decentralized"
+    for setting in ("comparator_model_name", "comparator_agents"):
+        models = given.get(setting) or []
+        own = [name for name in ([models] if isinstance(models, str) else models) if name not in settings.task.models]
+        check_names(own, None, f"{settings.algorithm}.{setting}")
     names = {field.name for field in dataclasses.fields(PreferenceConfig)}
     values = {name: value for name, value in given.items() if name in names}
     folder = given.get("preference_dataset") or str(

@@ -20,10 +20,16 @@ from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
+from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.quiet import quiet_libraries
 from trl_multiagent.recipe.algorithms import ALGORITHMS, ITERATIVE
-from trl_multiagent.recipe.arguments import Settings, make_training_args, section_defaults
+from trl_multiagent.recipe.arguments import (
+    Settings,
+    make_training_args,
+    section_defaults,
+)
 from trl_multiagent.recipe.collection import Collection, print_cost, print_lines
+from trl_multiagent.recipe.fields import read_fields
 from trl_multiagent.recipe.plan import print_plan
 from trl_multiagent.recipe.preference_run import (
     PreferenceRecipe,
@@ -32,7 +38,7 @@ from trl_multiagent.recipe.preference_run import (
     run_phases,
     without_sharding,
 )
-from trl_multiagent.recipe.recipe import Recipe, first_rows
+from trl_multiagent.recipe.recipe import Recipe, check_models, first_rows
 from trl_multiagent.recipe.reward_phase import summary, train_reward_model
 from trl_multiagent.recipe.run import read_settings
 from trl_multiagent.recipe.settings import ConfigError, fail
@@ -48,6 +54,7 @@ if TYPE_CHECKING:
 
 REWARD_FOLDER = "reward_model"  # in the folder of a round; with an underscore in that of the run, which is pushed
 DEFAULT_MAX_LENGTH = 2048
+RL_ALGORITHMS = ("magrpo", "marloo", "maremax", "mareinforce", "iac", "maac")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -183,6 +190,9 @@ def make_recipe(settings: Settings, dry_run: bool = False) -> RewardRecipe:
     algorithm = settings.values[settings.algorithm].get("rl_algorithm", "magrpo")
     config_class = ALGORITHMS[algorithm].config_class()
     training_args = make_training_args(settings_of_training(settings, config_class), config_class)
+    reward_model = settings.arguments.get("reward_model_name")
+    if reward_model is not None:
+        check_models(f"{settings.algorithm}.reward_model_name", [reward_model], settings.task)
     fields = preference_fields(settings, training_args, dry_run)
     return RewardRecipe(
         **fields,
@@ -198,6 +208,11 @@ def settings_of_training(settings: Settings, config_class: type) -> Settings:
     if settings.algorithm in ITERATIVE:
         names -= {"num_iterations"}  # the rounds; to the trainer, it is the number of steps on each batch
     arguments = {**section_defaults(settings.algorithm), **settings.arguments}
+    trainers = {name for algorithm in RL_ALGORITHMS for name in read_fields(ALGORITHMS[algorithm].config)}
+    others = trainers - {field.name for field in dataclasses.fields(PreferenceConfig)} - {"num_iterations"}
+    unused = [f"{settings.algorithm}.{name}" for name in arguments if name in others - names]
+    if unused:
+        settings.notes.append(f"these settings have no effect here, because of `rl_algorithm`: {', '.join(unused)}.")
     arguments = {name: value for name, value in arguments.items() if name in names}
     if not settings.values[settings.algorithm].get("process_model_reward", False):
         arguments |= {"reward_scale": 1.0, "reward_shift": 0.0}
@@ -237,8 +252,13 @@ def make_reward_args(settings: Settings, args: Any) -> JointRewardConfig:
         "save_total_limit": 1,
         "report_to": "none",
     }
+    more = given.get("reward_training") or {}
+    if "output_dir" in more:
+        raise ConfigError(
+            f"`{algorithm}.reward_training` must not have 'output_dir': the reward model is in the folder of the run."
+        )
     try:
-        return JointRewardConfig(**{**values, **(given.get("reward_training") or {}), "output_dir": args.output_dir})
+        return JointRewardConfig(**values | more, output_dir=args.output_dir)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"section `{algorithm}`, the reward model: {error}") from error
 

@@ -46,7 +46,7 @@ from trl_multiagent.recipe.collection import check_comparator, cost, make_config
 from trl_multiagent.recipe.plan import collaboration, count
 from trl_multiagent.recipe.recipe import Recipe, build_recipe, set_up_wandb
 from trl_multiagent.recipe.results import check_folder
-from trl_multiagent.recipe.run import read_settings
+from trl_multiagent.recipe.run import end_with_one_line, read_settings
 from trl_multiagent.recipe.settings import ConfigError, fail
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import TEAM_FILE, push_folder
@@ -206,12 +206,18 @@ def run_phases(
             return print_plan(recipe, environment)
         recipe.check_run_folder()
         items, eval_items = recipe.load_datasets()
-    except (ValueError, OSError, RuntimeError) as error:  # of the task: rows, splits, files, the machine's protection
+    except UnavailableError as error:
+        fail(recipe.prog, error)
+    except TaskError:
+        raise  # its traceback says where the code of the task failed
+    except (ValueError, OSError) as error:  # of the task: rows, splits, files
         fail(recipe.prog, error)
     recipe.check_run(environment, items)
     run = run_class(recipe, environment, items, eval_items)
     try:
-        trainer = run.train_once(given) if recipe.num_iterations is None else run.train_rounds(recipe.num_iterations)
+        with end_with_one_line(recipe.prog):
+            number = recipe.num_iterations
+            trainer = run.train_once(given) if number is None else run.train_rounds(number)
     except (NoPairsError, ConfigError) as error:
         fail(recipe.prog, error)
     if trainer is not None:
@@ -553,7 +559,9 @@ class PreferenceRun:
             assert checkpoint is not None
             trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json"))
             state = Path(checkpoint) / PROCESS_FILE.format(args.process_index)
-            trainer.env_step = json.loads(state.read_text())["env_step"]
+            values = json.loads(state.read_text())
+            trainer.env_step = values["env_step"]
+            trainer.state.log_history.append(summary_of_training(trainer.state, values))
             if trainer.team.critics is not None:
                 trainer.team.load_weights(checkpoint)
         elif checkpoint is not None:
@@ -608,6 +616,19 @@ class RoundLog(TrainerCallback):
     ) -> None:
         if state.global_step == 0:  # a training that goes on has them in its log
             self.trainer.log(dict(self.facts))
+
+
+def summary_of_training(state: TrainerState, values: Mapping[str, Any]) -> dict[str, float]:
+    """
+    The last log entry of a training that ended before it could write it.
+
+    Args:
+        state ([`~transformers.TrainerState`]): The state in the checkpoint after the last step.
+        values (`Mapping[str, Any]`): The values of the process in this checkpoint.
+    """
+    loss = (values["logged_loss"] + values["loss"]) / max(state.global_step, 1)
+    summary = {"train_runtime": round(values["seconds"], 4), "total_flos": state.total_flos, "train_loss": loss}
+    return {**summary, "epoch": state.epoch or 0.0, "step": state.global_step}
 
 
 def no_pairs(folder: str | Path) -> str:

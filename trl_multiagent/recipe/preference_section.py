@@ -1,11 +1,14 @@
 """The keys of the sections `madpo` and `madpo_iter`: those of the collection of preferences, and those of the trainer."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.preferences.replay import ReplayConfig
 from trl_multiagent.trainers.madpo_config import MADPOConfig
+
+
+NO_ADVANTAGES = "the loss compares pairs"
 
 
 @dataclass
@@ -13,6 +16,12 @@ class MADPOSection(PreferenceConfig, MADPOConfig):  # type: ignore[misc]
     """
     The section `madpo`. Only its fields are read, from its source; it has no instances.
     """
+
+    limits: ClassVar[dict[str, dict[str, Any]]] = {
+        "advantage_mode": {"no_effect": NO_ADVANTAGES},
+        "advantage_normalization": {"no_effect": NO_ADVANTAGES},
+        "early_termination_threshold": {"no_effect": "there is one turn"},
+    }
 
     preference_dataset: str | None = field(
         default=None,

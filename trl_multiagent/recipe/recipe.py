@@ -16,7 +16,7 @@ import yaml
 from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
-from transformers import AutoConfig, AutoModel, Trainer
+from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments
 from transformers.integrations import get_available_reporting_integrations, is_deepspeed_zero3_enabled
 from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig, get_peft_config, get_quantization_config
@@ -27,7 +27,7 @@ from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, describe
 from trl_multiagent.hub.model_card import CARD_FILE, CURVE_FILE, RECIPE_FILE, hub_id, rename_card
 from trl_multiagent.models.pretrained import quiet_loading
-from trl_multiagent.recipe.arguments import Settings
+from trl_multiagent.recipe.arguments import Settings, check_names
 from trl_multiagent.recipe.results import (
     check_folder,
     check_model_folder,
@@ -534,19 +534,14 @@ def build_recipe(settings: Settings, training_args: RolloutConfig, dry_run: bool
     algorithm, merged, values, notes = settings.algorithm, settings.merged, settings.values, list(settings.notes)
     output: Output = settings.sections["output"]
     names = settings.model_names if isinstance(settings.model_names, list) else [settings.model_names]
-    for name in names:
-        setting = "agent_model.name" if settings.agents is None else "agents"
-        if name not in settings.task.models and Path(name).is_dir():
-            check_model_folder(setting, Path(name))
-        elif name not in settings.task.models:
-            check_repo_id(setting, name)
-    for name in sorted({*training_args.report_to} - {*get_available_reporting_integrations(), *NOT_DETECTED}):
-        if "report_to" in values[algorithm]:
-            raise ConfigError(f"`{algorithm}.report_to` has '{name}', which is not installed: pip install {name}.")
-        not_installed = "`wandb` is not installed: pip install wandb, or set `wandb.project` to null."
+    check_models("agent_model.name" if settings.agents is None else "agents", names, settings.task)
+    if "report_to" in values[algorithm]:
+        check_reports(algorithm, training_args)
+    elif not_installed(training_args):
+        problem = "`wandb` is not installed: pip install wandb, or set `wandb.project` to null."
         if not dry_run:  # a plan can be made on another machine than the one that trains
-            raise ConfigError(not_installed)
-        notes.append(not_installed)
+            raise ConfigError(problem)
+        notes.append(problem)
 
     training_args.output_dir, resume_from_checkpoint = choose_folder(
         output_dir=values[algorithm].get("output_dir"),
@@ -568,6 +563,10 @@ def build_recipe(settings: Settings, training_args: RolloutConfig, dry_run: bool
         if missing is not None and not dry_run:
             raise ConfigError(missing)
         notes += [missing] if missing else []
+        if not output.save_final_model:
+            notes.append(
+                f"`output.save_final_model: false` has no effect: `{algorithm}.push_to_hub` uploads the saved team."
+            )
     pop_path(merged, f"{algorithm}.resume_from_checkpoint")  # config.yaml describes the whole run
     pop_path(merged, f"{algorithm}.resume_changes")
     pop_path(merged, f"{algorithm}.hub_token")  # config.yaml is pushed, so it must not hold secrets
@@ -586,6 +585,37 @@ def build_recipe(settings: Settings, training_args: RolloutConfig, dry_run: bool
         notes=notes,
         settings=settings,
     )
+
+
+def check_models(setting: str, names: Sequence[str], task: Task) -> None:
+    """
+    Refuses models that cannot exist. Those that the task builds are not checked.
+
+    Args:
+        setting (`str`): The setting that names the models, for the message.
+        names (`Sequence[str]`): Model ids and folders.
+        task ([`~trl_multiagent.environments.task.Task`]): The task.
+
+    Raises:
+        ConfigError: there is no such folder, a folder holds no model, or a text is no id.
+    """
+    for name in [name for name in names if name not in task.models]:
+        check_names(name, None, setting)
+        if Path(name).is_dir():
+            check_model_folder(setting, Path(name))
+        else:
+            check_repo_id(setting, name)
+
+
+def not_installed(args: TrainingArguments) -> list[str]:
+    """The trackers in `report_to` that are not installed."""
+    return sorted({*args.report_to} - {*get_available_reporting_integrations(), *NOT_DETECTED})
+
+
+def check_reports(algorithm: str, args: TrainingArguments) -> None:
+    """Refuses trackers in `report_to` that are not installed."""
+    for name in not_installed(args):
+        raise ConfigError(f"`{algorithm}.report_to` has '{name}', which is not installed: pip install {name}.")
 
 
 def first_rows(dataset: Dataset, number: int | None) -> Dataset:

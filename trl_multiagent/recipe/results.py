@@ -10,13 +10,13 @@ from pathlib import Path
 from huggingface_hub import get_token
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
+from transformers import TrainingArguments
 
 from trl_multiagent.hub.model_card import CURVE_FILE, RECIPE_FILE
 from trl_multiagent.models.pretrained import ADAPTER_CONFIG, MODEL_CONFIG
 from trl_multiagent.recipe.settings import ConfigError
 from trl_multiagent.team.files import TEAM_FILE
 from trl_multiagent.trainers.base.checkpoint_files import UNFINISHED_FOLDER
-from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
 RUN_FILES = (RECIPE_FILE, CURVE_FILE, "README.md")
@@ -78,7 +78,7 @@ def check_repo_id(setting: str, repo_id: str) -> None:
         raise ConfigError(f"`{setting}`: {repo_id!r} is not a valid name of a repository. {error}") from error
 
 
-def check_push(algorithm: str, args: RolloutConfig) -> str | None:
+def check_push(algorithm: str, args: TrainingArguments) -> str | None:
     """
     Checks the name and the token of a push, without using the network. The trainer checks the rest when it is created.
 

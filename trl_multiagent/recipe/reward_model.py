@@ -49,8 +49,22 @@ def run_reward_model(
             raise ConfigError("A reward model starts from one model: set `agent_model.name` instead of `agents`.")
         args = make_args(settings)
         from trl_multiagent.preferences import load_preferences
-        from trl_multiagent.recipe.recipe import make_peft_config
+        from trl_multiagent.recipe.recipe import check_models, check_reports, make_peft_config
+        from trl_multiagent.recipe.results import check_folder, check_push
 
+        check_models("agent_model.name", [settings.model_names], settings.task)
+        check_reports(SECTION, args)
+        given_folder = "output_dir" in settings.values[SECTION]
+        check_folder(f"`{SECTION}.output_dir`" if given_folder else "`output.base_dir`", Path(args.output_dir))
+        notes = list(settings.notes)
+        if args.push_to_hub:
+            missing = check_push(SECTION, args)
+            if missing is not None and not dry_run:
+                raise ConfigError(missing)
+            notes += [missing] if missing else []
+        if args.process_index == 0:
+            for note in notes:
+                print(f"{prog}: note: {note}", file=sys.stderr)
         peft_config = make_peft_config(settings)
         environment = make_environment(settings, Path(args.output_dir))
         is_missing = dry_run and not Path(name).exists()  # the plan may be made before the preferences are collected

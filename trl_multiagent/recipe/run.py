@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.task import Task
-from trl_multiagent.environments.task_errors import UnavailableError
+from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.recipe.algorithms import ALGORITHMS
 from trl_multiagent.recipe.arguments import Settings, check_settings, make_training_args
 from trl_multiagent.recipe.config_files import RECIPES, config_file
@@ -51,7 +52,11 @@ def run_recipe(
             return print_plan(recipe, environment.roles, environment)
         environment.prepare(recipe.training_args.num_turns)
         train_dataset, eval_dataset = recipe.load_datasets()
-    except (ValueError, OSError, RuntimeError) as error:  # of the task: rows, splits, files, the machine's protection
+    except UnavailableError as error:
+        fail(recipe.prog, error)
+    except TaskError:
+        raise  # its traceback says where the code of the task failed
+    except (ValueError, OSError) as error:  # of the task: rows, splits, files
         fail(recipe.prog, error)
     recipe.check_run(environment, train_dataset)
     try:
@@ -77,16 +82,32 @@ def train(
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
     )
-    from trl_multiagent.trainers.base.distribution import OtherProcessUnavailable
-
-    try:
+    with end_with_one_line(recipe.prog):
         recipe.train_and_save(trainer)
-    except UnavailableError as error:
-        fail(recipe.prog, error)
-    except OtherProcessUnavailable:
-        sys.exit(2)  # that process has said why
     trainer.accelerator.wait_for_everyone()  # a process that exits while another one still communicates would abort it
     trainer.accelerator.end_training()
+
+
+@contextlib.contextmanager
+def end_with_one_line(prog: str) -> Iterator[None]:
+    """
+    Ends the program with one line, instead of a traceback, where no code of this process is at fault: something that the task needs is
+    not there, or another process failed. That one prints its own error.
+
+    Args:
+        prog (`str`): Name of the program in messages.
+    """
+    from trl_multiagent.trainers.base.distribution import OtherProcessError, OtherProcessUnavailable
+
+    try:
+        yield
+    except UnavailableError as error:
+        fail(prog, error)
+    except OtherProcessUnavailable:
+        sys.exit(2)  # that process has said why
+    except OtherProcessError as error:
+        print(f"{prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(1)
 
 
 def parse_recipe(

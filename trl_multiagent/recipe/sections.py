@@ -40,7 +40,10 @@ class AgentModel:
     load_in_8bit: bool = setting("The same with 8 bits.", False)
     bnb_4bit_quant_type: str | None = setting("Type of 4-bit numbers; 'nf4' by default.", choices=("fp4", "nf4"))
     use_bnb_nested_quant: bool | None = setting("Whether the constants of the quantization are quantized too.")
-    bnb_4bit_quant_storage: str | None = setting("Data type in which 4-bit weights are stored, such as 'bfloat16'.")
+    bnb_4bit_quant_storage: str | None = setting(
+        "Data type in which 4-bit weights are stored, such as 'bfloat16'.",
+        choices=("uint8", "int8", "float16", "bfloat16", "float32", "float64"),
+    )
 
     @property
     def lora_arguments(self) -> dict[str, Any]:
@@ -108,8 +111,8 @@ class RewardProcessor:
     """The section `reward_processor`: a linear function that is applied to every reward."""
 
     enabled: bool = setting("Whether scale_factor and shift apply.", True)
-    scale_factor: float | None = setting("Factor for every reward.", ne=0)
-    shift: float | None = setting("Value added to every reward after the multiplication.")
+    scale_factor: float | None = setting("Factor for every reward.", ne=0, ge=-1000000, le=1000000)
+    shift: float | None = setting("Value added to every reward after the multiplication.", ge=-1000000, le=1000000)
 
 
 @dataclass
@@ -136,7 +139,8 @@ class AlgorithmExtras:
         ge=1,
     )
     train_batch_size: int | None = setting(
-        "Pairs per update with preferences, `rollout_buffer_size` by default. Otherwise an optimizer step uses the whole batch."
+        "Pairs per update with preferences, `rollout_buffer_size` by default. Otherwise an optimizer step uses the whole batch.",
+        ge=1,
     )
     eval_interval: int | None = setting(
         "Items between evaluations (updates, with preferences), 0 for none; sets `eval_strategy` and `eval_steps`.",

@@ -105,7 +105,7 @@ def parse_overrides(overrides: list[str]) -> dict[str, Any]:
     layer: dict[str, Any] = {}
     for override in overrides:
         path, equals, text = override.partition("=")
-        if not equals or not path:
+        if not equals or not all(path.split(".")):
             raise ConfigError(f"--override {override!r} must have the form section.key=value.")
         set_path(layer, path, parse_value(text))
     return layer
@@ -192,8 +192,13 @@ def rename(algorithm: str, layer: dict[str, Any]) -> None:
     Replaces alternative names of settings by ours, in place. A value that is not used, because ours has another one, stays under its
     alternative name; [`check`] reports it. The section of an algorithm in rounds may have the name of what each round is.
     """
-    for name, value in (layer.pop(ITERATIVE.get(algorithm, ""), None) or {}).items():
-        set_once(layer, f"{ITERATIVE[algorithm]}.{name}", f"{algorithm}.{name}", value)
+    if algorithm in ITERATIVE:
+        section = ITERATIVE[algorithm]
+        body = layer.pop(section, None)
+        if not isinstance(body, dict | None):
+            raise ConfigError(f"`{section}` is {short(body)}, it must be a section with keys below it.")
+        for name, value in (body or {}).items():
+            set_once(layer, f"{section}.{name}", f"{algorithm}.{name}", value)
     for name, our_name in {**RENAMED, **TRL_NAMES}.items():
         old, new = name.format(algorithm=algorithm), our_name.format(algorithm=algorithm)
         found, value = pop_path(layer, old)

@@ -1,13 +1,14 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
-from transformers.utils import is_torch_bf16_gpu_available
 from trl import RewardConfig
+
+from trl_multiagent.joint_text import check_template
+from trl_multiagent.trainers.base.limited_arguments import LimitedArguments
 
 
 @dataclass
-class JointRewardConfig(RewardConfig):
+class JointRewardConfig(LimitedArguments, RewardConfig):
     r"""
     Configuration class for the [`JointRewardTrainer`].
 
@@ -33,7 +34,15 @@ class JointRewardConfig(RewardConfig):
     > `bf16` defaults to `True` only where a GPU supports it.
     """
 
-    limits: ClassVar[dict[str, dict[str, Any]]] = {"max_length": {"ge": 1}, "eval_fraction": {"ge": 0, "lt": 1}}
+    limits: ClassVar[dict[str, dict[str, Any]]] = {
+        "max_length": {"ge": 1},
+        "eval_fraction": {"ge": 0, "lt": 1},
+        "center_rewards_coefficient": {"ge": 0, "le": 1000},
+        "dataset_num_proc": {"ge": 1, "le": 1024},
+        "pad_to_multiple_of": {"ge": 1, "le": 65536},
+        "label_smoothing_factor": {"refused": "the loss has no labels"},
+        "remove_unused_columns": {"refused": "the columns of the roles are read by their names"},
+    }
 
     max_length: int | None = field(
         default=2048,
@@ -50,13 +59,8 @@ class JointRewardConfig(RewardConfig):
         default=None, metadata={"help": "How an answer is written, with `{role}` and `{text}`."}
     )
 
-    def __post_init__(self) -> None:
-        if not torch.accelerator.is_available():
-            self.use_cpu = True
-        if self.bf16 is None:
-            self.bf16: bool | None = not self.fp16 and not self.use_cpu and is_torch_bf16_gpu_available()
-        if not 0 <= self.eval_fraction < 1:
-            raise ValueError(f"`eval_fraction` is {self.eval_fraction}, it must be at least 0 and less than 1.")
-        if self.max_length is not None and self.max_length < 1:
-            raise ValueError(f"`max_length` is {self.max_length}, it must be at least 1.")
-        super().__post_init__()
+    def _check_combinations(self) -> None:
+        super()._check_combinations()
+        for name in ("prompt_template", "answer_template"):
+            if getattr(self, name) is not None:
+                check_template(name, getattr(self, name))

@@ -257,7 +257,9 @@ class JointRewardTrainer(RewardTrainer):
             super()._save(output_dir)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        super().create_model_card(*args, **kwargs)
+        place = self.hub_model_id or str(Path(self.args.output_dir).absolute())  # a folder until the repository exists
+        with temporarily_set(self, hub_model_id=place):  # the card's snippet loads it
+            super().create_model_card(*args, **kwargs)
         if self.is_world_process_zero():
             path = Path(self.args.output_dir) / "README.md"
             path.write_text(path.read_text(encoding="utf-8") + self._card_section(), encoding="utf-8")

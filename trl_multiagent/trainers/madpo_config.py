@@ -22,6 +22,8 @@ LOSS_TYPES = (
     "sft",
     "sigmoid_norm",
 )
+# Those that TRL has with another divergence than the reverse KL
+F_DIVERGENCE_LOSS_TYPES = {"sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "sft"}
 SORTING = "it sorts the log-ratios of a micro-batch, so it is no function of a pair's joint log-ratio"
 REFUSED_LOSS_TYPES = {"aot": SORTING, "aot_unpaired": SORTING}
 
@@ -73,13 +75,25 @@ class MADPOConfig(TeamConfig, DPOConfig):
 
     limits: ClassVar[dict[str, dict[str, Any]]] = {
         "truncation_mode": {"choices": ("keep_start",)},
-        "beta": {"gt": 0},
+        "beta": {"gt": 0, "le": 1000000},
+        "label_smoothing": {"ge": 0, "lt": 0.5},
+        "f_divergence_type": {"choices": ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence")},
+        "f_alpha_divergence_coef": {"ge": -1000, "le": 1000},
+        "discopop_tau": {"gt": 0, "le": 1000},
+        "loss_weights": {"ge": 0, "le": 1000000},
+        "max_length": {"ge": 1},
+        "pad_to_multiple_of": {"ge": 1, "le": 65536},
+        "precompute_ref_batch_size": {"ge": 1, "needs": "precompute_ref_log_probs"},
+        "ref_model_mixup_alpha": {"ge": 0, "le": 1, "needs": "sync_ref_model"},
+        "ref_model_sync_steps": {"ge": 1, "needs": "sync_ref_model"},
+        "dataset_num_proc": {"ge": 1, "le": 1024},
+        "label_smoothing_factor": {"refused": "the loss has no labels; see `label_smoothing`"},
         "environment_steps_per_pair": {"ge": 1},
         "num_turns": {"ge": 1},
-        "max_completion_length": {"ge": 1},
-        "temperature": {"gt": 0},
+        "max_completion_length": {"ge": 1, "le": 1048576},
+        "temperature": {"gt": 0, "le": 1000},
         "top_p": {"gt": 0, "le": 1},
-        "top_k": {"ge": 0},
+        "top_k": {"ge": 0, "le": 1000000000},
     }
 
     reference_free: bool = field(default=False, metadata={"help": "Whether to leave the reference policy out."})
@@ -132,6 +146,13 @@ class MADPOConfig(TeamConfig, DPOConfig):
         for name, (value, reason) in unsupported.items():
             if getattr(self, name) != value:
                 raise ValueError(f"`{name}={getattr(self, name)}` is not supported by MADPO: {reason}.")
+        if self.f_divergence_type != "reverse_kl" and not {*self.loss_type} <= F_DIVERGENCE_LOSS_TYPES:
+            raise ValueError(
+                f"`f_divergence_type={self.f_divergence_type!r}` goes with the losses {', '.join(sorted(F_DIVERGENCE_LOSS_TYPES))}, but "
+                f"`loss_type` is {', '.join(self.loss_type)}."
+            )
+        if "exo_pair" in self.loss_type and self.label_smoothing == 0:
+            raise ValueError("`loss_type` 'exo_pair' needs a `label_smoothing` greater than 0, such as 0.001.")
         if self.use_weighting and "sft" in self.loss_type:
             raise ValueError("`use_weighting` applies to pairs, but the 'sft' loss has none: leave one of them out.")
         if self.reference_free:

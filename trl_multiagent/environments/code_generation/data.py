@@ -13,6 +13,7 @@ from trl_multiagent.environments.dataset_rows import (
     check_fields,
     hub_split,
     kind_of,
+    load_from_hub,
     read_file,
     select_rows,
     without_marks,
@@ -65,7 +66,7 @@ def load_code_dataset(
     else:
         config = "sanitized" if name == "google-research-datasets/mbpp" else None
         split = hub_split(name, config, split)
-        rows, source = datasets.load_dataset(name, config, split=split).to_list(), f"{name}, split {split}"
+        rows, source = load_from_hub(name, config, split).to_list(), f"{name}, split {split}"
     if not rows:
         raise ValueError(f"{source} has no rows.")
     rows = [without_marks(row) for row in rows]

@@ -21,6 +21,8 @@ from trl_multiagent.environments.dataset_rows import LOCAL_FILE, LOCAL_SUFFIXES
 from trl_multiagent.environments.python_code.problems import count_asserts
 from trl_multiagent.environments.python_code.sandbox_settings import SandboxSettings
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
+from trl_multiagent.environments.task_errors import UnavailableError
+from trl_multiagent.sandbox import SandboxError
 
 
 if TYPE_CHECKING:
@@ -125,13 +127,16 @@ def make_environment(
         warn_about_items (`bool`, *optional*, defaults to `True`): See [`CodeGenerationEnvironment`].
 
     Raises:
-        SandboxError: the machine does not offer the protection `sandbox.min_tier`.
+        UnavailableError: the machine does not offer the protection `sandbox.min_tier`.
     """
     external, reward, limits = (settings.sections[name] for name in ("external", "reward", "sandbox"))
     roles = (AUX, MAIN) if settings.num_agents == 2 else (MAIN,)
     expert = Expert(external, roles, settings.run_folder) if external.mode == EXPERT_EDITS else None
     sandbox = limits.make_sandbox()
-    sandbox.run([])  # checks the machine's protection before anything is loaded
+    try:
+        sandbox.run([])  # checks the machine's protection before anything is loaded
+    except SandboxError as error:
+        raise UnavailableError(str(error)) from error
     return CodeGenerationEnvironment(
         num_agents=settings.num_agents,
         mode=external.mode,

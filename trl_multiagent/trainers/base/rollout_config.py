@@ -222,7 +222,8 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         "scale_rewards": {"choices": ("none", False), "differs": "only 'none'; see `advantage_normalization`"},
         "max_completion_length": {"ge": 1, "le": 1048576, "required": "completions need an end"},
         "cache_implementation": {"choices": CACHES},
-        "reward_scale": {"ne": 0},
+        "reward_scale": {"ne": 0, "ge": -1000000, "le": 1000000},
+        "reward_shift": {"ge": -1000000, "le": 1000000},
         "temperature": {"gt": 0, "le": 1000},
         "top_p": {"gt": 0, "le": 1},
         "top_k": {"ge": 0, "le": 1000000000},
@@ -466,6 +467,10 @@ class RolloutConfig(TeamConfig, GRPOConfig):
             )
 
     def _check_generation_kwargs(self) -> None:
+        if not isinstance(self.chat_template_kwargs, dict | None):
+            raise ValueError(
+                f"`chat_template_kwargs` is {short(self.chat_template_kwargs)}, it must be a dict of arguments of the chat template."
+            )
         kwargs = self.generation_kwargs or {}
         if not isinstance(kwargs, dict):
             raise ValueError(f"`generation_kwargs` is {short(kwargs)}, it must be a dict of arguments of generation.")
