@@ -473,11 +473,11 @@ def test_there_are_enough_cases():
 
 # An algorithm, one or more overrides, and what the message must contain
 OTHER_ALGORITHMS = """
-iac critics=[demo,demo,demo] 2 critics
-iac iac.critic_models=[demo,demo,demo] has 3 models
+iac critics=[demo,demo,demo] the task builds
+iac iac.critic_models=[demo,demo,demo] the task builds
 iac iac.train_batch_size=0 at least 1
 iac iac.router_aux_loss_coef=-1 at least 0
-maac critics=[demo,demo] one critic
+maac critics=[demo,demo] the task builds
 madpo madpo.label_smoothing=0.7 less than 0.5
 madpo madpo.label_smoothing=-0.1 at least 0
 madpo madpo.label_smoothing_factor=0.1 `label_smoothing`
