@@ -26,6 +26,7 @@ from trl_multiagent.preference_rows import (
     text_columns,
 )
 from trl_multiagent.trainers.base.team_config import temporarily_set
+from trl_multiagent.trainers.base.wrapping import WrappingMixin
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_report import HeldOut, draw_report
 
@@ -39,7 +40,7 @@ SCALE_KEY = (
 REWARDS = "rewards"  # of the chosen and of the rejected answers, in a batch
 
 
-class JointRewardTrainer(RewardTrainer):
+class JointRewardTrainer(WrappingMixin, RewardTrainer):
     """
     Trainer of a joint reward model: a sequence classifier that scores the answers of a whole team, from pairs of joint
     answers of which one is better.

@@ -29,7 +29,7 @@ from trl_multiagent.rollout.history import uses_chat_template
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.sampler import TeamSampler
-from trl_multiagent.trainers.base.distribution import fail_together
+from trl_multiagent.trainers.base.distribution import fail_together, without_repeated
 from trl_multiagent.trainers.base.reference import check_reference_sync
 from trl_multiagent.trainers.base.rollout_trainer import check_team
 from trl_multiagent.trainers.base.run_settings import describe_run
@@ -516,7 +516,7 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor | None, None, None]:
         if isinstance(inputs, list):
-            self._play(inputs)
+            self._play(without_repeated(self.accelerator, inputs))
             return None, None, None
         return super().prediction_step(model, inputs, True, ignore_keys)
 

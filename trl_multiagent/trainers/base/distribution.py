@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from accelerate import Accelerator, PartialState
@@ -91,6 +92,25 @@ def error_barrier(accelerator: Accelerator | PartialState, error: BaseException 
         raise OtherProcessUnavailable("\n".join(reports))
     if error is None:
         raise OtherProcessError("\n".join([*reports, "See the traceback of that process."]))
+
+
+def without_repeated(accelerator: Accelerator, rows: list[Any]) -> list[Any]:
+    """
+    Leaves out the rows of an evaluation batch that another process has, too: accelerate repeats rows of a dataset until the last
+    batches of all processes are full.
+
+    Args:
+        accelerator ([`~accelerate.Accelerator`]): The trainer's accelerator, which prepared the data loader.
+        rows (`list`): This process's part of the batch.
+
+    Returns:
+        `list`: The rows that count, possibly none.
+    """
+    state = accelerator.gradient_state
+    if accelerator.num_processes == 1 or not state.end_of_dataloader or state.remainder <= 0:
+        return rows
+    # As in `Accelerator.gather_for_metrics`: of the last batches, one process after the other, the first rows count
+    return rows[: max(0, state.remainder - accelerator.process_index * len(rows))]
 
 
 def forget_engine() -> None:

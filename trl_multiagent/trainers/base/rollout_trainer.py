@@ -34,7 +34,12 @@ from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.alarms import Alarms
 from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
 from trl_multiagent.trainers.base.completions import log_completion_tables, print_trees
-from trl_multiagent.trainers.base.distribution import check_generation, error_barrier, fail_together
+from trl_multiagent.trainers.base.distribution import (
+    check_generation,
+    error_barrier,
+    fail_together,
+    without_repeated,
+)
 from trl_multiagent.trainers.base.grpo_loss import GRPOLossMixin
 from trl_multiagent.trainers.base.reference import check_reference_sync
 from trl_multiagent.trainers.base.rescue import repeatable
@@ -581,7 +586,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
     ) -> tuple[None, None, None]:
         self._logged = {}
         with fail_together(self.accelerator):
-            levels = self._play_episodes(inputs)
+            levels = self._play_episodes(without_repeated(self.accelerator, inputs))
         self._log_rollout("eval", levels)
         self._record(levels)
         return None, None, None

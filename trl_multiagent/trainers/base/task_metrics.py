@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import gather_object
+from transformers.trainer_utils import EvalLoopOutput
 
 from trl_multiagent.environments.base import scoring_metrics
 from trl_multiagent.hub.model_card import environment_name
@@ -24,6 +25,10 @@ class TaskMetricsMixin(Base):
 
     team: AgentTeam
     environment: Any  # an `Environment`; `None` in a trainer that needs none and was given none
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        self._evaluated: list[RolloutTotals] = []  # the batches of the evaluation that is running
+        return super().evaluation_loop(*args, **kwargs)
 
     def _card_environment(self) -> str | None:
         return None if self.environment is None else environment_name(self.environment)
@@ -50,9 +55,17 @@ class TaskMetricsMixin(Base):
         metrics = self._metrics[mode]
         for name, value in totals.scoring.items():
             metrics[f"reward/{name}"].append(value)
-        for name, total in totals.totals.items():
-            metrics[name].append(total.mean)
-        for role, ratio in totals.most_common_ratios().items():
-            metrics[f"agents/{role}/completions/most_common_ratio"].append(ratio)
-        metrics["reward_std"].append(totals.totals["reward"].std)
+        shown = totals
+        if mode == "eval":  # every item counts the same, however they were split into batches
+            self._evaluated.append(totals)
+            shown = sum_totals(self._evaluated)
+        values = {name: total.mean for name, total in shown.totals.items()}
+        for role, ratio in shown.most_common_ratios().items():
+            values[f"agents/{role}/completions/most_common_ratio"] = ratio
+        values["reward_std"] = shown.totals["reward"].std
+        for name, value in values.items():
+            if mode == "eval":
+                metrics[name] = [value]
+            else:
+                metrics[name].append(value)
         return totals

@@ -14,7 +14,7 @@ import torch
 from accelerate.utils import DistributedType, set_seed
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
-from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.trainer_utils import PredictionOutput
 from transformers.utils import logging
 
 from trl_multiagent.environments.task_errors import describe
@@ -28,12 +28,13 @@ from trl_multiagent.trainers.base.reference import ReferenceMixin
 from trl_multiagent.trainers.base.rescue import SaveError, save_team
 from trl_multiagent.trainers.base.router import RouterLossMixin
 from trl_multiagent.trainers.base.team_config import TeamConfig, temporarily_set
+from trl_multiagent.trainers.base.wrapping import WrappingMixin
 
 
 logger = logging.get_logger(__name__)
 
 
-class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLossMixin):
+class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLossMixin):
     """
     Makes a TRL trainer of causal language models, such as `GRPOTrainer` or `DPOTrainer`, train an [`AgentTeam`].
 
@@ -56,8 +57,6 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
     _metrics: dict[str, defaultdict[str, list[float]]]
     _trains_critics = False
     _eval_prefix = "eval"  # of the evaluation that is running
-    deepspeed: Any  # the engine; `None` before a training
-    model_wrapped: Any
 
     def _prepare_team(self, team: AgentTeam, args: TeamConfig) -> None:
         """Checks and applies the arguments that concern the agents. Called before the TRL trainer is initialized."""
@@ -99,11 +98,6 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
         return {"processing_class": tokenizer, "_tokenizer": tokenizer}
 
     def _begin_training(self) -> None:
-        if self.accelerator.num_processes > 1 and self.model_wrapped is self.model:
-            raise RuntimeError(
-                "accelerate has not wrapped the team for several processes, so each of them would train a team of its own. Was the team "
-                "given to `Accelerator.prepare` or `prepare_model` before the training?"
-            )
         # Random numbers drawn after the trainer was created, for example by loading another team or by an evaluation,
         # must not change the run. A resumed run restores its generators after this
         set_seed(self.args.seed, device_specific=True)
@@ -122,24 +116,20 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLoss
             for name, dataset in eval_dataset.items():
                 metrics.update(self.evaluate(dataset, ignore_keys, f"{metric_key_prefix}_{name}"))
             return metrics
-        training, prefix = self.team.training, self._eval_prefix
-        self._eval_prefix = metric_key_prefix
-        # Before a training there is no engine, and transformers makes one for an evaluation under ZeRO-3 alone
-        had_engine = self.deepspeed is not None
-        needs_engine = had_engine or is_deepspeed_zero3_enabled()
-        # What accelerate has prepared for an evaluation it would not wrap for the training, where processes share gradients
-        unprepared = {"prepare_model": lambda model, **_: model} if self.model_wrapped is self.model else {}
+        with self._without_traces(), temporarily_set(self, _eval_prefix=metric_key_prefix):
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+
+    def predict(self, *args: Any, **kwargs: Any) -> PredictionOutput:
+        with self._without_traces():
+            return super().predict(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _without_traces(self) -> Iterator[None]:
+        """Has an evaluation, even one that fails, leave neither its metrics nor the team's mode behind."""
+        training = self.team.training
         try:
-            with (
-                temporarily_set(self, is_deepspeed_enabled=self.is_deepspeed_enabled and needs_engine),
-                temporarily_set(self.accelerator, **unprepared),
-            ):
-                return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        finally:  # an evaluation that failed must not leave its metrics or the team's mode behind
-            if self.deepspeed is not None and not had_engine:  # it has no optimizer; the training makes its own
-                self.accelerator.free_memory()
-                self.deepspeed, self.model_wrapped = None, self.model
-            self._eval_prefix = prefix
+            yield
+        finally:
             self._metrics["eval"].clear()
             self.team.train(training)
 
