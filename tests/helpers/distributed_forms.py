@@ -11,11 +11,14 @@ from pathlib import Path
 import torch
 from pairs import pair_config, pairs
 from peft import LoraConfig
+from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from trl_multiagent import (
     AgentTeam,
     IACConfig,
     IACTrainer,
+    JointRewardConfig,
+    JointRewardTrainer,
     MAACConfig,
     MAACTrainer,
     MADPOTrainer,
@@ -25,7 +28,7 @@ from trl_multiagent import (
 from trl_multiagent.rollout.tree import Samples
 
 from process_group import end_process_group
-from tiny import tiny_config, tiny_environment, tiny_items
+from tiny import byte_tokenizer, tiny_config, tiny_environment, tiny_items, tiny_llama
 
 
 CASES = {
@@ -65,6 +68,7 @@ PREFERENCES = {
         {"precompute_ref_log_probs": True, "max_completion_length": 128},
     ),
 }
+REWARD_MODEL = "preferences for a reward model"
 
 
 class Deterministic:
@@ -100,6 +104,9 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
         optim="sgd",
         learning_rate=0.3,
         max_grad_norm=1.0,
+        per_device_eval_batch_size=2,
+        logging_first_step=True,
+        logging_steps=1 if case != "full" else 5,  # not the last step
         **settings,
     )
     if form is None:
@@ -115,11 +122,13 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
         torch.manual_seed(5)
         for head in team.critics.heads.values():  # or the critics' models would have no gradient in the first step
             head[-1].weight.data.normal_(std=0.3)
-    if form == "full":
-        trainer.evaluate(tiny_items(2))  # which leaves no trace
-    trainer.train()
+    results = []
+    if form == "full":  # which leaves no trace. Some processes have fewer items, or none
+        trainer.predict(tiny_items(1))
+        results.append(trainer.evaluate(tiny_items(3))["eval_reward"])
+    results += [trainer.train().training_loss for _ in range(2 if case == "full" else 1)]
     shares = [x["turn_1/early_terminated"] for x in trainer.state.log_history if "reward" in x]
-    return {**save(trainer, output / case), "early_terminated": shares}
+    return {**save(trainer, output / case), "early_terminated": shares, "results": results}
 
 
 def update_on_preferences(teams: Path, output: Path, pairs_per_device: int, case: str) -> dict:
@@ -128,8 +137,27 @@ def update_on_preferences(teams: Path, output: Path, pairs_per_device: int, case
     args = pair_config(output / case, per_device_train_batch_size=pairs_per_device, **settings)
     team = AgentTeam.from_pretrained(str(teams / form))
     trainer = MADPOTrainer(team, args, pairs(team.roles), tiny_items(2), tiny_environment(team.roles))
-    trainer.train()
+    for _ in range(2 if case == "preferences" else 1):
+        trainer.train()
     return {**save(trainer, output / case), "reward": trainer.evaluate()["eval_reward"]}
+
+
+def update_reward_model(output: Path, pairs_per_device: int) -> dict:
+    args = pair_config(
+        output / REWARD_MODEL,
+        JointRewardConfig,
+        per_device_train_batch_size=pairs_per_device,
+        optim="sgd",
+        learning_rate=0.3,
+    )
+    torch.manual_seed(0)
+    model = LlamaForSequenceClassification(LlamaConfig(**tiny_llama().config.to_dict() | {"num_labels": 1}))
+    trainer = JointRewardTrainer(model, args, pairs(), pairs(number=4), processing_class=byte_tokenizer())
+    trainer.evaluate()  # which leaves no trace
+    trainer.train()
+    report = save(trainer, output / REWARD_MODEL)
+    trainer.save_model(str(output / REWARD_MODEL / "agents" / "reward_model"))
+    return report
 
 
 def save(trainer, folder: Path) -> dict:
@@ -148,7 +176,10 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     teams, output, items_per_device = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     report = {}
-    for case in sys.argv[4:] or (*CASES, *PREFERENCES):
+    for case in sys.argv[4:] or (*CASES, *PREFERENCES, REWARD_MODEL):
+        if case == REWARD_MODEL:
+            report[case] = update_reward_model(output, items_per_device)
+            continue
         update_case = update_on_preferences if case in PREFERENCES else update
         report[case] = update_case(teams, output, items_per_device, case)
     end_process_group()

@@ -34,6 +34,7 @@ CASES = [
     "preferences",
     "preferences, frozen adapter",
     "preferences, stored references",
+    "preferences for a reward model",
 ]
 FORM_OF_CASE = {
     "full, recomputed": "full",
@@ -136,6 +137,8 @@ def check_update(case, single, name, output, report):
         limit = 1e-4 if case.startswith("preferences") else 3e-4
         assert (found[key] - x).norm() <= limit * x.norm(), key
 
+    results = json.loads((single / "report.json").read_text())[case].get("results")
+    assert results is None or report[case]["results"] == pytest.approx(results, rel=1e-3, abs=1e-6)
     zero = LAUNCHES[name]
     assert report[case]["processes"] == 2
     assert report[case]["distributed_type"] == ("MULTI_CPU" if zero is None else "DEEPSPEED")
@@ -146,7 +149,12 @@ def check_update(case, single, name, output, report):
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in CASES if case != "fresh adapters" and "critic" not in case and "heads" not in case]
+    "case",
+    [
+        case
+        for case in CASES
+        if case != "fresh adapters" and not any(word in case for word in ("critic", "heads", "model"))
+    ],
 )
 def test_one_process_trains_what_is_to_be_trained(case, single, teams):
     before, after = weights(teams / FORM_OF_CASE.get(case, case)), weights(single / case)

@@ -5,10 +5,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader
 from transformers.integrations import is_deepspeed_zero3_enabled
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
+from transformers.utils import logging
 
 from trl_multiagent.trainers.base.team_config import temporarily_set
 
+
+logger = logging.get_logger(__name__)
 
 if TYPE_CHECKING:
     from transformers import Trainer as Base
@@ -26,6 +29,7 @@ class WrappingMixin(Base):
 
     deepspeed: Any  # the engine; `None` before a training
     model_wrapped: Any
+    _was_given_optimizer: bool | None = None  # `None` before a training
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
@@ -38,8 +42,9 @@ class WrappingMixin(Base):
         self, max_steps: int, train_dataloader: DataLoader, resume_from_checkpoint: str | None
     ) -> tuple[torch.nn.Module, DataLoader]:
         if self.is_deepspeed_enabled and self.deepspeed is not None:
-            # The engine of an earlier training, which `Trainer` has destroyed. The optimizer is part of it
-            self.deepspeed, self.model_wrapped, self.optimizer, self.lr_scheduler = None, self.model, None, None
+            self._leave_engine(resume_from_checkpoint)
+        elif self._was_given_optimizer is None:
+            self._was_given_optimizer = self.optimizer is not None or self.lr_scheduler is not None
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if self.accelerator.num_processes > 1 and self.model_wrapped is self.model:
             raise RuntimeError(
@@ -47,6 +52,26 @@ class WrappingMixin(Base):
                 "model given to `Accelerator.prepare` or `prepare_model` before the training?"
             )
         return prepared
+
+    def _leave_engine(self, resume_from_checkpoint: str | None) -> None:
+        """Makes room for the engine of another training. `Trainer` has destroyed that of the last one, with its optimizer."""
+        if self._was_given_optimizer:
+            raise ValueError(
+                "Under DeepSpeed, an optimizer or a scheduler that was given to the trainer serves for one training. Create another "
+                "trainer for the next one, or leave `optimizers` out."
+            )
+        if resume_from_checkpoint is None and self.is_world_process_zero():
+            logger.warning(
+                "This trainer trains again. Under DeepSpeed the state of its optimizer, such as Adam's moments, starts anew; without "
+                "DeepSpeed it would be kept."
+            )
+        self.deepspeed, self.model_wrapped, self.optimizer, self.lr_scheduler = None, self.model, None, None
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        self._tr_loss = self.accelerator.reduce(
+            self._tr_loss, "mean"
+        )  # of the steps that were not logged, as in a log
+        return super()._finalize_training(*args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         # Before a training there is no engine, and transformers makes one for an evaluation under ZeRO-3 alone
