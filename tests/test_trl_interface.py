@@ -179,6 +179,7 @@ ATTRIBUTES = [
     "log_completions",
     "log_unique_prompts",
     "num_completions_to_print",
+    "num_generations_eval",
     "temperature",
     "hub_model_id",
     "importance_sampling_level",

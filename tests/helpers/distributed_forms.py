@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from pairs import pair_config, pairs
 from peft import LoraConfig
-from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from trl_multiagent import (
     AgentTeam,
@@ -28,12 +27,12 @@ from trl_multiagent import (
 from trl_multiagent.rollout.tree import Samples
 
 from process_group import end_process_group
-from tiny import byte_tokenizer, tiny_config, tiny_environment, tiny_items, tiny_llama
+from tiny import byte_tokenizer, tiny_config, tiny_environment, tiny_items
 
 
 CASES = {
     "full": ("full", {"beta": 0.1}),
-    "full, recomputed": ("full", {"gradient_checkpointing": True}),
+    "full, recomputed": ("full", {"gradient_checkpointing": True, "num_generations_eval": 2}),
     "heterogeneous": ("heterogeneous", {}),
     "shared": ("shared", {"beta": 0.1}),
     "lora": ("lora", {"beta": 0.1}),
@@ -142,7 +141,7 @@ def update_on_preferences(teams: Path, output: Path, pairs_per_device: int, case
     return {**save(trainer, output / case), "reward": trainer.evaluate()["eval_reward"]}
 
 
-def update_reward_model(output: Path, pairs_per_device: int) -> dict:
+def update_reward_model(teams: Path, output: Path, pairs_per_device: int) -> dict:
     args = pair_config(
         output / REWARD_MODEL,
         JointRewardConfig,
@@ -150,8 +149,7 @@ def update_reward_model(output: Path, pairs_per_device: int) -> dict:
         optim="sgd",
         learning_rate=0.3,
     )
-    torch.manual_seed(0)
-    model = LlamaForSequenceClassification(LlamaConfig(**tiny_llama().config.to_dict() | {"num_labels": 1}))
+    model = str(teams / "reward_model")
     trainer = JointRewardTrainer(model, args, pairs(), pairs(number=4), processing_class=byte_tokenizer())
     trainer.evaluate()  # which leaves no trace
     trainer.train()
@@ -178,7 +176,7 @@ if __name__ == "__main__":
     report = {}
     for case in sys.argv[4:] or (*CASES, *PREFERENCES, REWARD_MODEL):
         if case == REWARD_MODEL:
-            report[case] = update_reward_model(output, items_per_device)
+            report[case] = update_reward_model(teams, output, items_per_device)
             continue
         update_case = update_on_preferences if case in PREFERENCES else update
         report[case] = update_case(teams, output, items_per_device, case)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from trl_multiagent import AgentTeam
 
@@ -70,6 +71,9 @@ def teams(tmp_path_factory):
         team.save_pretrained(folder / form)
     experts = {"aux": tiny_llama(), "main": tiny_experts("qwen3_moe")}
     AgentTeam(experts, {role: byte_tokenizer() for role in experts}).save_pretrained(folder / "experts")
+    torch.manual_seed(0)
+    reward_model = LlamaForSequenceClassification(LlamaConfig(**tiny_llama().config.to_dict() | {"num_labels": 1}))
+    reward_model.save_pretrained(folder / "reward_model")
     return folder
 
 

@@ -94,7 +94,7 @@ def error_barrier(accelerator: Accelerator | PartialState, error: BaseException 
         raise OtherProcessError("\n".join([*reports, "See the traceback of that process."]))
 
 
-def without_repeated(accelerator: Accelerator, rows: list[Any]) -> list[Any]:
+def without_repeated(accelerator: Accelerator, rows: list[Any], copies: int = 1) -> list[Any]:
     """
     Leaves out the rows of an evaluation batch that another process has, too: accelerate repeats rows of a dataset until the last
     batches of all processes are full.
@@ -102,15 +102,20 @@ def without_repeated(accelerator: Accelerator, rows: list[Any]) -> list[Any]:
     Args:
         accelerator ([`~accelerate.Accelerator`]): The trainer's accelerator, which prepared the data loader.
         rows (`list`): This process's part of the batch.
+        copies (`int`, *optional*, defaults to `1`): How often the sampler returns each row of the dataset.
 
     Returns:
         `list`: The rows that count, possibly none.
     """
     state = accelerator.gradient_state
-    if accelerator.num_processes == 1 or not state.end_of_dataloader or state.remainder <= 0:
+    if accelerator.num_processes == 1 or not state.end_of_dataloader:
         return rows
-    # As in `Accelerator.gather_for_metrics`: of the last batches, one process after the other, the first rows count
-    return rows[: max(0, state.remainder - accelerator.process_index * len(rows))]
+    loader = state.active_dataloader
+    remainder = copies * len(loader.dataset) % loader.total_batch_size
+    if remainder == 0:
+        return rows
+    # Of the last batches, one process after the other, the first rows count
+    return rows[: max(0, remainder - accelerator.process_index * len(rows))]
 
 
 def forget_engine() -> None:

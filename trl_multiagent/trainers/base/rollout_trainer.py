@@ -586,7 +586,8 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
     ) -> tuple[None, None, None]:
         self._logged = {}
         with fail_together(self.accelerator):
-            levels = self._play_episodes(without_repeated(self.accelerator, inputs))
+            items = without_repeated(self.accelerator, inputs, self.num_generations_eval)
+            levels = self._play_episodes(items)
         self._log_rollout("eval", levels)
         self._record(levels)
         return None, None, None

@@ -29,6 +29,7 @@ class WrappingMixin(Base):
 
     deepspeed: Any  # the engine; `None` before a training
     model_wrapped: Any
+    _tr_loss: Any  # of the steps since the last log
     _was_given_optimizer: bool | None = None  # `None` before a training
 
     def create_accelerator_and_postprocess(self) -> None:
