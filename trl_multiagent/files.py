@@ -10,10 +10,14 @@ from pathlib import Path
 def replacing(path: Path) -> Iterator[Path]:
     """Yields the path of a new file, which replaces the one at `path` at the end, when it is on the disk."""
     unfinished = path.with_name(f"_{path.name}_{os.getpid()}")
-    yield unfinished
-    with unfinished.open("rb") as file:
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    try:
+        yield unfinished
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:  # such as a full disk
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def write_text(path: Path, text: str) -> None:
