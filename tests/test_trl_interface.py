@@ -106,6 +106,9 @@ METHODS = {
         "_save_rng_state": ["self", "output_dir"],
         "_evaluate": ["self", "trial", "ignore_keys_for_eval", "skip_scheduler"],
         "evaluate": ["self", "eval_dataset", "ignore_keys", "metric_key_prefix"],
+        "_init_training_state": [
+            *("self", "max_steps", "num_update_steps_per_epoch", "num_train_epochs", "resume_from_checkpoint", "trial")
+        ],
         "_finalize_training": ["self", "trial", "num_train_samples", "start_time"],
         "create_optimizer": ["self", "model"],
     },

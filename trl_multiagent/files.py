@@ -8,8 +8,11 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields the path of a new file, which replaces the one at `path` at the end, when it is on the disk."""
-    unfinished = path.with_name(f"_{path.name}_{os.getpid()}")
+    """
+    Yields the path of a new file, which replaces the one at `path` at the end, when it is on the disk. A process that is killed leaves the
+    new file behind, and the next one overwrites it.
+    """
+    unfinished = unfinished_path(path)
     try:
         yield unfinished
         with unfinished.open("rb") as file:
@@ -18,6 +21,11 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:  # such as a full disk
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def unfinished_path(path: Path) -> Path:
+    """Where the new content of a file is written first."""
+    return path.with_name(f"_{path.name}_unfinished")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trl_multiagent.files import write_text
+from trl_multiagent.files import unfinished_path, write_text
 
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Transcripts:
             raise ValueError(f"{self.folder} is a file: choose another folder for the evaluation.")
         settings = json.loads(json.dumps(settings, default=str))
         if not path.is_file():
-            if self.folder.is_dir() and any(self.folder.iterdir()):
+            if self.folder.is_dir() and {*self.folder.iterdir()} - {unfinished_path(path)}:
                 raise ValueError(f"{self.folder} holds other files: choose another folder for the evaluation.")
             self.folder.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(settings, indent=2) + "\n")
