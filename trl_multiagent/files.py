@@ -14,12 +14,24 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     unfinished = unfinished_path(path)
     try:
-        yield unfinished
-        with unfinished.open("rb") as file:
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:  # such as a full disk
+        with naming(path):
+            yield unfinished
+            with unfinished.open("rb") as file:
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+    except BaseException:
         unfinished.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Inside, an error such as that of a full disk names the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
         raise
 
 

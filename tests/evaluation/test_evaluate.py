@@ -1,6 +1,7 @@
 """The commands `evaluate` and `cross-play` with tiny teams."""
 
 import dataclasses
+import errno
 import json
 import re
 import shutil
@@ -18,8 +19,8 @@ from trl_multiagent.evaluation.baselines import DiscussionEnvironment, answer_li
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.policies import EpisodeSampler, PipelineSampler
 from trl_multiagent.evaluation.results import compute_result
-from trl_multiagent.evaluation.transcripts import reserve
 from trl_multiagent.files import replacing
+from trl_multiagent.reservation import reserve
 from trl_multiagent.rollout.episodes import play_episodes
 from trl_multiagent.rollout.tree import Node, Samples
 
@@ -120,7 +121,7 @@ def test_two_evaluations_do_not_write_into_one_folder(evaluated, runs, tmp_path,
     folder = tmp_path / "results"
     shutil.copytree(evaluated, folder)
     again = (runs / "plain", "--num_turns", "2", "--output_dir", folder)
-    with reserve(folder):
+    with reserve(folder, "evaluation", "choose another one"):
         with pytest.raises(SystemExit) as ended:
             evaluate(*again)
         error = capsys.readouterr().err
@@ -356,10 +357,14 @@ def test_a_bug_in_a_task_keeps_its_traceback(runs, tmp_path, function, error):
 def test_an_evaluation_goes_on_that_was_killed_when_it_wrote_its_first_file(evaluated, runs, tmp_path):
     own = tmp_path / "transcripts" / "plain"
     own.mkdir(parents=True)
-    with pytest.raises(KeyboardInterrupt), replacing(own / "settings.json") as unfinished:
+    error = OSError(errno.ENOSPC, "No space left on device")
+    with (
+        pytest.raises(OSError, match=r"No space left on device: '.*/settings.json'"),
+        replacing(own / "settings.json") as unfinished,
+    ):
         unfinished.write_text("{")
-        raise KeyboardInterrupt
-    assert list(own.iterdir()) == []  # neither if the disk is full
+        raise error
+    assert list(own.iterdir()) == []
     unfinished.write_text("{")
     evaluate(runs / "plain", "--num_turns", "2", "--output_dir", tmp_path)
     assert transcripts(tmp_path) == transcripts(evaluated) and not unfinished.exists()

@@ -15,6 +15,7 @@ from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.hub.model_card import rename_card
 from trl_multiagent.recipe.recipe import Recipe
 from trl_multiagent.recipe.run import end_with_one_line, parse_recipe
+from trl_multiagent.reservation import reserve
 from trl_multiagent.trainers.base.distribution import OtherProcessError
 
 
@@ -334,6 +335,11 @@ def test_a_run_that_was_killed_while_it_saved_its_team_saves_it(module, tiny_mod
         "EVALUATED = Task(lambda s: FunctionEnvironment(PROMPTS, bytes_of), lambda s: (load_datasets(s)[0],) * 2)\n"
     )
     transformers_logging.enable_progress_bar()
+    with reserve(Path("whole"), "run", ""), pytest.raises(SystemExit):
+        cli.main(["run", *argv, "whole"])
+    assert (
+        "Another run is writing to whole: wait until it has ended, or choose another RUN_ID" in capsys.readouterr().err
+    )
     cli.main(["run", *argv, "whole"])
     captured = capsys.readouterr()
     assert "Writing model shards" not in captured.err and "Loading weights" not in captured.err

@@ -156,7 +156,7 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
             preferences = collect_preferences(team, environment, items, config)
     except TaskError:
         raise  # its traceback says where the code of the task failed
-    except ValueError as error:
+    except (ValueError, OSError) as error:  # such as a full disk
         fail(prog, error)
     if state.is_main_process:
         print(f"Saved {len(preferences)} preferences in {collection.config.output_dir}", flush=True)

@@ -79,7 +79,7 @@ def run_evaluation(
     except UnavailableError as error:
         fail(prog, error)
 
-    from trl_multiagent.evaluation.transcripts import reserve
+    from trl_multiagent.reservation import reserve
     from trl_multiagent.trainers.base.distribution import fail_together, start_processes
 
     state = start_processes()
@@ -87,7 +87,9 @@ def run_evaluation(
         try:
             with fail_together(state):
                 if state.is_main_process:
-                    stack.enter_context(reserve(evaluation.output_dir))
+                    stack.enter_context(
+                        reserve(evaluation.output_dir, "evaluation", "choose another `evaluation.output_dir`")
+                    )
         except (ValueError, OSError) as error:
             fail(prog, error)
         with end_with_one_line(prog):

@@ -212,17 +212,18 @@ def run_phases(
         raise  # its traceback says where the code of the task failed
     except (ValueError, OSError) as error:  # of the task: rows, splits, files
         fail(recipe.prog, error)
-    recipe.check_run(environment, items)
-    run = run_class(recipe, environment, items, eval_items)
-    try:
-        with end_with_one_line(recipe.prog):
-            number = recipe.num_iterations
-            trainer = run.train_once(given) if number is None else run.train_rounds(number)
-    except (NoPairsError, ConfigError) as error:
-        fail(recipe.prog, error)
-    if trainer is not None:
-        trainer.accelerator.wait_for_everyone()
-        trainer.accelerator.end_training()
+    with recipe.reservation:
+        recipe.check_run(environment, items)
+        run = run_class(recipe, environment, items, eval_items)
+        try:
+            with end_with_one_line(recipe.prog):
+                number = recipe.num_iterations
+                trainer = run.train_once(given) if number is None else run.train_rounds(number)
+        except (NoPairsError, ConfigError) as error:
+            fail(recipe.prog, error)
+        if trainer is not None:
+            trainer.accelerator.wait_for_everyone()
+            trainer.accelerator.end_training()
 
 
 def preference_fields(settings: Settings, training_args: Any, dry_run: bool) -> dict[str, Any]:

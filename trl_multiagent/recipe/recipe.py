@@ -1,5 +1,6 @@
 """One run of a recipe: it loads environment, data and team, checks that the run can succeed, trains, and saves the results."""
 
+import contextlib
 import dataclasses
 import difflib
 import logging
@@ -41,6 +42,7 @@ from trl_multiagent.recipe.results import (
 from trl_multiagent.recipe.sections import PEFT_DEFAULTS, AgentModel, Output, Wandb
 from trl_multiagent.recipe.settings import ConfigError, fail, pop_path
 from trl_multiagent.recipe.tasks import make_environment
+from trl_multiagent.reservation import reserve
 from trl_multiagent.team.adapters import check_adapter_config, check_adapter_names
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import model_names
@@ -86,6 +88,8 @@ class Recipe:
         notes (`list[str]`): Messages to the user about the settings.
         settings ([`~trl_multiagent.recipe.arguments.Settings`]): The settings that all of this was made of.
         prog (`str`): Name of the program in messages.
+        reservation (`contextlib.ExitStack`): A context that the run ends in. It gives the folder of the run free, which
+            [`~Recipe.check_run`] reserves.
     """
 
     algorithm: str
@@ -102,6 +106,7 @@ class Recipe:
     notes: list[str]
     settings: Settings
     prog: str = "recipe"
+    reservation: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
     # Arguments whose keys or entries are roles
     role_arguments: ClassVar[tuple[str, ...]] = ("frozen_agents", "agent_learning_rates", "vllm_server_base_urls")
@@ -406,8 +411,8 @@ class Recipe:
 
     def check_run(self, environment: Environment, train_dataset: Dataset) -> None:
         """
-        Checks that the checkpoint to continue from is complete and belongs to this run, and that the results can be written. No model
-        is loaded for this. If a check fails, the program ends on all processes.
+        Checks that the checkpoint to continue from is complete and belongs to this run, and that the results can be written, and reserves
+        the folder of the run. No model is loaded for this. If a check fails, the program ends on all processes.
 
         Args:
             environment ([`Environment`]): The run's environment.
@@ -424,6 +429,8 @@ class Recipe:
                     self.team_folder if self.saves_team else None,
                     [f"{AGENTS_FOLDER}/{folder or role}" for role in environment.roles],
                 )
+                advice = f"choose another RUN_ID or `{self.algorithm}.output_dir`"
+                self.reservation.enter_context(reserve(self.run_folder, "run", advice))
         except ValueError as error:
             problems = [str(error)]
         problems = list(dict.fromkeys(gather_object(problems)))
