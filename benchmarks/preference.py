@@ -4,6 +4,7 @@ answers, and beside CoMLRL's MADPO on the same preferences.
 
     python benchmarks/preference.py                       # three seeds: about an hour on two cores
     python benchmarks/preference.py --seeds 1 --no_peer   # one seed of this project: about 20 minutes
+    python benchmarks/preference.py --methods "CoMLRL's madpo" --peer_learning_rate 1e-4    # CoMLRL at another rate
     python benchmarks/preference.py --smoke               # seconds: whether it runs; its numbers mean nothing
 
 Every run starts from the demo's base model and is trained with the demo's configurations, on the reward of kind `paper`. The
@@ -45,7 +46,8 @@ from trl_multiagent.demo.task import TASK
 from trl_multiagent.environments.task import Task
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.recipe.marlhf import run_marlhf
-from trl_multiagent.recipe.preference_run import PREFERENCES_FOLDER, run_preferences
+from trl_multiagent.recipe.preference_recipe import PREFERENCES_FOLDER
+from trl_multiagent.recipe.preference_run import run_preferences
 from trl_multiagent.recipe.run import parse_recipe, run_recipe
 
 
@@ -89,6 +91,9 @@ def main() -> None:
     parser.add_argument("--first_seed", type=int, default=0, help="the first of them (default: 0)")
     parser.add_argument("--no_peer", action="store_true", help="leave CoMLRL out")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="what to run (default: all)")
+    parser.add_argument(
+        "--peer_learning_rate", type=float, help="CoMLRL's learning rate (default: that of madpo_demo)"
+    )
     parser.add_argument("--peer_python", help="a Python in which CoMLRL is installed; by default one is made")
     parser.add_argument("--output", type=Path, default=Path("preference.json"), help="where the JSON goes")
     options = parser.parse_args()
@@ -107,7 +112,7 @@ def main() -> None:
             save_model(Path(folder), hidden_size=64, num_layers=1)
         for seed in range(options.first_seed, options.first_seed + seeds):
             with tempfile.TemporaryDirectory() as runs:
-                run_seed(seed, model, Path(runs), options.methods, peer, options.smoke, results)
+                run_seed(seed, model, Path(runs), options, peer, results)
     numbers = {"machine": machine(), "targets": TARGETS, "results": results}
     options.output.write_text(json.dumps(numbers, indent=2) + "\n")
     print_table(results)
@@ -118,12 +123,12 @@ def run_seed(
     seed: int,
     model: str,
     runs: Path,
-    methods: list[str],
+    options: argparse.Namespace,
     peer: str | None,
-    smoke: bool,
     results: dict[str, list[dict]],
 ) -> None:
     """Runs the methods with one seed, and adds what they reached to `results`."""
+    methods, smoke = options.methods, options.smoke
     common = [f"agent_model.name={model}", f"seed={seed}"]
 
     task = SMOKE if smoke else QUIET
@@ -162,7 +167,7 @@ def run_seed(
         if f"magrpo at {name}'s answers" in methods:
             train_magrpo(task, name, answers, runs, common, smoke, add)
         if name == "madpo" and peer is not None:
-            train_peer(peer, folder, model, seed, runs, config, add)
+            train_peer(peer, folder, model, seed, runs, config, options.peer_learning_rate, add)
 
 
 def train_magrpo(task: Task, name: str, answers: int, runs: Path, common: list[str], smoke: bool, add) -> None:
@@ -188,7 +193,9 @@ def train_magrpo(task: Task, name: str, answers: int, runs: Path, common: list[s
     add(f"magrpo at {name}'s answers", folder, answers=answers, updates=steps, **clock.facts())
 
 
-def train_peer(peer: str, collected: Path, model: str, seed: int, runs: Path, config: Path, add) -> None:
+def train_peer(
+    peer: str, collected: Path, model: str, seed: int, runs: Path, config: Path, learning_rate: float | None, add
+) -> None:
     """Trains with CoMLRL on the preferences that a run of ours collected."""
     section = yaml.safe_load(config.read_text())["madpo"]
     pairs = load_preferences(str(collected / PREFERENCES_FOLDER), ROLES)
@@ -196,7 +203,7 @@ def train_peer(peer: str, collected: Path, model: str, seed: int, runs: Path, co
         "pairs": pairs.to_list(),
         "model": model,
         "seed": seed,
-        "learning_rate": section["learning_rate"],
+        "learning_rate": learning_rate or section["learning_rate"],
         "beta": section["beta"],
         "num_train_epochs": section["num_train_epochs"],
         "train_batch_size": section["per_device_train_batch_size"],

@@ -11,11 +11,8 @@ import yaml
 from trl_multiagent import AgentTeam, FunctionEnvironment, Task, cli
 from trl_multiagent.demo.task import TASK as CODE_GENERATION
 from trl_multiagent.recipe.algorithms import ALGORITHMS
-from trl_multiagent.recipe.preference_run import (
-    PreferenceRecipe,
-    changed_settings,
-    run_preferences,
-)
+from trl_multiagent.recipe.preference_recipe import PreferenceRecipe, changed_settings
+from trl_multiagent.recipe.preference_run import run_preferences
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 
 from tiny import count_reward, tiny_items

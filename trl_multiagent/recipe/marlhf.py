@@ -31,13 +31,8 @@ from trl_multiagent.recipe.arguments import (
 from trl_multiagent.recipe.collection import Collection, print_cost, print_lines
 from trl_multiagent.recipe.fields import read_fields
 from trl_multiagent.recipe.plan import print_plan
-from trl_multiagent.recipe.preference_run import (
-    PreferenceRecipe,
-    PreferenceRun,
-    preference_fields,
-    run_phases,
-    without_sharding,
-)
+from trl_multiagent.recipe.preference_recipe import PreferenceRecipe, preference_fields
+from trl_multiagent.recipe.preference_run import PreferenceRun, run_phases, without_sharding
 from trl_multiagent.recipe.recipe import Recipe, check_models, first_rows
 from trl_multiagent.recipe.reward_phase import summary, train_reward_model
 from trl_multiagent.recipe.run import read_settings

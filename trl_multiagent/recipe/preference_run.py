@@ -11,16 +11,14 @@ import contextlib
 import copy
 import dataclasses
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
-from accelerate import PartialState
 from datasets import Dataset, concatenate_datasets
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import unset_hf_deepspeed_config
@@ -28,129 +26,32 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
+from trl_multiagent.files import write_text
 from trl_multiagent.hub.model_card import RECIPE_FILE
 from trl_multiagent.preference_rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
-from trl_multiagent.preferences.collection import (
-    FACTS_FILE,
-    collect_preferences,
-    seeded,
-    write_text,
-)
+from trl_multiagent.preferences.collection import FACTS_FILE, collect_preferences, seeded
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
-from trl_multiagent.preferences.config import PreferenceConfig
-from trl_multiagent.preferences.replay import ReplayConfig, replay
-from trl_multiagent.preferences.sources import is_collection, load_preferences
-from trl_multiagent.recipe.algorithms import ITERATIVE
-from trl_multiagent.recipe.arguments import Settings, make_training_args
-from trl_multiagent.recipe.collection import check_comparator, cost, make_config, print_lines
-from trl_multiagent.recipe.plan import collaboration, count
-from trl_multiagent.recipe.recipe import Recipe, build_recipe, set_up_wandb
-from trl_multiagent.recipe.results import check_folder
+from trl_multiagent.preferences.replay import replay
+from trl_multiagent.preferences.sources import load_preferences
+from trl_multiagent.recipe.arguments import make_training_args
+from trl_multiagent.recipe.collection import check_comparator
+from trl_multiagent.recipe.preference_recipe import RESULTS_FILE, PreferenceRecipe, preference_fields, print_plan
+from trl_multiagent.recipe.recipe import set_up_wandb
 from trl_multiagent.recipe.run import end_with_one_line, read_settings
 from trl_multiagent.recipe.settings import ConfigError, fail
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import TEAM_FILE, push_folder
-from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint, verify_checkpoint
+from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
 from trl_multiagent.trainers.base.distribution import fail_together, forget_engine, start_processes
 from trl_multiagent.trainers.base.run_settings import check_changes, differences
 from trl_multiagent.trainers.base.team_config import temporarily_set
-from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 
 
 if TYPE_CHECKING:
     from trl_multiagent.environments.base import Environment
 
 
-# In the folder of the run. Names with an underscore are not pushed
-PREFERENCES_FOLDER = "_preferences"
-ROUNDS_FOLDER = "_rounds"
-TEAMS_FOLDER = "teams"  # in `ROUNDS_FOLDER`: the team before each round
 BEFORE_FILE = "before.json"  # of the first round: the task's reward of the base
-RESULTS_FILE = "results.json"  # written last: the round, or the run, is complete
-# Settings that may differ when a run is continued, by section
-FREE_SETTINGS = {"output": None, "wandb": None}
-FREE_KEYS = ("num_iterations", "logging_steps", "report_to", "disable_tqdm", "push_to_hub", "hub_model_id")
-
-
-@dataclasses.dataclass(kw_only=True)
-class PreferenceRecipe(Recipe):
-    """
-    The checked settings of a run that learns from preferences.
-
-    Args:
-        preferences ([`~trl_multiagent.preferences.PreferenceConfig`]): The settings of the collection.
-        replay ([`~trl_multiagent.preferences.ReplayConfig`]): Which preferences of earlier rounds are trained on again.
-        num_iterations (`int`, *optional*): Number of rounds of `madpo_iter`; `None` for `madpo`.
-    """
-
-    preferences: PreferenceConfig
-    replay: ReplayConfig
-    num_iterations: int | None
-
-    role_arguments: ClassVar[tuple[str, ...]] = ("frozen_agents", "agent_learning_rates")
-    training_args: Any  # `MADPOConfig`
-
-    @property
-    def items_per_step(self) -> int:
-        return 1  # the collection takes any number of items
-
-    @property
-    def trainer_class(self) -> type[Any]:
-        return MADPOTrainer
-
-    @property
-    def given_preferences(self) -> str | None:
-        """The dataset that the user trains on; `None` if this run collects one."""
-        return self.settings.arguments.get("preference_dataset")
-
-    @property
-    def rounds_folder(self) -> Path:
-        return self.run_folder / ROUNDS_FOLDER
-
-    @property
-    def teams_folder(self) -> Path:
-        assert self.preferences.policy_checkpoint_dir is not None
-        return Path(self.preferences.policy_checkpoint_dir)
-
-    def check_checkpoint(self, folder: str, environment: Environment, train_dataset: Dataset) -> None:
-        verify_checkpoint(folder)  # the trainer compares the rest, because the preferences are not collected yet
-
-    def check_run_folder(self) -> None:
-        """
-        Checks that what the folder of the run holds belongs to this run.
-
-        Raises:
-            ConfigError: a complete phase in it had other settings.
-        """
-        finished = [self.run_folder / RESULTS_FILE, *self.rounds_folder.glob(f"*/{RESULTS_FILE}")]
-        path = self.run_folder / RECIPE_FILE
-        if not any(file.is_file() for file in finished) or not path.is_file():
-            return
-        changed = changed_settings(yaml.safe_load(path.read_text()), self.merged, self.algorithm)
-        if changed and self.training_args.resume_changes != "allow":
-            raise ConfigError(
-                f"{self.run_folder} holds complete phases of a run with other settings: {', '.join(changed)}. Choose another "
-                f"folder, or set `{self.algorithm}.resume_changes: allow`."
-            )
-
-
-def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any], algorithm: str) -> list[str]:
-    """The paths of the settings that differ, except for those that may."""
-
-    def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-        values = {}
-        for section, body in settings.items():
-            if section in FREE_SETTINGS:
-                continue
-            if not isinstance(body, Mapping):
-                values[section] = body
-                continue
-            free = FREE_KEYS if section == algorithm else ()
-            values |= {f"{section}.{name}": value for name, value in body.items() if name not in free}
-        return values
-
-    old, new = flat(before), flat(after)
-    return [path for path in {**old, **new} if old.get(path) != new.get(path)]
 
 
 def run_preferences(
@@ -224,58 +125,6 @@ def run_phases(
         if trainer is not None:
             trainer.accelerator.wait_for_everyone()
             trainer.accelerator.end_training()
-
-
-def preference_fields(settings: Settings, training_args: Any, dry_run: bool) -> dict[str, Any]:
-    """
-    The fields of a [`PreferenceRecipe`]: those of every recipe, and the settings of collection and replay.
-
-    Args:
-        settings ([`~trl_multiagent.recipe.arguments.Settings`]): The settings.
-        training_args ([`~transformers.TrainingArguments`]): The arguments of the trainer.
-        dry_run (`bool`): Whether the run only prints its plan.
-
-    Raises:
-        ConfigError: a setting is wrong.
-    """
-    algorithm, given = settings.algorithm, settings.values[settings.algorithm]
-    iterative = algorithm in ITERATIVE
-    if settings.extras.resume_from_checkpoint is True:  # every run goes on; an early phase has no checkpoint yet
-        settings.extras.resume_from_checkpoint = None
-        if "output_dir" not in given and not (os.environ.get("RUN_ID") or os.environ.get("JOB_ID")):
-            raise ConfigError(
-                "`resume_from_checkpoint: true` continues the run that the environment variable RUN_ID or `output_dir` "
-                "names; set one of them, or give the folder of a checkpoint."
-            )
-    if iterative and settings.extras.resume_from_checkpoint is not None:
-        raise ConfigError(
-            f"`{algorithm}.resume_from_checkpoint` cannot be a folder: a run in rounds goes on by itself if it is started "
-            "again with the same RUN_ID or `output_dir`."
-        )
-    recipe = build_recipe(settings, training_args, dry_run)
-    changes: dict[str, Any] = {"disable_tqdm": training_args.disable_tqdm}
-    if not iterative:
-        changes["output_dir"] = given.get("preference_dataset") or str(recipe.run_folder / PREFERENCES_FOLDER)
-    elif given.get("preference_dataset") is not None:
-        raise ConfigError(f"`{algorithm}.preference_dataset` cannot be used: every round collects its preferences.")
-    else:
-        teams = given.get("policy_checkpoint_dir") or recipe.run_folder / ROUNDS_FOLDER / TEAMS_FOLDER
-        changes["policy_checkpoint_dir"] = str(teams)
-        check_folder(f"`{algorithm}.policy_checkpoint_dir`", Path(teams))
-    number = given.get("num_iterations", 6) if iterative else None
-    if number is not None and number < 1:
-        raise ConfigError(f"`{algorithm}.num_iterations` is {number}, it must be at least 1.")
-    names = {field.name for field in dataclasses.fields(ReplayConfig)}
-    try:
-        replay = ReplayConfig(**{name: value for name, value in given.items() if name in names})
-    except ValueError as error:
-        raise ConfigError(f"section `{algorithm}`: {error}") from error
-    return {
-        **vars(recipe),
-        "preferences": make_config(settings, **changes),
-        "replay": replay,
-        "num_iterations": number,
-    }
 
 
 class NoPairsError(RuntimeError):
@@ -638,44 +487,3 @@ def table(results: list[dict[str, Any]]) -> str:
     before = results[0]["eval_before"] if results else None
     start = "" if before is None else f"Held-out reward before: {before['reward']:.3f}\n"
     return start + "\n".join(lines)
-
-
-def print_plan(recipe: PreferenceRecipe, environment: Environment) -> None:
-    """
-    Prints the plan of a run, without loading a model.
-
-    Args:
-        recipe ([`PreferenceRecipe`]): The settings.
-        environment ([`~trl_multiagent.environments.Environment`]): The task's environment.
-    """
-    args, roles, config = recipe.training_args, environment.roles, recipe.preferences
-    names = recipe.model_names if isinstance(recipe.model_names, list) else [recipe.model_names] * len(roles)
-    lines: dict[str, Any] = {"algorithm": f"{recipe.algorithm}, loss {' + '.join(args.loss_type)}, beta {args.beta:g}"}
-    lines |= collaboration(recipe)
-    lines["agents"] = (
-        ", ".join(f"{role}: {name}" for role, name in zip(roles, names, strict=True)) + f" ({recipe.dtype})"
-    )
-    if recipe.num_iterations is not None:
-        lines["rounds"] = f"{recipe.num_iterations}, preference_replay_mode {recipe.replay.preference_replay_mode}"
-    if recipe.given_preferences is not None:
-        lines["preferences"] = recipe.given_preferences
-    else:
-        if recipe.num_iterations is not None:
-            folder = recipe.rounds_folder / ROUND_FOLDER.format(0) / "preferences"
-            config = dataclasses.replace(config, output_dir=str(folder))
-            lines["each round"] = "collects, draws from these and earlier preferences, and trains"
-        lines |= cost(config, environment, lambda: recipe.load_datasets()[0])
-    pairs = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    steps = f"max_steps {args.max_steps}" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
-    lines["training"] = f"{count(pairs, 'pair')} per optimizer step, {steps}, learning rate {args.learning_rate:g}"
-    split = recipe.dataset.eval_split
-    lines["evaluation"] = (
-        "none" if split is None else f"the task's reward on split {split}, eval_strategy {args.eval_strategy.value}"
-    )
-    lines["output folder"] = recipe.run_folder
-    lines["trained team"] = recipe.team_folder if recipe.saves_team else "not saved"
-    if (recipe.run_folder / RESULTS_FILE).is_file() or is_collection(config.output_dir):
-        lines["done already"] = "some phases, which are skipped if the settings have not changed"
-    if PartialState().is_main_process:
-        print("Dry run: no model was loaded, nothing was written.")
-        print_lines(lines)
