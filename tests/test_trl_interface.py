@@ -117,6 +117,9 @@ METHODS = {
         ],
         "create_accelerator_and_postprocess": ["self"],
         "_prepare_for_training": ["self", "max_steps", "train_dataloader", "resume_from_checkpoint"],
+        "_init_training_state": [
+            *("self", "max_steps", "num_update_steps_per_epoch", "num_train_epochs", "resume_from_checkpoint", "trial")
+        ],
         "_finalize_training": ["self", "trial", "num_train_samples", "start_time"],
         "create_optimizer": ["self", "model"],
     },

@@ -14,5 +14,16 @@ def quiet_libraries() -> None:
     logging.getLogger("accelerate.commands.launch").addFilter(is_no_list_of_defaults)
 
 
+def hide_progress_bars() -> None:
+    """
+    Hides the progress bars of other libraries, such as "Loading weights", from now on. A trainer's `disable_tqdm` does not concern them.
+    """
+    import datasets
+    from transformers.utils import logging as transformers_logging
+
+    datasets.disable_progress_bars()
+    transformers_logging.disable_progress_bar()  # that of the Hub's client, too
+
+
 def is_no_list_of_defaults(record: logging.LogRecord) -> bool:
     return "had defaults used instead" not in str(record.msg)

@@ -1,5 +1,7 @@
 """The commands `evaluate` and `cross-play` with tiny teams."""
 
+import dataclasses
+import errno
 import json
 import re
 import shutil
@@ -12,12 +14,15 @@ from evaluated import ITEMS, TASK, LetterEnvironment, evaluate
 
 from trl_multiagent import Task
 from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
+from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.evaluation.baselines import DiscussionEnvironment, answer_limit
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.policies import EpisodeSampler, PipelineSampler
 from trl_multiagent.evaluation.results import compute_result
-from trl_multiagent.evaluation.transcripts import reserve
+from trl_multiagent.files import replacing
+from trl_multiagent.reservation import reserve
 from trl_multiagent.rollout.episodes import play_episodes
+from trl_multiagent.rollout.tree import Node, Samples
 
 from tiny import count_reward, team_of, tiny_team
 
@@ -116,7 +121,7 @@ def test_two_evaluations_do_not_write_into_one_folder(evaluated, runs, tmp_path,
     folder = tmp_path / "results"
     shutil.copytree(evaluated, folder)
     again = (runs / "plain", "--num_turns", "2", "--output_dir", folder)
-    with reserve(folder):
+    with reserve(folder, "evaluation", "choose another one"):
         with pytest.raises(SystemExit) as ended:
             evaluate(*again)
         error = capsys.readouterr().err
@@ -337,3 +342,39 @@ def test_the_history_is_that_of_the_training_unless_a_flag_says_otherwise(runs, 
     evaluate(*common, tmp_path / "flag", "--original_prompt", "false")
     assert second_prompts(tmp_path / "flag") == second_prompts(tmp_path / "as_trained")
     assert second_prompts(tmp_path / "flag") != second_prompts(tmp_path / "full")
+
+
+@pytest.mark.parametrize("function", ["make_environment", "load_datasets"])
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), TaskError("a bug")])
+def test_a_bug_in_a_task_keeps_its_traceback(runs, tmp_path, function, error):
+    def broken(settings):
+        raise error
+
+    with pytest.raises(type(error), match="a bug"):
+        evaluate(runs / "plain", "--output_dir", tmp_path, task=dataclasses.replace(TASK, **{function: broken}))
+
+
+def test_an_evaluation_goes_on_that_was_killed_when_it_wrote_its_first_file(evaluated, runs, tmp_path):
+    own = tmp_path / "transcripts" / "plain"
+    own.mkdir(parents=True)
+    error = OSError(errno.ENOSPC, "No space left on device")
+    with (
+        pytest.raises(OSError, match=r"No space left on device: '.*/settings.json'"),
+        replacing(own / "settings.json") as unfinished,
+    ):
+        unfinished.write_text("{")
+        raise error
+    assert list(own.iterdir()) == []
+    unfinished.write_text("{")
+    evaluate(runs / "plain", "--num_turns", "2", "--output_dir", tmp_path)
+    assert transcripts(tmp_path) == transcripts(evaluated) and not unfinished.exists()
+
+
+def test_an_answer_in_the_prompt_of_another_agent_ends_no_turn(monkeypatch):
+    team = tiny_team(chat_template="{% for m in messages %}{{ m.content }}<eos>{% endfor %}")
+    sampler = PipelineSampler(LetterEnvironment(team.roles), team, seed=0)
+    answer = Samples([], [[1]], ["raise ValueError('<eos>')"])
+    monkeypatch.setattr(sampler, "_sample_agent", lambda role, nodes, number: [answer])
+    node = Node({}, (), dict.fromkeys(team.roles, "P"))
+    sampler([node], 1)
+    assert node.prompts["main"] == "The answer of aux:\n\nraise ValueError('< eos>')\n\nP"

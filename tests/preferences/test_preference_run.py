@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from transformers import TrainerState
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, Task, cli
 from trl_multiagent.demo.task import TASK as CODE_GENERATION
 from trl_multiagent.recipe.algorithms import ALGORITHMS
 from trl_multiagent.recipe.preference_recipe import PreferenceRecipe, changed_settings
-from trl_multiagent.recipe.preference_run import run_preferences, summary_of_training
+from trl_multiagent.recipe.preference_run import run_preferences
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 
 from tiny import count_reward, tiny_items
@@ -278,9 +277,3 @@ def test_the_command_trains(monkeypatch):
     )
     cli.main(["run", "madpo_iter", "--dry_run"])
     assert calls == [("madpo_iter", cli.TASKS, ["--dry_run"])]
-
-
-def test_the_summary_of_a_training_that_could_not_write_it():
-    state = TrainerState(global_step=4, epoch=2.0, total_flos=8.0)
-    summary = summary_of_training(state, {"logged_loss": 5.0, "loss": 1.0, "seconds": 3.25})
-    assert summary == {"train_runtime": 3.25, "total_flos": 8.0, "train_loss": 1.5, "epoch": 2.0, "step": 4}

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from transformers.utils import logging as transformers_logging
 
-from trl_multiagent import AgentTeam, cli
+from trl_multiagent import AgentTeam, IACTrainer, cli
+from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.hub.model_card import rename_card
+from trl_multiagent.recipe.recipe import Recipe
 from trl_multiagent.recipe.run import end_with_one_line, parse_recipe
+from trl_multiagent.reservation import reserve
 from trl_multiagent.trainers.base.distribution import OtherProcessError
 
 
@@ -150,6 +154,18 @@ def test_a_bug_in_a_task_keeps_its_traceback(module, algorithm, function):
     with pytest.raises(RuntimeError, match="a bug") as error:
         cli.main(["run", algorithm, "--dry_run", "--task", f"{module}:BROKEN", "--model_name", "org/model"])
     assert error.traceback[-1].path.name == f"{module}.py"
+
+
+def test_a_task_error_keeps_its_traceback_when_a_reward_model_is_trained(module):
+    Path(f"{module}.py").write_text(
+        f"{Path(f'{module}.py').read_text()}\nimport dataclasses\n"
+        "from trl_multiagent.environments.task_errors import TaskError\n"
+        "def broken(settings):\n    raise TaskError('a bug')\n"
+        "BROKEN = dataclasses.replace(TASK, make_environment=broken)\n"
+    )
+    argv = ["--task", f"{module}:BROKEN", "--model_name", "org/model", "--preference_dataset", "x"]
+    with pytest.raises(TaskError, match="a bug"):
+        cli.main(["run", "reward_model", *argv])
 
 
 def test_another_process_failed(capsys):
@@ -296,3 +312,58 @@ def test_a_team_that_is_saved_elsewhere_has_its_card_beside_it(config, forked, t
     assert f'AgentTeam.from_pretrained("{tmp_path}/team")' in card
     for snippet in re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL):
         exec(snippet, {})
+
+
+def test_a_run_that_was_killed_while_it_saved_its_team_saves_it(module, tiny_model, monkeypatch, capsys):
+    """The last step is in the middle of an epoch, and the best checkpoint is not the last one."""
+    argv = ["iac", "--task", f"{module}:EVALUATED", "--model_name", tiny_model, *SMALL[2:], "--max_steps", "4"]
+    argv += ["--items_per_device", "2", "--save_strategy", "steps", "--save_steps", "1", "--learning_rate", "0.01"]
+    argv += ["--eval_strategy", "steps", "--eval_steps", "1", "--load_best_model_at_end", "--disable_tqdm"]
+    argv += [
+        "--metric_for_best_model",
+        "reward",
+        "--report_to",
+        "none",
+        "--override",
+        "dataset.eval_split=test",
+        "--output_dir",
+    ]
+    Path(f"{module}.py").write_text(
+        Path(f"{module}.py").read_text() + "\ndef bytes_of(completions, **columns):\n"
+        "    return [sum(c['poet'].encode() + c['critic'].encode()) % 7 for c in completions]\n"
+        "PROMPTS = {'poet': '{topic}: ', 'critic': '{topic}! '}\n"
+        "EVALUATED = Task(lambda s: FunctionEnvironment(PROMPTS, bytes_of), lambda s: (load_datasets(s)[0],) * 2)\n"
+    )
+    transformers_logging.enable_progress_bar()
+    with reserve(Path("whole"), "run", ""), pytest.raises(SystemExit):
+        cli.main(["run", *argv, "whole"])
+    assert (
+        "Another run is writing to whole: wait until it has ended, or choose another RUN_ID" in capsys.readouterr().err
+    )
+    cli.main(["run", *argv, "whole"])
+    captured = capsys.readouterr()
+    assert "Writing model shards" not in captured.err and "Loading weights" not in captured.err
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Recipe, "save_results", interrupted)
+        cli.main(["run", *argv, "killed"])
+    assert not Path("killed/team.json").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(IACTrainer, "training_step", interrupted)  # no step is taken again
+        cli.main(["run", *argv, "killed", "--resume_from_checkpoint", "killed/checkpoint-4"])
+    names = [sorted(str(path.relative_to(run)) for path in Path(run).rglob("*")) for run in ("whole", "killed")]
+    assert names[0] == names[1]
+    weights = [path for path in names[0] if path.endswith("safetensors") and "checkpoint" not in path]
+    assert len(weights) == 6  # of two agents, their critics and these ones' heads
+    for path in [*weights, "training_cost.json"]:
+        assert Path("whole", path).read_bytes() == Path("killed", path).read_bytes()
+    best = json.loads(Path("whole/checkpoint-4/trainer_state.json").read_text())["best_global_step"]
+    assert best < 4
+    assert Path(f"whole/checkpoint-{best}", weights[0]).read_bytes() == Path("whole", weights[0]).read_bytes()
+    assert Path("whole/checkpoint-4", weights[0]).read_bytes() != Path("whole", weights[0]).read_bytes()
+    with pytest.raises(SystemExit):  # now it is complete
+        cli.main(["run", *argv, "killed", "--resume_from_checkpoint", "killed/checkpoint-4"])
+    assert "nothing left to train" in capsys.readouterr().err
+
+
+def interrupted(*args, **kwargs):
+    raise KeyboardInterrupt

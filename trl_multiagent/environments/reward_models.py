@@ -1,6 +1,8 @@
 """Reward models, loaded and called as TRL's GRPOTrainer does."""
 
+import re
 from collections.abc import Mapping
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.data_utils import apply_chat_template
 from trl.trainer.utils import get_config_model_id
 
+from trl_multiagent.chat_markers import marker_pattern, without_markers
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.joint_text import CONFIG_KEY, JointText
 
@@ -73,12 +76,17 @@ class RewardModel:
             self.model.train(training)
         return rewards
 
+    @cached_property
+    def _markers(self) -> re.Pattern[str]:
+        return marker_pattern(self.tokenizer, partial(self.tokenizer.apply_chat_template, tokenize=False))
+
     def _encode(self, prompt: Any, completion: Any) -> list[int]:
         """Tokenizes what the model reads."""
         if isinstance(prompt, str):
             text = prompt + completion
         else:
-            text = apply_chat_template({"messages": prompt + completion}, self.tokenizer)["text"]
+            messages = prompt + without_markers(completion, self._markers)
+            text = apply_chat_template({"messages": messages}, self.tokenizer)["text"]
         return self.tokenizer(text=text, add_special_tokens=False)["input_ids"]
 
 

@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from trl_multiagent.chat_markers import marker_pattern, without_markers
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.models.generation import generate_groups
@@ -17,7 +19,7 @@ from trl_multiagent.rollout.episodes import derive_seed
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, Samples
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.sampler import SamplingTeam, TeamSampler
+from trl_multiagent.team.sampler import SamplingTeam, TeamSampler, render_chat
 from trl_multiagent.trainers.base.run_settings import checksum_of_weights, describe_agent
 
 
@@ -129,8 +131,12 @@ class PipelineSampler(EpisodeSampler):
     def __call__(self, nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
         samples: dict[str, list[Samples]] = {}
         for role in self.team.roles:
+            tokenizer = self.team.tokenizers[role]
+            markers = marker_pattern(tokenizer, partial(render_chat, tokenizer)) if role in self.chat_roles else None
             for k, node in enumerate(nodes if samples else ()):
                 answers = {other: samples[other][k].texts[0] for other in samples}
+                if markers is not None:
+                    answers = {other: without_markers(text, markers) for other, text in answers.items()}
                 shown = self.environment.show_answers(role, node.prompts[role], answers)
                 node.prompts = {**node.prompts, role: shown}
             samples[role] = self._sample_agent(role, nodes, num_generations)

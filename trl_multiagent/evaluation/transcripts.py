@@ -1,18 +1,12 @@
 """The transcripts of an evaluation: one line of JSON per episode. They are the record from which all numbers are computed."""
 
-import contextlib
-import fcntl
 import json
-import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trl_multiagent.files import write_text
+from trl_multiagent.files import naming, unfinished_path, write_text
 
-
-logger = logging.getLogger(__name__)
 
 TRANSCRIPTS = "transcripts.jsonl"  # all episodes, in order, once they are complete
 PART = "transcripts_{}.jsonl"  # those of one process, in the order in which they were played
@@ -45,7 +39,7 @@ class Transcripts:
             raise ValueError(f"{self.folder} is a file: choose another folder for the evaluation.")
         settings = json.loads(json.dumps(settings, default=str))
         if not path.is_file():
-            if self.folder.is_dir() and any(self.folder.iterdir()):
+            if self.folder.is_dir() and {*self.folder.iterdir()} - {unfinished_path(path)}:
                 raise ValueError(f"{self.folder} holds other files: choose another folder for the evaluation.")
             self.folder.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(settings, indent=2) + "\n")
@@ -62,7 +56,8 @@ class Transcripts:
 
     def append(self, process: int, records: list[dict[str, Any]]) -> None:
         """Adds episodes that a process has played, and waits until they are on the disk."""
-        with (self.folder / PART.format(process)).open("a", encoding="utf-8") as file:
+        path = self.folder / PART.format(process)
+        with naming(path), path.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(record) + "\n" for record in records))
             file.flush()
             os.fsync(file.fileno())
@@ -109,31 +104,6 @@ class Transcripts:
             for part in parts:
                 part.unlink()
         return [records[key] for key in keys]
-
-
-@contextlib.contextmanager
-def reserve(folder: Path) -> Iterator[None]:
-    """
-    Makes the folder of an evaluation. Inside, no other evaluation can reserve it, because two would overwrite each other's files. A
-    process that ends, in whatever way, gives the folder free.
-
-    Raises:
-        ValueError: another evaluation has reserved it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"Another evaluation is writing to {folder}: wait until it has ended, or choose another `evaluation.output_dir`."
-            ) from None
-        except OSError as error:  # some network file systems have no locks
-            logger.warning("%s cannot be locked (%s): start no other evaluation in it.", folder, error.strerror)
-        yield
-    finally:
-        os.close(handle)
 
 
 def count_episodes(folder: Path) -> int:

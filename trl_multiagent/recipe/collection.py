@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError, describe
+from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.arguments import Settings, check_names, section_defaults
 from trl_multiagent.recipe.run import end_with_one_line, read_settings
 from trl_multiagent.recipe.settings import ConfigError, fail
@@ -133,6 +134,8 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
         fail(prog, error)
     state = start_processes()
     logging.basicConfig(format="%(message)s")
+    if collection.config.disable_tqdm:
+        hide_progress_bars()
     if state.is_main_process:
         for note in collection.settings.notes:
             print(f"{prog}: note: {note}", file=sys.stderr)
@@ -153,7 +156,7 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
             preferences = collect_preferences(team, environment, items, config)
     except TaskError:
         raise  # its traceback says where the code of the task failed
-    except ValueError as error:
+    except (ValueError, OSError) as error:  # such as a full disk
         fail(prog, error)
     if state.is_main_process:
         print(f"Saved {len(preferences)} preferences in {collection.config.output_dir}", flush=True)

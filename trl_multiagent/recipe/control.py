@@ -194,21 +194,22 @@ class Control:
         """Trains the control and saves it in its folder."""
         algorithm = self.algorithm
         recipe, environment, train_dataset = self.read_run()
-        recipe.check_run(environment, train_dataset)
-        team = recipe.load_team(environment.roles)
-        tokens = tokens_per_answer(
-            team, environment, train_dataset.select(range(min(MEASURED_ITEMS, len(train_dataset)))), recipe
-        )
-        args = recipe.training_args
-        args.max_steps = steps_at_cost(cost, answers_per_batch(recipe), tokens, args.num_iterations)
-        recipe.merged[algorithm]["max_steps"] = args.max_steps
-        if args.process_index == 0:
-            print(
-                f"Training the control of {self.run_config} for {args.max_steps} steps of {answers_per_batch(recipe)} answers with "
-                f"about {tokens:.0f} tokens; the run had {cost.env_steps} joint answers and {cost.generated_tokens} tokens.",
-                flush=True,
+        with recipe.reservation:
+            recipe.check_run(environment, train_dataset)
+            team = recipe.load_team(environment.roles)
+            tokens = tokens_per_answer(
+                team, environment, train_dataset.select(range(min(MEASURED_ITEMS, len(train_dataset)))), recipe
             )
-        train(recipe, algorithm, environment, team, train_dataset, None)
+            args = recipe.training_args
+            args.max_steps = steps_at_cost(cost, answers_per_batch(recipe), tokens, args.num_iterations)
+            recipe.merged[algorithm]["max_steps"] = args.max_steps
+            if args.process_index == 0:
+                print(
+                    f"Training the control of {self.run_config} for {args.max_steps} steps of {answers_per_batch(recipe)} answers with "
+                    f"about {tokens:.0f} tokens; the run had {cost.env_steps} joint answers and {cost.generated_tokens} tokens.",
+                    flush=True,
+                )
+            train(recipe, algorithm, environment, team, train_dataset, None)
         if args.process_index == 0:  # last, so that an interrupted control is trained again
             write_text(self.folder / CONTROL_FILE, json.dumps(self.description(cost), indent=2) + "\n")
 

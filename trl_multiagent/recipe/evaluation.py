@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
+from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.evaluation_settings import Evaluation, parse_evaluation
+from trl_multiagent.recipe.run import end_with_one_line
 from trl_multiagent.recipe.settings import ConfigError, fail
 
 
@@ -50,6 +52,8 @@ def run_evaluation(
     prog = prog or Path(sys.argv[0]).name
     try:
         evaluation = parse_evaluation(task, argv, prog, cross_play)
+        if evaluation.config.disable_tqdm:
+            hide_progress_bars()
         from trl_multiagent.recipe.results import check_folder  # takes as long as TRL
 
         check_folder("`evaluation.output_dir`", evaluation.output_dir)
@@ -61,11 +65,11 @@ def run_evaluation(
         for control in evaluation.controls.values():
             if not control.is_trained:
                 control.read_run()  # what is wrong with it must not show after the training of another one
-    except (
-        ValueError,
-        OSError,
-        RuntimeError,
-    ) as error:  # of the task, too: rows, splits, files, the machine's protection
+    except UnavailableError as error:
+        fail(prog, error)
+    except TaskError:
+        raise  # its traceback says where the code of the task failed
+    except (ValueError, OSError) as error:  # of the task, too: rows, splits, files
         fail(prog, error)
     if evaluation.dry_run:
         return print_cost(evaluation, policies, items)
@@ -75,7 +79,7 @@ def run_evaluation(
     except UnavailableError as error:
         fail(prog, error)
 
-    from trl_multiagent.evaluation.transcripts import reserve
+    from trl_multiagent.reservation import reserve
     from trl_multiagent.trainers.base.distribution import fail_together, start_processes
 
     state = start_processes()
@@ -83,11 +87,14 @@ def run_evaluation(
         try:
             with fail_together(state):
                 if state.is_main_process:
-                    stack.enter_context(reserve(evaluation.output_dir))
+                    stack.enter_context(
+                        reserve(evaluation.output_dir, "evaluation", "choose another `evaluation.output_dir`")
+                    )
         except (ValueError, OSError) as error:
             fail(prog, error)
-        train_controls(evaluation)
-        play_and_report(evaluation, environment, mixed, policies, items)
+        with end_with_one_line(prog):
+            train_controls(evaluation)
+            play_and_report(evaluation, environment, mixed, policies, items)
     state.destroy_process_group()
 
 
@@ -136,8 +143,6 @@ def play_and_report(
     for policy in policies:
         try:
             records = play_policy(policy, items, config, accelerator)
-        except UnavailableError as error:
-            fail(prog, error)
         except TaskError:
             raise  # its traceback says where the code of the task failed
         except (ValueError, OSError) as error:

@@ -41,7 +41,7 @@ from trl_multiagent.recipe.run import end_with_one_line, read_settings
 from trl_multiagent.recipe.settings import ConfigError, fail
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import TEAM_FILE, push_folder
-from trl_multiagent.trainers.base.checkpoint_files import PROCESS_FILE, read_checkpoint
+from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
 from trl_multiagent.trainers.base.distribution import fail_together, forget_engine, start_processes
 from trl_multiagent.trainers.base.run_settings import check_changes, differences
 from trl_multiagent.trainers.base.team_config import temporarily_set
@@ -113,17 +113,18 @@ def run_phases(
         raise  # its traceback says where the code of the task failed
     except (ValueError, OSError) as error:  # of the task: rows, splits, files
         fail(recipe.prog, error)
-    recipe.check_run(environment, items)
-    run = run_class(recipe, environment, items, eval_items)
-    try:
-        with end_with_one_line(recipe.prog):
-            number = recipe.num_iterations
-            trainer = run.train_once(given) if number is None else run.train_rounds(number)
-    except (NoPairsError, ConfigError) as error:
-        fail(recipe.prog, error)
-    if trainer is not None:
-        trainer.accelerator.wait_for_everyone()
-        trainer.accelerator.end_training()
+    with recipe.reservation:
+        recipe.check_run(environment, items)
+        run = run_class(recipe, environment, items, eval_items)
+        try:
+            with end_with_one_line(recipe.prog):
+                number = recipe.num_iterations
+                trainer = run.train_once(given) if number is None else run.train_rounds(number)
+        except (NoPairsError, ConfigError) as error:
+            fail(recipe.prog, error)
+        if trainer is not None:
+            trainer.accelerator.wait_for_everyone()
+            trainer.accelerator.end_training()
 
 
 class NoPairsError(RuntimeError):
@@ -170,11 +171,8 @@ class PreferenceRun:
         if len(preferences) == 0:
             raise NoPairsError(no_pairs(recipe.preferences.output_dir))
         trainer, checkpoint = self.make_trainer(preferences, folder, None, recipe.resume_from_checkpoint)
-        if checkpoint is not None and self.has_finished(checkpoint, trainer):
-            recipe.save_results(trainer)
-        else:
-            recipe.resume_from_checkpoint = checkpoint
-            recipe.train_and_save(trainer)
+        recipe.resume_from_checkpoint = checkpoint
+        recipe.train_and_save(trainer)
         self.write_results(
             folder / RESULTS_FILE,
             {"collection": numbers, "env_step": trainer.env_step, "steps": trainer.state.global_step},
@@ -245,8 +243,7 @@ class PreferenceRun:
             result["collection"]["candidates_scored"] for result in results
         )
         trainer.add_callback(RoundLog(trainer, {f"iter/{name}": value for name, value in facts.items()}))
-        if checkpoint is None or not self.has_finished(checkpoint, trainer):
-            trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.train(resume_from_checkpoint=checkpoint)
         after = self.evaluate(trainer)
         self.save_team(trainer, number + 1)
         numbers = {"round": number, "collection": collection, "iter": facts, "env_step": trainer.env_step}
@@ -377,9 +374,7 @@ class PreferenceRun:
         self, preferences: Dataset, folder: Path, source: str | None, checkpoint: str | None = None
     ) -> tuple[Any, str | None]:
         """
-        Makes the trainer of a round, and finds the checkpoint from which it continues.
-
-        If all steps have been taken, the trainer has the team and the logs of the last checkpoint.
+        Makes the trainer of a round, and finds the checkpoint from which it continues, which may be that of the last step.
         """
         recipe = self.recipe
         environment, rows = self.training_data(preferences, folder)
@@ -389,11 +384,10 @@ class PreferenceRun:
             args.output_dir, args.push_to_hub = str(folder), False
         if checkpoint is None and folder.is_dir():
             checkpoint = get_last_checkpoint(str(folder))
-        finished = checkpoint is not None and has_taken_all_steps(checkpoint, len(rows), args)
         forget_engine()
         try:
             trainer = recipe.trainer_class(
-                team=recipe.load_team(self.roles, checkpoint if finished else source),
+                team=recipe.load_team(self.roles, source),
                 environment=environment,
                 args=args,
                 train_dataset=rows,
@@ -404,16 +398,8 @@ class PreferenceRun:
             raise
         except ValueError as error:  # such as rows that do not fit the tokenizers or `max_length`
             raise ConfigError(str(error)) from error
-        if finished:
-            assert checkpoint is not None
-            trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json"))
-            state = Path(checkpoint) / PROCESS_FILE.format(args.process_index)
-            values = json.loads(state.read_text())
-            trainer.env_step = values["env_step"]
-            trainer.state.log_history.append(summary_of_training(trainer.state, values))
-            if trainer.team.critics is not None:
-                trainer.team.load_weights(checkpoint)
-        elif checkpoint is not None:
+        trainer.may_be_complete = True
+        if checkpoint is not None:
             try:
                 changes = differences(read_checkpoint(checkpoint)["settings"], trainer._run_settings())
                 check_changes(checkpoint, changes, args)
@@ -423,10 +409,6 @@ class PreferenceRun:
 
     def callbacks(self) -> list[TrainerCallback]:
         return []
-
-    @staticmethod
-    def has_finished(checkpoint: str, trainer: Any) -> bool:
-        return has_taken_all_steps(checkpoint, len(trainer.train_dataset), trainer.args)
 
     def evaluate(self, trainer: Any) -> dict[str, float] | None:
         """Plays the evaluation items, with the same random numbers in every round. `None` if there are no such items."""
@@ -441,7 +423,7 @@ class PreferenceRun:
     def write_settings(self) -> None:
         if self.state.is_main_process:
             self.recipe.run_folder.mkdir(parents=True, exist_ok=True)
-            (self.recipe.run_folder / RECIPE_FILE).write_text(yaml.safe_dump(self.recipe.merged, sort_keys=False))
+            write_text(self.recipe.run_folder / RECIPE_FILE, yaml.safe_dump(self.recipe.merged, sort_keys=False))
 
     def write_results(self, path: Path, results: dict[str, Any] | None) -> None:
         self.state.wait_for_everyone()
@@ -467,19 +449,6 @@ class RoundLog(TrainerCallback):
             self.trainer.log(dict(self.facts))
 
 
-def summary_of_training(state: TrainerState, values: Mapping[str, Any]) -> dict[str, float]:
-    """
-    The last log entry of a training that ended before it could write it.
-
-    Args:
-        state ([`~transformers.TrainerState`]): The state in the checkpoint after the last step.
-        values (`Mapping[str, Any]`): The values of the process in this checkpoint.
-    """
-    loss = (values["logged_loss"] + values["loss"]) / max(state.global_step, 1)
-    summary = {"train_runtime": round(values["seconds"], 4), "total_flos": state.total_flos, "train_loss": loss}
-    return {**summary, "epoch": state.epoch or 0.0, "step": state.global_step}
-
-
 def no_pairs(folder: str | Path) -> str:
     """The message about a collection without pairs."""
     return (
@@ -501,12 +470,6 @@ def without_sharding(args: TrainingArguments) -> Iterator[None]:
             plugin.set_deepspeed_weakref()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def has_taken_all_steps(checkpoint: str, num_rows: int, args: Any) -> bool:
-    """Whether the training of a checkpoint was complete."""
-    steps = args.max_steps if args.max_steps > 0 else args.num_train_epochs * args.steps_per_epoch(num_rows)
-    return read_checkpoint(checkpoint)["global_step"] >= steps
 
 
 def table(results: list[dict[str, Any]]) -> str:

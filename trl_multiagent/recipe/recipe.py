@@ -1,5 +1,6 @@
 """One run of a recipe: it loads environment, data and team, checks that the run can succeed, trains, and saves the results."""
 
+import contextlib
 import dataclasses
 import difflib
 import logging
@@ -25,8 +26,10 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, describe
+from trl_multiagent.files import write_text
 from trl_multiagent.hub.model_card import CARD_FILE, CURVE_FILE, RECIPE_FILE, hub_id, rename_card
 from trl_multiagent.models.pretrained import quiet_loading
+from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.arguments import Settings, check_names
 from trl_multiagent.recipe.results import (
     check_folder,
@@ -39,12 +42,13 @@ from trl_multiagent.recipe.results import (
 from trl_multiagent.recipe.sections import PEFT_DEFAULTS, AgentModel, Output, Wandb
 from trl_multiagent.recipe.settings import ConfigError, fail, pop_path
 from trl_multiagent.recipe.tasks import make_environment
+from trl_multiagent.reservation import reserve
 from trl_multiagent.team.adapters import check_adapter_config, check_adapter_names
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import model_names
 from trl_multiagent.team.files import AGENTS_FOLDER, SHARED_FOLDER, AgentSource, load_tokenizer
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
-from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint, verify_checkpoint
+from trl_multiagent.trainers.base.checkpoint_files import STATE_FILE, read_checkpoint, verify_checkpoint
 from trl_multiagent.trainers.base.distribution import OtherProcessError, fail_together
 from trl_multiagent.trainers.base.rescue import SaveError
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
@@ -84,6 +88,8 @@ class Recipe:
         notes (`list[str]`): Messages to the user about the settings.
         settings ([`~trl_multiagent.recipe.arguments.Settings`]): The settings that all of this was made of.
         prog (`str`): Name of the program in messages.
+        reservation (`contextlib.ExitStack`): A context that the run ends in. It gives the folder of the run free, which
+            [`~Recipe.check_run`] reserves.
     """
 
     algorithm: str
@@ -100,6 +106,7 @@ class Recipe:
     notes: list[str]
     settings: Settings
     prog: str = "recipe"
+    reservation: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
     # Arguments whose keys or entries are roles
     role_arguments: ClassVar[tuple[str, ...]] = ("frozen_agents", "agent_learning_rates", "vllm_server_base_urls")
@@ -215,8 +222,10 @@ class Recipe:
             print(f"{self.prog}: note: {setting}: a reward function has to log it.", file=sys.stderr)
 
     def start_logging(self) -> None:
-        """Shows this package's messages, and the notes about the settings."""
+        """Shows this package's messages and the notes about the settings, and progress bars unless `disable_tqdm` is set."""
         logging.basicConfig(format="%(message)s")
+        if self.training_args.disable_tqdm:
+            hide_progress_bars()
         if self.training_args.process_index == 0:
             logging.getLogger("trl_multiagent").setLevel(logging.INFO)
             for note in self.notes:
@@ -402,8 +411,8 @@ class Recipe:
 
     def check_run(self, environment: Environment, train_dataset: Dataset) -> None:
         """
-        Checks that the checkpoint to continue from is complete and belongs to this run, and that the results can be written. No model
-        is loaded for this. If a check fails, the program ends on all processes.
+        Checks that the checkpoint to continue from is complete and belongs to this run, and that the results can be written, and reserves
+        the folder of the run. No model is loaded for this. If a check fails, the program ends on all processes.
 
         Args:
             environment ([`Environment`]): The run's environment.
@@ -420,6 +429,8 @@ class Recipe:
                     self.team_folder if self.saves_team else None,
                     [f"{AGENTS_FOLDER}/{folder or role}" for role in environment.roles],
                 )
+                advice = f"choose another RUN_ID or `{self.algorithm}.output_dir`"
+                self.reservation.enter_context(reserve(self.run_folder, "run", advice))
         except ValueError as error:
             problems = [str(error)]
         problems = list(dict.fromkeys(gather_object(problems)))
@@ -435,17 +446,25 @@ class Recipe:
         """
         args = self.training_args
         saved = verify_checkpoint(folder)
-        check_steps(folder, saved["global_step"], len(train_dataset), args)
+        if not self.results_are_missing(folder):
+            check_steps(folder, saved["global_step"], len(train_dataset), args)
         trainer_name = type(args).__name__.removesuffix("Config")
         roles = environment.roles
         here = describe_run(trainer_name, roles, self.outline(roles), train_dataset, args)
         here |= describe_environment(environment)
         check_changes(folder, differences(saved["settings"], here), args)
 
+    def results_are_missing(self, checkpoint: str) -> bool:
+        """Whether a run was interrupted after a checkpoint and before the team's card, which is saved last, was there."""
+        if not self.saves_team:
+            return False
+        card = self.team_folder / CARD_FILE
+        return not card.is_file() or card.stat().st_mtime < (Path(checkpoint) / STATE_FILE).stat().st_mtime
+
     def train_and_save(self, trainer: Trainer) -> None:
         """
         Trains the team. Saves the merged settings in the run's folder and, unless `output.save_final_model` is false, the team, its
-        model card and its learning curve in the team's folder.
+        model card and its learning curve in the team's folder. A run that was interrupted while it saved them saves them now.
 
         If the team cannot be saved in its folder, it is saved in another place.
 
@@ -457,11 +476,14 @@ class Recipe:
         with fail_together(accelerator):
             if trainer.is_world_process_zero():
                 self.run_folder.mkdir(parents=True, exist_ok=True)
-                (self.run_folder / RECIPE_FILE).write_text(yaml.safe_dump(self.merged, sort_keys=False))
+                write_text(self.run_folder / RECIPE_FILE, yaml.safe_dump(self.merged, sort_keys=False))
         if self.task.callbacks is not None:
             for callback in self.task.callbacks(self.task_settings, trainer):
                 trainer.add_callback(callback)
-        trainer.train(resume_from_checkpoint=self.resume_from_checkpoint)
+        checkpoint = self.resume_from_checkpoint
+        if checkpoint is not None and self.results_are_missing(checkpoint):
+            trainer.may_be_complete = True
+        trainer.train(resume_from_checkpoint=checkpoint)
         self.save_results(trainer)
 
     def save_results(self, trainer: Trainer) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task
-from trl_multiagent.quiet import quiet_libraries
+from trl_multiagent.environments.task_errors import TaskError, UnavailableError
+from trl_multiagent.quiet import hide_progress_bars, quiet_libraries
 from trl_multiagent.recipe.arguments import Settings
 from trl_multiagent.recipe.run import read_settings
 from trl_multiagent.recipe.settings import ConfigError, fail
@@ -82,11 +83,17 @@ def run_reward_model(
         from trl_multiagent.recipe.reward_phase import summary, train_reward_model
 
         logging.basicConfig(format="%(message)s")
+        if args.disable_tqdm:
+            hide_progress_bars()
         model = settings.model_names
         if model in settings.task.models:
             with args.main_process_first():
                 model = settings.task.models[model]()
         facts = train_reward_model(model, args, preferences, list(environment.roles), peft_config)
+    except UnavailableError as error:
+        fail(prog, error)
+    except TaskError:
+        raise  # its traceback says where the code of the task failed
     except (ValueError, OSError) as error:
         fail(prog, error)
     if args.process_index == 0:

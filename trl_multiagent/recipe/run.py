@@ -58,12 +58,13 @@ def run_recipe(
         raise  # its traceback says where the code of the task failed
     except (ValueError, OSError) as error:  # of the task: rows, splits, files
         fail(recipe.prog, error)
-    recipe.check_run(environment, train_dataset)
-    try:
-        team = recipe.load_team(environment.roles)
-    except ConfigError as error:
-        fail(recipe.prog, error)
-    train(recipe, algorithm, environment, team, train_dataset, eval_dataset)
+    with recipe.reservation:
+        recipe.check_run(environment, train_dataset)
+        try:
+            team = recipe.load_team(environment.roles)
+        except ConfigError as error:
+            fail(recipe.prog, error)
+        train(recipe, algorithm, environment, team, train_dataset, eval_dataset)
 
 
 def train(

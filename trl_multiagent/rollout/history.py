@@ -1,10 +1,12 @@
 """Builds an agent's prompt from its past turns and the environment's new prompt."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from trl_multiagent.chat_markers import marker_pattern, without_markers
 from trl_multiagent.environments.base import Prompt, Turn
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node
@@ -45,6 +47,7 @@ def whole_prompt(
     as_chat: bool,
     options: HistoryOptions = FULL_HISTORY,
     dropped: int = 0,
+    markers: re.Pattern[str] | None = None,
 ) -> list[dict[str, str]] | str:
     """
     Joins an agent's own past prompts and responses with its new prompt.
@@ -59,6 +62,8 @@ def whole_prompt(
         as_chat (`bool`): Whether to return chat messages instead of one text.
         options ([`HistoryOptions`], *optional*): What the agent sees of the past turns. By default, everything.
         dropped (`int`, *optional*, defaults to `0`): How many of the oldest visible turns are left out.
+        markers (`re.Pattern`, *optional*): What texts that models may have written must not spell, see [`~chat_markers.marker_pattern`]:
+            the responses, and all prompts after the first.
 
     Returns:
         `list[dict[str, str]]` or `str`: The chat messages or the text.
@@ -66,9 +71,16 @@ def whole_prompt(
     Raises:
         ValueError: `as_chat` is False, but the environment returned chat messages.
     """
+    prompts, responses = [turn.prompts[role] for turn in history], [turn.joint_action[role] for turn in history]
+    if markers is not None and history:
+        prompts = [*prompts[:1], *(without_markers(x, markers) for x in prompts[1:])]
+        responses = [without_markers(x, markers) for x in responses]
+        prompt = without_markers(prompt, markers)
     parts = [
-        (turn.prompts[role] if shows_prompt else None, turn.joint_action[role] if shows_response else None)
-        for turn, (shows_prompt, shows_response) in zip(history, options.shown(len(history), dropped), strict=True)
+        (past if shows_prompt else None, response if shows_response else None)
+        for past, response, (shows_prompt, shows_response) in zip(
+            prompts, responses, options.shown(len(history), dropped), strict=True
+        )
     ]
     if as_chat:
         return _chat(parts, prompt)
@@ -146,9 +158,12 @@ def tokenize_nodes(
     Returns:
         `list[WholePrompt]`: One prompt per node.
     """
+    markers = marker_pattern(tokenizer, render) if as_chat and any(node.history for node in nodes) else None
 
     def build(chosen: Sequence[Node], dropped: int) -> list[WholePrompt]:
-        prompts = [whole_prompt(role, node.history, node.prompts[role], as_chat, options, dropped) for node in chosen]
+        prompts = [
+            whole_prompt(role, node.history, node.prompts[role], as_chat, options, dropped, markers) for node in chosen
+        ]
         ids = tokenize(prompts) if prompts else []
         built = [WholePrompt(*x) for x in zip(prompts, ids, strict=True)]
         if options.max_history_length is not None:

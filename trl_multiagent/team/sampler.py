@@ -2,6 +2,7 @@
 
 import difflib
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -132,9 +133,7 @@ class TeamSampler:
             as_chat=role in self.chat_roles,
             options=self.history_options,
             tokenize=lambda prompts: [tokenize_prompt(tokenizer, prompt) for prompt in prompts],
-            render=lambda messages: tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=False
-            ),
+            render=partial(render_chat, tokenizer),
         )
         special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": self.team.end_tokens(role)}
         config = GenerationConfig(**{**special, **self.generation_kwargs})
@@ -163,6 +162,11 @@ class TeamSampler:
     ) -> list[list[list[int]]]:
         """Samples an agent's completions at the nodes; see [`~models.generation.generate_groups`]."""
         return generate_groups(agent, prompt_ids, num_generations, config, self.generation_token_budget)
+
+
+def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> str:
+    """The text that [`tokenize_prompt`] tokenizes."""
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
 
 
 def tokenize_prompt(tokenizer: PreTrainedTokenizerBase, prompt: list[dict[str, str]] | str) -> list[int]:

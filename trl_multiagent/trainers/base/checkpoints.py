@@ -70,6 +70,8 @@ class CheckpointMixin(Base):
     _resumed: Path | None = None  # the checkpoint that this run continues
     _changes: list[dict[str, Any]] = []  # settings that changed when the run was resumed, now and earlier
     _saving = False  # whether a checkpoint is being written
+    # Whether a checkpoint of the last step can be continued. Then no step is taken, and only the end of the training is repeated
+    may_be_complete = False
 
     def train(
         self,
@@ -284,7 +286,8 @@ class CheckpointMixin(Base):
         process_file = PROCESS_FILE.format(self.args.process_index)
         try:
             check_changes(str(folder), changes, self.args)
-            check_steps(str(folder), saved["global_step"], len(self.train_dataset), self.args)
+            if not self.may_be_complete:
+                check_steps(str(folder), saved["global_step"], len(self.train_dataset), self.args)
             if not (folder / process_file).is_file():
                 raise ValueError(
                     f"{folder} has no {process_file}, the part of process {self.args.process_index}. If the nodes "
@@ -359,6 +362,13 @@ class CheckpointMixin(Base):
             group["lr"] = settings["initial_lr"] * scheduled_fraction
         self.lr_scheduler.base_lrs = [group["initial_lr"] for group in self.optimizer.param_groups]
         self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+
+    def _init_training_state(
+        self, max_steps: int, steps_per_epoch: int, num_epochs: int, *args: Any
+    ) -> tuple[int, int]:
+        position = super()._init_training_state(max_steps, steps_per_epoch, num_epochs, *args)
+        # `Trainer` would train in the rest of an epoch in which the last step was taken
+        return (num_epochs, 0) if self.state.global_step >= max_steps else position
 
     def _begin_training(self) -> None:
         """Restores the state of this process. Called after the trainer has reset its counters."""
