@@ -581,7 +581,13 @@ def test_what_the_end_of_a_run_needs_is_tried_at_its_start(parse, tmp_path, monk
     output = {"save_path": str(tmp_path / "team"), "save_final_model": True}
     recipe = parse({"output": output, "magrpo": {"output_dir": str(tmp_path / "run")}})
     before = sorted(tmp_path.rglob("*"))
-    recipe.check_run(environment, None)
+
+    def check():
+        recipe.check_run(environment, None)
+        recipe.reservation.close()
+        (tmp_path / "run").rmdir()  # which is reserved, and empty
+
+    check()
     assert sorted(tmp_path.rglob("*")) == before  # what was tried is gone
     for name in in_the_way(tmp_path):
         there = sorted(tmp_path.rglob("*"))
@@ -591,7 +597,7 @@ def test_what_the_end_of_a_run_needs_is_tried_at_its_start(parse, tmp_path, monk
         assert re.search(f"error: .* cannot be written to .*{name}", line) and sorted(tmp_path.rglob("*")) == there
     (tmp_path / "team").mkdir()
     (tmp_path / "team" / "notes.txt").write_text("mine")
-    recipe.check_run(environment, None)
+    check()
     assert [path.name for path in (tmp_path / "team").iterdir()] == ["notes.txt"]
 
     def full(descriptor):

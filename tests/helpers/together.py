@@ -27,6 +27,7 @@ RANK = int(os.environ["RANK"])
 
 def trainer(**arguments):
     arguments = {"num_turns": 3, "num_generations": 2, "per_device_train_batch_size": 4, **arguments}
+    arguments.setdefault("per_device_eval_batch_size", 2)  # both processes have items to evaluate
     return tiny_trainer(FOLDER / "run", **arguments)
 
 
