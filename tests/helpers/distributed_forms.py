@@ -3,6 +3,7 @@ Two updates of every form of team, on completions that depend on nothing but the
 `test_distributed_forms.py`, under several launchers: `distributed_forms.py TEAMS OUTPUT ITEMS_PER_DEVICE`.
 """
 
+import faulthandler
 import json
 import sys
 import zlib
@@ -172,6 +173,7 @@ def save(trainer, folder: Path) -> dict:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(600, exit=True)  # processes that wait for each other say where
     teams, output, items_per_device = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     report = {}
     for case in sys.argv[4:] or (*CASES, *PREFERENCES, REWARD_MODEL):
