@@ -23,11 +23,7 @@ from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.quiet import quiet_libraries
 from trl_multiagent.recipe.algorithms import ALGORITHMS, ITERATIVE
-from trl_multiagent.recipe.arguments import (
-    Settings,
-    make_training_args,
-    section_defaults,
-)
+from trl_multiagent.recipe.arguments import Settings, make_training_args, section_defaults
 from trl_multiagent.recipe.collection import Collection, print_cost, print_lines
 from trl_multiagent.recipe.fields import read_fields
 from trl_multiagent.recipe.plan import print_plan
@@ -35,6 +31,7 @@ from trl_multiagent.recipe.preference_recipe import PreferenceRecipe, preference
 from trl_multiagent.recipe.preference_run import PreferenceRun, run_phases, without_sharding
 from trl_multiagent.recipe.recipe import Recipe, check_models, first_rows
 from trl_multiagent.recipe.reward_phase import summary, train_reward_model
+from trl_multiagent.recipe.reward_section import MARLHFSection
 from trl_multiagent.recipe.run import read_settings
 from trl_multiagent.recipe.settings import ConfigError, fail
 from trl_multiagent.trainers.base.run_settings import checksum_of_weights
@@ -49,7 +46,6 @@ if TYPE_CHECKING:
 
 REWARD_FOLDER = "reward_model"  # in the folder of a round; with an underscore in that of the run, which is pushed
 DEFAULT_MAX_LENGTH = 2048
-RL_ALGORITHMS = ("magrpo", "marloo", "maremax", "mareinforce", "iac", "maac")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -203,7 +199,8 @@ def settings_of_training(settings: Settings, config_class: type) -> Settings:
     if settings.algorithm in ITERATIVE:
         names -= {"num_iterations"}  # the rounds; to the trainer, it is the number of steps on each batch
     arguments = {**section_defaults(settings.algorithm), **settings.arguments}
-    trainers = {name for algorithm in RL_ALGORITHMS for name in read_fields(ALGORITHMS[algorithm].config)}
+    algorithms = MARLHFSection.limits["rl_algorithm"]["choices"]
+    trainers = {name for algorithm in algorithms for name in read_fields(ALGORITHMS[algorithm].config)}
     others = trainers - {field.name for field in dataclasses.fields(PreferenceConfig)} - {"num_iterations"}
     unused = [f"{settings.algorithm}.{name}" for name in arguments if name in others - names]
     if unused:
