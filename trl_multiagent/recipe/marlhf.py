@@ -18,7 +18,6 @@ from transformers import TrainerCallback
 from trl_multiagent.environments.model_reward import ModelRewardEnvironment
 from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.environments.task import Task
-from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.quiet import quiet_libraries
@@ -32,8 +31,8 @@ from trl_multiagent.recipe.preference_run import PreferenceRun, run_phases, with
 from trl_multiagent.recipe.recipe import Recipe, check_models, first_rows
 from trl_multiagent.recipe.reward_phase import summary, train_reward_model
 from trl_multiagent.recipe.reward_section import MARLHFSection
-from trl_multiagent.recipe.run import read_settings
-from trl_multiagent.recipe.settings import ConfigError, fail
+from trl_multiagent.recipe.run import end_on_wrong_input, read_settings
+from trl_multiagent.recipe.settings import ConfigError
 from trl_multiagent.trainers.base.run_settings import checksum_of_weights
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_trainer import SCALE_KEY
@@ -102,11 +101,9 @@ def run_marlhf(
     """
     prog = prog or Path(sys.argv[0]).name
     quiet_libraries()
-    try:
+    with end_on_wrong_input(prog):
         settings, dry_run = read_settings(algorithm, task, argv, prog)
         recipe = make_recipe(settings, dry_run)
-    except ConfigError as error:
-        fail(prog, error)
     recipe.prog = prog
     run_phases(recipe, RewardRun, print_phases)
 
@@ -144,12 +141,8 @@ class RewardRun(PreferenceRun):
         if model in recipe.task.models:
             with self.state.main_process_first():
                 model = recipe.task.models[model]()
-        try:
+        with end_on_wrong_input(recipe.prog):
             facts = train_reward_model(model, args, preferences, list(self.roles), recipe.reward_peft)
-        except TaskError:
-            raise
-        except (ValueError, OSError) as error:
-            fail(recipe.prog, error)
         self.say(f"Reward model in {args.output_dir}: {summary(facts)}")
         self.say(f"\nPhase 3 of 3: {recipe.rl_algorithm} with the reward of the model")
         environment = self.with_reward_of(Path(args.output_dir), recipe.given("score_task_reward", True))

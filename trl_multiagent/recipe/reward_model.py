@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task
-from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.quiet import hide_progress_bars, quiet_libraries
 from trl_multiagent.recipe.arguments import Settings
-from trl_multiagent.recipe.run import read_settings
-from trl_multiagent.recipe.settings import ConfigError, fail
+from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, read_settings
+from trl_multiagent.recipe.settings import ConfigError
 from trl_multiagent.recipe.tasks import make_environment
 
 
@@ -39,7 +38,7 @@ def run_reward_model(
     """
     prog = prog or Path(sys.argv[0]).name
     quiet_libraries()
-    try:
+    with end_on_wrong_input(prog):
         settings, dry_run = read_settings(algorithm, task, argv, prog)
         name = settings.values[SECTION].get("preference_dataset")
         if name is None:
@@ -89,13 +88,8 @@ def run_reward_model(
         if model in settings.task.models:
             with args.main_process_first():
                 model = settings.task.models[model]()
-        facts = train_reward_model(model, args, preferences, list(environment.roles), peft_config)
-    except UnavailableError as error:
-        fail(prog, error)
-    except TaskError:
-        raise  # its traceback says where the code of the task failed
-    except (ValueError, OSError) as error:
-        fail(prog, error)
+        with end_with_one_line(prog):
+            facts = train_reward_model(model, args, preferences, list(environment.roles), peft_config)
     if args.process_index == 0:
         print(f"Reward model in {args.output_dir}: {summary(facts)}", flush=True)
 
