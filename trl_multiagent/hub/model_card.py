@@ -10,10 +10,10 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
+from trl_multiagent.file_names import CARD_FILE, RECIPE_FILE
 
-CARD_FILE = "README.md"
+
 CURVE_FILE = "reward_curve.png"
-RECIPE_FILE = "config.yaml"
 TEMPLATE = Path(__file__).parent / "templates" / "team_card.md"
 TAGS = ["trl", "trl-multiagent", "multi-agent"]
 PACKAGES = {"trl_multiagent": "trl-multiagent", "TRL": "trl", "Transformers": "transformers", "Pytorch": "torch"}

@@ -22,9 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 from trl.trainer.utils import create_model_from_path
 
-
-MODEL_CONFIG = "config.json"
-ADAPTER_CONFIG = "adapter_config.json"
+from trl_multiagent.file_names import ADAPTER_CONFIG, MODEL_CONFIG
 
 
 def learned_positions(model: PreTrainedModel) -> int | None:

@@ -23,6 +23,7 @@ from transformers import set_seed
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.dataset_rows import item_ids
+from trl_multiagent.file_names import CARD_FILE
 from trl_multiagent.files import replacing, write_text
 from trl_multiagent.preference_rows import (
     CHOSEN_BY,
@@ -387,7 +388,7 @@ class _Collection:
         (self.folder / PICTURE_FILE).unlink(missing_ok=True)
         if config.log_reward_distribution:
             draw_rewards(records, selected, self.folder / PICTURE_FILE)
-        write_text(self.folder / "README.md", preference_card(facts, roles, preferences.column_names, config))
+        write_text(self.folder / CARD_FILE, preference_card(facts, roles, preferences.column_names, config))
         write_text(self.folder / FACTS_FILE, json.dumps(asdict(facts), indent=2) + "\n")
 
     def _row(self, record: dict[str, Any], pair: Pair) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from trl_multiagent.environments.dataset_rows import (
     read_file,
     select_rows,
 )
+from trl_multiagent.file_names import CARD_FILE
 from trl_multiagent.hub.push import open_repo, push_command_advice, upload_folder
 from trl_multiagent.preference_rows import check_preferences
 from trl_multiagent.preferences.collection import DATASET_STATE, FACTS_FILE
@@ -116,7 +117,7 @@ def push_preferences(
         raise ValueError(f"{folder} holds no complete collection of preferences.")
     repo_id = open_repo(repo_id, private, token, revision, create_pr, repo_type="dataset")
     with tempfile.TemporaryDirectory() as upload:
-        for path in (folder / "README.md", folder / PICTURE_FILE):
+        for path in (folder / CARD_FILE, folder / PICTURE_FILE):
             if path.is_file():
                 shutil.copy(path, upload)
         (Path(upload) / HUB_FILE).parent.mkdir()

@@ -25,8 +25,8 @@ from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.environments.task import Task
+from trl_multiagent.file_names import RECIPE_FILE, TEAM_FILE
 from trl_multiagent.files import write_text
-from trl_multiagent.hub.model_card import RECIPE_FILE
 from trl_multiagent.preference_rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
 from trl_multiagent.preferences.collection import FACTS_FILE, collect_preferences, seeded
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
@@ -39,7 +39,7 @@ from trl_multiagent.recipe.recipe import set_up_wandb
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, read_settings
 from trl_multiagent.recipe.settings import ConfigError, fail
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.files import TEAM_FILE, push_folder
+from trl_multiagent.team.files import push_folder
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
 from trl_multiagent.trainers.base.distribution import fail_together, forget_engine, start_processes
 from trl_multiagent.trainers.base.run_settings import check_changes, differences

@@ -26,8 +26,9 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, describe
+from trl_multiagent.file_names import CARD_FILE, RECIPE_FILE
 from trl_multiagent.files import write_text
-from trl_multiagent.hub.model_card import CARD_FILE, CURVE_FILE, RECIPE_FILE, hub_id, rename_card
+from trl_multiagent.hub.model_card import CURVE_FILE, hub_id, rename_card
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.arguments import Settings, check_names

@@ -22,6 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 
+from trl_multiagent.file_names import CARD_FILE
 from trl_multiagent.limits import problem_with
 from trl_multiagent.models.lora_limits import LORA_LIMITS
 from trl_multiagent.models.pretrained import adapter_parameters, hub_arguments, load_model, seeded
@@ -194,7 +195,7 @@ def save_adapter(model: PeftModel, role: str, folder: Path, state_dict: dict[str
     model.save_pretrained(
         str(folder.parent), selected_adapters=[role], state_dict=state_dict, save_embedding_layers=False
     )
-    (folder.parent / "README.md").unlink()  # PEFT's card describes a repository with a single adapter
+    (folder.parent / CARD_FILE).unlink()  # PEFT's card describes a repository with a single adapter
 
 
 def load_adapter_weights(model: PeftModel, role: str, folder: Path) -> None:

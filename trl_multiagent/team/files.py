@@ -12,12 +12,12 @@ from peft import PeftConfig
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from trl_multiagent.environments.base import check_roles
+from trl_multiagent.file_names import ADAPTER_CONFIG, TEAM_FILE
 from trl_multiagent.hub.model_card import rename_card
 from trl_multiagent.hub.push import open_repo, push_command_advice, upload_folder
-from trl_multiagent.models.pretrained import ADAPTER_CONFIG, find_file, load_model, seeded
+from trl_multiagent.models.pretrained import find_file, load_model, seeded
 
 
-TEAM_FILE = "team.json"
 AGENTS_FOLDER = "agents"
 SHARED_FOLDER = "shared"
 CRITICS_FOLDER = "critics"

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from transformers.utils import logging
 from trl import RewardTrainer
 
+from trl_multiagent.file_names import CARD_FILE
 from trl_multiagent.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
 from trl_multiagent.preference_rows import (
     CHOSEN_REWARD,
@@ -262,7 +263,7 @@ class JointRewardTrainer(WrappingMixin, RewardTrainer):
         with temporarily_set(self, hub_model_id=place):  # the card's snippet loads it
             super().create_model_card(*args, **kwargs)
         if self.is_world_process_zero():
-            path = Path(self.args.output_dir) / "README.md"
+            path = Path(self.args.output_dir) / CARD_FILE
             path.write_text(path.read_text(encoding="utf-8") + self._card_section(), encoding="utf-8")
 
     def _card_section(self) -> str:

@@ -12,15 +12,8 @@ from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging
 from trl.trainer.utils import get_comet_experiment_url, get_trackio_space_url
 
-from trl_multiagent.hub.model_card import (
-    CARD_FILE,
-    CURVE_FILE,
-    RECIPE_FILE,
-    TrainingSummary,
-    draw_reward_curve,
-    reward_series,
-    team_card,
-)
+from trl_multiagent.file_names import CARD_FILE, RECIPE_FILE, TEAM_FILE
+from trl_multiagent.hub.model_card import CURVE_FILE, TrainingSummary, draw_reward_curve, reward_series, team_card
 from trl_multiagent.hub.push import (
     access_error_with_advice,
     check_write_access,
@@ -28,7 +21,7 @@ from trl_multiagent.hub.push import (
     upload_error_with_advice,
 )
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.files import AGENTS_FOLDER, TEAM_FILE
+from trl_multiagent.team.files import AGENTS_FOLDER
 
 
 if is_wandb_available():
