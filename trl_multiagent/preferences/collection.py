@@ -224,6 +224,8 @@ class _Collection:
         if missing and self.state_path(missing[0] - count).is_file():
             state = torch.load(self.state_path(missing[0] - count), weights_only=True)
             self.environment.load_state_dict(state)
+        own_items = [self.dataset[k] for number in missing for k in self.chunks[number]]
+        team_sampler(self.team, self.config).check_items(own_items, self.environment)
         bar = tqdm(
             desc="Collecting preferences",
             unit=" items",

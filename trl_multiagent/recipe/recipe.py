@@ -29,6 +29,7 @@ from trl_multiagent.environments.task_errors import TaskError, describe
 from trl_multiagent.file_names import CARD_FILE, RECIPE_FILE
 from trl_multiagent.files import write_text
 from trl_multiagent.hub.model_card import CURVE_FILE, hub_id, rename_card
+from trl_multiagent.models.positions import check_prompts
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.arguments import Settings, check_names
@@ -362,6 +363,8 @@ class Recipe:
                     share_weights=self.agent_model.share_weights,
                     **{"device_map": "meta", "dtype": self.dtype, **model_init_kwargs},
                 )
+            for role in roles:
+                check_prompts(role, team.agents[role], [], [], self.training_args.max_completion_length)
             if peft_config is not None:
                 for model in team.policies.values():
                     check_adapter_names(peft_config, cast(PeftModel, model))

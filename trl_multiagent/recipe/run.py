@@ -106,16 +106,17 @@ def end_on_wrong_input(prog: str) -> Iterator[None]:
 def end_with_one_line(prog: str) -> Iterator[None]:
     """
     Ends the program with one line, instead of a traceback, where no code of this process is at fault: something that the task needs is
-    not there, or another process failed. That one prints its own error.
+    not there, a prompt is too long for the model, or another process failed. That one prints its own error.
 
     Args:
         prog (`str`): Name of the program in messages.
     """
+    from trl_multiagent.models.positions import TooLongError
     from trl_multiagent.trainers.base.distribution import OtherProcessError, OtherProcessUnavailable
 
     try:
         yield
-    except UnavailableError as error:
+    except (UnavailableError, TooLongError) as error:
         fail(prog, error)
     except OtherProcessUnavailable:
         sys.exit(2)  # that process has said why

@@ -17,6 +17,7 @@ from trl import RewardTrainer
 
 from trl_multiagent.file_names import CARD_FILE
 from trl_multiagent.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
+from trl_multiagent.models.positions import TooLongError, learned_positions, padded
 from trl_multiagent.preference_rows import (
     CHOSEN_REWARD,
     ITEM_ID,
@@ -99,6 +100,7 @@ class JointRewardTrainer(WrappingMixin, RewardTrainer):
     args: JointRewardConfig
     data_collator: Any
     _signature_columns: list[str]
+    _is_set_up = False  # whether the model is there
     _is_checkpoint = False  # whether a checkpoint is being saved, and not the model
 
     def __init__(
@@ -147,6 +149,11 @@ class JointRewardTrainer(WrappingMixin, RewardTrainer):
             peft_config=peft_config,
         )
         self.data_collator = RewardsCollator(self.data_collator)
+        self._is_set_up = True
+        evaluated = self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
+        for dataset in (self.train_dataset, *evaluated):
+            if dataset is not None:
+                self._check_lengths(dataset)
         self.model.config.update({CONFIG_KEY: self.joint_text.to_config()})
         if args.freeze_backbone:
             self.model.base_model.requires_grad_(False)
@@ -173,7 +180,34 @@ class JointRewardTrainer(WrappingMixin, RewardTrainer):
                     "never cut."
                 )
         with temporary_cache_files(), temporarily_set(args, max_length=None):  # TRL leaves out what is too long
-            return super()._prepare_dataset(dataset, processing_class, args, dataset_name)
+            dataset = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
+        if self._is_set_up:  # otherwise, the model is not there yet
+            self._check_lengths(dataset)
+        return dataset
+
+    def _check_lengths(self, dataset: Dataset) -> None:
+        """
+        Refuses texts that are longer than the learned positions of the model.
+
+        Raises:
+            TooLongError: the message says which `max_length` would do.
+        """
+        positions = learned_positions(self.model)
+        if positions is None:
+            return
+        for column in ("chosen_ids", "rejected_ids"):
+            for index, ids in enumerate(dataset[column]):
+                if padded(len(ids), self.args.pad_to_multiple_of) > positions:
+                    limit = self.joint_text.max_length
+                    advice = (
+                        f"Set `max_length` to {positions}, so that long prompts lose their ends."
+                        if limit is None or limit > positions
+                        else "Its answers alone are that long: remove the row."
+                    )
+                    raise TooLongError(
+                        f"Pair {index} has a joint text of {len(ids)} tokens, but the model has only {positions} positions, which are "
+                        f"learned. {advice}"
+                    )
 
     def _encode_row(self, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """Tokenizes the joint texts of a pair."""
