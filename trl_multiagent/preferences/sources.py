@@ -58,7 +58,8 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
         raise ValueError(f"{path} is no {LOCAL_FILE}, from which preferences are read.")
     elif path.is_absolute() or name.count("/") != 1:
         raise FileNotFoundError(
-            f"There is no folder {name}. Preferences are in a folder, a {LOCAL_FILE}, or on the Hub."
+            f"There is no folder {name}. Preferences are in a folder, such as `trl-multiagent collect` writes, a {LOCAL_FILE}, or on "
+            "the Hub."
         )
     else:
         preferences = load_from_hub(name, None, split or "train")

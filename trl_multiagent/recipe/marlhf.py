@@ -29,7 +29,7 @@ from trl_multiagent.recipe.plan import print_plan
 from trl_multiagent.recipe.preference_recipe import PreferenceRecipe, preference_fields
 from trl_multiagent.recipe.preference_run import PreferenceRun, run_phases, without_sharding
 from trl_multiagent.recipe.recipe import Recipe, check_models, first_rows
-from trl_multiagent.recipe.reward_phase import summary, train_reward_model
+from trl_multiagent.recipe.reward_phase import check_reward_args, summary, train_reward_model
 from trl_multiagent.recipe.reward_section import MARLHFSection
 from trl_multiagent.recipe.run import end_on_wrong_input, read_settings
 from trl_multiagent.recipe.settings import ConfigError
@@ -178,12 +178,14 @@ def make_recipe(settings: Settings, dry_run: bool = False) -> RewardRecipe:
     if reward_model is not None:
         check_models(f"{settings.algorithm}.reward_model_name", [reward_model], settings.task)
     fields = preference_fields(settings, training_args, dry_run)
-    return RewardRecipe(
+    recipe = RewardRecipe(
         **fields,
         rl_algorithm=algorithm,
         reward_args=make_reward_args(settings, training_args),
         reward_peft=make_reward_peft(settings),
     )
+    check_reward_args(f"{settings.algorithm}.reward_training", recipe.reward_args, recipe.reward_base)
+    return recipe
 
 
 def settings_of_training(settings: Settings, config_class: type) -> Settings:

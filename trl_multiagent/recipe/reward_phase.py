@@ -8,8 +8,14 @@ from typing import Any
 from accelerate import PartialState
 from datasets import Dataset
 from peft import PeftConfig
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers.integrations import is_deepspeed_zero3_enabled
+from trl.trainer.reward_trainer import suppress_seqcls_warning
+from trl.trainer.utils import create_model_from_path
 
+from trl_multiagent.environments.task_errors import describe as describe_error
 from trl_multiagent.files import write_text
+from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.recipe.settings import ConfigError
 from trl_multiagent.trainers.base.distribution import forget_engine
 from trl_multiagent.trainers.base.run_settings import digest_of_rows
@@ -20,7 +26,60 @@ from trl_multiagent.trainers.joint_reward_trainer import REPORT_FILE, JointRewar
 SETTINGS_FILE = "reward_settings.json"  # written first
 COMPLETE_FILE = "complete.json"  # written last
 TRAINER_STATE = "trainer_state.json"  # the last file of a checkpoint
+# Of an evaluation: the loss, TRL's metrics, and those of held-out pairs
+EVAL_METRICS: tuple[str, ...] = ("loss", "accuracy", "margin", "mean_reward", "min_reward", "max_reward")
+EVAL_METRICS += ("calibration_error", "accuracy_small_gaps", "accuracy_large_gaps")
 FREE = ("output_dir", "logging_dir", "report_to", "disable_tqdm", "run_name", "hub_token", "save_total_limit")
+
+
+def check_reward_args(section: str, args: JointRewardConfig, base: str) -> None:
+    """
+    Checks, without loading weights, what the trainer would refuse only after it has loaded the model. Of a model that is no local folder,
+    nothing is loaded, so it is not checked.
+
+    Args:
+        section (`str`): The section of the arguments, for messages.
+        args ([`JointRewardConfig`]): Arguments of the trainer.
+        base (`str`): Model id or folder to start from.
+
+    Raises:
+        ConfigError: an argument is impossible, or the model cannot be loaded.
+    """
+    metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
+    if metric not in EVAL_METRICS:
+        raise ConfigError(
+            f"`{section}.metric_for_best_model` is {metric!r}, which is no metric of an evaluation; choose one of {', '.join(EVAL_METRICS)}."
+        )
+    if args.eval_strategy != "no" and args.eval_fraction == 0:
+        raise ConfigError(f"`{section}.eval_strategy` needs pairs that are held out: set `{section}.eval_fraction`.")
+    if not Path(base).is_dir():
+        return
+    kwargs = dict(args.model_init_kwargs or {})
+    trust = {"trust_remote_code": args.trust_remote_code}
+    if not is_deepspeed_zero3_enabled():
+        try:
+            with quiet_loading(), suppress_seqcls_warning():
+                create_model_from_path(
+                    base,
+                    AutoModelForSequenceClassification,
+                    **{**trust, **kwargs, "num_labels": 1, "device_map": "meta"},
+                )
+        except Exception as error:  # transformers raises errors of many kinds
+            if "meta tensor" not in str(error):  # weights, such as those of an adapter, are computed when it is loaded
+                given = f" with the `model_init_kwargs` {kwargs}" if kwargs else ""
+                raise ConfigError(
+                    f"the reward model cannot be loaded from {base!r}{given}: {describe_error(error)}"
+                ) from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(base, **trust)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(
+            f"the tokenizer of the reward model cannot be loaded from {base!r}: {describe_error(error)}"
+        ) from error
+    for name in ("eos_token", "pad_token"):
+        token = getattr(args, name)
+        if token is not None and token not in tokenizer.get_vocab():
+            raise ConfigError(f"`{section}.{name}` is {token!r}, which is no token of the tokenizer in {base}.")
 
 
 def train_reward_model(
