@@ -47,6 +47,7 @@ from trl_multiagent.preferences.report import (
     summarize,
     warn_if_few_pairs,
 )
+from trl_multiagent.reservation import reserve
 from trl_multiagent.rollout.episodes import derive_seed, play_candidates
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.tree import Node, Samples
@@ -106,7 +107,8 @@ def collect_preferences(
 
     Raises:
         TypeError: `dataset` is not a `datasets.Dataset`.
-        ValueError: the roles of team and environment differ, the weights are sharded, or the folder holds another collection.
+        ValueError: the roles of team and environment differ, the weights are sharded, the folder holds another collection, or another
+            program is collecting in it.
         TaskError: the environment failed, see [`~environments.base.judge`].
         UnavailableError: the endpoint of a comparator gives no answers.
     """
@@ -126,14 +128,16 @@ def collect_preferences(
         comparator = make_comparator(team, config, round)
     collection = _Collection(team, environment, dataset, config, round, comparator, state)
     if not collection.is_complete:
-        with fail_together(state):
-            if state.is_main_process:
-                collection.prepare_folder()
-        with fail_together(state):
-            collection.sample_chunks()
-        with fail_together(state):
-            if state.is_main_process:
-                collection.write_dataset()
+        with contextlib.ExitStack() as stack:
+            with fail_together(state):
+                if state.is_main_process:
+                    stack.enter_context(collection.reserved())
+                    collection.prepare_folder()
+            with fail_together(state):
+                collection.sample_chunks()
+            with fail_together(state):
+                if state.is_main_process:
+                    collection.write_dataset()
     preferences = load_from_disk(collection.folder)
     if state.is_main_process:
         warn_if_few_pairs(json.loads((collection.folder / FACTS_FILE).read_text())["numbers"])
@@ -184,15 +188,24 @@ class _Collection:
         facts = json.loads(path.read_text())
         return facts["sampling"] == self.settings and facts["pairing"] == self.config.values(PAIRING_FIELDS)
 
+    def reserved(self) -> contextlib.AbstractContextManager[None]:
+        """
+        Makes the folder. Inside, no other collection can write to it.
+
+        Raises:
+            ValueError: it is a file, or another collection is writing to it.
+        """
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"{self.folder} is a file: collect preferences in an empty or a new folder.")
+        return reserve(self.folder, "collection", "collect in another folder")
+
     def prepare_folder(self) -> None:
         """
-        Creates the folder, or checks that what it holds is a part of this collection.
+        Writes the settings to the folder, or checks that what it holds is a part of this collection.
 
         Raises:
             ValueError: it holds something else.
         """
-        if self.folder.exists() and not self.folder.is_dir():
-            raise ValueError(f"{self.folder} is a file: collect preferences in an empty or a new folder.")
         path = self.candidates_folder / SETTINGS_FILE
         if not path.is_file():
             if self.folder.is_dir() and any(path.name != CANDIDATES_FOLDER for path in self.folder.iterdir()):
