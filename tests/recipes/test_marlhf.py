@@ -20,6 +20,7 @@ from trl_multiagent.recipe.marlhf import RewardRun, make_recipe, run_marlhf
 from trl_multiagent.recipe.preference_run import PreferenceRun
 from trl_multiagent.recipe.reward_model import run_reward_model
 from trl_multiagent.recipe.run import read_settings
+from trl_multiagent.reservation import reserve
 
 from tiny import count_reward, tiny_items
 
@@ -287,6 +288,9 @@ def test_a_reward_model_alone(finished, tiny_model, tmp_path, capsys, monkeypatc
     monkeypatch.setattr(
         JointRewardTrainer, "__init__", lambda self, *args, **kwargs: made.append(self) or init(self, *args, **kwargs)
     )
+    with reserve(tmp_path / "judge", "training", ""), pytest.raises(SystemExit):
+        run_reward_model("reward_model", TASK, argv, "judge")
+    assert f"Another training is writing to {tmp_path / 'judge'}: wait" in capsys.readouterr().err and not made
     run_reward_model("reward_model", TASK, argv, "judge")
     assert "held-out pairs in the right order" in capsys.readouterr().out
     model = made[0].model

@@ -1,5 +1,6 @@
 """Trains a joint reward model in a folder, or continues, or uses the one that is there."""
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -17,7 +18,8 @@ from trl_multiagent.environments.task_errors import describe as describe_error
 from trl_multiagent.files import write_text
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.recipe.settings import ConfigError
-from trl_multiagent.trainers.base.distribution import forget_engine
+from trl_multiagent.reservation import reserve
+from trl_multiagent.trainers.base.distribution import fail_together, forget_engine
 from trl_multiagent.trainers.base.run_settings import digest_of_rows
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_trainer import REPORT_FILE, JointRewardTrainer
@@ -102,6 +104,7 @@ def train_reward_model(
 
     Raises:
         ConfigError: the folder holds a reward model of other settings or preferences.
+        ValueError: another program is training in the folder.
     """
     folder, state = Path(args.output_dir), PartialState()
     settings = describe(model, args, preferences, roles, peft_config)
@@ -115,21 +118,23 @@ def train_reward_model(
     if (folder / COMPLETE_FILE).is_file():
         return json.loads((folder / COMPLETE_FILE).read_text(encoding="utf-8"))
     state.wait_for_everyone()  # all processes have looked before one writes
-    if state.is_main_process:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(saved, json.dumps(settings, indent=2) + "\n")
-    forget_engine()
-    trainer = JointRewardTrainer(model, args, preferences, roles=roles, peft_config=peft_config)
-    trainer.train(resume_from_checkpoint=last_checkpoint(folder))
-    facts = {} if trainer.eval_dataset is None else trainer.report()
-    trainer.save_model()
-    trainer.create_model_card()
-    trainer.accelerator.wait_for_everyone()
-    if state.is_main_process:
-        write_text(folder / COMPLETE_FILE, json.dumps(facts, indent=2) + "\n")
-        for path in folder.glob("checkpoint-*"):
-            shutil.rmtree(path)
-    trainer.accelerator.wait_for_everyone()
+    with contextlib.ExitStack() as stack:
+        with fail_together(state):
+            if state.is_main_process:
+                stack.enter_context(reserve(folder, "training", "choose another folder"))
+                write_text(saved, json.dumps(settings, indent=2) + "\n")
+        forget_engine()
+        trainer = JointRewardTrainer(model, args, preferences, roles=roles, peft_config=peft_config)
+        trainer.train(resume_from_checkpoint=last_checkpoint(folder))
+        facts = {} if trainer.eval_dataset is None else trainer.report()
+        trainer.save_model()
+        trainer.create_model_card()
+        trainer.accelerator.wait_for_everyone()
+        if state.is_main_process:
+            write_text(folder / COMPLETE_FILE, json.dumps(facts, indent=2) + "\n")
+            for path in folder.glob("checkpoint-*"):
+                shutil.rmtree(path)
+        trainer.accelerator.wait_for_everyone()
     return facts
 
 
