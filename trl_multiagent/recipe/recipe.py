@@ -51,8 +51,8 @@ from trl_multiagent.team.critics import model_names
 from trl_multiagent.team.files import AGENTS_FOLDER, SHARED_FOLDER, AgentSource, load_tokenizer
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.checkpoint_files import STATE_FILE, read_checkpoint, verify_checkpoint
-from trl_multiagent.trainers.base.distribution import OtherProcessError, fail_together
-from trl_multiagent.trainers.base.rescue import SaveError
+from trl_multiagent.trainers.base.distribution import fail_together
+from trl_multiagent.trainers.base.rescue import WriteError
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_metrics import EVAL_METRICS, is_eval_metric
 from trl_multiagent.trainers.base.run_settings import (
@@ -473,7 +473,8 @@ class Recipe:
         If the team cannot be saved in its folder, it is saved in another place.
 
         Raises:
-            RuntimeError: the team could not be saved in its folder; raised on all processes. The message names the other place.
+            WriteError or OtherProcessError: the team could not be saved in its folder; the first one in the process that saves, the other one
+                in all others. The message names the other place.
         """
         accelerator = trainer.accelerator
         set_up_wandb(self.wandb)
@@ -494,16 +495,12 @@ class Recipe:
         """Saves and pushes the trained team, as far as the settings ask for it; see [`~Recipe.train_and_save`]."""
         if not self.saves_team:
             return
-        accelerator = trainer.accelerator
         name = self.dataset.name
         dataset_name = hub_id(name) if name and self.dataset.may_be_hub_id else None
-        try:
-            with fail_together(accelerator):
-                trainer.save_model(str(self.team_folder), _internal_call=True)  # this does not push
-            with fail_together(accelerator):
-                self.write_card(trainer, dataset_name)
-        except (SaveError, OtherProcessError) as error:
-            raise RuntimeError(str(error)) from error
+        with fail_together(trainer.accelerator):
+            trainer.save_model(str(self.team_folder), _internal_call=True)  # this does not push
+        with fail_together(trainer.accelerator):
+            self.write_card(trainer, dataset_name)
         if trainer.is_world_process_zero():
             print(f"Saved team       {self.team_folder}", flush=True)
         if self.training_args.push_to_hub:  # last, so that nothing is lost if the push fails
@@ -514,14 +511,14 @@ class Recipe:
         Writes the model card and the learning curve to the team's folder, and copies the settings.
 
         Raises:
-            SaveError: a file could not be written.
+            WriteError: a file could not be written.
         """
         try:
             trainer.create_model_card(dataset_name=dataset_name)
             if trainer.is_world_process_zero() and self.team_folder.absolute() != self.run_folder.absolute():
                 copy_run_files(self.run_folder, self.team_folder)
         except OSError as error:
-            raise SaveError(
+            raise WriteError(
                 f"The model card could not be written ({error}). The team itself is in {self.team_folder.absolute()}."
             ) from error
 

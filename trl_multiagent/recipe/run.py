@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
+from trl_multiagent.files import is_disk_full
 from trl_multiagent.recipe.algorithms import ALGORITHMS
 from trl_multiagent.recipe.arguments import Settings, check_settings, make_training_args
 from trl_multiagent.recipe.config_files import RECIPES, config_file
@@ -106,17 +107,22 @@ def end_on_wrong_input(prog: str) -> Iterator[None]:
 def end_with_one_line(prog: str) -> Iterator[None]:
     """
     Ends the program with one line, instead of a traceback, where no code of this process is at fault: something that the task needs is
-    not there, a prompt is too long for the model, or another process failed. That one prints its own error.
+    not there, a prompt is too long for the model, the disk is full, or another process failed. That one prints its own error.
 
     Args:
         prog (`str`): Name of the program in messages.
     """
     from trl_multiagent.models.positions import TooLongError
     from trl_multiagent.trainers.base.distribution import OtherProcessError, OtherProcessUnavailable
+    from trl_multiagent.trainers.base.rescue import WriteError
 
     try:
         yield
-    except (UnavailableError, TooLongError) as error:
+    except (UnavailableError, TooLongError, WriteError) as error:
+        fail(prog, error)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
         fail(prog, error)
     except OtherProcessUnavailable:
         sys.exit(2)  # that process has said why

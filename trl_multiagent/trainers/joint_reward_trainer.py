@@ -27,6 +27,7 @@ from trl_multiagent.preference_rows import (
     temporary_cache_files,
     text_columns,
 )
+from trl_multiagent.trainers.base.rescue import writing
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.wrapping import WrappingMixin
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
@@ -286,11 +287,16 @@ class JointRewardTrainer(WrappingMixin, RewardTrainer):
             super()._save_checkpoint(model, trial)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        if self._is_checkpoint or not is_peft_model(self.model) or not self.args.should_save:
-            return super()._save(output_dir, state_dict)
-        merged = copy.deepcopy(self.model).merge_and_unload()
-        with temporarily_set(self, model=merged):
-            super()._save(output_dir)
+        with writing("The reward model", Path(output_dir or self.args.output_dir)):
+            if self._is_checkpoint or not is_peft_model(self.model) or not self.args.should_save:
+                return super()._save(output_dir, state_dict)
+            merged = copy.deepcopy(self.model).merge_and_unload()
+            with temporarily_set(self, model=merged):
+                super()._save(output_dir)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        with writing("A checkpoint of the reward model", Path(output_dir)):
+            super()._save_optimizer_and_scheduler(output_dir)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         place = self.hub_model_id or str(Path(self.args.output_dir).absolute())  # a folder until the repository exists

@@ -23,6 +23,7 @@ from transformers.utils import logging
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.file_names import TEAM_FILE
+from trl_multiagent.files import is_disk_full
 from trl_multiagent.team.files import AGENTS_FOLDER, CRITICS_FOLDER
 from trl_multiagent.trainers.base.checkpoint_files import (
     PROCESS_FILE,
@@ -36,7 +37,13 @@ from trl_multiagent.trainers.base.checkpoint_files import (
     verify_checkpoint,
     write_state,
 )
-from trl_multiagent.trainers.base.rescue import SaveError, fallback_folder, save_in_fallback_folder
+from trl_multiagent.trainers.base.rescue import (
+    SaveError,
+    WriteError,
+    fallback_folder,
+    save_in_fallback_folder,
+    write_problem,
+)
 from trl_multiagent.trainers.base.run_settings import (
     OPTIMIZER_SETTINGS,
     Changes,
@@ -91,6 +98,7 @@ class CheckpointMixin(Base):
 
         Raises:
             ValueError: The checkpoint is incomplete or damaged, belongs to another run, or has taken all steps.
+            WriteError: A file could not be written, because the disk is full.
         """
         folder = (
             get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
@@ -115,6 +123,16 @@ class CheckpointMixin(Base):
                 raise
             folder = self._save_interrupted(trial)
             raise UnavailableError(f"{error} The checkpoint of this step is {folder}.") from error
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            raise WriteError(f"The training ended with {describe(error)}. {self._last_complete()}") from error
+
+    def _last_complete(self) -> str:
+        """A sentence that names the checkpoint from which a run that could not write its files can be resumed."""
+        folder = Path(self.args.output_dir)
+        last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+        return "There is no checkpoint." if last is None else f"The last complete checkpoint is {last}."
 
     # A run that ends because something outside is not there
 
@@ -184,7 +202,7 @@ class CheckpointMixin(Base):
 
     @contextlib.contextmanager
     def _saves_team_on_failure(self, unfinished: Path) -> Iterator[None]:
-        """Saves at least the team if the block fails to write a checkpoint, and ends the run with a [`SaveError`]."""
+        """Saves at least the team if the block fails to write a checkpoint, and ends the run with a [`WriteError`]."""
         try:
             yield
         except SaveError:
@@ -192,18 +210,21 @@ class CheckpointMixin(Base):
         except Exception as error:
             if not self.args.should_save:
                 raise
-            problem = f"The checkpoint of step {self.state.global_step} could not be written ({describe(error)})."
+            problem = (
+                f"The checkpoint of step {self.state.global_step} could not be written in {unfinished} "
+                f"({write_problem(unfinished, error)}). {self._last_complete()}"
+            )
             if (unfinished / TEAM_FILE).is_file():  # the team itself was written: moving it needs no more disk space
                 folder = fallback_folder(unfinished.parent.parent)
                 folder.mkdir()
                 for name in (AGENTS_FOLDER, CRITICS_FOLDER, TEAM_FILE):
                     if (unfinished / name).exists():
                         os.replace(unfinished / name, folder / name)
-                raise SaveError(f"{problem} The team is in {folder.absolute()}.") from error
+                raise WriteError(f"{problem} The team is in {folder.absolute()}.") from error
             if is_deepspeed_zero3_enabled():  # each process has only a part of the weights
                 raise
             result = save_in_fallback_folder(self.team, None, self.args.output_dir)
-            raise SaveError(f"{problem} {result}") from error
+            raise WriteError(f"{problem} {result}") from error
 
     @contextlib.contextmanager
     def _writing_to_unfinished_folder(self) -> Iterator[None]:
@@ -413,7 +434,8 @@ class CheckpointMixin(Base):
             ):  # each process has only a part of the weights
                 raise
             result = save_in_fallback_folder(self.team, None, self.args.output_dir)
-            raise SaveError(f"The training ended with {describe(error)}. {result}") from error
+            kind = WriteError if is_disk_full(error) else SaveError
+            raise kind(f"The training ended with {describe(error)}. {result}") from error
 
     # Trackers: a resumed run continues the records of the interrupted one
 
