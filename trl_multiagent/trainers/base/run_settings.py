@@ -37,6 +37,24 @@ DECISIVE_ARGUMENTS = (
     "bf16",
     "fp16",
 )
+# The arguments that decide when all processes evaluate, save and log together. A resumed run may have other ones
+SCHEDULE = (
+    "max_steps",
+    "num_train_epochs",
+    "logging_strategy",
+    "logging_steps",
+    "logging_first_step",
+    "eval_strategy",
+    "eval_steps",
+    "eval_delay",
+    "eval_on_start",
+    "per_device_eval_batch_size",
+    "save_strategy",
+    "save_steps",
+    "save_only_model",
+    "load_best_model_at_end",
+    "metric_for_best_model",
+)
 # Settings that can never change, because the files of the checkpoint depend on them
 UNCHANGEABLE_SETTINGS = (
     "roles",
@@ -60,6 +78,8 @@ OPTIMIZER_SETTINGS = (
     "adam_beta2",
     "adam_epsilon",
 )
+# The base is compared by its weights. The others say how the adapter was loaded
+UNCOMPARED_ADAPTER_OPTIONS = {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"}
 DATASET_DIGEST = "rows of train_dataset"  # name of the setting
 MAX_VALUE_LENGTH = 200  # in characters, for values in a message
 
@@ -127,6 +147,20 @@ def describe_environment(environment: Environment) -> dict[str, Any]:
     return {"environment": type(environment).__name__, "environment settings": resume_settings(environment)}
 
 
+def describe_schedule(args: TeamConfig, eval_dataset: Any) -> dict[str, Any]:
+    """
+    Returns the settings that all processes of a run must share, in addition to [`describe_run`], although they may change when the run
+    is resumed: when to evaluate, save and log, and the evaluation sets.
+    """
+    arguments = args.to_dict()
+    datasets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
+    return {name: arguments[name] for name in SCHEDULE} | {
+        f"eval_dataset {name}".rstrip(): describe_dataset(dataset)
+        for name, dataset in datasets.items()
+        if isinstance(dataset, Dataset)
+    }
+
+
 def describe_agent(agent: torch.nn.Module, critics: Iterable[torch.nn.Parameter] = ()) -> str:
     """Returns the architecture of an agent and its numbers of parameters. Those of critics' adapters do not count."""
     added = get_model_param_count(torch.nn.ParameterList(critics))
@@ -148,7 +182,7 @@ def describe_adapters(team: AgentTeam) -> dict[str, Any]:
     options = {}
     for role, model in team.policies.items():
         config = model.peft_config[role].to_dict()
-        for name in config.keys() - {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version"}:
+        for name in config.keys() - UNCOMPARED_ADAPTER_OPTIONS:
             value = config[name]
             options[f"adapter {role} {name}"] = sorted(value) if isinstance(value, set) else value
     return options
