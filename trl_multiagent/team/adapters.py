@@ -159,7 +159,8 @@ def load_adapters(
     # ZeRO-3 gathers parameters together, so all must have the same data type
     dtype: dict[str, Any] = {"autocast_adapter_dtype": not is_deepspeed_zero3_enabled()}
     models: dict[str, PeftModel] = {}
-    adapted: dict[tuple[AgentSource, str | None], PeftModel] = {}  # the models with adapters so far, by base and its revision
+    # The models with adapters so far, by base and its revision
+    adapted: dict[tuple[AgentSource, str | None], PeftModel] = {}
 
     for role, source in sources.items():
         if peft_config is not None:
