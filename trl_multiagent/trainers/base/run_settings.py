@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from transformers import TrainingArguments
 from transformers.trainer_pt_utils import get_model_param_count
 
 from trl_multiagent.environments.base import Environment, resume_settings
+from trl_multiagent.hub.push import push_command
 from trl_multiagent.models.pretrained import adapter_parameters
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.team_config import TeamConfig
@@ -286,12 +288,6 @@ def check_changes(folder: str, changes: Changes, args: TeamConfig) -> None:
     """
     if not changes:
         return
-    if args.resume_changes != "allow":
-        raise ValueError(
-            f"{folder} is a checkpoint of another run: {format_changes(changes)}. Give the run the checkpoint's "
-            "settings, allow the changes with `resume_changes: allow`, or start a run from the checkpoint's weights: "
-            f"AgentTeam.from_pretrained({folder!r})."
-        )
     refused = {
         name: change
         for name, change in changes.items()
@@ -303,6 +299,12 @@ def check_changes(folder: str, changes: Changes, args: TeamConfig) -> None:
         if (name in OPTIMIZER_SETTINGS and args.deepspeed_plugin is not None)  # DeepSpeed restores the saved values
         or (name == "agent_learning_rates" and bool(old) != bool(new))  # the parameter groups differ
     }
+    if args.resume_changes != "allow":
+        allowing = "" if refused else "allow the changes with `resume_changes: allow`, "
+        raise ValueError(
+            f"{folder} is a checkpoint of another run: {format_changes(changes)}. Give the run the checkpoint's "
+            f"settings, {allowing}or start a run from the checkpoint's weights: AgentTeam.from_pretrained({folder!r})."
+        )
     if refused:
         raise ValueError(
             f"{folder} cannot be continued with this change, although `resume_changes` is 'allow': "
@@ -341,7 +343,12 @@ def check_steps(folder: str, global_step: int, num_items: int, args: TeamConfig)
         steps = math.ceil(args.num_train_epochs * args.steps_per_epoch(num_items))
         reason = f"`num_train_epochs` is {args.num_train_epochs:g}, which makes {steps}"
     if global_step >= steps:
+        push = ""
+        if args.push_to_hub:
+            repo_id = args.hub_model_id or Path(args.output_dir).absolute().name
+            command = push_command(args.output_dir, repo_id, args.hub_revision)
+            push = f" If the run ended while it pushed the team, `{command}` completes the push."
         raise ValueError(
             f"{folder} has taken {global_step} optimizer steps, and {reason}: there is nothing left to train. Raise "
-            f"it, or use the team as it is: AgentTeam.from_pretrained({folder!r})."
+            f"it, or use the team as it is: AgentTeam.from_pretrained({folder!r}).{push}"
         )
