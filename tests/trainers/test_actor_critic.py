@@ -10,7 +10,7 @@ import torch
 from huggingface_hub.utils import filter_repo_objects
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModel, BitsAndBytesConfig, OPTConfig, OPTForCausalLM
+from transformers import AutoModel, BitsAndBytesConfig, OPTConfig, OPTForCausalLM, TrainerCallback
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, IACConfig, IACTrainer, MAACConfig, MAACTrainer
 from trl_multiagent.models.pretrained import learned_positions
@@ -648,3 +648,55 @@ def test_normalized_advantages(tmp_path):
         trainer.train()
         for node in trainer._levels[0]:
             assert trainer._advantages[id(node)]["aux"].item() == pytest.approx(expected)
+
+
+class StepsByHand(TrainerCallback):
+    """Takes each optimizer step of the agents with AdamW as well, on the loss of one sequence at a time."""
+
+    def __init__(self, agents, learning_rate):
+        self.agents = copy.deepcopy(agents)
+        self.optimizer = torch.optim.AdamW(
+            [x for agent in self.agents.values() for x in agent.parameters()], lr=learning_rate, weight_decay=0.0
+        )
+        self.distances = []
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        self.optimizer.zero_grad()
+        nodes = self.trainer._levels[0]
+        for role, agent in self.agents.items():
+            values = torch.tensor([self.trainer._advantages[id(node)][role].item() for node in nodes])
+            rewards = torch.tensor([node.rewards[0] for node in nodes])
+            # The critic has not learned yet, so its values hardly differ between items
+            assert torch.corrcoef(torch.stack([values, rewards]))[0, 1] > 0.9
+            for node, advantage in zip(nodes, values, strict=True):
+                samples = node.samples[role]
+                log_p = log_probability(agent, samples.prompt_ids, samples.completion_ids[0])
+                (-advantage * log_p.sum() / len(nodes)).backward()
+        self.optimizer.step()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        for role, agent in self.agents.items():
+            trained = dict(self.trainer.team.agents[role].named_parameters())
+            self.distances += [(trained[name] - x).abs().max().item() for name, x in agent.named_parameters()]
+
+
+def test_all_steps_of_a_training_are_those_of_plain_pytorch(tmp_path):
+    team, rate = tiny_team(), 1e-3
+    steps = StepsByHand(team.agents, rate)
+    steps.trainer = tiny_trainer(
+        tmp_path,
+        team,
+        trainer=IACTrainer,
+        config=IACConfig,
+        callbacks=[steps],
+        items_per_device=4,
+        per_device_train_batch_size=2,
+        max_steps=4,
+        learning_rate=rate,
+        weight_decay=0.0,
+        max_grad_norm=0.0,
+        lr_scheduler_type="constant",
+    )
+    steps.trainer.train()
+    assert len(steps.distances) == 4 * 2 * len(list(team.agents["aux"].parameters()))
+    assert max(steps.distances) < 1e-5
