@@ -52,6 +52,17 @@ def test_the_team_is_saved_elsewhere_and_all_processes_say_where(forked, recipe_
         shutil.rmtree(place)  # in the folder of all users' temporary files
 
 
+def test_processes_with_different_settings_end_with_one_line(forked, recipe_arguments, tmp_path):
+    """Before a model is loaded."""
+    rank = "magrpo.seed=${oc.decode:${oc.env:RANK}}"
+    done = forked.run(SCRIPT, "differ", tmp_path, *recipe_arguments, rank, processes=2, cwd=tmp_path)
+    assert (
+        set(done.codes) <= {2, -9} and "Traceback" not in done.stderr
+    )  # the first that ends has the other one killed
+    assert "error: The processes of this run differ: seed: 0 on process 0, 1 on process 1." in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 # The trainer alone
 
 

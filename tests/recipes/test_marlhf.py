@@ -244,7 +244,7 @@ def test_each_phase_resumes_on_its_own(finished, tmp_path, monkeypatch, capsys):
         run_marlhf("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
 
 
-def test_an_interrupted_reward_model_goes_on(finished, tmp_path, monkeypatch):
+def test_an_interrupted_reward_model_goes_on(finished, tmp_path, monkeypatch, capsys):
     folder, argv = finished
     run = tmp_path / "run"
     argv = [str(run) if x == str(folder) else x for x in argv] + ["--reward_num_train_epochs", "2"]
@@ -257,6 +257,13 @@ def test_an_interrupted_reward_model_goes_on(finished, tmp_path, monkeypatch):
             run_marlhf("marlhf", TASK, argv, "marlhf")
     checkpoints = sorted((run / "_reward_model").glob("checkpoint-*"))
     (checkpoints[0] / "half").mkdir()
+    settings = run / "_reward_model" / "reward_settings.json"
+    saved = settings.read_text()
+    settings.write_text(saved.replace('"number of processes": 1', '"number of processes": 2'))
+    with pytest.raises(SystemExit):  # the order of the pairs and the size of a batch would be others
+        run_marlhf("marlhf", TASK, argv, "marlhf")
+    assert "holds another reward model: number of processes was 2, is 1" in capsys.readouterr().err
+    settings.write_text(saved)
     calls = []
     train = JointRewardTrainer.train
     monkeypatch.setattr(JointRewardTrainer, "train", lambda self, **given: calls.append(given) or train(self, **given))

@@ -123,5 +123,5 @@ def push_preferences(
                 shutil.copy(path, upload)
         (Path(upload) / HUB_FILE).parent.mkdir()
         load_from_disk(folder).to_parquet(Path(upload) / HUB_FILE)
-        advice = push_command_advice(folder, repo_id)
+        advice = push_command_advice(folder, repo_id, revision)
         return upload_folder(upload, repo_id, advice, token, revision, commit_message, create_pr, repo_type="dataset")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import yaml
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
@@ -51,7 +52,7 @@ from trl_multiagent.team.critics import model_names
 from trl_multiagent.team.files import AGENTS_FOLDER, SHARED_FOLDER, AgentSource, load_tokenizer
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.checkpoint_files import STATE_FILE, read_checkpoint, verify_checkpoint
-from trl_multiagent.trainers.base.distribution import fail_together
+from trl_multiagent.trainers.base.distribution import check_agreement, fail_together
 from trl_multiagent.trainers.base.rescue import WriteError
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_metrics import EVAL_METRICS, is_eval_metric
@@ -415,13 +416,20 @@ class Recipe:
 
     def check_run(self, environment: Environment, train_dataset: Dataset) -> None:
         """
-        Checks that the checkpoint to continue from is complete and belongs to this run, and that the results can be written, and reserves
-        the folder of the run. No model is loaded for this. If a check fails, the program ends on all processes.
+        Checks that all processes have the same settings and data, that the checkpoint to continue from is complete and belongs to this
+        run, and that the results can be written, and reserves the folder of the run. No model is loaded for this. If a check fails, the
+        program ends on all processes.
 
         Args:
             environment ([`Environment`]): The run's environment.
             train_dataset ([`~datasets.Dataset`]): The items to train on.
         """
+        state = PartialState()
+        if state.num_processes > 1:
+            try:
+                check_agreement(state, self.describe(environment, train_dataset, team=None))
+            except ValueError as error:  # on all processes
+                fail(self.prog, ConfigError(str(error)))
         problems = []
         try:
             if self.resume_from_checkpoint is not None:
@@ -452,11 +460,15 @@ class Recipe:
         saved = verify_checkpoint(folder)
         if not self.results_are_missing(folder):
             check_steps(folder, saved["global_step"], len(train_dataset), args)
-        trainer_name = type(args).__name__.removesuffix("Config")
-        roles = environment.roles
-        here = describe_run(trainer_name, roles, self.outline(roles), train_dataset, args)
-        here |= describe_environment(environment)
+        here = self.describe(environment, train_dataset, self.outline(environment.roles))
         check_changes(folder, differences(saved["settings"], here), args)
+
+    def describe(self, environment: Environment, train_dataset: Dataset, team: AgentTeam | None) -> dict[str, Any]:
+        """The settings of the run that a checkpoint, and all processes, must share."""
+        args = self.training_args
+        trainer_name = type(args).__name__.removesuffix("Config")
+        run = describe_run(trainer_name, environment.roles, team, train_dataset, args)
+        return {**run, **describe_environment(environment)}
 
     def results_are_missing(self, checkpoint: str) -> bool:
         """Whether a run was interrupted after a checkpoint and before the team's card, which is saved last, was there."""

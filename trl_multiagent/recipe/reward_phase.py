@@ -19,7 +19,7 @@ from trl_multiagent.files import write_text
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.recipe.settings import ConfigError
 from trl_multiagent.reservation import reserve
-from trl_multiagent.trainers.base.distribution import fail_together, forget_engine
+from trl_multiagent.trainers.base.distribution import check_agreement, fail_together, forget_engine
 from trl_multiagent.trainers.base.run_settings import digest_of_rows
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_trainer import REPORT_FILE, JointRewardTrainer
@@ -28,6 +28,7 @@ from trl_multiagent.trainers.joint_reward_trainer import REPORT_FILE, JointRewar
 SETTINGS_FILE = "reward_settings.json"  # written first
 COMPLETE_FILE = "complete.json"  # written last
 TRAINER_STATE = "trainer_state.json"  # the last file of a checkpoint
+PROCESSES = "number of processes"  # name of the setting
 # Of an evaluation: the loss, TRL's metrics, and those of held-out pairs
 EVAL_METRICS: tuple[str, ...] = ("loss", "accuracy", "margin", "mean_reward", "min_reward", "max_reward")
 EVAL_METRICS += ("calibration_error", "accuracy_small_gaps", "accuracy_large_gaps")
@@ -103,19 +104,27 @@ def train_reward_model(
         `dict`: The numbers about held-out pairs, see [`JointRewardTrainer.report`]; empty if none are held out.
 
     Raises:
-        ConfigError: the folder holds a reward model of other settings or preferences.
+        ConfigError: the folder holds a reward model of other settings or preferences, or a checkpoint of another number of processes;
+            or the processes have different settings or preferences.
         ValueError: another program is training in the folder.
     """
     folder, state = Path(args.output_dir), PartialState()
     settings = describe(model, args, preferences, roles, peft_config)
+    try:
+        check_agreement(state, settings)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     saved = folder / SETTINGS_FILE
+    is_complete = (folder / COMPLETE_FILE).is_file()
     if saved.is_file():
         before = json.loads(saved.read_text(encoding="utf-8"))
         changed = [name for name in {**before, **settings} if before.get(name) != settings.get(name)]
+        if is_complete or last_checkpoint(folder) is None or PROCESSES not in before:
+            changed = [name for name in changed if name != PROCESSES]  # only a checkpoint depends on it
         if changed:
             changes = "; ".join(f"{name} was {before.get(name)}, is {settings.get(name)}" for name in changed)
             raise ConfigError(f"{folder} holds another reward model: {changes}. Choose another folder, or remove it.")
-    if (folder / COMPLETE_FILE).is_file():
+    if is_complete:
         return json.loads((folder / COMPLETE_FILE).read_text(encoding="utf-8"))
     state.wait_for_everyone()  # all processes have looked before one writes
     with contextlib.ExitStack() as stack:
@@ -143,6 +152,7 @@ def describe(
 ) -> dict[str, Any]:
     """What must be the same when a training is continued, as JSON represents it."""
     settings: dict[str, Any] = {"model": model, "roles": roles, "rows of the preferences": digest_of_rows(preferences)}
+    settings[PROCESSES] = args.world_size
     settings["adapter"] = None if peft_config is None else str(sorted(peft_config.to_dict().items(), key=str))
     settings |= {name: value for name, value in args.to_dict().items() if name not in FREE}
     return json.loads(json.dumps(settings, default=str))

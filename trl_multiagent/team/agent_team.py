@@ -299,16 +299,17 @@ class AgentTeam(nn.Module):
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             shutil.rmtree(Path(folder) / CRITICS_FOLDER, ignore_errors=True)
-            team_card(self.summary(), repo_id).save(Path(folder) / CARD_FILE)
+            card = team_card(self.summary(), repo_id, revision=None if create_pr else revision)
+            card.save(Path(folder) / CARD_FILE)
             advice = "Call `push_to_hub` again."
             return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr)
 
     def summary(self) -> TeamSummary:
         """The facts about the team that a model card shows."""
-        agents = [
-            AgentSummary(role, get_config_model_id(agent.config), self.folder(role))
-            for role, agent in self.agents.items()
-        ]
+        agents = []
+        for role, agent in self.agents.items():
+            revision = self.policies[role].peft_config[role].revision if self.has_adapters else None
+            agents.append(AgentSummary(role, get_config_model_id(agent.config), self.folder(role), revision))
         return TeamSummary(agents, self.has_adapters)
 
     @property

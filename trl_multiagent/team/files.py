@@ -234,7 +234,7 @@ def push_folder(
             f"{folder} holds no {TEAM_FILE}: push the folder of a saved team, or of a run that saved one.{where}"
         )
     repo_id = open_repo(repo_id, private, token, revision, create_pr)
-    rename_card(folder, repo_id)
-    advice = push_command_advice(folder, repo_id)
+    rename_card(folder, repo_id, None if create_pr else revision)
+    advice = push_command_advice(folder, repo_id, revision)
     ignored = [] if with_critics else [f"{CRITICS_FOLDER}/*"]
     return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr, ignored=ignored)

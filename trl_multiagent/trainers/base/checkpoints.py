@@ -37,6 +37,7 @@ from trl_multiagent.trainers.base.checkpoint_files import (
     verify_checkpoint,
     write_state,
 )
+from trl_multiagent.trainers.base.distribution import check_agreement, fail_together
 from trl_multiagent.trainers.base.rescue import (
     SaveError,
     WriteError,
@@ -51,6 +52,7 @@ from trl_multiagent.trainers.base.run_settings import (
     check_steps,
     checksum_of_weights,
     describe_run,
+    describe_schedule,
     differences,
     format_changes,
 )
@@ -97,7 +99,8 @@ class CheckpointMixin(Base):
                 See `Trainer.train`.
 
         Raises:
-            ValueError: The checkpoint is incomplete or damaged, belongs to another run, or has taken all steps.
+            ValueError: The checkpoint is incomplete or damaged, belongs to another run, or has taken all steps; or the processes
+                have different settings, data or models.
             WriteError: A file could not be written, because the disk is full.
         """
         folder = (
@@ -105,7 +108,11 @@ class CheckpointMixin(Base):
         )
         if folder is None and resume_from_checkpoint is True:
             raise ValueError(f"There is no checkpoint in {self.args.output_dir} to resume from.")
-        self._settings = {**self._run_settings(), "weights that are not trained": self._checksum_of_frozen_weights()}
+        with fail_together(self.accelerator):
+            frozen = self._checksum_of_frozen_weights()
+            self._settings = {**self._run_settings(), "weights that are not trained": frozen}
+            schedule = describe_schedule(self.args, self.eval_dataset)
+        check_agreement(self.accelerator, {**self._settings, **schedule})
         self._resumed = Path(folder) if folder else None
         if self._resumed is not None:
             saved = self._check_checkpoint(self._resumed)
