@@ -6,8 +6,6 @@ MARLHF: collects preferences, trains a joint reward model on them, and trains th
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,22 +15,19 @@ from transformers import TrainerCallback
 
 from trl_multiagent.environments.model_reward import ModelRewardEnvironment
 from trl_multiagent.environments.reward_models import JointRewardModel
-from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
-from trl_multiagent.quiet import quiet_libraries
 from trl_multiagent.recipe.algorithms import ALGORITHMS, ITERATIVE
 from trl_multiagent.recipe.arguments import Settings, make_training_args, section_defaults
 from trl_multiagent.recipe.collection import Collection, print_cost, print_lines
 from trl_multiagent.recipe.fields import read_fields
 from trl_multiagent.recipe.plan import print_plan
 from trl_multiagent.recipe.preference_recipe import PreferenceRecipe, preference_fields
-from trl_multiagent.recipe.preference_run import PreferenceRun, run_phases, without_sharding
+from trl_multiagent.recipe.preference_run import PreferenceRun, without_sharding
 from trl_multiagent.recipe.recipe import Recipe, check_models, first_rows
 from trl_multiagent.recipe.reward_phase import summary, train_reward_model
 from trl_multiagent.recipe.reward_section import MARLHFSection
-from trl_multiagent.recipe.run import read_settings
 from trl_multiagent.recipe.settings import ConfigError, fail
 from trl_multiagent.trainers.base.run_settings import checksum_of_weights
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
@@ -82,33 +77,6 @@ class RewardRecipe(PreferenceRecipe):
         """The name of the model that the reward model starts from."""
         first = self.model_names if isinstance(self.model_names, str) else self.model_names[0]
         return self.given("reward_model_name", None) or first
-
-
-def run_marlhf(
-    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
-) -> None:
-    """
-    Runs MARLHF on a task, or prints the plan if `--dry_run` is given. Wrong settings end the program.
-
-    Started again with the same folder, it continues: phases that are complete are skipped, the others go on where they were.
-
-    Args:
-        algorithm (`str`): Name of the section: `"marlhf"`, or `"marlhf_iter"` for several rounds.
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
-            What to train on; or, if the user chooses that, the tasks that have a name, see
-            [`~trl_multiagent.recipe.tasks.choose_task`].
-        argv (`list[str]`, *optional*): Arguments; by default those of the command line.
-        prog (`str`, *optional*): Name of the program in messages; by default that of the script.
-    """
-    prog = prog or Path(sys.argv[0]).name
-    quiet_libraries()
-    try:
-        settings, dry_run = read_settings(algorithm, task, argv, prog)
-        recipe = make_recipe(settings, dry_run)
-    except ConfigError as error:
-        fail(prog, error)
-    recipe.prog = prog
-    run_phases(recipe, RewardRun, print_phases)
 
 
 class RewardRun(PreferenceRun):

@@ -1,5 +1,5 @@
 """
-The function behind the recipes `madpo` and `madpo_iter`: rounds of collecting preferences and training on them.
+The phases of the recipes `madpo` and `madpo_iter`: rounds of collecting preferences and training on them.
 
 A run is continued when it is started again in the same folder. A phase that is complete is skipped; the one that was interrupted
 goes on from its last chunk or checkpoint. MARLHF has the same rounds, with a reward model in between, see `marlhf.py`.
@@ -12,8 +12,7 @@ import copy
 import dataclasses
 import json
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer_utils import get_last_checkpoint
 
-from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.files import write_text
 from trl_multiagent.hub.model_card import RECIPE_FILE
@@ -33,11 +31,10 @@ from trl_multiagent.preferences.collection import FACTS_FILE, collect_preference
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.replay import replay
 from trl_multiagent.preferences.sources import load_preferences
-from trl_multiagent.recipe.arguments import make_training_args
 from trl_multiagent.recipe.collection import check_comparator
-from trl_multiagent.recipe.preference_recipe import RESULTS_FILE, PreferenceRecipe, preference_fields, print_plan
+from trl_multiagent.recipe.preference_recipe import RESULTS_FILE, PreferenceRecipe
 from trl_multiagent.recipe.recipe import set_up_wandb
-from trl_multiagent.recipe.run import end_with_one_line, read_settings
+from trl_multiagent.recipe.run import end_with_one_line
 from trl_multiagent.recipe.settings import ConfigError, fail
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import TEAM_FILE, push_folder
@@ -52,31 +49,6 @@ if TYPE_CHECKING:
 
 
 BEFORE_FILE = "before.json"  # of the first round: the task's reward of the base
-
-
-def run_preferences(
-    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
-) -> None:
-    """
-    Collects preferences and trains a team on them, or prints the plan of the run if `--dry_run` is given. Wrong settings end the
-    program.
-
-    Args:
-        algorithm (`str`): `"madpo"` for one round, `"madpo_iter"` for several.
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
-            What to train on; or, if the user chooses that, the tasks that have a name, see
-            [`~trl_multiagent.recipe.tasks.choose_task`].
-        argv (`list[str]`, *optional*): Arguments; by default those of the command line.
-        prog (`str`, *optional*): Name of the program in messages; by default that of the script.
-    """
-    prog = prog or Path(sys.argv[0]).name
-    try:
-        settings, dry_run = read_settings(algorithm, task, argv, prog)
-        recipe = PreferenceRecipe(**preference_fields(settings, make_training_args(settings), dry_run))
-    except ConfigError as error:
-        fail(prog, error)
-    recipe.prog = prog
-    run_phases(recipe, PreferenceRun, print_plan)
 
 
 def run_phases(
