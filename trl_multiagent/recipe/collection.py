@@ -221,14 +221,14 @@ def make_config(settings: Settings, **changes: Any) -> PreferenceConfig:
 
 def check_comparator(config: PreferenceConfig) -> None:
     """
-    Checks, before anything is loaded, that the endpoint of a comparator can be asked. Nothing is contacted.
+    Checks, before anything is loaded, that the endpoint of a comparator can be used. Sends nothing.
 
     Raises:
         ConfigError: a package or the key is missing.
     """
     problem = config.comparator_endpoint(1).problem() if config.comparator_policy == "api" else None
     if problem is not None:
-        raise ConfigError(f"`comparator_policy: api` cannot ask the endpoint: {problem}.")
+        raise ConfigError(f"`comparator_policy: api` cannot use the endpoint: {problem}.")
 
 
 def print_cost(collection: Collection, environment: Environment) -> None:
@@ -307,7 +307,7 @@ def cost(config: PreferenceConfig, environment: Environment, load_items: Callabl
 
 
 def endpoint_cost(config: PreferenceConfig, prompts: list[dict[str, Any]], roles: Sequence[str]) -> str:
-    """What the endpoint of a comparator will be asked at most, in words."""
+    """The largest number of requests to the endpoint of a comparator, and their cost, in words."""
     endpoint, mode = config.comparator_endpoint(len(roles)), config.comparator_generation_mode
     length = sum(len(str(prompt)) for of_item in prompts for prompt in of_item.values()) // CHARACTERS_PER_TOKEN
     number = config.num_comparator_candidates

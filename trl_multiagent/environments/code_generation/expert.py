@@ -1,7 +1,7 @@
 """
 The expert: another model that reads the problem and the team's program, and proposes edits of each agent's function.
 
-It sees no tests and no results of tests. Each agent gets the edits of its own function only.
+Its prompt contains no tests and no results of tests. Each agent gets the edits of its own function only.
 """
 
 import ast
@@ -52,7 +52,7 @@ class EditSource(Protocol):
 
 class Expert:
     """
-    Asks a model for edits of whole turns, applies the rule for failures, and counts.
+    Gets edits for whole turns from a model, handles failures as the settings require, and counts requests.
 
     Args:
         settings ([`ExpertSettings`]): The settings.
@@ -77,7 +77,7 @@ class Expert:
 
     def propose(self, items: Sequence[dict], turns: Sequence[Turn]) -> list[Edits]:
         """
-        Asks for edits of the answers of many branches at once.
+        Gets edits for the answers of many branches at once.
 
         Args:
             items (`Sequence[dict]`): The dataset row of each branch.
@@ -123,7 +123,7 @@ class Expert:
 
     def plan(self, items: Sequence[dict], requests: int, answer_tokens: int) -> str:
         """
-        What asking will cost at most, in words. Nothing is contacted.
+        The largest cost of the requests, in words. Sends nothing.
 
         Args:
             items (`Sequence[dict]`): The items, of which the longest counts; possibly none.
@@ -172,7 +172,7 @@ class EndpointExpert:
     def prepare(self) -> None:
         problem = self.client.endpoint.problem()
         if problem is not None:
-            raise UnavailableError(f"`external.mode: expert_edits` cannot ask the expert: {problem}.")
+            raise UnavailableError(f"`external.mode: expert_edits` cannot use the expert: {problem}.")
 
     def describe(self) -> dict[str, Any]:
         return describe_endpoint(self.client.endpoint)
@@ -289,7 +289,7 @@ def device() -> str:
 
 def expert_question(item: dict, turn: Turn, roles: Sequence[str], only: str | None = None) -> str:
     """
-    What the expert is asked about a team's answers.
+    The prompt of the expert about a team's answers.
 
     Args:
         item (`dict`): The dataset row.

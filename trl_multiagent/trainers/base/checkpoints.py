@@ -115,7 +115,7 @@ class CheckpointMixin(Base):
             folder = self._save_interrupted(trial)
             raise UnavailableError(f"{error} The checkpoint of this step is {folder}.") from error
 
-    # A run that ends because something outside is not there
+    # A run that ends because an external resource is missing
 
     def _can_save_interrupted(self) -> bool:
         """Whether the run can be saved as it is. Other processes do not know why this one ends, so they could not take part."""

@@ -125,7 +125,7 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMi
 
     @contextlib.contextmanager
     def _without_traces(self) -> Iterator[None]:
-        """Has an evaluation, even one that fails, leave neither its metrics nor the team's mode behind."""
+        """Restores the metrics and the team's mode after an evaluation, even if it fails."""
         training = self.team.training
         try:
             yield

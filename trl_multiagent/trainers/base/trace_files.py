@@ -11,7 +11,6 @@ import pandas as pd
 from trl_multiagent.rollout.trace import TraceRow
 
 
-FORMATS = ("parquet", "jsonl")
 NAME = re.compile(r"(\d+)-(\d+)_process(\d+)(?:_part\d+)?\.(?:parquet|jsonl)")
 
 
