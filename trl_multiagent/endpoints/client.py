@@ -59,7 +59,7 @@ class EndpointClient:
         endpoint ([`Endpoint`]):
             The endpoint.
         folder (`Path`):
-            Where it is written what was used.
+            Folder of the record of used tokens.
         cache_folder (`Path`, *optional*):
             Where answers are kept; by default in `folder`. Runs may share it.
     """

@@ -38,7 +38,8 @@ Edits = dict[str, str]  # role -> what to change in its function
 class EditSource(Protocol):
     """A model that proposes edits."""
 
-    usage: Usage
+    def take_usage(self) -> Usage:
+        """What was used since the last call of this method."""
 
     def prepare(self) -> None:
         """Checks, or loads, what proposing edits needs. Raises `UnavailableError` if it is not there."""
@@ -103,7 +104,7 @@ class Expert:
 
     def metrics(self) -> dict[str, float]:
         """Numbers since the last call of this method, and the tokens and the cost since the start."""
-        used, self.source.usage = self.source.usage, Usage()
+        used = self.source.take_usage()
         self.total.input_tokens += used.input_tokens
         self.total.output_tokens += used.output_tokens
         self.total.cost += used.cost
@@ -153,7 +154,7 @@ class EndpointExpert:
 
     Args:
         settings ([`ExpertSettings`]): The settings.
-        folder (`Path`): Where it is written what was used and, unless `expert_cache_dir` is set, the answers.
+        folder (`Path`): Folder of the record of used tokens and, unless `expert_cache_dir` is set, of the answers.
     """
 
     def __init__(self, settings: ExpertSettings, folder: Path):
@@ -161,13 +162,8 @@ class EndpointExpert:
         self.client = EndpointClient(settings.expert_endpoint(), folder, None if cache is None else Path(cache))
         self.stops = settings.expert_on_failure == "error"
 
-    @property
-    def usage(self) -> Usage:
-        return self.client.usage
-
-    @usage.setter
-    def usage(self, usage: Usage) -> None:
-        self.client.usage = usage
+    def take_usage(self) -> Usage:
+        return self.client.take_usage()
 
     def prepare(self) -> None:
         problem = self.client.endpoint.problem()
@@ -202,6 +198,10 @@ class LocalExpert:
         self.settings = settings
         self.usage = Usage()
         self.sampler: TeamSampler | None = None  # loaded before the first question
+
+    def take_usage(self) -> Usage:
+        usage, self.usage = self.usage, Usage()
+        return usage
 
     def prepare(self) -> None:
         if self.sampler is None:
