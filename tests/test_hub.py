@@ -13,8 +13,12 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from trl_multiagent.hub.model_card import rename_card, team_card
+from trl_multiagent.hub.push import push_command_advice
+
 from hub_client import HubClient
 from hub_server import READER, WRITER, HubServer
+from tiny import tiny_team
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -128,6 +132,57 @@ ids = torch.arange(65, 75)[None]
 result = [torch.equal(alone(ids).logits, adapter(ids).logits), torch.equal(alone(ids).logits, tiny_llama()(ids).logits)]
 """
     assert client("from pathlib import Path; folder = Path(folder)" + code, folder=str(tmp_path)) == [True, False]
+
+
+def test_a_base_is_loaded_in_its_revision_and_a_team_from_its_branch(server, client, tmp_path):
+    """Adapters that were trained on a branch of a base fit no other one. The snippets of the card do what the team does."""
+    code = """
+import re
+import torch
+from huggingface_hub import create_branch, hf_hub_download
+from peft import LoraConfig
+from tiny import byte_tokenizer, tiny_llama
+from trl_multiagent import AgentTeam
+tiny_llama().push_to_hub("user/grown")
+byte_tokenizer().push_to_hub("user/grown")
+create_branch("user/grown", branch="later")
+tiny_llama(7).push_to_hub("user/grown", revision="later")
+config = LoraConfig(target_modules="all-linear", init_lora_weights=False)
+team = AgentTeam.from_pretrained("user/grown", roles=["aux", "main"], revision="later", peft_config=config)
+team.save_pretrained(folder)
+team.push_to_hub("user/fitted", revision="dev")
+def answers(team):
+    with torch.no_grad(), team.activate("main"):
+        return team.agents["main"](torch.arange(65, 75)[None]).logits
+with open(hf_hub_download("user/fitted", "README.md", revision="dev")) as card:
+    names = {}
+    for snippet in re.findall(r"```python\\n(.*?)```", card.read(), flags=re.DOTALL):
+        exec(snippet, names)
+with torch.no_grad():
+    alone = names["model"](torch.arange(65, 75)[None]).logits
+others = (answers(AgentTeam.from_pretrained(folder)), answers(names["team"]), alone)
+result = [torch.equal(answers(team), other) for other in others]
+"""
+    assert client(code, folder=str(tmp_path)) == [True, True, True]
+
+
+def test_a_card_follows_the_team_from_branch_to_branch(tmp_path):
+    team = tiny_team()
+    team_card(team.summary(), "/a/folder").save(tmp_path / "README.md")
+    for revision, place in (
+        ("dev", '"user/x", revision="dev"'),
+        ("v2", '"user/x", revision="v2"'),
+        (None, '"user/x"'),
+    ):
+        rename_card(tmp_path, "user/x", revision)
+        card = (tmp_path / "README.md").read_text()
+        assert f"AgentTeam.from_pretrained({place})" in card and "# Model Card for x\n" in card
+        assert card.count(f'from_pretrained({place}, subfolder="agents/main")') == 2
+
+
+def test_the_advice_after_a_push_that_failed_is_a_command_for_the_shell():
+    advice = push_command_advice("a folder", "user/x", "dev")
+    assert advice == "Push it again with `trl-multiagent push 'a folder' user/x --revision dev`."
 
 
 def test_branches_pull_requests_and_private_repositories(server, client):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import trl_multiagent
+from trl_multiagent.file_names import MODEL_FILES
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,7 +23,7 @@ def test_every_name_can_be_had():
         _ = trl_multiagent.PPOTrainer
 
 
-@pytest.mark.parametrize("module", ["sandbox", "cli", "environments", "new_task"])
+@pytest.mark.parametrize("module", ["sandbox", "cli", "environments", "new_task", "file_names"])
 def test_what_needs_no_torch_does_not_load_it(module):
     code = f"import sys, trl_multiagent.{module}; print(sys.modules.keys() & {{'torch', 'numpy', 'datasets'}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -34,6 +35,12 @@ def test_recipes_know_no_task_family():
         imported = re.findall(r"^ *(?:from|import) (trl_multiagent\.\S+)", path.read_text(), flags=re.MULTILINE)
         families = [name for name in imported if re.search(r"\.(demo|sandbox|code_generation|python_code)\b", name)]
         assert families == [], path.name
+
+
+def test_the_names_of_model_files_have_one_home():
+    package = Path(trl_multiagent.__file__).parent
+    quoted = re.compile("|".join(f'"{re.escape(name)}"' for name in MODEL_FILES))
+    assert [path.name for path in package.rglob("*.py") if quoted.search(path.read_text())] == ["file_names.py"]
 
 
 def test_the_architecture_page_has_all_imports_between_rooms_and_no_circle():

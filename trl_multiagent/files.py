@@ -1,6 +1,7 @@
 """Writes files atomically: a file is complete, or it does not exist."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,11 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error of the system says that a disk is full, or that a limit of the user or of a file's size is reached."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,11 @@
 """
 Recipes whose end fails. Run by `test_bad_endings.py`: `bad_endings.py FAILURE FOLDER ARGUMENTS...`, the last of the recipe.
 
-What each process ends with is written to `<FOLDER>/<process>.txt`.
+The one line that each process ends with is written to `<FOLDER>/<process>.txt`.
 """
 
+import contextlib
+import io
 import os
 import sys
 import time
@@ -38,11 +40,13 @@ class BadEnding(MAGRPOTrainer):
 
 if __name__ == "__main__":
     magrpo_trainer.MAGRPOTrainer = BadEnding
+    errors = io.StringIO()
     try:
-        train_magrpo.main(sys.argv[3:])
-    except RuntimeError as error:
+        with contextlib.redirect_stderr(errors):
+            train_magrpo.main(sys.argv[3:])
+    except SystemExit:
         rank = int(os.environ["RANK"])
-        (FOLDER / f"{rank}.txt").write_text(str(error))
+        (FOLDER / f"{rank}.txt").write_text(errors.getvalue().splitlines()[-1].partition(": error: ")[2])
         while not (FOLDER / f"{1 - rank}.txt").exists():  # the launcher ends the others with the first that fails
             time.sleep(0.02)
         sys.exit(3)

@@ -16,6 +16,7 @@ from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.preference_rows import check_preferences
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences, load_preferences
 from trl_multiagent.preferences.collection import seeded
+from trl_multiagent.reservation import reserve
 
 from tiny import FORMS, count_reward, team_of, tiny_environment, tiny_items, tiny_team
 
@@ -83,6 +84,19 @@ def test_it_is_an_ordinary_dataset_with_a_card(collected):
     card = (folder / "README.md").read_text()
     assert "| preference_num_candidates | 4 |" in card and "FunctionEnvironment(reward_funcs=[count_reward]" in card
     assert f"| pairs | {len(preferences)} |" in card
+
+
+def test_two_collections_do_not_write_into_one_folder(collected, tmp_path):
+    folder = tmp_path / "preferences"
+    with (
+        reserve(folder, "collection", ""),
+        pytest.raises(ValueError, match=f"Another collection is writing to {folder}"),
+    ):
+        collect(folder)
+    assert not any(folder.iterdir())
+    assert collect(folder).to_list() == collected[0].to_list()
+    with reserve(folder, "collection", ""):  # a complete one is read
+        collect(folder)
 
 
 def test_a_team_learns_from_what_was_collected(collected, tmp_path):

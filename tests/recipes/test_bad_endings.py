@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 from trl_multiagent import AgentTeam
-from trl_multiagent.trainers.base.rescue import SaveError
+from trl_multiagent.recipe.run import end_with_one_line
+from trl_multiagent.trainers.base import trace_files
+from trl_multiagent.trainers.base.rescue import SaveError, WriteError
 
 from tiny import team_of, tiny_team, tiny_trainer
 
@@ -47,6 +50,17 @@ def test_the_team_is_saved_elsewhere_and_all_processes_say_where(forked, recipe_
         assert "No space left on device" in first and tmp_path not in place.parents
         assert not (tmp_path / "team").exists() and not list((tmp_path / "run").glob("rescued*"))
         shutil.rmtree(place)  # in the folder of all users' temporary files
+
+
+def test_processes_with_different_settings_end_with_one_line(forked, recipe_arguments, tmp_path):
+    """Before a model is loaded."""
+    rank = "magrpo.seed=${oc.decode:${oc.env:RANK}}"
+    done = forked.run(SCRIPT, "differ", tmp_path, *recipe_arguments, rank, processes=2, cwd=tmp_path)
+    assert (
+        set(done.codes) <= {2, -9} and "Traceback" not in done.stderr
+    )  # the first that ends has the other one killed
+    assert "error: The processes of this run differ: seed: 0 on process 0, 1 on process 1." in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 # The trainer alone
@@ -129,6 +143,9 @@ def test_the_last_checkpoint_fails(tmp_path, monkeypatch, step):
     with pytest.raises(SaveError, match=words) as error:
         trainer.train()
     assert same_weights(trainer.team, rescued(error)) and "\n" not in str(error.value)
+    assert isinstance(error.value, WriteError) and (
+        method == "_load_best_model" or " MB are free there)" in str(error.value)
+    )
     assert not list((tmp_path / "run").glob("checkpoint-*")) or step == "best model"
 
 
@@ -144,3 +161,43 @@ def test_a_full_team_where_a_lora_team_was_saved(tmp_path):
     team_of("lora").save_pretrained(tmp_path / "team")
     tiny_team().save_pretrained(tmp_path / "team")
     assert same_weights(tiny_team(), tmp_path / "team")
+
+
+def test_a_full_disk_during_the_training(tmp_path, monkeypatch, capsys):
+    """One line names the file, and the checkpoint that is there."""
+    trainer = tiny_trainer(tmp_path, save_strategy="steps", save_steps=1, max_steps=3, trace_steps=1)
+    write = trace_files.write_rows
+
+    def full(rows, path, file_format):
+        if rows[0]["step"] == 2:
+            raise OSError(28, "No space left on device")
+        write(rows, path, file_format)
+
+    monkeypatch.setattr(trace_files, "write_rows", full)
+    with pytest.raises(SystemExit) as ended, end_with_one_line("train"):
+        trainer.train()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"train: error: The training ended with OSError: [Errno 28] No space left on device: "
+        f"'{tmp_path}/trace/00000002-00000002_process0.parquet'. The last complete checkpoint is {tmp_path}/checkpoint-1."
+    )
+    # A checkpoint, with a limit of the size of files instead of a full disk: libraries raise errors of other kinds
+    monkeypatch.undo()
+    trainer = tiny_trainer(tmp_path, save_strategy="steps", save_steps=1, max_steps=3)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+        with pytest.raises(SystemExit), end_with_one_line("train"):
+            trainer.train()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert f"The checkpoint of step 1 could not be written in {tmp_path}/_unfinished/checkpoint-1 (" in error
+    assert f"The last complete checkpoint is {tmp_path}/checkpoint-1. Nor could the team be saved in" in error
+
+
+def test_errors_of_another_kind_keep_their_traceback():
+    with pytest.raises(PermissionError), end_with_one_line("train"):
+        raise PermissionError(13, "Permission denied")
+    with pytest.raises(SaveError), end_with_one_line("train"):
+        raise SaveError("The training ended with KeyError: 'x'. The team is in rescued_team.")

@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from datasets import load_from_disk
+from pairs import pairs
 from transformers import AutoModelForSequenceClassification
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, JointRewardTrainer, MAGRPOTrainer, Task
@@ -20,6 +21,7 @@ from trl_multiagent.recipe.phases import run_marlhf
 from trl_multiagent.recipe.preference_run import PreferenceRun
 from trl_multiagent.recipe.reward_model import run_reward_model
 from trl_multiagent.recipe.run import read_settings
+from trl_multiagent.reservation import reserve
 
 from tiny import count_reward, tiny_items
 
@@ -67,17 +69,26 @@ def log_history(folder):
 # Settings
 
 
-@pytest.mark.parametrize(
-    "config", ["marlhf_demo", "marlhf_he", "marlhf_che", "marlhf_iter_demo", "marlhf_iter_che", "reward_model_demo"]
-)
+@pytest.mark.parametrize("config", ["marlhf_demo", "marlhf_he", "marlhf_che", "marlhf_iter_demo", "marlhf_iter_che"])
 def test_configurations_have_a_plan(config, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     script(config.rpartition("_")[0], "--config", config, "--dry_run")
     out = capsys.readouterr().out
     assert "Dry run" in out and "starts from" in out
-    assert ("Phase 3 of 3: magrpo" in out) == ("marlhf" in config)
+    assert "Phase 3 of 3: magrpo" in out
     assert ("rounds of three phases" in out) == ("iter" in config)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plan_of_a_reward_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    pairs(number=4).to_json("pairs.jsonl")
+    script("reward_model", "--config", "reward_model_demo", "--preference_dataset", "pairs.jsonl", "--dry_run")
+    assert "pairs.jsonl, 4 pairs" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["pairs.jsonl"]
+    with pytest.raises(SystemExit):
+        script("reward_model", "--config", "reward_model_demo", "--dry_run")
+    assert "There is no folder outputs/demo_madpo/preferences." in capsys.readouterr().err
 
 
 def test_keys_of_the_peer(tmp_path, monkeypatch, capsys):
@@ -234,7 +245,7 @@ def test_each_phase_resumes_on_its_own(finished, tmp_path, monkeypatch, capsys):
         run_marlhf("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
 
 
-def test_an_interrupted_reward_model_goes_on(finished, tmp_path, monkeypatch):
+def test_an_interrupted_reward_model_goes_on(finished, tmp_path, monkeypatch, capsys):
     folder, argv = finished
     run = tmp_path / "run"
     argv = [str(run) if x == str(folder) else x for x in argv] + ["--reward_num_train_epochs", "2"]
@@ -247,6 +258,13 @@ def test_an_interrupted_reward_model_goes_on(finished, tmp_path, monkeypatch):
             run_marlhf("marlhf", TASK, argv, "marlhf")
     checkpoints = sorted((run / "_reward_model").glob("checkpoint-*"))
     (checkpoints[0] / "half").mkdir()
+    settings = run / "_reward_model" / "reward_settings.json"
+    saved = settings.read_text()
+    settings.write_text(saved.replace('"number of processes": 1', '"number of processes": 2'))
+    with pytest.raises(SystemExit):  # the order of the pairs and the size of a batch would be others
+        run_marlhf("marlhf", TASK, argv, "marlhf")
+    assert "holds another reward model: number of processes was 2, is 1" in capsys.readouterr().err
+    settings.write_text(saved)
     calls = []
     train = JointRewardTrainer.train
     monkeypatch.setattr(JointRewardTrainer, "train", lambda self, **given: calls.append(given) or train(self, **given))
@@ -256,17 +274,36 @@ def test_an_interrupted_reward_model_goes_on(finished, tmp_path, monkeypatch):
     assert (run / "_reward_model" / "complete.json").is_file()
 
 
-def test_a_reward_model_alone(finished, tiny_model, tmp_path, capsys):
+def test_a_reward_model_alone(finished, tiny_model, tmp_path, capsys, monkeypatch):
     folder, _ = finished
     argv = ["--model_name", tiny_model, "--output_dir", str(tmp_path / "judge"), "--per_device_train_batch_size", "4"]
     with pytest.raises(SystemExit):
         run_reward_model("reward_model", TASK, argv, "judge")
     assert "`reward_model.preference_dataset` is missing" in capsys.readouterr().err
     argv += ["--preference_dataset", str(folder / "_preferences"), "--num_train_epochs", "1", "--disable_tqdm"]
-    run_reward_model(
-        "reward_model", TASK, [*argv, "--override", "peft.r=4", "reward_model.eval_fraction=0.3"], "judge"
+    best = [
+        "eval_strategy=epoch",
+        "load_best_model_at_end=true",
+        "metric_for_best_model=accuracy",
+        "eval_fraction=0.3",
+    ]
+    argv += ["--override", "agent_model.use_peft=true", "agent_model.attn_implementation=eager"]
+    argv += [f"reward_model.{setting}" for setting in best]
+    run_reward_model("reward_model", TASK, [*argv, "--dry_run"], "judge")
+    assert "_preferences, " in capsys.readouterr().out and not (tmp_path / "judge").exists()
+    made = []
+    init = JointRewardTrainer.__init__
+    monkeypatch.setattr(
+        JointRewardTrainer, "__init__", lambda self, *args, **kwargs: made.append(self) or init(self, *args, **kwargs)
     )
+    with reserve(tmp_path / "judge", "training", ""), pytest.raises(SystemExit):
+        run_reward_model("reward_model", TASK, argv, "judge")
+    assert f"Another training is writing to {tmp_path / 'judge'}: wait" in capsys.readouterr().err and not made
+    run_reward_model("reward_model", TASK, argv, "judge")
     assert "held-out pairs in the right order" in capsys.readouterr().out
+    model = made[0].model
+    assert model.config._attn_implementation == "eager"
+    assert any("score" in name for name, parameter in model.named_parameters() if parameter.requires_grad)
     FunctionEnvironment({"aux": "", "main": ""}, str(tmp_path / "judge"))
 
 

@@ -11,10 +11,11 @@ import yaml
 from transformers.utils import logging as transformers_logging
 
 from trl_multiagent import AgentTeam, IACTrainer, cli
-from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.hub.model_card import rename_card
 from trl_multiagent.recipe.recipe import Recipe
-from trl_multiagent.recipe.run import end_with_one_line, parse_recipe
+from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, parse_recipe
+from trl_multiagent.recipe.settings import ConfigError
 from trl_multiagent.reservation import reserve
 from trl_multiagent.trainers.base.distribution import OtherProcessError
 
@@ -173,6 +174,27 @@ def test_another_process_failed(capsys):
         raise OtherProcessError("Process 1 on host failed: KeyError: 'x'\nSee the traceback of that process.")
     expected = "train: error: Process 1 on host failed: KeyError: 'x' See the traceback of that process.\n"
     assert exit_info.value.code == 1 and capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "is_one_line"),
+    [
+        (ConfigError("wrong"), True),
+        (ValueError("wrong"), True),
+        (FileNotFoundError("wrong"), True),
+        (UnavailableError("wrong"), True),
+        (TaskError("wrong"), False),
+        (RuntimeError("wrong"), False),
+        (TypeError("wrong"), False),
+    ],
+)
+def test_wrong_input_ends_with_one_line_and_a_bug_with_its_traceback(capsys, error, is_one_line):
+    with pytest.raises(SystemExit if is_one_line else type(error)) as raised, end_on_wrong_input("train"):
+        raise error
+    if is_one_line:
+        assert raised.value.code == 2 and capsys.readouterr().err == "train: error: wrong\n"
+    else:
+        assert raised.value is error
 
 
 def test_a_script_has_its_task_already(module, capsys):

@@ -530,6 +530,22 @@ reward_model reward_model.center_rewards_coefficient=-1 at least 0
 reward_model reward_model.push_to_hub=true;reward_model.hub_model_id=a/b/c not a valid name
 reward_model reward_model.output_dir=file/below is a file
 reward_model agent_model.name=org/my_model! not a valid name
+reward_model agent_model.name=model;reward_model.eos_token=nothing no token of the tokenizer
+reward_model agent_model.name=model;reward_model.pad_token=nothing no token of the tokenizer
+reward_model reward_model.chat_template_path=chat.jinja `prompt_template`
+reward_model agent_model.name=model;reward_model.model_init_kwargs={foo: 1} unexpected keyword argument 'foo'
+reward_model reward_model.model_init_kwargs={num_labels: 2} one output
+reward_model reward_model.model_init_kwargs=fast expected dict
+reward_model agent_model.name=model;agent_model.attn_implementation=flsh cannot be loaded
+reward_model agent_model.load_in_8bit=true;peft.r=4 8bit
+reward_model reward_model.metric_for_best_model=acuracy choose one of loss, accuracy
+reward_model reward_model.eval_strategy=epoch;reward_model.eval_fraction=0 eval_fraction
+reward_model reward_model.preference_dataset=/no/such.jsonl no file /no/such.jsonl
+reward_model reward_model.preference_dataset=/no/folder no folder /no/folder
+reward_model reward_model.preference_dataset=not_collected_yet trl-multiagent collect
+reward_model reward_model.preference_dataset=org/name reach 'org/name'
+marlhf marlhf.reward_model_name=model;marlhf.reward_training={eos_token: nothing} no token of the tokenizer
+marlhf marlhf.reward_training={metric_for_best_model: x} no metric
 magrpo evaluation.baseline_model=/no/such/model no such folder
 magrpo evaluation.seed=99999999999999 at most
 magrpo evaluation.num_episodes=1000000000000 at most
@@ -542,13 +558,14 @@ magrpo .x=1 section.key=value
 
 
 @pytest.mark.parametrize("case", OTHER_ALGORITHMS.strip().splitlines())
-def test_a_wrong_setting_of_another_algorithm(folder, capsys, monkeypatch, case):
+def test_a_wrong_setting_of_another_algorithm(folder, tiny_model, capsys, monkeypatch, case):
+    Path("model").symlink_to(tiny_model)
     monkeypatch.setattr("trl_multiagent.recipe.recipe.Recipe.load_team", no_loading)
     algorithm, rest = case.split(" ", 1)
     overrides, expected = rest.replace(": ", ":\0").split(" ", 1)
     overrides = [override.replace("\0", " ") for override in overrides.split(";")]
     if algorithm == "reward_model":
-        overrides.append("reward_model.preference_dataset=not_collected_yet")
+        overrides.insert(0, "reward_model.preference_dataset=not_collected_yet")
     with pytest.raises(SystemExit) as exit_info:
         argv = ["--config", "config.yaml", "--override", *overrides, "--dry_run"]
         import_class(ALGORITHMS[algorithm].run)(algorithm, TASK, argv, prog="train")

@@ -1,6 +1,7 @@
 """The joint reward model: its text, its training, what is reported, and its use as a reward function."""
 
 import json
+import resource
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from trl_multiagent import FunctionEnvironment, JointRewardConfig, JointRewardTr
 from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.joint_text import JointText
 from trl_multiagent.preference_rows import text_columns
+from trl_multiagent.trainers.base.rescue import WriteError
 from trl_multiagent.trainers.joint_reward_report import HeldOut
 from trl_multiagent.trainers.joint_reward_trainer import split_by_item
 
@@ -252,3 +254,15 @@ def test_with_one_role_it_is_a_reward_function_of_trl(tmp_path):
     assert reward(prompts=messages[0], completions=messages[1]) == [expected]
     with pytest.raises(ValueError, match="is no joint reward model"):
         JointRewardModel(judge(), byte_tokenizer())
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    """A limit of the size of files stands for a full disk."""
+    trainer = reward_trainer(tmp_path, save_strategy="steps", save_steps=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+        with pytest.raises(WriteError, match=r"could not be written in .*/checkpoint-1 \(.*MB are free there\)"):
+            trainer.train()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

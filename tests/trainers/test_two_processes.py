@@ -1,5 +1,6 @@
 """An update does not depend on the number of processes, although their trees differ."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,17 @@ def test_two_processes_make_the_same_update(results, beta):
             {name: right[name] for name in names}, rel=1e-3, abs=1e-5
         )
         assert 0 < left["turn_1/early_terminated"] < 1
+
+
+def test_processes_with_different_settings_data_or_models_are_refused(forked, tmp_path):
+    """They would wait for each other forever, or average gradients of different losses."""
+    finished = forked.run(SCRIPT.with_name("differing_processes.py"), tmp_path, processes=2)
+    assert finished.codes == [0, 0], finished.stderr[-4000:]
+    answers, others = (json.loads((tmp_path / f"{process}.json").read_text()) for process in (0, 1))
+    assert answers == others
+    assert answers.pop("nothing") == "trained"
+    assert "num_turns: 1 on process 0, 2 on process 1" in answers["num_turns"]
+    assert "eval_dataset: '2 items with x" in answers["eval_dataset"]
+    for name, answer in answers.items():
+        assert answer.startswith("The processes of this run differ: ") and f"{name}: " in answer and "\n" not in answer
+    assert len(answers) == 6

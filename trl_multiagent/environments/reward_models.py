@@ -15,6 +15,7 @@ from trl.trainer.utils import get_config_model_id
 from trl_multiagent.chat_markers import marker_pattern, without_markers
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.joint_text import CONFIG_KEY, JointText
+from trl_multiagent.models.positions import check_texts
 
 
 BATCH_SIZE = 16  # texts in one forward
@@ -31,6 +32,7 @@ class RewardModel:
 
     Raises:
         ValueError: The model or the tokenizer cannot be loaded.
+        TooLongError: When it is called, if a text is longer than the learned positions of the model.
     """
 
     roles: tuple[str, ...] | None = None  # of a model that reads the answers of a whole team
@@ -59,6 +61,7 @@ class RewardModel:
     @torch.inference_mode()
     def __call__(self, prompts: list, completions: list, **kwargs: Any) -> list[float]:
         texts = [self._encode(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+        check_texts(f"the reward model {self.__name__!r}", self.model, [len(ids) for ids in texts])
         if not self._placed:  # not earlier: a process learns which device is its own when the trainer is made
             self.model.to(torch.accelerator.current_accelerator() or "cpu")
             self._placed = True

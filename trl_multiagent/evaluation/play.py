@@ -96,6 +96,7 @@ def _play_batches(
     own = missing[accelerator.process_index :: accelerator.num_processes]
     num_missing = sum(map(len, missing))
     sampler = make_sampler(policy, loaded, config)
+    sampler.check_items([dataset[k] for batch in own for k in batch], policy.environment)
     names = item_ids(dataset)
     bar = tqdm(
         desc=f"Evaluating {policy.name}",

@@ -10,10 +10,10 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
+from trl_multiagent.file_names import CARD_FILE, RECIPE_FILE
 
-CARD_FILE = "README.md"
+
 CURVE_FILE = "reward_curve.png"
-RECIPE_FILE = "config.yaml"
 TEMPLATE = Path(__file__).parent / "templates" / "team_card.md"
 TAGS = ["trl", "trl-multiagent", "multi-agent"]
 PACKAGES = {"trl_multiagent": "trl-multiagent", "TRL": "trl", "Transformers": "transformers", "Pytorch": "torch"}
@@ -31,11 +31,13 @@ class AgentSummary:
         role (`str`): The agent's role.
         base_model (`str`): Name of the model that the agent started from: a Hub id, a folder, or empty.
         folder (`str`): The agent's folder within the team's folder.
+        base_revision (`str`, *optional*): Branch, tag or commit of the base model of an adapter.
     """
 
     role: str
     base_model: str
     folder: str
+    base_revision: str | None = None
 
 
 @dataclass
@@ -102,6 +104,7 @@ def team_card(
     dataset_name: str | None = None,
     tags: list[str] | None = None,
     training: TrainingSummary | None = None,
+    revision: str | None = None,
 ) -> ModelCard:
     """
     Writes the card of a team.
@@ -119,13 +122,21 @@ def team_card(
             Tags in addition to those that every team has.
         training ([`TrainingSummary`], *optional*):
             The training. Without it, the card describes the team alone.
+        revision (`str`, *optional*):
+            The branch that the team is loaded from.
 
     Returns:
         [`~huggingface_hub.ModelCard`]
     """
     # A card names only base models that a reader can load
     agents = [
-        {"role": agent.role, "base_model": hub_id(agent.base_model), "folder": agent.folder} for agent in team.agents
+        {
+            "role": agent.role,
+            "base_model": hub_id(agent.base_model),
+            "base_revision": agent.base_revision,
+            "folder": agent.folder,
+        }
+        for agent in team.agents
     ]
     base_models = [agent["base_model"] for agent in agents if agent["base_model"] is not None]
     model_name = model_name or repo_id.split("/")[-1]
@@ -146,7 +157,7 @@ def team_card(
         card_data,
         template_path=str(TEMPLATE),
         model_name=model_name,
-        repo_id=repo_id,
+        place=place(repo_id, revision),
         dataset_name=dataset_name,
         description=one if len(agents) == 1 else several,
         has_environment=has_environment,
@@ -160,21 +171,28 @@ def team_card(
     )
 
 
-def rename_card(folder: str | Path, repo_id: str) -> None:
+def place(repo_id: str, revision: str | None = None) -> str:
+    """The arguments of `from_pretrained` for a repository or a folder, as code. A pull request is meant to become `main`."""
+    named = revision is not None and revision != "main" and not revision.startswith("refs/")
+    return f'"{repo_id}", revision="{revision}"' if named else f'"{repo_id}"'
+
+
+def rename_card(folder: str | Path, repo_id: str, revision: str | None = None) -> None:
     """
     Changes the card in a folder, if there is one that [`team_card`] wrote, so that it loads the team from another place.
 
     Args:
         folder (`str` or `Path`): The folder of the card.
         repo_id (`str`): The repository or the folder that the team is loaded from.
+        revision (`str`, *optional*): The branch that the team is loaded from.
     """
     path = Path(folder) / CARD_FILE
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    loading = re.search(r'AgentTeam\.from_pretrained\("([^"\n]+)"\)', text)
+    loading = re.search(r'AgentTeam\.from_pretrained\(("([^"\n]+)"(?:, revision="[^"\n]+")?)\)', text)
     if loading is None:
         return
-    name, new_name = (place.split("/")[-1] for place in (loading[1], repo_id))
-    text = text.replace(f'"{loading[1]}"', f'"{repo_id}"')
+    name, new_name = (path_or_id.split("/")[-1] for path_or_id in (loading[2], repo_id))
+    text = text.replace(loading[1], place(repo_id, revision))
     text = re.sub(
         rf"^(# Model Card for |model_name: ){re.escape(name)}$", rf"\g<1>{new_name}", text, flags=re.MULTILINE
     )

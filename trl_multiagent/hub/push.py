@@ -1,6 +1,7 @@
 """Uploads folders to the Hugging Face Hub."""
 
 import contextlib
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -124,6 +125,13 @@ def upload_error_with_advice(repo_id: str, advice: str) -> Iterator[None]:
         ) from error
 
 
-def push_command_advice(folder: str | Path, repo_id: str) -> str:
+def push_command(folder: str | Path, repo_id: str, revision: str | None = None) -> str:
+    """The command that uploads a folder, for a shell."""
+    return shlex.join(
+        ["trl-multiagent", "push", str(folder), repo_id, *(["--revision", revision] if revision else [])]
+    )
+
+
+def push_command_advice(folder: str | Path, repo_id: str, revision: str | None = None) -> str:
     """The command that repeats the upload of a folder, as a sentence for an error message."""
-    return f"Push it again with `trl-multiagent push {folder} {repo_id}`."
+    return f"Push it again with `{push_command(folder, repo_id, revision)}`."

@@ -22,24 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 from trl.trainer.utils import create_model_from_path
 
-
-MODEL_CONFIG = "config.json"
-ADAPTER_CONFIG = "adapter_config.json"
-
-
-def learned_positions(model: PreTrainedModel) -> int | None:
-    """
-    The number of positions that a model has embeddings of, as GPT-2 and OPT have; it fails on longer texts. `None`: its
-    positions are computed, as in models with rotary or ALiBi positions, which read texts of any length.
-    """
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    tokens = model.get_input_embeddings()
-    for name, module in model.named_modules():
-        is_table = isinstance(module, nn.Embedding) and module is not tokens and "lora" not in name
-        # OPT and others keep two more rows, for positions of padding
-        if is_table and limit is not None and limit <= cast(nn.Embedding, module).num_embeddings <= limit + 2:
-            return int(limit)
-    return None
+from trl_multiagent.file_names import ADAPTER_CONFIG, MODEL_CONFIG
 
 
 def load_model(name: str, **kwargs: Any) -> PreTrainedModel:

@@ -22,7 +22,8 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 
-from trl_multiagent.models.pretrained import MODEL_CONFIG, adapter_parameters, find_file
+from trl_multiagent.file_names import MODEL_CONFIG
+from trl_multiagent.models.pretrained import adapter_parameters, find_file
 
 
 class VLLMSettings(Protocol):

@@ -23,6 +23,7 @@ from transformers import set_seed
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.dataset_rows import item_ids
+from trl_multiagent.file_names import CARD_FILE
 from trl_multiagent.files import replacing, write_text
 from trl_multiagent.preference_rows import (
     CHOSEN_BY,
@@ -46,6 +47,7 @@ from trl_multiagent.preferences.report import (
     summarize,
     warn_if_few_pairs,
 )
+from trl_multiagent.reservation import reserve
 from trl_multiagent.rollout.episodes import derive_seed, play_candidates
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.tree import Node, Samples
@@ -105,7 +107,8 @@ def collect_preferences(
 
     Raises:
         TypeError: `dataset` is not a `datasets.Dataset`.
-        ValueError: the roles of team and environment differ, the weights are sharded, or the folder holds another collection.
+        ValueError: the roles of team and environment differ, the weights are sharded, the folder holds another collection, or another
+            program is collecting in it.
         TaskError: the environment failed, see [`~environments.base.judge`].
         UnavailableError: the endpoint of a comparator gives no answers.
     """
@@ -125,14 +128,16 @@ def collect_preferences(
         comparator = make_comparator(team, config, round)
     collection = _Collection(team, environment, dataset, config, round, comparator, state)
     if not collection.is_complete:
-        with fail_together(state):
-            if state.is_main_process:
-                collection.prepare_folder()
-        with fail_together(state):
-            collection.sample_chunks()
-        with fail_together(state):
-            if state.is_main_process:
-                collection.write_dataset()
+        with contextlib.ExitStack() as stack:
+            with fail_together(state):
+                if state.is_main_process:
+                    stack.enter_context(collection.reserved())
+                    collection.prepare_folder()
+            with fail_together(state):
+                collection.sample_chunks()
+            with fail_together(state):
+                if state.is_main_process:
+                    collection.write_dataset()
     preferences = load_from_disk(collection.folder)
     if state.is_main_process:
         warn_if_few_pairs(json.loads((collection.folder / FACTS_FILE).read_text())["numbers"])
@@ -183,15 +188,24 @@ class _Collection:
         facts = json.loads(path.read_text())
         return facts["sampling"] == self.settings and facts["pairing"] == self.config.values(PAIRING_FIELDS)
 
+    def reserved(self) -> contextlib.AbstractContextManager[None]:
+        """
+        Makes the folder. Inside, no other collection can write to it.
+
+        Raises:
+            ValueError: it is a file, or another collection is writing to it.
+        """
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"{self.folder} is a file: collect preferences in an empty or a new folder.")
+        return reserve(self.folder, "collection", "collect in another folder")
+
     def prepare_folder(self) -> None:
         """
-        Creates the folder, or checks that what it holds is a part of this collection.
+        Writes the settings to the folder, or checks that what it holds is a part of this collection.
 
         Raises:
             ValueError: it holds something else.
         """
-        if self.folder.exists() and not self.folder.is_dir():
-            raise ValueError(f"{self.folder} is a file: collect preferences in an empty or a new folder.")
         path = self.candidates_folder / SETTINGS_FILE
         if not path.is_file():
             if self.folder.is_dir() and any(path.name != CANDIDATES_FOLDER for path in self.folder.iterdir()):
@@ -223,6 +237,8 @@ class _Collection:
         if missing and self.state_path(missing[0] - count).is_file():
             state = torch.load(self.state_path(missing[0] - count), weights_only=True)
             self.environment.load_state_dict(state)
+        own_items = [self.dataset[k] for number in missing for k in self.chunks[number]]
+        team_sampler(self.team, self.config).check_items(own_items, self.environment)
         bar = tqdm(
             desc="Collecting preferences",
             unit=" items",
@@ -387,7 +403,7 @@ class _Collection:
         (self.folder / PICTURE_FILE).unlink(missing_ok=True)
         if config.log_reward_distribution:
             draw_rewards(records, selected, self.folder / PICTURE_FILE)
-        write_text(self.folder / "README.md", preference_card(facts, roles, preferences.column_names, config))
+        write_text(self.folder / CARD_FILE, preference_card(facts, roles, preferences.column_names, config))
         write_text(self.folder / FACTS_FILE, json.dumps(asdict(facts), indent=2) + "\n")
 
     def _row(self, record: dict[str, Any], pair: Pair) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from trl_multiagent.environments.dataset_rows import (
     read_file,
     select_rows,
 )
+from trl_multiagent.file_names import CARD_FILE
 from trl_multiagent.hub.push import open_repo, push_command_advice, upload_folder
 from trl_multiagent.preference_rows import check_preferences
 from trl_multiagent.preferences.collection import DATASET_STATE, FACTS_FILE
@@ -57,7 +58,8 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
         raise ValueError(f"{path} is no {LOCAL_FILE}, from which preferences are read.")
     elif path.is_absolute() or name.count("/") != 1:
         raise FileNotFoundError(
-            f"There is no folder {name}. Preferences are in a folder, a {LOCAL_FILE}, or on the Hub."
+            f"There is no folder {name}. Preferences are in a folder, such as `trl-multiagent collect` writes, a {LOCAL_FILE}, or on "
+            "the Hub."
         )
     else:
         preferences = load_from_hub(name, None, split or "train")
@@ -116,10 +118,10 @@ def push_preferences(
         raise ValueError(f"{folder} holds no complete collection of preferences.")
     repo_id = open_repo(repo_id, private, token, revision, create_pr, repo_type="dataset")
     with tempfile.TemporaryDirectory() as upload:
-        for path in (folder / "README.md", folder / PICTURE_FILE):
+        for path in (folder / CARD_FILE, folder / PICTURE_FILE):
             if path.is_file():
                 shutil.copy(path, upload)
         (Path(upload) / HUB_FILE).parent.mkdir()
         load_from_disk(folder).to_parquet(Path(upload) / HUB_FILE)
-        advice = push_command_advice(folder, repo_id)
+        advice = push_command_advice(folder, repo_id, revision)
         return upload_folder(upload, repo_id, advice, token, revision, commit_message, create_pr, repo_type="dataset")

@@ -269,6 +269,9 @@ def note_without_effect(settings: Settings, without_effect: list[str]) -> None:
             without_effect.append(
                 f"{algorithm}.resume_from_checkpoint (a training that was interrupted goes on by itself)"
             )
+        chooses_best = arguments.get("load_best_model_at_end") or arguments.get("save_strategy") == "best"
+        if given.get("metric_for_best_model") and not chooses_best:
+            without_effect.append(f"{algorithm}.metric_for_best_model (`load_best_model_at_end` is off)")
         if settings.sections["agent_model"].share_weights:
             without_effect.append("agent_model.share_weights (a reward model is one model)")
     one_turn = arguments.get("num_turns", 1) == 1
@@ -346,7 +349,8 @@ def complete_arguments(settings: Settings) -> None:
         if arguments.get("eval_strategy", "no") != "no"
         else None
     )
-    if evaluates is not None and settings.sections["dataset"].eval_split is None:
+    plays_items = algorithm != "reward_model"  # which is evaluated on the pairs that it holds out
+    if evaluates is not None and plays_items and settings.sections["dataset"].eval_split is None:
         raise ConfigError(
             f"`{algorithm}.{evaluates}` enables evaluation, but there is no evaluation set: set `dataset.eval_split`, or remove it."
         )

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task, TaskSettings
-from trl_multiagent.environments.task_errors import TaskError, UnavailableError, describe
+from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.arguments import Settings, check_names, section_defaults
-from trl_multiagent.recipe.run import end_with_one_line, read_settings
-from trl_multiagent.recipe.settings import ConfigError, fail
+from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, read_settings
+from trl_multiagent.recipe.settings import ConfigError
 from trl_multiagent.recipe.tasks import make_environment
 
 
@@ -70,7 +70,12 @@ class Collection:
         return first_rows(dataset, self.settings.sections["dataset"].size)
 
     def load_team(self, roles: Sequence[str]) -> AgentTeam:
-        """Loads the team that samples, on the device of this process."""
+        """
+        Loads the team that samples, on the device of this process.
+
+        Raises:
+            ConfigError: a model cannot be loaded.
+        """
         from trl_multiagent.recipe.recipe import loading_arguments, make_peft_config, quantization
         from trl_multiagent.team.agent_team import AgentTeam
         from trl_multiagent.trainers.base.distribution import start_processes
@@ -82,16 +87,19 @@ class Collection:
             with state.main_process_first():
                 names = self.task.models[names]()
         dtype = "float32" if state.device.type == "cpu" else model.torch_dtype or "auto"
-        team = AgentTeam.from_pretrained(
-            names,
-            roles,
-            peft_config=make_peft_config(settings),
-            share_weights=model.share_weights,
-            seed=self.config.seed,
-            dtype=dtype,
-            **quantization(model, "bfloat16" if dtype == "auto" else dtype),
-            **loading_arguments(model),
-        )
+        try:
+            team = AgentTeam.from_pretrained(
+                names,
+                roles,
+                peft_config=make_peft_config(settings),
+                share_weights=model.share_weights,
+                seed=self.config.seed,
+                dtype=dtype,
+                **quantization(model, "bfloat16" if dtype == "auto" else dtype),
+                **loading_arguments(model),
+            )
+        except (OSError, ValueError, ImportError, TypeError) as error:  # a model on the Hub is not checked before
+            raise ConfigError(f"the team cannot be loaded from {names!r}: {describe(error)}") from error
         return team if model.is_quantized else team.to(state.device)
 
 
@@ -109,7 +117,7 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
         prog (`str`, *optional*): Name of the program in messages; by default that of the script.
     """
     prog = prog or Path(sys.argv[0]).name
-    try:
+    with end_on_wrong_input(prog):
         collection = parse_collection(task, argv, prog)
         environment = collection.make_environment()
         from trl_multiagent.recipe.results import check_folder  # takes as long as TRL
@@ -118,46 +126,27 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
         if collection.dry_run:
             return print_cost(collection, environment)
         items = collection.load_items()
-    except UnavailableError as error:
-        fail(prog, error)
-    except TaskError:
-        raise  # its traceback says where the code of the task failed
-    except (ValueError, OSError) as error:  # of the task: rows, splits, files
-        fail(prog, error)
-
-    from trl_multiagent.preferences.collection import collect_preferences
-    from trl_multiagent.trainers.base.distribution import start_processes
-
-    try:
         check_comparator(collection.config)
-    except ConfigError as error:
-        fail(prog, error)
-    state = start_processes()
+
+        from trl_multiagent.preferences.collection import collect_preferences
+        from trl_multiagent.trainers.base.distribution import start_processes
+
+        state = start_processes()
     logging.basicConfig(format="%(message)s")
     if collection.config.disable_tqdm:
         hide_progress_bars()
     if state.is_main_process:
         for note in collection.settings.notes:
             print(f"{prog}: note: {note}", file=sys.stderr)
-    try:
+    with end_with_one_line(prog), end_on_wrong_input(prog):
         team = collection.load_team(environment.roles)
-    except (OSError, ValueError, ImportError, TypeError) as error:  # a model on the Hub is not checked before
-        fail(
-            prog, ConfigError(f"the team cannot be loaded from {collection.settings.model_names!r}: {describe(error)}")
-        )
-    config = collection.config
-    if config.comparator_model_name in collection.task.models:
-        with state.main_process_first():
-            config = dataclasses.replace(
-                config, comparator_model_name=collection.task.models[config.comparator_model_name]()
-            )
-    try:
-        with end_with_one_line(prog):
-            preferences = collect_preferences(team, environment, items, config)
-    except TaskError:
-        raise  # its traceback says where the code of the task failed
-    except (ValueError, OSError) as error:  # such as a full disk
-        fail(prog, error)
+        config = collection.config
+        if config.comparator_model_name in collection.task.models:
+            with state.main_process_first():
+                config = dataclasses.replace(
+                    config, comparator_model_name=collection.task.models[config.comparator_model_name]()
+                )
+        preferences = collect_preferences(team, environment, items, config)
     if state.is_main_process:
         print(f"Saved {len(preferences)} preferences in {collection.config.output_dir}", flush=True)
     state.wait_for_everyone()

@@ -6,19 +6,12 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.evaluation.config import BASELINES
+from trl_multiagent.file_names import RECIPE_FILE, TEAM_FILE, holds_model
 from trl_multiagent.recipe.arguments import check_names
 from trl_multiagent.recipe.settings import ConfigError, read_yaml
-
-
-if TYPE_CHECKING:
-    pass
-
-
-RUN_CONFIG = "config.yaml"  # the settings in the folder of a run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,21 +43,21 @@ def find_team(text: str) -> str:
             raise ConfigError(f"{text} is a file: give the folder of a saved team or of a run, or a Hub id.")
         check_names(text, None, "TEAM")
         return text
-    if any((path / name).is_file() for name in ("team.json", "config.json", "adapter_config.json")):
+    if holds_model(path):
         return text
     run = find_config(text)
     if run is not None:
         output = read_yaml(run).get("output")
         saved = output.get("save_path") if isinstance(output, dict) else None
-        if saved and (Path(saved) / "team.json").is_file():
+        if saved and (Path(saved) / TEAM_FILE).is_file():
             return str(saved)
-    checkpoints = [x.parent for x in path.glob("checkpoint-*/team.json") if x.parent.name[11:].isdecimal()]
+    checkpoints = [x.parent for x in path.glob(f"checkpoint-*/{TEAM_FILE}") if x.parent.name[11:].isdecimal()]
     if checkpoints:
         return str(max(checkpoints, key=lambda x: int(x.name[11:])))
-    inside = sorted(str(x.parent) for x in path.glob("*/team.json"))
+    inside = sorted(str(x.parent) for x in path.glob(f"*/{TEAM_FILE}"))
     where = f" These folders do: {', '.join(inside)}." if inside else ""
     raise ConfigError(
-        f"{text} holds no team.json: give the folder of a saved team, or of a run that saved one.{where}"
+        f"{text} holds no {TEAM_FILE}: give the folder of a saved team, or of a run that saved one.{where}"
     )
 
 
@@ -73,8 +66,8 @@ def find_config(text: str) -> str | None:
     path = Path(text)
     if path.is_dir():
         folders = [path, path.absolute().parent] if path.name.startswith("checkpoint-") else [path]
-        return next((str(x / RUN_CONFIG) for x in folders if (x / RUN_CONFIG).is_file()), None)
-    return find_in_repository(text, RUN_CONFIG) if "/" in text else None
+        return next((str(x / RECIPE_FILE) for x in folders if (x / RECIPE_FILE).is_file()), None)
+    return find_in_repository(text, RECIPE_FILE) if "/" in text else None
 
 
 def find_in_repository(name: str, file: str) -> str | None:
@@ -95,7 +88,7 @@ def find_in_repository(name: str, file: str) -> str | None:
 
 
 def is_saved_team(name: str) -> bool:
-    return (Path(name) / "team.json").is_file()
+    return (Path(name) / TEAM_FILE).is_file()
 
 
 def name_teams(texts: Sequence[str], locations: Sequence[str], task: Task) -> list[TeamSource]:
@@ -113,9 +106,9 @@ def name_teams(texts: Sequence[str], locations: Sequence[str], task: Task) -> li
     names: list[str] = []
     teams = []
     for text, location in zip(texts, locations, strict=True):
-        file: str | None = str(Path(location) / "team.json")
+        file: str | None = str(Path(location) / TEAM_FILE)
         if not Path(location).is_dir():
-            file = None if location in task.models else find_in_repository(location, "team.json")
+            file = None if location in task.models else find_in_repository(location, TEAM_FILE)
         try:
             roles = None if file is None or not Path(file).is_file() else read_team_file(file).roles
         except (ValueError, KeyError, TypeError) as error:

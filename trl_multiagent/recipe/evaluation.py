@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task
-from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.evaluation_settings import Evaluation, parse_evaluation
-from trl_multiagent.recipe.run import end_with_one_line
-from trl_multiagent.recipe.settings import ConfigError, fail
+from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
+from trl_multiagent.recipe.settings import ConfigError
 
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def run_evaluation(
         cross_play (`bool`, *optional*, defaults to `False`): Whether the agents of the teams play with each other.
     """
     prog = prog or Path(sys.argv[0]).name
-    try:
+    with end_on_wrong_input(prog):
         evaluation = parse_evaluation(task, argv, prog, cross_play)
         if evaluation.config.disable_tqdm:
             hide_progress_bars()
@@ -65,49 +64,32 @@ def run_evaluation(
         for control in evaluation.controls.values():
             if not control.is_trained:
                 control.read_run()  # what is wrong with it must not show after the training of another one
-    except UnavailableError as error:
-        fail(prog, error)
-    except TaskError:
-        raise  # its traceback says where the code of the task failed
-    except (ValueError, OSError) as error:  # of the task, too: rows, splits, files
-        fail(prog, error)
-    if evaluation.dry_run:
-        return print_cost(evaluation, policies, items)
-    try:
+        if evaluation.dry_run:
+            return print_cost(evaluation, policies, items)
         for policy in policies:
             policy.environment.prepare(policy.num_turns(evaluation.config))
-    except UnavailableError as error:
-        fail(prog, error)
 
-    from trl_multiagent.reservation import reserve
-    from trl_multiagent.trainers.base.distribution import fail_together, start_processes
+        from trl_multiagent.reservation import reserve
+        from trl_multiagent.trainers.base.distribution import fail_together, start_processes
 
-    state = start_processes()
-    with contextlib.ExitStack() as stack:
-        try:
-            with fail_together(state):
-                if state.is_main_process:
-                    stack.enter_context(
-                        reserve(evaluation.output_dir, "evaluation", "choose another `evaluation.output_dir`")
-                    )
-        except (ValueError, OSError) as error:
-            fail(prog, error)
-        with end_with_one_line(prog):
-            train_controls(evaluation)
-            play_and_report(evaluation, environment, mixed, policies, items)
+        state = start_processes()
+    with end_with_one_line(prog), contextlib.ExitStack() as stack:
+        with end_on_wrong_input(prog), fail_together(state):
+            if state.is_main_process:
+                stack.enter_context(
+                    reserve(evaluation.output_dir, "evaluation", "choose another `evaluation.output_dir`")
+                )
+        train_controls(evaluation)
+        play_and_report(evaluation, environment, mixed, policies, items)
     state.destroy_process_group()
 
 
 def train_controls(evaluation: Evaluation) -> None:
     """Trains the controls that are not there yet. If one cannot be trained, the program ends."""
-    try:
+    with end_on_wrong_input(evaluation.prog):
         for control in evaluation.controls.values():
             if not control.is_trained:
                 control.train(control.check())
-    except TaskError:
-        raise
-    except (ValueError, OSError) as error:
-        fail(evaluation.prog, error)
 
 
 def play_and_report(
@@ -141,19 +123,16 @@ def play_and_report(
             print(f"{prog}: note: {note}", file=sys.stderr)
     results = {}
     for policy in policies:
-        try:
+        with end_on_wrong_input(prog):
             records = play_policy(policy, items, config, accelerator)
-        except TaskError:
-            raise  # its traceback says where the code of the task failed
-        except (ValueError, OSError) as error:
-            fail(prog, error)
         if accelerator.is_main_process:
             results[policy.name] = compute_result(
                 policy.name, policy.kind, policy.source, records, len(items), config, policy.rounds
             )
     if accelerator.is_main_process:
         report = make_report(evaluation, environment, mixed, policies, results, len(items))
-        paths = report.write(evaluation.output_dir)
+        with end_on_wrong_input(prog):  # such as a full disk
+            paths = report.write(evaluation.output_dir)
         print(report.table())
         print(
             f"\nSaved {', '.join(map(str, paths))}, and the transcripts in {evaluation.output_dir / 'transcripts'}",

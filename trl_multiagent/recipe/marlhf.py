@@ -15,7 +15,6 @@ from transformers import TrainerCallback
 
 from trl_multiagent.environments.model_reward import ModelRewardEnvironment
 from trl_multiagent.environments.reward_models import JointRewardModel
-from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.recipe.algorithms import ALGORITHMS, ITERATIVE
@@ -26,9 +25,10 @@ from trl_multiagent.recipe.plan import print_plan
 from trl_multiagent.recipe.preference_recipe import PreferenceRecipe, preference_fields
 from trl_multiagent.recipe.preference_run import PreferenceRun, without_sharding
 from trl_multiagent.recipe.recipe import Recipe, check_models, first_rows
-from trl_multiagent.recipe.reward_phase import summary, train_reward_model
+from trl_multiagent.recipe.reward_phase import check_reward_args, summary, train_reward_model
 from trl_multiagent.recipe.reward_section import MARLHFSection
-from trl_multiagent.recipe.settings import ConfigError, fail
+from trl_multiagent.recipe.run import end_on_wrong_input
+from trl_multiagent.recipe.settings import ConfigError
 from trl_multiagent.trainers.base.run_settings import checksum_of_weights
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_trainer import SCALE_KEY
@@ -112,12 +112,8 @@ class RewardRun(PreferenceRun):
         if model in recipe.task.models:
             with self.state.main_process_first():
                 model = recipe.task.models[model]()
-        try:
+        with end_on_wrong_input(recipe.prog):
             facts = train_reward_model(model, args, preferences, list(self.roles), recipe.reward_peft)
-        except TaskError:
-            raise
-        except (ValueError, OSError) as error:
-            fail(recipe.prog, error)
         self.say(f"Reward model in {args.output_dir}: {summary(facts)}")
         self.say(f"\nPhase 3 of 3: {recipe.rl_algorithm} with the reward of the model")
         environment = self.with_reward_of(Path(args.output_dir), recipe.given("score_task_reward", True))
@@ -153,12 +149,14 @@ def make_recipe(settings: Settings, dry_run: bool = False) -> RewardRecipe:
     if reward_model is not None:
         check_models(f"{settings.algorithm}.reward_model_name", [reward_model], settings.task)
     fields = preference_fields(settings, training_args, dry_run)
-    return RewardRecipe(
+    recipe = RewardRecipe(
         **fields,
         rl_algorithm=algorithm,
         reward_args=make_reward_args(settings, training_args),
         reward_peft=make_reward_peft(settings),
     )
+    check_reward_args(f"{settings.algorithm}.reward_training", recipe.reward_args, recipe.reward_base)
+    return recipe
 
 
 def settings_of_training(settings: Settings, config_class: type) -> Settings:

@@ -14,8 +14,7 @@ from pathlib import Path
 from trl_multiagent.environments.task import Task
 from trl_multiagent.quiet import quiet_libraries
 from trl_multiagent.recipe.arguments import make_training_args
-from trl_multiagent.recipe.run import read_settings
-from trl_multiagent.recipe.settings import ConfigError, fail
+from trl_multiagent.recipe.run import end_on_wrong_input, read_settings
 
 
 def run_preferences(
@@ -34,15 +33,13 @@ def run_preferences(
         prog (`str`, *optional*): Name of the program in messages; by default that of the script.
     """
     prog = prog or Path(sys.argv[0]).name
-    try:
+    with end_on_wrong_input(prog):
         settings, dry_run = read_settings(algorithm, task, argv, prog)
         training_args = make_training_args(settings)
         from trl_multiagent.recipe.preference_recipe import PreferenceRecipe, preference_fields, print_plan
         from trl_multiagent.recipe.preference_run import PreferenceRun, run_phases
 
         recipe = PreferenceRecipe(**preference_fields(settings, training_args, dry_run))
-    except ConfigError as error:
-        fail(prog, error)
     recipe.prog = prog
     run_phases(recipe, PreferenceRun, print_plan)
 
@@ -65,13 +62,11 @@ def run_marlhf(
     """
     prog = prog or Path(sys.argv[0]).name
     quiet_libraries()
-    try:
+    with end_on_wrong_input(prog):
         settings, dry_run = read_settings(algorithm, task, argv, prog)
         from trl_multiagent.recipe.marlhf import RewardRun, make_recipe, print_phases
         from trl_multiagent.recipe.preference_run import run_phases
 
         recipe = make_recipe(settings, dry_run)
-    except ConfigError as error:
-        fail(prog, error)
     recipe.prog = prog
     run_phases(recipe, RewardRun, print_phases)

@@ -12,7 +12,7 @@ import yaml
 from accelerate import PartialState
 from datasets import Dataset
 
-from trl_multiagent.hub.model_card import RECIPE_FILE
+from trl_multiagent.file_names import RECIPE_FILE
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.preferences.replay import ReplayConfig

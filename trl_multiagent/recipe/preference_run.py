@@ -23,9 +23,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer_utils import get_last_checkpoint
 
-from trl_multiagent.environments.task_errors import TaskError, UnavailableError
+from trl_multiagent.file_names import RECIPE_FILE, TEAM_FILE
 from trl_multiagent.files import write_text
-from trl_multiagent.hub.model_card import RECIPE_FILE
 from trl_multiagent.preference_rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
 from trl_multiagent.preferences.collection import FACTS_FILE, collect_preferences, seeded
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
@@ -34,10 +33,10 @@ from trl_multiagent.preferences.sources import load_preferences
 from trl_multiagent.recipe.collection import check_comparator
 from trl_multiagent.recipe.preference_recipe import RESULTS_FILE, PreferenceRecipe
 from trl_multiagent.recipe.recipe import set_up_wandb
-from trl_multiagent.recipe.run import end_with_one_line
+from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.recipe.settings import ConfigError, fail
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.files import TEAM_FILE, push_folder
+from trl_multiagent.team.files import push_folder
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
 from trl_multiagent.trainers.base.distribution import fail_together, forget_engine, start_processes
 from trl_multiagent.trainers.base.run_settings import check_changes, differences
@@ -67,7 +66,7 @@ def run_phases(
     recipe.start_logging()
     if not recipe.dry_run:
         recipe.introduce()
-    try:
+    with end_on_wrong_input(recipe.prog):
         environment = recipe.make_environment()
         recipe.check_team(environment.roles)
         if recipe.given_preferences is None:
@@ -79,12 +78,6 @@ def run_phases(
             return print_plan(recipe, environment)
         recipe.check_run_folder()
         items, eval_items = recipe.load_datasets()
-    except UnavailableError as error:
-        fail(recipe.prog, error)
-    except TaskError:
-        raise  # its traceback says where the code of the task failed
-    except (ValueError, OSError) as error:  # of the task: rows, splits, files
-        fail(recipe.prog, error)
     with recipe.reservation:
         recipe.check_run(environment, items)
         run = run_class(recipe, environment, items, eval_items)
@@ -318,14 +311,8 @@ class PreferenceRun:
         with without_sharding(recipe.training_args):
             team = recipe.load_team(self.roles, source)
             team = team if recipe.agent_model.is_quantized else team.to(self.state.device)
-            try:
+            with end_on_wrong_input(recipe.prog):
                 preferences = collect_preferences(team, environment, self.items_to_compare, config, round=number)
-            except UnavailableError as error:
-                fail(recipe.prog, error)
-            except TaskError:
-                raise
-            except ValueError as error:
-                fail(recipe.prog, error)
         numbers = json.loads((folder / FACTS_FILE).read_text())["numbers"]
         return preferences, numbers
 
@@ -357,8 +344,8 @@ class PreferenceRun:
         if checkpoint is None and folder.is_dir():
             checkpoint = get_last_checkpoint(str(folder))
         forget_engine()
-        try:
-            trainer = recipe.trainer_class(
+        with end_on_wrong_input(recipe.prog):
+            trainer = recipe.trainer_class(  # rows may not fit the tokenizers or `max_length`
                 team=recipe.load_team(self.roles, source),
                 environment=environment,
                 args=args,
@@ -366,17 +353,10 @@ class PreferenceRun:
                 eval_dataset=self.eval_items,
                 callbacks=self.callbacks(),
             )
-        except TaskError:
-            raise
-        except ValueError as error:  # such as rows that do not fit the tokenizers or `max_length`
-            raise ConfigError(str(error)) from error
-        trainer.may_be_complete = True
-        if checkpoint is not None:
-            try:
+            trainer.may_be_complete = True
+            if checkpoint is not None:
                 changes = differences(read_checkpoint(checkpoint)["settings"], trainer._run_settings())
                 check_changes(checkpoint, changes, args)
-            except ValueError as error:
-                raise ConfigError(str(error)) from error
         return trainer, checkpoint
 
     def callbacks(self) -> list[TrainerCallback]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import yaml
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
@@ -26,8 +27,10 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, describe
+from trl_multiagent.file_names import CARD_FILE, RECIPE_FILE
 from trl_multiagent.files import write_text
-from trl_multiagent.hub.model_card import CARD_FILE, CURVE_FILE, RECIPE_FILE, hub_id, rename_card
+from trl_multiagent.hub.model_card import CURVE_FILE, hub_id, rename_card
+from trl_multiagent.models.positions import check_prompts
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.arguments import Settings, check_names
@@ -49,8 +52,8 @@ from trl_multiagent.team.critics import model_names
 from trl_multiagent.team.files import AGENTS_FOLDER, SHARED_FOLDER, AgentSource, load_tokenizer
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.checkpoint_files import STATE_FILE, read_checkpoint, verify_checkpoint
-from trl_multiagent.trainers.base.distribution import OtherProcessError, fail_together
-from trl_multiagent.trainers.base.rescue import SaveError
+from trl_multiagent.trainers.base.distribution import check_agreement, fail_together
+from trl_multiagent.trainers.base.rescue import WriteError
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_metrics import EVAL_METRICS, is_eval_metric
 from trl_multiagent.trainers.base.run_settings import (
@@ -361,6 +364,8 @@ class Recipe:
                     share_weights=self.agent_model.share_weights,
                     **{"device_map": "meta", "dtype": self.dtype, **model_init_kwargs},
                 )
+            for role in roles:
+                check_prompts(role, team.agents[role], [], [], self.training_args.max_completion_length)
             if peft_config is not None:
                 for model in team.policies.values():
                     check_adapter_names(peft_config, cast(PeftModel, model))
@@ -411,13 +416,20 @@ class Recipe:
 
     def check_run(self, environment: Environment, train_dataset: Dataset) -> None:
         """
-        Checks that the checkpoint to continue from is complete and belongs to this run, and that the results can be written, and reserves
-        the folder of the run. No model is loaded for this. If a check fails, the program ends on all processes.
+        Checks that all processes have the same settings and data, that the checkpoint to continue from is complete and belongs to this
+        run, and that the results can be written, and reserves the folder of the run. No model is loaded for this. If a check fails, the
+        program ends on all processes.
 
         Args:
             environment ([`Environment`]): The run's environment.
             train_dataset ([`~datasets.Dataset`]): The items to train on.
         """
+        state = PartialState()
+        if state.num_processes > 1:
+            try:
+                check_agreement(state, self.describe(environment, train_dataset, team=None))
+            except ValueError as error:  # on all processes
+                fail(self.prog, ConfigError(str(error)))
         problems = []
         try:
             if self.resume_from_checkpoint is not None:
@@ -448,11 +460,15 @@ class Recipe:
         saved = verify_checkpoint(folder)
         if not self.results_are_missing(folder):
             check_steps(folder, saved["global_step"], len(train_dataset), args)
-        trainer_name = type(args).__name__.removesuffix("Config")
-        roles = environment.roles
-        here = describe_run(trainer_name, roles, self.outline(roles), train_dataset, args)
-        here |= describe_environment(environment)
+        here = self.describe(environment, train_dataset, self.outline(environment.roles))
         check_changes(folder, differences(saved["settings"], here), args)
+
+    def describe(self, environment: Environment, train_dataset: Dataset, team: AgentTeam | None) -> dict[str, Any]:
+        """The settings of the run that a checkpoint, and all processes, must share."""
+        args = self.training_args
+        trainer_name = type(args).__name__.removesuffix("Config")
+        run = describe_run(trainer_name, environment.roles, team, train_dataset, args)
+        return {**run, **describe_environment(environment)}
 
     def results_are_missing(self, checkpoint: str) -> bool:
         """Whether a run was interrupted after a checkpoint and before the team's card, which is saved last, was there."""
@@ -469,7 +485,8 @@ class Recipe:
         If the team cannot be saved in its folder, it is saved in another place.
 
         Raises:
-            RuntimeError: the team could not be saved in its folder; raised on all processes. The message names the other place.
+            WriteError or OtherProcessError: the team could not be saved in its folder; the first one in the process that saves, the other one
+                in all others. The message names the other place.
         """
         accelerator = trainer.accelerator
         set_up_wandb(self.wandb)
@@ -490,16 +507,12 @@ class Recipe:
         """Saves and pushes the trained team, as far as the settings ask for it; see [`~Recipe.train_and_save`]."""
         if not self.saves_team:
             return
-        accelerator = trainer.accelerator
         name = self.dataset.name
         dataset_name = hub_id(name) if name and self.dataset.may_be_hub_id else None
-        try:
-            with fail_together(accelerator):
-                trainer.save_model(str(self.team_folder), _internal_call=True)  # this does not push
-            with fail_together(accelerator):
-                self.write_card(trainer, dataset_name)
-        except (SaveError, OtherProcessError) as error:
-            raise RuntimeError(str(error)) from error
+        with fail_together(trainer.accelerator):
+            trainer.save_model(str(self.team_folder), _internal_call=True)  # this does not push
+        with fail_together(trainer.accelerator):
+            self.write_card(trainer, dataset_name)
         if trainer.is_world_process_zero():
             print(f"Saved team       {self.team_folder}", flush=True)
         if self.training_args.push_to_hub:  # last, so that nothing is lost if the push fails
@@ -510,14 +523,14 @@ class Recipe:
         Writes the model card and the learning curve to the team's folder, and copies the settings.
 
         Raises:
-            SaveError: a file could not be written.
+            WriteError: a file could not be written.
         """
         try:
             trainer.create_model_card(dataset_name=dataset_name)
             if trainer.is_world_process_zero() and self.team_folder.absolute() != self.run_folder.absolute():
                 copy_run_files(self.run_folder, self.team_folder)
         except OSError as error:
-            raise SaveError(
+            raise WriteError(
                 f"The model card could not be written ({error}). The team itself is in {self.team_folder.absolute()}."
             ) from error
 

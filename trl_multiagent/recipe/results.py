@@ -12,14 +12,13 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers import TrainingArguments
 
-from trl_multiagent.hub.model_card import CURVE_FILE, RECIPE_FILE
-from trl_multiagent.models.pretrained import ADAPTER_CONFIG, MODEL_CONFIG
+from trl_multiagent.file_names import CARD_FILE, MODEL_CONFIG, MODEL_FILES, RECIPE_FILE, TEAM_FILE, holds_model
+from trl_multiagent.hub.model_card import CURVE_FILE
 from trl_multiagent.recipe.settings import ConfigError
-from trl_multiagent.team.files import TEAM_FILE
 from trl_multiagent.trainers.base.checkpoint_files import UNFINISHED_FOLDER
 
 
-RUN_FILES = (RECIPE_FILE, CURVE_FILE, "README.md")
+RUN_FILES = (RECIPE_FILE, CURVE_FILE, CARD_FILE)
 
 
 def check_folder(setting: str, folder: Path) -> None:
@@ -61,10 +60,9 @@ def check_team_folder(folder: Path, run_folder: Path) -> None:
 
 def check_model_folder(setting: str, folder: Path) -> None:
     """Refuses a folder without the configuration of a model, an adapter or a team."""
-    files = (MODEL_CONFIG, ADAPTER_CONFIG, TEAM_FILE)
-    if not any((folder / file).is_file() for file in files):
+    if not holds_model(folder):
         raise ConfigError(
-            f"`{setting}` is '{folder}', a folder with none of {', '.join(files)}: give the folder of a model or of a saved team."
+            f"`{setting}` is '{folder}', a folder with none of {', '.join(MODEL_FILES)}: give the folder of a model or of a saved team."
         )
 
 
@@ -109,7 +107,7 @@ def try_folders(run_folder: Path, team_folder: Path | None, agent_folders: Seque
     """
     places = [(run_folder, [*RUN_FILES, f"{UNFINISHED_FOLDER}/trial"])]
     if team_folder is not None:
-        agents = [f"{folder}/{name}" for folder in agent_folders for name in ("config.json", "tokenizer.json")]
+        agents = [f"{folder}/{name}" for folder in agent_folders for name in (MODEL_CONFIG, "tokenizer.json")]
         places.append((team_folder, [TEAM_FILE, "training_args.bin", *agents]))
     for folder, names in places:
         try:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task
-from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.quiet import hide_progress_bars, quiet_libraries
 from trl_multiagent.recipe.arguments import Settings
-from trl_multiagent.recipe.run import read_settings
-from trl_multiagent.recipe.settings import ConfigError, fail
+from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, read_settings
+from trl_multiagent.recipe.settings import ConfigError
 from trl_multiagent.recipe.tasks import make_environment
 
 
@@ -39,7 +38,7 @@ def run_reward_model(
     """
     prog = prog or Path(sys.argv[0]).name
     quiet_libraries()
-    try:
+    with end_on_wrong_input(prog):
         settings, dry_run = read_settings(algorithm, task, argv, prog)
         name = settings.values[SECTION].get("preference_dataset")
         if name is None:
@@ -48,12 +47,18 @@ def run_reward_model(
             )
         if not isinstance(settings.model_names, str):
             raise ConfigError("A reward model starts from one model: set `agent_model.name` instead of `agents`.")
+        if settings.sections["agent_model"].is_quantized:
+            raise ConfigError(
+                "`agent_model.load_in_4bit` and `load_in_8bit` are for teams: a reward model is not quantized."
+            )
         args = make_args(settings)
         from trl_multiagent.preferences import load_preferences
         from trl_multiagent.recipe.recipe import check_models, check_reports, make_peft_config
         from trl_multiagent.recipe.results import check_folder, check_push
+        from trl_multiagent.recipe.reward_phase import check_reward_args, summary, train_reward_model
 
         check_models("agent_model.name", [settings.model_names], settings.task)
+        check_reward_args(SECTION, args, settings.model_names)
         check_reports(SECTION, args)
         given_folder = "output_dir" in settings.values[SECTION]
         check_folder(f"`{SECTION}.output_dir`" if given_folder else "`output.base_dir`", Path(args.output_dir))
@@ -67,21 +72,19 @@ def run_reward_model(
             for note in notes:
                 print(f"{prog}: note: {note}", file=sys.stderr)
         peft_config = make_peft_config(settings)
+        if peft_config is not None:
+            peft_config.task_type = "SEQ_CLS"  # the head is trained, too
         environment = make_environment(settings, Path(args.output_dir))
-        is_missing = dry_run and not Path(name).exists()  # the plan may be made before the preferences are collected
-        preferences = None if is_missing else load_preferences(name, environment.roles)
+        preferences = load_preferences(name, environment.roles)
         if dry_run:
             print("Dry run: no model was loaded, nothing was written.")
             for label, text in (
                 ("starts from", settings.model_names),
-                ("preferences", f"{name} (not on this machine yet)" if is_missing else name),
+                ("preferences", f"{name}, {len(preferences)} pairs"),
                 ("folder", args.output_dir),
             ):
                 print(f"  {label:<15}  {text}")
             return
-        assert preferences is not None
-        from trl_multiagent.recipe.reward_phase import summary, train_reward_model
-
         logging.basicConfig(format="%(message)s")
         if args.disable_tqdm:
             hide_progress_bars()
@@ -89,13 +92,9 @@ def run_reward_model(
         if model in settings.task.models:
             with args.main_process_first():
                 model = settings.task.models[model]()
-        facts = train_reward_model(model, args, preferences, list(environment.roles), peft_config)
-    except UnavailableError as error:
-        fail(prog, error)
-    except TaskError:
-        raise  # its traceback says where the code of the task failed
-    except (ValueError, OSError) as error:
-        fail(prog, error)
+            check_reward_args(SECTION, args, model)
+        with end_with_one_line(prog):
+            facts = train_reward_model(model, args, preferences, list(environment.roles), peft_config)
     if args.process_index == 0:
         print(f"Reward model in {args.output_dir}: {summary(facts)}", flush=True)
 
@@ -107,6 +106,7 @@ def make_args(settings: Settings) -> JointRewardConfig:
     Raises:
         ConfigError: the configuration class refuses a value.
     """
+    from trl_multiagent.recipe.recipe import loading_arguments
     from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 
     names = {field.name for field in dataclasses.fields(JointRewardConfig)}
@@ -115,7 +115,12 @@ def make_args(settings: Settings) -> JointRewardConfig:
     values.setdefault("save_strategy", "epoch")
     values.setdefault("save_total_limit", 1)
     values.setdefault("report_to", "none")
+    model = settings.sections["agent_model"]
+    values["model_init_kwargs"] = loading_arguments(model)
     try:
-        return JointRewardConfig(**values)
+        args = JointRewardConfig(**values)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"section `{SECTION}`: {error}") from error
+    if model.torch_dtype is not None and args.device.type != "cpu":
+        args.model_init_kwargs = {"dtype": model.torch_dtype, **values["model_init_kwargs"]}
+    return args

@@ -1,5 +1,6 @@
 """Trains a joint reward model in a folder, or continues, or uses the one that is there."""
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -8,10 +9,17 @@ from typing import Any
 from accelerate import PartialState
 from datasets import Dataset
 from peft import PeftConfig
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers.integrations import is_deepspeed_zero3_enabled
+from trl.trainer.reward_trainer import suppress_seqcls_warning
+from trl.trainer.utils import create_model_from_path
 
+from trl_multiagent.environments.task_errors import describe as describe_error
 from trl_multiagent.files import write_text
+from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.recipe.settings import ConfigError
-from trl_multiagent.trainers.base.distribution import forget_engine
+from trl_multiagent.reservation import reserve
+from trl_multiagent.trainers.base.distribution import check_agreement, fail_together, forget_engine
 from trl_multiagent.trainers.base.run_settings import digest_of_rows
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_trainer import REPORT_FILE, JointRewardTrainer
@@ -20,7 +28,61 @@ from trl_multiagent.trainers.joint_reward_trainer import REPORT_FILE, JointRewar
 SETTINGS_FILE = "reward_settings.json"  # written first
 COMPLETE_FILE = "complete.json"  # written last
 TRAINER_STATE = "trainer_state.json"  # the last file of a checkpoint
+PROCESSES = "number of processes"  # name of the setting
+# Of an evaluation: the loss, TRL's metrics, and those of held-out pairs
+EVAL_METRICS: tuple[str, ...] = ("loss", "accuracy", "margin", "mean_reward", "min_reward", "max_reward")
+EVAL_METRICS += ("calibration_error", "accuracy_small_gaps", "accuracy_large_gaps")
 FREE = ("output_dir", "logging_dir", "report_to", "disable_tqdm", "run_name", "hub_token", "save_total_limit")
+
+
+def check_reward_args(section: str, args: JointRewardConfig, base: str) -> None:
+    """
+    Checks, without loading weights, what the trainer would refuse only after it has loaded the model. Of a model that is no local folder,
+    nothing is loaded, so it is not checked.
+
+    Args:
+        section (`str`): The section of the arguments, for messages.
+        args ([`JointRewardConfig`]): Arguments of the trainer.
+        base (`str`): Model id or folder to start from.
+
+    Raises:
+        ConfigError: an argument is impossible, or the model cannot be loaded.
+    """
+    metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
+    if metric not in EVAL_METRICS:
+        raise ConfigError(
+            f"`{section}.metric_for_best_model` is {metric!r}, which is no metric of an evaluation; choose one of {', '.join(EVAL_METRICS)}."
+        )
+    if args.eval_strategy != "no" and args.eval_fraction == 0:
+        raise ConfigError(f"`{section}.eval_strategy` needs pairs that are held out: set `{section}.eval_fraction`.")
+    if not Path(base).is_dir():
+        return
+    kwargs = dict(args.model_init_kwargs or {})
+    trust = {"trust_remote_code": args.trust_remote_code}
+    if not is_deepspeed_zero3_enabled():
+        try:
+            with quiet_loading(), suppress_seqcls_warning():
+                create_model_from_path(
+                    base,
+                    AutoModelForSequenceClassification,
+                    **{**trust, **kwargs, "num_labels": 1, "device_map": "meta"},
+                )
+        except Exception as error:  # transformers raises errors of many kinds
+            if "meta tensor" not in str(error):  # weights, such as those of an adapter, are computed when it is loaded
+                given = f" with the `model_init_kwargs` {kwargs}" if kwargs else ""
+                raise ConfigError(
+                    f"the reward model cannot be loaded from {base!r}{given}: {describe_error(error)}"
+                ) from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(base, **trust)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(
+            f"the tokenizer of the reward model cannot be loaded from {base!r}: {describe_error(error)}"
+        ) from error
+    for name in ("eos_token", "pad_token"):
+        token = getattr(args, name)
+        if token is not None and token not in tokenizer.get_vocab():
+            raise ConfigError(f"`{section}.{name}` is {token!r}, which is no token of the tokenizer in {base}.")
 
 
 def train_reward_model(
@@ -42,35 +104,46 @@ def train_reward_model(
         `dict`: The numbers about held-out pairs, see [`JointRewardTrainer.report`]; empty if none are held out.
 
     Raises:
-        ConfigError: the folder holds a reward model of other settings or preferences.
+        ConfigError: the folder holds a reward model of other settings or preferences, or a checkpoint of another number of processes;
+            or the processes have different settings or preferences.
+        ValueError: another program is training in the folder.
     """
     folder, state = Path(args.output_dir), PartialState()
     settings = describe(model, args, preferences, roles, peft_config)
+    try:
+        check_agreement(state, settings)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     saved = folder / SETTINGS_FILE
+    is_complete = (folder / COMPLETE_FILE).is_file()
     if saved.is_file():
         before = json.loads(saved.read_text(encoding="utf-8"))
         changed = [name for name in {**before, **settings} if before.get(name) != settings.get(name)]
+        if is_complete or last_checkpoint(folder) is None or PROCESSES not in before:
+            changed = [name for name in changed if name != PROCESSES]  # only a checkpoint depends on it
         if changed:
             changes = "; ".join(f"{name} was {before.get(name)}, is {settings.get(name)}" for name in changed)
             raise ConfigError(f"{folder} holds another reward model: {changes}. Choose another folder, or remove it.")
-    if (folder / COMPLETE_FILE).is_file():
+    if is_complete:
         return json.loads((folder / COMPLETE_FILE).read_text(encoding="utf-8"))
     state.wait_for_everyone()  # all processes have looked before one writes
-    if state.is_main_process:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(saved, json.dumps(settings, indent=2) + "\n")
-    forget_engine()
-    trainer = JointRewardTrainer(model, args, preferences, roles=roles, peft_config=peft_config)
-    trainer.train(resume_from_checkpoint=last_checkpoint(folder))
-    facts = {} if trainer.eval_dataset is None else trainer.report()
-    trainer.save_model()
-    trainer.create_model_card()
-    trainer.accelerator.wait_for_everyone()
-    if state.is_main_process:
-        write_text(folder / COMPLETE_FILE, json.dumps(facts, indent=2) + "\n")
-        for path in folder.glob("checkpoint-*"):
-            shutil.rmtree(path)
-    trainer.accelerator.wait_for_everyone()
+    with contextlib.ExitStack() as stack:
+        with fail_together(state):
+            if state.is_main_process:
+                stack.enter_context(reserve(folder, "training", "choose another folder"))
+                write_text(saved, json.dumps(settings, indent=2) + "\n")
+        forget_engine()
+        trainer = JointRewardTrainer(model, args, preferences, roles=roles, peft_config=peft_config)
+        trainer.train(resume_from_checkpoint=last_checkpoint(folder))
+        facts = {} if trainer.eval_dataset is None else trainer.report()
+        trainer.save_model()
+        trainer.create_model_card()
+        trainer.accelerator.wait_for_everyone()
+        if state.is_main_process:
+            write_text(folder / COMPLETE_FILE, json.dumps(facts, indent=2) + "\n")
+            for path in folder.glob("checkpoint-*"):
+                shutil.rmtree(path)
+        trainer.accelerator.wait_for_everyone()
     return facts
 
 
@@ -79,6 +152,7 @@ def describe(
 ) -> dict[str, Any]:
     """What must be the same when a training is continued, as JSON represents it."""
     settings: dict[str, Any] = {"model": model, "roles": roles, "rows of the preferences": digest_of_rows(preferences)}
+    settings[PROCESSES] = args.world_size
     settings["adapter"] = None if peft_config is None else str(sorted(peft_config.to_dict().items(), key=str))
     settings |= {name: value for name, value in args.to_dict().items() if name not in FREE}
     return json.loads(json.dumps(settings, default=str))

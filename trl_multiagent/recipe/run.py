@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
+from trl_multiagent.files import is_disk_full
 from trl_multiagent.recipe.algorithms import ALGORITHMS
 from trl_multiagent.recipe.arguments import Settings, check_settings, make_training_args
 from trl_multiagent.recipe.config_files import RECIPES, config_file
@@ -43,7 +44,7 @@ def run_recipe(
     recipe = parse_recipe(algorithm, task, argv, prog)
     if not recipe.dry_run:
         recipe.introduce()
-    try:
+    with end_on_wrong_input(recipe.prog):
         environment = recipe.make_environment()
         recipe.check_team(environment.roles)
         if recipe.dry_run:
@@ -52,18 +53,10 @@ def run_recipe(
             return print_plan(recipe, environment.roles, environment)
         environment.prepare(recipe.training_args.num_turns)
         train_dataset, eval_dataset = recipe.load_datasets()
-    except UnavailableError as error:
-        fail(recipe.prog, error)
-    except TaskError:
-        raise  # its traceback says where the code of the task failed
-    except (ValueError, OSError) as error:  # of the task: rows, splits, files
-        fail(recipe.prog, error)
     with recipe.reservation:
         recipe.check_run(environment, train_dataset)
-        try:
+        with end_on_wrong_input(recipe.prog):
             team = recipe.load_team(environment.roles)
-        except ConfigError as error:
-            fail(recipe.prog, error)
         train(recipe, algorithm, environment, team, train_dataset, eval_dataset)
 
 
@@ -76,13 +69,14 @@ def train(
     eval_dataset: Dataset | None,
 ) -> None:
     """Trains a team with the trainer of an algorithm, and saves it."""
-    trainer = ALGORITHMS[algorithm].trainer_class()(
-        team=team,
-        environment=environment,
-        args=recipe.training_args,
-        train_dataset=train_dataset,
-        eval_dataset=eval_dataset,
-    )
+    with end_on_wrong_input(recipe.prog):
+        trainer = ALGORITHMS[algorithm].trainer_class()(
+            team=team,
+            environment=environment,
+            args=recipe.training_args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+        )
     with end_with_one_line(recipe.prog):
         recipe.train_and_save(trainer)
     trainer.accelerator.wait_for_everyone()  # a process that exits while another one still communicates would abort it
@@ -90,19 +84,45 @@ def train(
 
 
 @contextlib.contextmanager
-def end_with_one_line(prog: str) -> Iterator[None]:
+def end_on_wrong_input(prog: str) -> Iterator[None]:
     """
-    Ends the program with one line, instead of a traceback, where no code of this process is at fault: something that the task needs is
-    not there, or another process failed. That one prints its own error.
+    Ends the program with one line and exit status 2 where its input is wrong: a setting, rows of a dataset, a file, or something else
+    that the task needs. All of them raise a `ValueError` or an `OSError`. An error in the code of the task is no wrong input, so it
+    keeps its traceback, which says where that code failed.
 
     Args:
         prog (`str`): Name of the program in messages.
     """
-    from trl_multiagent.trainers.base.distribution import OtherProcessError, OtherProcessUnavailable
-
     try:
         yield
     except UnavailableError as error:
+        fail(prog, error)
+    except TaskError:
+        raise
+    except (ValueError, OSError) as error:
+        fail(prog, error)
+
+
+@contextlib.contextmanager
+def end_with_one_line(prog: str) -> Iterator[None]:
+    """
+    Ends the program with one line, instead of a traceback, where no code of this process is at fault: something that the task needs is
+    not there, a prompt is too long for the model, the disk is full, or another process failed. That one prints its own error.
+
+    Args:
+        prog (`str`): Name of the program in messages.
+    """
+    from trl_multiagent.models.positions import TooLongError
+    from trl_multiagent.trainers.base.distribution import OtherProcessError, OtherProcessUnavailable
+    from trl_multiagent.trainers.base.rescue import WriteError
+
+    try:
+        yield
+    except (UnavailableError, TooLongError, WriteError) as error:
+        fail(prog, error)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
         fail(prog, error)
     except OtherProcessUnavailable:
         sys.exit(2)  # that process has said why
@@ -129,14 +149,12 @@ def parse_recipe(
         [`~trl_multiagent.recipe.recipe.Recipe`]
     """
     prog = prog or Path(sys.argv[0]).name
-    try:
+    with end_on_wrong_input(prog):
         settings, dry_run = read_settings(algorithm, task, argv, prog)
         training_args = make_training_args(settings)
         from trl_multiagent.recipe.recipe import build_recipe  # takes as long as TRL, for datasets, PEFT and the team
 
         recipe = build_recipe(settings, training_args, dry_run)
-    except ConfigError as error:
-        fail(prog, error)
     recipe.prog = prog
     recipe.start_logging()
     return recipe

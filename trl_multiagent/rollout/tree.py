@@ -169,8 +169,7 @@ def grow_trees(
         `list[list[Node]]`: The nodes of each turn, with their returns.
     """
     indices = joint_action_indices(joint_mode, len(environment.roles), num_generations)
-    roots = ask(environment, items, [()] * len(items))
-    nodes = [Node(item, (), prompts) for item, prompts in zip(items, roots, strict=True)]
+    nodes = root_nodes(items, environment)
     levels = []
     for turn in range(num_turns):
         levels.append(nodes)
@@ -187,6 +186,12 @@ def grow_trees(
         for node in nodes:
             node.returns = _returns(node, 0.0 if handoff else discount)  # in a chain, only the immediate reward
     return levels
+
+
+def root_nodes(items: Sequence[dict], environment: Environment) -> list[Node]:
+    """The nodes of the first turn, one per item."""
+    prompts = ask(environment, list(items), [()] * len(items))
+    return [Node(item, (), of_item) for item, of_item in zip(items, prompts, strict=True)]
 
 
 def judge_nodes(

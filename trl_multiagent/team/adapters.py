@@ -22,6 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 
+from trl_multiagent.file_names import CARD_FILE
 from trl_multiagent.limits import problem_with
 from trl_multiagent.models.lora_limits import LORA_LIMITS
 from trl_multiagent.models.pretrained import adapter_parameters, hub_arguments, load_model, seeded
@@ -159,33 +160,37 @@ def load_adapters(
     # ZeRO-3 gathers parameters together, so all must have the same data type
     dtype: dict[str, Any] = {"autocast_adapter_dtype": not is_deepspeed_zero3_enabled()}
     models: dict[str, PeftModel] = {}
-    adapted: dict[AgentSource, PeftModel] = {}  # the models with adapters so far, by base
+    # The models with adapters so far, by base and its revision
+    adapted: dict[tuple[AgentSource, str | None], PeftModel] = {}
 
     for role, source in sources.items():
         if peft_config is not None:
-            base_source, base_kwargs = source, model_init_kwargs
+            base_source, revision = source, hub["revision"]
         else:
             config = PeftConfig.from_pretrained(source.name, **hub, **source.arguments)
             base_source = AgentSource(cast(str, config.base_model_name_or_path))
-            base_kwargs = {**model_init_kwargs, "revision": None}  # the revision is the adapter's
+            revision = config.revision  # that of the base; the adapter's own one is in `hub`
+        key = base_source, revision
         base = None
-        if base_source not in adapted:
+        if key not in adapted:
             with seeded(seed, SHARED_FOLDER):
-                base = load_model(base_source.name, **base_source.arguments, **base_kwargs)
+                kwargs = {**model_init_kwargs, "revision": revision}
+                base = load_model(base_source.name, **base_source.arguments, **kwargs)
         with seeded(seed, role):  # also for saved adapters: PEFT draws weights before it reads those in the file
             if peft_config is not None:
                 own_config = copy.deepcopy(peft_config)
+                own_config.revision = revision  # so that the saved adapter loads this base again
                 if base is None:
-                    adapted[base_source].add_adapter(role, own_config, **dtype)
+                    adapted[key].add_adapter(role, own_config, **dtype)
                 else:
-                    adapted[base_source] = get_peft_model(base, own_config, adapter_name=role, **dtype)
+                    adapted[key] = get_peft_model(base, own_config, adapter_name=role, **dtype)
             else:
                 kwargs = {"adapter_name": role, "is_trainable": True, **hub, **source.arguments, **dtype}
                 if base is None:
-                    adapted[base_source].load_adapter(source.name, **kwargs)
+                    adapted[key].load_adapter(source.name, **kwargs)
                 else:
-                    adapted[base_source] = PeftModel.from_pretrained(base, source.name, **kwargs)
-        models[role] = adapted[base_source]
+                    adapted[key] = PeftModel.from_pretrained(base, source.name, **kwargs)
+        models[role] = adapted[key]
     return models
 
 
@@ -194,7 +199,7 @@ def save_adapter(model: PeftModel, role: str, folder: Path, state_dict: dict[str
     model.save_pretrained(
         str(folder.parent), selected_adapters=[role], state_dict=state_dict, save_embedding_layers=False
     )
-    (folder.parent / "README.md").unlink()  # PEFT's card describes a repository with a single adapter
+    (folder.parent / CARD_FILE).unlink()  # PEFT's card describes a repository with a single adapter
 
 
 def load_adapter_weights(model: PeftModel, role: str, folder: Path) -> None:

@@ -19,6 +19,7 @@ from transformers.utils import ModelOutput
 from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
+from trl_multiagent.file_names import CARD_FILE, TEAM_FILE
 from trl_multiagent.hub.model_card import AgentSummary, TeamSummary, team_card
 from trl_multiagent.hub.push import open_repo, upload_folder
 from trl_multiagent.models.pretrained import find_file, hub_arguments
@@ -41,7 +42,6 @@ from trl_multiagent.team.files import (
     AGENTS_FOLDER,
     CRITICS_FOLDER,
     SHARED_FOLDER,
-    TEAM_FILE,
     Form,
     TeamFile,
     form_of_sources,
@@ -299,16 +299,17 @@ class AgentTeam(nn.Module):
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             shutil.rmtree(Path(folder) / CRITICS_FOLDER, ignore_errors=True)
-            team_card(self.summary(), repo_id).save(Path(folder) / "README.md")
+            card = team_card(self.summary(), repo_id, revision=None if create_pr else revision)
+            card.save(Path(folder) / CARD_FILE)
             advice = "Call `push_to_hub` again."
             return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr)
 
     def summary(self) -> TeamSummary:
         """The facts about the team that a model card shows."""
-        agents = [
-            AgentSummary(role, get_config_model_id(agent.config), self.folder(role))
-            for role, agent in self.agents.items()
-        ]
+        agents = []
+        for role, agent in self.agents.items():
+            revision = self.policies[role].peft_config[role].revision if self.has_adapters else None
+            agents.append(AgentSummary(role, get_config_model_id(agent.config), self.folder(role), revision))
         return TeamSummary(agents, self.has_adapters)
 
     @property

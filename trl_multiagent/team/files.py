@@ -12,12 +12,12 @@ from peft import PeftConfig
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from trl_multiagent.environments.base import check_roles
+from trl_multiagent.file_names import ADAPTER_CONFIG, TEAM_FILE
 from trl_multiagent.hub.model_card import rename_card
 from trl_multiagent.hub.push import open_repo, push_command_advice, upload_folder
-from trl_multiagent.models.pretrained import ADAPTER_CONFIG, find_file, load_model, seeded
+from trl_multiagent.models.pretrained import find_file, load_model, seeded
 
 
-TEAM_FILE = "team.json"
 AGENTS_FOLDER = "agents"
 SHARED_FOLDER = "shared"
 CRITICS_FOLDER = "critics"
@@ -234,7 +234,7 @@ def push_folder(
             f"{folder} holds no {TEAM_FILE}: push the folder of a saved team, or of a run that saved one.{where}"
         )
     repo_id = open_repo(repo_id, private, token, revision, create_pr)
-    rename_card(folder, repo_id)
-    advice = push_command_advice(folder, repo_id)
+    rename_card(folder, repo_id, None if create_pr else revision)
+    advice = push_command_advice(folder, repo_id, revision)
     ignored = [] if with_critics else [f"{CRITICS_FOLDER}/*"]
     return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr, ignored=ignored)

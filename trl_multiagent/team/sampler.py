@@ -1,16 +1,20 @@
 """Samples completions with a team without a trainer."""
 
+import copy
 import difflib
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from trl_multiagent.environments.base import Environment
 from trl_multiagent.models.generation import generate_groups
-from trl_multiagent.rollout.history import tokenize_nodes, uses_chat_template
+from trl_multiagent.models.positions import check_prompts, learned_positions
+from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
-from trl_multiagent.rollout.tree import Node, Samples
+from trl_multiagent.rollout.tree import Node, Samples, root_nodes
 
 
 class SamplingTeam(Protocol):
@@ -37,6 +41,7 @@ RANGES = {"temperature": (0, 1e6), "top_p": (0, 1), "top_k": (0, 1e9)}
 DEFAULTS = {"max_new_tokens": 256, "repetition_penalty": 1.0}
 SAMPLING_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+CHECKED_AT_ONCE = 256  # items
 OTHER_NAMES = {"max_completion_length": "max_new_tokens", "max_tokens": "max_new_tokens", "n": "num_return_sequences"}
 
 
@@ -125,19 +130,11 @@ class TeamSampler:
 
     def _sample_agent(self, role: str, nodes: list[Node], num_generations: int) -> list[Samples]:
         tokenizer = self.team.tokenizers[role]
-        prompts = tokenize_nodes(
-            role,
-            nodes,
-            tokenizer,
-            end_tokens=self.team.end_tokens(role),
-            as_chat=role in self.chat_roles,
-            options=self.history_options,
-            tokenize=lambda prompts: [tokenize_prompt(tokenizer, prompt) for prompt in prompts],
-            render=partial(render_chat, tokenizer),
-        )
+        prompts = self._whole_prompts(role, nodes)
         special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": self.team.end_tokens(role)}
         config = GenerationConfig(**{**special, **self.generation_kwargs})
         with self.team.evaluating(), self.team.activate(role) as agent:
+            self._check_lengths(role, agent, prompts)
             ids = [prompt.ids for prompt in prompts]
             groups = self._sample_groups(role, nodes, agent, ids, num_generations, config)
         return [
@@ -151,6 +148,46 @@ class TeamSampler:
             for prompt, group in zip(prompts, groups, strict=True)
         ]
 
+    def _whole_prompts(self, role: str, nodes: list[Node]) -> list[WholePrompt]:
+        """Makes one agent's prompt at each node."""
+        tokenizer = self.team.tokenizers[role]
+        return tokenize_nodes(
+            role,
+            nodes,
+            tokenizer,
+            end_tokens=self.team.end_tokens(role),
+            as_chat=role in self.chat_roles,
+            options=self.history_options,
+            tokenize=lambda prompts: [tokenize_prompt(tokenizer, prompt) for prompt in prompts],
+            render=partial(render_chat, tokenizer),
+        )
+
+    def _check_lengths(self, role: str, agent: PreTrainedModel, prompts: list[WholePrompt]) -> None:
+        """Refuses prompts that are too long for the agent's model."""
+        lengths = [len(prompt.ids) for prompt in prompts]
+        check_prompts(role, agent, [x.prompt for x in prompts], lengths, self.generation_kwargs["max_new_tokens"])
+
+    def check_items(self, items: Sequence[dict], environment: Environment) -> None:
+        """
+        Checks that the first prompts of some items are not too long for the models of the agents. Only models with learned positions
+        have such a limit; without any, nothing is done.
+
+        Args:
+            items (`Sequence[dict]`): Dataset rows.
+            environment ([`~trl_multiagent.environments.Environment`]): Makes the prompts. It keeps its state.
+
+        Raises:
+            TooLongError: a prompt and its completion may have more tokens than the model has positions.
+        """
+        agents = {}
+        for role in self.team.roles:
+            with self.team.activate(role) as agent:
+                agents[role] = agent
+        limited = [role for role, agent in agents.items() if learned_positions(agent) is not None]
+        for nodes in first_nodes(items, environment) if limited else ():
+            for role in limited:
+                self._check_lengths(role, agents[role], self._whole_prompts(role, nodes))
+
     def _sample_groups(
         self,
         role: str,
@@ -162,6 +199,15 @@ class TeamSampler:
     ) -> list[list[list[int]]]:
         """Samples an agent's completions at the nodes; see [`~models.generation.generate_groups`]."""
         return generate_groups(agent, prompt_ids, num_generations, config, self.generation_token_budget)
+
+
+def first_nodes(items: Sequence[dict], environment: Environment) -> Iterator[list[Node]]:
+    """Makes the nodes of the first turn, some at a time. The environment keeps its state."""
+    state = copy.deepcopy(environment.state_dict())
+    for start in range(0, len(items), CHECKED_AT_ONCE):
+        yield root_nodes([items[k] for k in range(start, min(start + CHECKED_AT_ONCE, len(items)))], environment)
+    if state:
+        environment.load_state_dict(state)
 
 
 def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> str:

@@ -40,6 +40,7 @@ class JointRewardConfig(LimitedArguments, RewardConfig):
         "center_rewards_coefficient": {"ge": 0, "le": 1000},
         "dataset_num_proc": {"ge": 1, "le": 1024},
         "pad_to_multiple_of": {"ge": 1, "le": 65536},
+        "chat_template_path": {"refused": "joint texts have a wording of their own, see `prompt_template`"},
         "label_smoothing_factor": {"refused": "the loss has no labels"},
         "remove_unused_columns": {"refused": "the columns of the roles are read by their names"},
     }
@@ -61,6 +62,11 @@ class JointRewardConfig(LimitedArguments, RewardConfig):
 
     def _check_combinations(self) -> None:
         super()._check_combinations()
+        kwargs = self.model_init_kwargs or {}
+        if not isinstance(kwargs, dict):
+            raise ValueError(f"`model_init_kwargs` is {kwargs!r}, it must be a mapping.")
+        if "num_labels" in kwargs:
+            raise ValueError("`model_init_kwargs` must not have 'num_labels': a reward model has one output.")
         for name in ("prompt_template", "answer_template"):
             if getattr(self, name) is not None:
                 check_template(name, getattr(self, name))

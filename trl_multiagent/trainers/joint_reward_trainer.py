@@ -15,7 +15,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from transformers.utils import logging
 from trl import RewardTrainer
 
+from trl_multiagent.file_names import CARD_FILE
 from trl_multiagent.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
+from trl_multiagent.models.positions import TooLongError, learned_positions, padded
 from trl_multiagent.preference_rows import (
     CHOSEN_REWARD,
     ITEM_ID,
@@ -25,6 +27,7 @@ from trl_multiagent.preference_rows import (
     temporary_cache_files,
     text_columns,
 )
+from trl_multiagent.trainers.base.rescue import writing
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.wrapping import WrappingMixin
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
@@ -98,6 +101,7 @@ class JointRewardTrainer(WrappingMixin, RewardTrainer):
     args: JointRewardConfig
     data_collator: Any
     _signature_columns: list[str]
+    _is_set_up = False  # whether the model is there
     _is_checkpoint = False  # whether a checkpoint is being saved, and not the model
 
     def __init__(
@@ -146,6 +150,11 @@ class JointRewardTrainer(WrappingMixin, RewardTrainer):
             peft_config=peft_config,
         )
         self.data_collator = RewardsCollator(self.data_collator)
+        self._is_set_up = True
+        evaluated = self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
+        for dataset in (self.train_dataset, *evaluated):
+            if dataset is not None:
+                self._check_lengths(dataset)
         self.model.config.update({CONFIG_KEY: self.joint_text.to_config()})
         if args.freeze_backbone:
             self.model.base_model.requires_grad_(False)
@@ -172,7 +181,34 @@ class JointRewardTrainer(WrappingMixin, RewardTrainer):
                     "never cut."
                 )
         with temporary_cache_files(), temporarily_set(args, max_length=None):  # TRL leaves out what is too long
-            return super()._prepare_dataset(dataset, processing_class, args, dataset_name)
+            dataset = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
+        if self._is_set_up:  # otherwise, the model is not there yet
+            self._check_lengths(dataset)
+        return dataset
+
+    def _check_lengths(self, dataset: Dataset) -> None:
+        """
+        Refuses texts that are longer than the learned positions of the model.
+
+        Raises:
+            TooLongError: the message says which `max_length` would do.
+        """
+        positions = learned_positions(self.model)
+        if positions is None:
+            return
+        for column in ("chosen_ids", "rejected_ids"):
+            for index, ids in enumerate(dataset[column]):
+                if padded(len(ids), self.args.pad_to_multiple_of) > positions:
+                    limit = self.joint_text.max_length
+                    advice = (
+                        f"Set `max_length` to {positions}, so that long prompts lose their ends."
+                        if limit is None or limit > positions
+                        else "Its answers alone are that long: remove the row."
+                    )
+                    raise TooLongError(
+                        f"Pair {index} has a joint text of {len(ids)} tokens, but the model has only {positions} positions, which are "
+                        f"learned. {advice}"
+                    )
 
     def _encode_row(self, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """Tokenizes the joint texts of a pair."""
@@ -251,18 +287,23 @@ class JointRewardTrainer(WrappingMixin, RewardTrainer):
             super()._save_checkpoint(model, trial)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        if self._is_checkpoint or not is_peft_model(self.model) or not self.args.should_save:
-            return super()._save(output_dir, state_dict)
-        merged = copy.deepcopy(self.model).merge_and_unload()
-        with temporarily_set(self, model=merged):
-            super()._save(output_dir)
+        with writing("The reward model", Path(output_dir or self.args.output_dir)):
+            if self._is_checkpoint or not is_peft_model(self.model) or not self.args.should_save:
+                return super()._save(output_dir, state_dict)
+            merged = copy.deepcopy(self.model).merge_and_unload()
+            with temporarily_set(self, model=merged):
+                super()._save(output_dir)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        with writing("A checkpoint of the reward model", Path(output_dir)):
+            super()._save_optimizer_and_scheduler(output_dir)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         place = self.hub_model_id or str(Path(self.args.output_dir).absolute())  # a folder until the repository exists
         with temporarily_set(self, hub_model_id=place):  # the card's snippet loads it
             super().create_model_card(*args, **kwargs)
         if self.is_world_process_zero():
-            path = Path(self.args.output_dir) / "README.md"
+            path = Path(self.args.output_dir) / CARD_FILE
             path.write_text(path.read_text(encoding="utf-8") + self._card_section(), encoding="utf-8")
 
     def _card_section(self) -> str:

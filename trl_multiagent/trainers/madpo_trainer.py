@@ -1,6 +1,7 @@
 """DPO on the joint answers of a team."""
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 from trl_multiagent.environments.base import Environment, Turn
+from trl_multiagent.models.positions import TooLongError, learned_positions, padded
 from trl_multiagent.preference_rows import (
     CHOSEN_REWARD,
     check_preferences,
@@ -244,6 +246,7 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
                     f"`{name}` has the columns {dataset.column_names}, which are no joint preferences. If these are items "
                     "of a task, pass its `environment` to play them."
                 )
+            self._sampler().check_items(dataset, self.environment)
             return dataset
         return self._tokenize_pairs(dataset, name)
 
@@ -302,16 +305,26 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
         Raises an error if a row has no tokens to train on, and warns if answers are cut.
 
         Raises:
-            ValueError: A prompt or an answer has no tokens, or no token of an answer is within `max_length`.
+            ValueError: A prompt or an answer has no tokens, no token of an answer is within `max_length`, or a model reads fewer tokens.
         """
         num_cut = 0
         for role in self.team.roles:
+            positions = learned_positions(self.team.agents[role])
             columns = [f"{role}/{token_ids}" for token_ids in TOKENS]
             for index, row in enumerate(dataset.select_columns(columns)):
                 prompt, *answers = (len(row[column]) for column in columns)
                 for column, length in zip(text_columns(role), (prompt, *answers), strict=True):
                     if length == 0:
                         raise ValueError(f"Row {index} of `{name}`: {column!r} has no tokens.")
+                read = padded(
+                    min(prompt + max(answers), self.args.max_length or math.inf), self.args.pad_to_multiple_of
+                )
+                if positions is not None and read > positions:
+                    raise TooLongError(
+                        f"Row {index} of `{name}`: prompt and answer of {role!r} have {prompt + max(answers)} tokens, but its model has "
+                        f"only {positions} positions, which are learned. Lower `max_length` to {positions}, so that the ends of long "
+                        "answers are not trained, or remove the row."
+                    )
                 if self.args.max_length is None:
                     continue
                 if prompt >= self.args.max_length:
@@ -548,15 +561,7 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
 
     def _play_episodes(self, items: list[dict], num_episodes: int = 1) -> list[list[Node]]:
         """Plays sampled episodes of the environment; returns the nodes of every turn."""
-        args = self.args
-        sampler = TeamSampler(
-            self.team,
-            args.use_chat_template,
-            max_new_tokens=args.max_completion_length,
-            temperature=args.temperature,
-            top_p=args.top_p,
-            top_k=args.top_k,
-        )
+        args, sampler = self.args, self._sampler()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.team.evaluating())
             stack.enter_context(
@@ -568,6 +573,17 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
             )
             stack.enter_context(self.accelerator.autocast())
             return play_episodes(items, self.environment, sampler, num_turns=args.num_turns, num_episodes=num_episodes)
+
+    def _sampler(self) -> TeamSampler:
+        args = self.args
+        return TeamSampler(
+            self.team,
+            args.use_chat_template,
+            max_new_tokens=args.max_completion_length,
+            temperature=args.temperature,
+            top_p=args.top_p,
+            top_k=args.top_k,
+        )
 
     # Metrics and checkpoints
 

@@ -19,6 +19,7 @@ from trl_multiagent.environments.code_generation.expert_settings import DEFAULT_
 from trl_multiagent.environments.code_generation.reward import CodeResult
 from trl_multiagent.environments.code_generation.roles import AUX
 from trl_multiagent.environments.task_errors import UnavailableError, describe
+from trl_multiagent.file_names import TEAM_FILE
 
 
 if TYPE_CHECKING:
@@ -212,7 +213,6 @@ class LocalExpert:
 
         from trl_multiagent.models.pretrained import find_file
         from trl_multiagent.team.agent_team import AgentTeam
-        from trl_multiagent.team.files import TEAM_FILE
         from trl_multiagent.team.sampler import TeamSampler
 
         name = self.settings.expert_model

@@ -7,12 +7,12 @@ from typing import Any
 
 from trl_multiagent.endpoints.endpoint import ANTHROPIC, APIS, Endpoint, make_endpoint
 from trl_multiagent.environments.task import setting
+from trl_multiagent.file_names import MODEL_FILES, holds_model
 
 
 DEFAULT_MODEL = "deepseek-coder"
 DEFAULT_TEMPERATURE = 0.3
 LOCAL = "local"
-MODEL_FILES = ("config.json", "team.json", "adapter_config.json")  # a folder with a model has one of them
 OWN_FIELDS = ("model", "messages", "system", "max_tokens", "max_completion_tokens", "temperature", "stream", "n")
 SECRET = re.compile(r"api_?key|secret|password|authorization|access_token", re.IGNORECASE)
 ON_FAILURE = ("error", "plain")
@@ -145,7 +145,7 @@ class ExpertSettings:
         if is_path and not Path(self.expert_model).is_dir():
             raise ValueError(f"`external.expert_model` is {self.expert_model!r}, but there is no such folder.")
         folder = Path(self.expert_model)
-        if folder.is_dir() and not any((folder / name).is_file() for name in MODEL_FILES):
+        if folder.is_dir() and not holds_model(folder):
             raise ValueError(
                 f"`external.expert_model` is {self.expert_model!r}, but this folder holds no model and no saved team: it has none of "
                 f"{', '.join(MODEL_FILES)}."

@@ -2,6 +2,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from trl_multiagent.file_names import MODEL_CONFIG
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
@@ -125,9 +126,9 @@ class ActorCriticConfig(RolloutConfig):
         for source in map(Path, given):
             if source.is_absolute() and not source.exists():
                 raise ValueError(f"`critic_models` names {source}, which does not exist.")
-            if source.is_dir() and not (source / "config.json").is_file():
+            if source.is_dir() and not (source / MODEL_CONFIG).is_file():
                 raise ValueError(
-                    f"`critic_models` names {source}, which has no model: there is no config.json. Only critics of the form "
+                    f"`critic_models` names {source}, which has no model: there is no {MODEL_CONFIG}. Only critics of the form "
                     "'model' can be a start for others."
                 )
         if isinstance(self.critic_models, list) and self.critic_form == "adapter" and len(set(self.critic_models)) > 1:

@@ -16,7 +16,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trl_multiagent.files import write_text
+from trl_multiagent.files import naming, write_text
 
 
 logger = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ class Alarms(TrainerCallback):
         for name, text in alarms.items():
             logger.warning("Step %d: %s", state.global_step, text)
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
+            with naming(path), path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": state.global_step, "alarm": name, "message": text}) + "\n")
 
 

@@ -22,7 +22,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, Trai
 from transformers.utils import logging
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
-from trl_multiagent.team.files import AGENTS_FOLDER, CRITICS_FOLDER, TEAM_FILE
+from trl_multiagent.file_names import TEAM_FILE
+from trl_multiagent.files import is_disk_full
+from trl_multiagent.team.files import AGENTS_FOLDER, CRITICS_FOLDER
 from trl_multiagent.trainers.base.checkpoint_files import (
     PROCESS_FILE,
     REFERENCE_FILE,
@@ -35,7 +37,14 @@ from trl_multiagent.trainers.base.checkpoint_files import (
     verify_checkpoint,
     write_state,
 )
-from trl_multiagent.trainers.base.rescue import SaveError, fallback_folder, save_in_fallback_folder
+from trl_multiagent.trainers.base.distribution import check_agreement, fail_together
+from trl_multiagent.trainers.base.rescue import (
+    SaveError,
+    WriteError,
+    fallback_folder,
+    save_in_fallback_folder,
+    write_problem,
+)
 from trl_multiagent.trainers.base.run_settings import (
     OPTIMIZER_SETTINGS,
     Changes,
@@ -43,6 +52,7 @@ from trl_multiagent.trainers.base.run_settings import (
     check_steps,
     checksum_of_weights,
     describe_run,
+    describe_schedule,
     differences,
     format_changes,
 )
@@ -89,14 +99,20 @@ class CheckpointMixin(Base):
                 See `Trainer.train`.
 
         Raises:
-            ValueError: The checkpoint is incomplete or damaged, belongs to another run, or has taken all steps.
+            ValueError: The checkpoint is incomplete or damaged, belongs to another run, or has taken all steps; or the processes
+                have different settings, data or models.
+            WriteError: A file could not be written, because the disk is full.
         """
         folder = (
             get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
         )
         if folder is None and resume_from_checkpoint is True:
             raise ValueError(f"There is no checkpoint in {self.args.output_dir} to resume from.")
-        self._settings = {**self._run_settings(), "weights that are not trained": self._checksum_of_frozen_weights()}
+        with fail_together(self.accelerator):
+            frozen = self._checksum_of_frozen_weights()
+            self._settings = {**self._run_settings(), "weights that are not trained": frozen}
+            schedule = describe_schedule(self.args, self.eval_dataset)
+        check_agreement(self.accelerator, {**self._settings, **schedule})
         self._resumed = Path(folder) if folder else None
         if self._resumed is not None:
             saved = self._check_checkpoint(self._resumed)
@@ -114,6 +130,16 @@ class CheckpointMixin(Base):
                 raise
             folder = self._save_interrupted(trial)
             raise UnavailableError(f"{error} The checkpoint of this step is {folder}.") from error
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            raise WriteError(f"The training ended with {describe(error)}. {self._last_complete()}") from error
+
+    def _last_complete(self) -> str:
+        """A sentence that names the checkpoint from which a run that could not write its files can be resumed."""
+        folder = Path(self.args.output_dir)
+        last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+        return "There is no checkpoint." if last is None else f"The last complete checkpoint is {last}."
 
     # A run that ends because an external resource is missing
 
@@ -183,7 +209,7 @@ class CheckpointMixin(Base):
 
     @contextlib.contextmanager
     def _saves_team_on_failure(self, unfinished: Path) -> Iterator[None]:
-        """Saves at least the team if the block fails to write a checkpoint, and ends the run with a [`SaveError`]."""
+        """Saves at least the team if the block fails to write a checkpoint, and ends the run with a [`WriteError`]."""
         try:
             yield
         except SaveError:
@@ -191,18 +217,21 @@ class CheckpointMixin(Base):
         except Exception as error:
             if not self.args.should_save:
                 raise
-            problem = f"The checkpoint of step {self.state.global_step} could not be written ({describe(error)})."
+            problem = (
+                f"The checkpoint of step {self.state.global_step} could not be written in {unfinished} "
+                f"({write_problem(unfinished, error)}). {self._last_complete()}"
+            )
             if (unfinished / TEAM_FILE).is_file():  # the team itself was written: moving it needs no more disk space
                 folder = fallback_folder(unfinished.parent.parent)
                 folder.mkdir()
                 for name in (AGENTS_FOLDER, CRITICS_FOLDER, TEAM_FILE):
                     if (unfinished / name).exists():
                         os.replace(unfinished / name, folder / name)
-                raise SaveError(f"{problem} The team is in {folder.absolute()}.") from error
+                raise WriteError(f"{problem} The team is in {folder.absolute()}.") from error
             if is_deepspeed_zero3_enabled():  # each process has only a part of the weights
                 raise
             result = save_in_fallback_folder(self.team, None, self.args.output_dir)
-            raise SaveError(f"{problem} {result}") from error
+            raise WriteError(f"{problem} {result}") from error
 
     @contextlib.contextmanager
     def _writing_to_unfinished_folder(self) -> Iterator[None]:
@@ -412,7 +441,8 @@ class CheckpointMixin(Base):
             ):  # each process has only a part of the weights
                 raise
             result = save_in_fallback_folder(self.team, None, self.args.output_dir)
-            raise SaveError(f"The training ended with {describe(error)}. {result}") from error
+            kind = WriteError if is_disk_full(error) else SaveError
+            raise kind(f"The training ended with {describe(error)}. {result}") from error
 
     # Trackers: a resumed run continues the records of the interrupted one
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from trl import GRPOConfig
 
+from trl_multiagent.files import naming
 from trl_multiagent.rollout.trace import TraceRow, roles_of
 from trl_multiagent.trainers.base.trace_files import as_frame
 
@@ -38,7 +39,9 @@ def log_completion_tables(rows: list[TraceRow], args: GRPOConfig, unique_prompts
     step, split = rows[0]["step"], rows[0]["split"]
     folder = Path(args.output_dir) / "completions"
     folder.mkdir(parents=True, exist_ok=True)
-    frame.to_parquet(folder / f"completions_{step:05d}{'' if split == 'train' else '_' + split}.parquet", index=False)
+    path = folder / f"completions_{step:05d}{'' if split == 'train' else '_' + split}.parquet"
+    with naming(path):
+        frame.to_parquet(path, index=False)
     if unique_prompts:
         frame = frame.drop_duplicates([f"prompt/{role}" for role in roles_of(rows)])
     for name in ("wandb", "trackio"):

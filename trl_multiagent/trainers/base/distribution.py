@@ -13,6 +13,7 @@ from accelerate.utils import DistributedType, gather_object, reduce
 from trl import GRPOConfig
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
+from trl_multiagent.trainers.base.run_settings import differences, format_value
 
 
 class OtherProcessError(RuntimeError):
@@ -92,6 +93,33 @@ def error_barrier(accelerator: Accelerator | PartialState, error: BaseException 
         raise OtherProcessUnavailable("\n".join(reports))
     if error is None:
         raise OtherProcessError("\n".join([*reports, "See the traceback of that process."]))
+
+
+def check_agreement(accelerator: Accelerator | PartialState, settings: dict[str, Any]) -> None:
+    """
+    Raises an error on all processes if one of them has other settings than the first one. Such processes would wait for each other
+    forever, or average gradients of different losses.
+
+    Args:
+        accelerator ([`~accelerate.Accelerator`] or [`~accelerate.PartialState`]): The trainer's, or the connected processes.
+        settings (`dict`): What must be the same on all processes, as plain values by name.
+
+    Raises:
+        ValueError: The message has one line and names every difference, with the value of process 0 and another one.
+    """
+    if accelerator.num_processes == 1:
+        return
+    first, *others = gather_object([settings])
+    differing: dict[str, str] = {}
+    for process, other in enumerate(others, start=1):
+        for name, (left, right) in differences(first, other).items():
+            text = f"{name}: {format_value(left)} on process 0, {format_value(right)} on process {process}"
+            differing.setdefault(name, text)
+    if differing:
+        raise ValueError(
+            f"The processes of this run differ: {'; '.join(differing.values())}. Start all of them with the same settings, data and "
+            "models."
+        )
 
 
 def without_repeated(accelerator: Accelerator, rows: list[Any], copies: int = 1) -> list[Any]:

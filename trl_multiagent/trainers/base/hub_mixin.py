@@ -12,15 +12,8 @@ from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging
 from trl.trainer.utils import get_comet_experiment_url, get_trackio_space_url
 
-from trl_multiagent.hub.model_card import (
-    CARD_FILE,
-    CURVE_FILE,
-    RECIPE_FILE,
-    TrainingSummary,
-    draw_reward_curve,
-    reward_series,
-    team_card,
-)
+from trl_multiagent.file_names import CARD_FILE, RECIPE_FILE, TEAM_FILE
+from trl_multiagent.hub.model_card import CURVE_FILE, TrainingSummary, draw_reward_curve, reward_series, team_card
 from trl_multiagent.hub.push import (
     access_error_with_advice,
     check_write_access,
@@ -28,7 +21,7 @@ from trl_multiagent.hub.push import (
     upload_error_with_advice,
 )
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.files import AGENTS_FOLDER, TEAM_FILE
+from trl_multiagent.team.files import AGENTS_FOLDER
 
 
 if is_wandb_available():
@@ -100,7 +93,9 @@ class TeamHubMixin(Base):
             },
         )
         place = self.hub_model_id or str(folder.absolute())  # a folder until the repository exists
-        card = team_card(self.team.summary(), place, model_name, dataset_name, [*self._tag_names, *tags], training)
+        revision = self.args.hub_revision if self.hub_model_id else None
+        tags = [*self._tag_names, *tags]
+        card = team_card(self.team.summary(), place, model_name, dataset_name, tags, training, revision)
         card.save(folder / CARD_FILE)
         if reward_series(self.state.log_history):
             draw_reward_curve(self.state.log_history, folder / CURVE_FILE)
@@ -110,7 +105,8 @@ class TeamHubMixin(Base):
         self._finish_current_push()  # it reads files that are replaced next
         self._pushing = True
         try:
-            with upload_error_with_advice(self._hub_name, push_command_advice(self.args.output_dir, self._hub_name)):
+            advice = push_command_advice(self.args.output_dir, self._hub_name, self.args.hub_revision)
+            with upload_error_with_advice(self._hub_name, advice):
                 return super().push_to_hub(*args, **kwargs)
         finally:
             self._pushing = False

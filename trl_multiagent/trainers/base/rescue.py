@@ -20,6 +20,27 @@ class SaveError(RuntimeError):
     """A team could not be saved in the intended folder. The message says why, and where the team is instead."""
 
 
+class WriteError(SaveError):
+    """Files could not be written, for example because the disk is full. No code is at fault, so a recipe shows the message alone."""
+
+
+def write_problem(folder: Path, error: BaseException) -> str:
+    """The words of a message about an error of writing to a folder. Few libraries say that the disk is full, so its free space is named."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    return f"{describe(error)}; {shutil.disk_usage(existing).free / 1e6:.1f} MB are free there"
+
+
+@contextlib.contextmanager
+def writing(what: str, folder: Path) -> Iterator[None]:
+    """Errors inside, which on a full disk are of many kinds, become a [`WriteError`] that says what was written, and where."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except Exception as error:
+        raise WriteError(f"{what} could not be written in {folder} ({write_problem(folder, error)}).") from error
+
+
 def save_team(
     team: AgentTeam, folder: Path, state_dict: dict[str, torch.Tensor] | None, run_folder: str | Path
 ) -> None:
@@ -37,16 +58,17 @@ def save_team(
             The folder of the run, see [`save_in_fallback_folder`].
 
     Raises:
-        SaveError: The team could not be saved in `folder`.
+        WriteError: The team could not be saved in `folder`.
     """
     is_new = not os.path.lexists(folder)
     try:
         team.save_pretrained(folder, state_dict)
     except Exception as error:  # on a full disk, the libraries raise errors of many kinds
+        problem = write_problem(folder, error)
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)  # frees the space that the team needs
         result = save_in_fallback_folder(team, state_dict, run_folder)
-        raise SaveError(f"The team could not be saved in {folder} ({describe(error)}). {result}") from error
+        raise WriteError(f"The team could not be saved in {folder} ({problem}). {result}") from error
 
 
 def save_in_fallback_folder(

@@ -24,6 +24,7 @@ from trl_multiagent.environments.base import Environment, Outcome, Turn, check_r
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.files import write_text
 from trl_multiagent.models.generation import generate_groups
+from trl_multiagent.models.positions import check_prompts, learned_positions
 from trl_multiagent.models.vllm_generation import check_vllm, make_generations
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
@@ -31,6 +32,7 @@ from trl_multiagent.rollout.trace import TraceRow, trace_rows
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
 from trl_multiagent.rollout.tree_size import check_tree_size
 from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.team.sampler import first_nodes
 from trl_multiagent.trainers.base.alarms import Alarms
 from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
 from trl_multiagent.trainers.base.completions import log_completion_tables, print_trees
@@ -173,6 +175,10 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
             eos_token_ids = {role: self._agent_attributes[role]["eos_token_ids"] for role in team.roles}
             self._generations = make_generations(team.policies, eos_token_ids, self.accelerator, args)
         self._set_up_reference(reference, self.temperature)
+        evaluated = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
+        for items in (train_dataset, *evaluated):
+            if items is not None:
+                self._check_items(items)
 
     def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
         """
@@ -315,6 +321,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
     def _sample_agent(self, role: str, nodes: list[Node], num_generations: int, synchronized: bool) -> list[Samples]:
         with self.agent_scope(role):
             prompts = self._whole_prompts(role, nodes)
+            self._check_lengths(role, prompts)
             if synchronized:
                 # ZeRO-3 gathers the weights next, and a process that has failed cannot take part in that
                 error_barrier(self.accelerator)
@@ -381,6 +388,27 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
                 f"A prompt of agent {role!r} has no tokens: the environment must return prompts that have some."
             )
         return prompts
+
+    def _check_lengths(self, role: str, prompts: list[WholePrompt]) -> None:
+        """Refuses prompts that are too long for the agent's model."""
+        lengths = [len(prompt.ids) for prompt in prompts]
+        check_prompts(
+            role, self.team.active_agent, [x.prompt for x in prompts], lengths, self.args.max_completion_length
+        )
+
+    def _check_items(self, items: Dataset) -> None:
+        """
+        Checks that the first prompts of some items are not too long for the models of the agents. Only models with learned positions
+        have such a limit; without any, nothing is done.
+
+        Raises:
+            TooLongError: a prompt and its completion may have more tokens than the model has positions.
+        """
+        limited = [role for role in self.team.roles if learned_positions(self.team.agents[role]) is not None]
+        for nodes in first_nodes(items, self.environment) if limited else ():
+            for role in limited:
+                with self.agent_scope(role):
+                    self._check_lengths(role, self._whole_prompts(role, nodes))
 
     def _render_chat(self, messages: list[dict[str, str]]) -> str:
         """The text that `_tokenize_prompts` tokenizes."""

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from transformers import TrainingArguments
 from transformers.trainer_pt_utils import get_model_param_count
 
 from trl_multiagent.environments.base import Environment, resume_settings
+from trl_multiagent.hub.push import push_command
 from trl_multiagent.models.pretrained import adapter_parameters
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.team_config import TeamConfig
@@ -36,6 +38,24 @@ DECISIVE_ARGUMENTS = (
     "max_grad_norm",
     "bf16",
     "fp16",
+)
+# The arguments that decide when all processes evaluate, save and log together. A resumed run may have other ones
+SCHEDULE = (
+    "max_steps",
+    "num_train_epochs",
+    "logging_strategy",
+    "logging_steps",
+    "logging_first_step",
+    "eval_strategy",
+    "eval_steps",
+    "eval_delay",
+    "eval_on_start",
+    "per_device_eval_batch_size",
+    "save_strategy",
+    "save_steps",
+    "save_only_model",
+    "load_best_model_at_end",
+    "metric_for_best_model",
 )
 # Settings that can never change, because the files of the checkpoint depend on them
 UNCHANGEABLE_SETTINGS = (
@@ -60,6 +80,8 @@ OPTIMIZER_SETTINGS = (
     "adam_beta2",
     "adam_epsilon",
 )
+# The base is compared by its weights. The others say how the adapter was loaded
+UNCOMPARED_ADAPTER_OPTIONS = {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"}
 DATASET_DIGEST = "rows of train_dataset"  # name of the setting
 MAX_VALUE_LENGTH = 200  # in characters, for values in a message
 
@@ -127,6 +149,20 @@ def describe_environment(environment: Environment) -> dict[str, Any]:
     return {"environment": type(environment).__name__, "environment settings": resume_settings(environment)}
 
 
+def describe_schedule(args: TeamConfig, eval_dataset: Any) -> dict[str, Any]:
+    """
+    Returns the settings that all processes of a run must share, in addition to [`describe_run`], although they may change when the run
+    is resumed: when to evaluate, save and log, and the evaluation sets.
+    """
+    arguments = args.to_dict()
+    datasets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
+    return {name: arguments[name] for name in SCHEDULE} | {
+        f"eval_dataset {name}".rstrip(): describe_dataset(dataset)
+        for name, dataset in datasets.items()
+        if isinstance(dataset, Dataset)
+    }
+
+
 def describe_agent(agent: torch.nn.Module, critics: Iterable[torch.nn.Parameter] = ()) -> str:
     """Returns the architecture of an agent and its numbers of parameters. Those of critics' adapters do not count."""
     added = get_model_param_count(torch.nn.ParameterList(critics))
@@ -148,7 +184,7 @@ def describe_adapters(team: AgentTeam) -> dict[str, Any]:
     options = {}
     for role, model in team.policies.items():
         config = model.peft_config[role].to_dict()
-        for name in config.keys() - {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version"}:
+        for name in config.keys() - UNCOMPARED_ADAPTER_OPTIONS:
             value = config[name]
             options[f"adapter {role} {name}"] = sorted(value) if isinstance(value, set) else value
     return options
@@ -252,12 +288,6 @@ def check_changes(folder: str, changes: Changes, args: TeamConfig) -> None:
     """
     if not changes:
         return
-    if args.resume_changes != "allow":
-        raise ValueError(
-            f"{folder} is a checkpoint of another run: {format_changes(changes)}. Give the run the checkpoint's "
-            "settings, allow the changes with `resume_changes: allow`, or start a run from the checkpoint's weights: "
-            f"AgentTeam.from_pretrained({folder!r})."
-        )
     refused = {
         name: change
         for name, change in changes.items()
@@ -269,6 +299,12 @@ def check_changes(folder: str, changes: Changes, args: TeamConfig) -> None:
         if (name in OPTIMIZER_SETTINGS and args.deepspeed_plugin is not None)  # DeepSpeed restores the saved values
         or (name == "agent_learning_rates" and bool(old) != bool(new))  # the parameter groups differ
     }
+    if args.resume_changes != "allow":
+        allowing = "" if refused else "allow the changes with `resume_changes: allow`, "
+        raise ValueError(
+            f"{folder} is a checkpoint of another run: {format_changes(changes)}. Give the run the checkpoint's "
+            f"settings, {allowing}or start a run from the checkpoint's weights: AgentTeam.from_pretrained({folder!r})."
+        )
     if refused:
         raise ValueError(
             f"{folder} cannot be continued with this change, although `resume_changes` is 'allow': "
@@ -307,7 +343,12 @@ def check_steps(folder: str, global_step: int, num_items: int, args: TeamConfig)
         steps = math.ceil(args.num_train_epochs * args.steps_per_epoch(num_items))
         reason = f"`num_train_epochs` is {args.num_train_epochs:g}, which makes {steps}"
     if global_step >= steps:
+        push = ""
+        if args.push_to_hub:
+            repo_id = args.hub_model_id or Path(args.output_dir).absolute().name
+            command = push_command(args.output_dir, repo_id, args.hub_revision)
+            push = f" If the run ended while it pushed the team, `{command}` completes the push."
         raise ValueError(
             f"{folder} has taken {global_step} optimizer steps, and {reason}: there is nothing left to train. Raise "
-            f"it, or use the team as it is: AgentTeam.from_pretrained({folder!r})."
+            f"it, or use the team as it is: AgentTeam.from_pretrained({folder!r}).{push}"
         )

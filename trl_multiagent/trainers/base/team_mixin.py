@@ -17,7 +17,6 @@ from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import PredictionOutput
 from transformers.utils import logging
 
-from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.models.router_loss import has_routers, router_loss_coef
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import CRITICS_FOLDER
@@ -25,7 +24,7 @@ from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, Checkpo
 from trl_multiagent.trainers.base.distribution import check_distribution
 from trl_multiagent.trainers.base.hub_mixin import TeamHubMixin
 from trl_multiagent.trainers.base.reference import ReferenceMixin
-from trl_multiagent.trainers.base.rescue import SaveError, save_team
+from trl_multiagent.trainers.base.rescue import WriteError, save_team, write_problem
 from trl_multiagent.trainers.base.router import RouterLossMixin
 from trl_multiagent.trainers.base.team_config import TeamConfig, temporarily_set
 from trl_multiagent.trainers.base.wrapping import WrappingMixin
@@ -227,8 +226,8 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMi
         except Exception as error:
             if self._saving:  # the checkpoint is incomplete, so the save as a whole has failed
                 raise
-            raise SaveError(
-                f"{folder / 'training_args.bin'} could not be written ({describe(error)}). The team itself is in "
+            raise WriteError(
+                f"{folder / 'training_args.bin'} could not be written ({write_problem(folder, error)}). The team itself is in "
                 f"{folder.absolute()}."
             ) from error
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from trl_multiagent.files import naming
 from trl_multiagent.rollout.trace import TraceRow
 
 
@@ -55,7 +56,8 @@ class TraceFiles:
             part += 1
             path = self.folder / f"{name}_part{part}.{self.file_format}"
         unfinished = self.folder / f".{path.name}"
-        write_rows(self.rows, unfinished, self.file_format)
+        with naming(path):
+            write_rows(self.rows, unfinished, self.file_format)
         os.replace(unfinished, path)
         self.rows = []
         own = [path for path in trace_files(self.folder) if _steps_and_process(path)[2] == self.process]

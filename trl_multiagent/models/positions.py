@@ -1,0 +1,88 @@
+"""Models that read a limited number of tokens, because they have learned an embedding of each position."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from torch import nn
+from transformers import PreTrainedModel
+
+
+class TooLongError(ValueError):
+    """A text has more tokens than its model has positions. The message says which one, and what to do."""
+
+
+def learned_positions(model: PreTrainedModel) -> int | None:
+    """
+    The number of positions that a model has embeddings of, as GPT-2 and OPT have; it fails on longer texts. `None`: its
+    positions are computed, as in models with rotary or ALiBi positions, which read texts of any length.
+    """
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    tokens = model.get_input_embeddings()
+    for name, module in model.named_modules():
+        if limit is None or not isinstance(module, nn.Embedding) or module is tokens or "lora" in name:
+            continue
+        rows = cast(int, module.num_embeddings)
+        # OPT and others keep two more rows, for positions of padding
+        if limit <= rows <= limit + 2:
+            # RoBERTa counts from the position of padding, and these rows are part of the limit
+            return int(limit) if module.padding_idx is None else min(int(limit), rows - module.padding_idx - 1)
+    return None
+
+
+def check_prompts(
+    role: str, model: PreTrainedModel, prompts: Sequence[Any], lengths: Sequence[int], max_new_tokens: int
+) -> None:
+    """
+    Refuses prompts that leave too few learned positions for a completion.
+
+    Args:
+        role (`str`): The agent, for the message.
+        model ([`~transformers.PreTrainedModel`]): Its model.
+        prompts (`Sequence[Prompt]`): The prompts, for the message. Without any, the completions alone are checked.
+        lengths (`Sequence[int]`): Number of tokens of each prompt.
+        max_new_tokens (`int`): Number of tokens that a completion may have.
+
+    Raises:
+        TooLongError: a prompt and its completion may have more tokens than the model has positions.
+    """
+    limit = learned_positions(model)
+    longest = max(lengths, default=1)
+    if limit is None or longest + max_new_tokens <= limit:
+        return
+    positions = f"the model of {role!r} has only {limit} positions, which are learned"
+    if max_new_tokens >= limit:
+        raise TooLongError(
+            f"A completion may have {max_new_tokens} tokens, but {positions}: let completions have fewer tokens, or choose a model that "
+            "reads longer texts."
+        )
+    start = " ".join(str(prompts[list(lengths).index(longest)]).split())[:80]
+    raise TooLongError(
+        f"A prompt of {role!r} has {longest} tokens and its completion may have {max_new_tokens}, but {positions}: shorten the prompt "
+        f"or its history, let completions have fewer tokens, or choose a model that reads longer texts. The prompt is {start!r}..."
+    )
+
+
+def check_texts(name: str, model: PreTrainedModel, lengths: Sequence[int]) -> None:
+    """
+    Refuses texts that are longer than the learned positions of the model that reads them.
+
+    Args:
+        name (`str`): What reads them, for the message, such as "the reward model".
+        model ([`~transformers.PreTrainedModel`]): The model.
+        lengths (`Sequence[int]`): Number of tokens of each text.
+
+    Raises:
+        TooLongError: a text has more tokens than the model has positions.
+    """
+    limit = learned_positions(model)
+    longest = max(lengths, default=0)
+    if limit is not None and longest > limit:
+        raise TooLongError(
+            f"A text has {longest} tokens, but {name} has only {limit} positions, which are learned: shorten the prompts or the "
+            "answers, or choose a model that reads longer texts."
+        )
+
+
+def padded(length: float, multiple: int | None) -> float:
+    """A number of tokens after padding to a multiple."""
+    return length if multiple is None else -(-length // multiple) * multiple
