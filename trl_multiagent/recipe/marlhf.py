@@ -19,7 +19,8 @@ from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.recipe.algorithms import ALGORITHMS, ITERATIVE
 from trl_multiagent.recipe.arguments import Settings, make_training_args, section_defaults
-from trl_multiagent.recipe.collection import Collection, print_cost, print_lines
+from trl_multiagent.recipe.collection import Collection, print_cost
+from trl_multiagent.recipe.dry_run import print_lines
 from trl_multiagent.recipe.fields import read_fields
 from trl_multiagent.recipe.plan import print_plan
 from trl_multiagent.recipe.preference_recipe import PreferenceRecipe, preference_fields
