@@ -12,8 +12,10 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trl_multiagent
+from trl_multiagent.file_names import is_collection
 from trl_multiagent.recipe.algorithms import ALGORITHMS, import_class
 
 
@@ -236,13 +238,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif arguments.command == "init":
         init(arguments.folder)
     elif arguments.command == "push":
-        from trl_multiagent.preferences.sources import is_collection, push_preferences
         from trl_multiagent.recipe.settings import fail
-        from trl_multiagent.team.files import push_folder
 
+        push: Callable[..., Any]
+        if is_collection(arguments.folder):
+            from trl_multiagent.preferences.sources import push_preferences as push
+        else:
+            from trl_multiagent.hub.push import push_folder as push
         options = vars(arguments)
         options.pop("command")
-        push = push_preferences if is_collection(arguments.folder) else push_folder
         try:
             print(push(**options).commit_url)
         except (ValueError, RuntimeError, OSError) as error:

@@ -103,7 +103,14 @@ def test_wrong_settings_of_every_script_are_answered_without_the_libraries(tmp_p
     assert answers == [f"called: {path.stem} 2 []" for path in scripts], done.stderr[-2000:]
 
 
-def test_help_of_the_command_needs_no_libraries_either(tmp_path):
-    done = run(["-c", LISTING, str(ROOT / "trl_multiagent" / "cli.py")], ["train", "maremax", "--help"], tmp_path)
-    assert done.returncode == 0 and "usage: trl-multiagent train maremax" in done.stdout, done.stderr
+@pytest.mark.parametrize(
+    ("argv", "code", "answer"),
+    [
+        (["train", "maremax", "--help"], 0, "usage: trl-multiagent train maremax"),
+        (["push", "nowhere", "user/team"], 2, "There is no folder nowhere"),
+    ],
+)
+def test_the_command_answers_without_the_libraries_too(tmp_path, argv, code, answer):
+    done = run(["-c", LISTING, str(ROOT / "trl_multiagent" / "cli.py")], argv, tmp_path)
+    assert done.returncode == code and answer in done.stdout + done.stderr, done.stderr
     assert "imported: []" in done.stdout

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from transformers import AutoModel, BitsAndBytesConfig, OPTConfig, OPTForCausalLM, TrainerCallback
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, IACConfig, IACTrainer, MAACConfig, MAACTrainer
+from trl_multiagent.hub.push import push_folder
 from trl_multiagent.models.positions import learned_positions
-from trl_multiagent.team.files import push_folder
 from trl_multiagent.trainers.maac_trainer import team_text
 
 from by_hand import Gradients, distance, log_probability

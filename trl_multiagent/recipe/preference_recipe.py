@@ -12,11 +12,10 @@ import yaml
 from accelerate import PartialState
 from datasets import Dataset
 
-from trl_multiagent.file_names import RECIPE_FILE
+from trl_multiagent.file_names import RECIPE_FILE, is_collection
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.preferences.replay import ReplayConfig
-from trl_multiagent.preferences.sources import is_collection
 from trl_multiagent.recipe.algorithms import ITERATIVE
 from trl_multiagent.recipe.arguments import Settings
 from trl_multiagent.recipe.collection import cost, make_config

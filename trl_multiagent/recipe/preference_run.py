@@ -23,10 +23,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer_utils import get_last_checkpoint
 
-from trl_multiagent.file_names import RECIPE_FILE, TEAM_FILE
+from trl_multiagent.file_names import PREFERENCES_FILE, RECIPE_FILE, TEAM_FILE
 from trl_multiagent.files import write_text
+from trl_multiagent.hub.push import push_folder
 from trl_multiagent.preference_rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
-from trl_multiagent.preferences.collection import FACTS_FILE, collect_preferences, seeded
+from trl_multiagent.preferences.collection import collect_preferences, seeded
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.replay import replay
 from trl_multiagent.preferences.sources import load_preferences
@@ -36,7 +37,6 @@ from trl_multiagent.recipe.recipe import set_up_wandb
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.recipe.settings import ConfigError, fail
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.files import push_folder
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
 from trl_multiagent.trainers.base.distribution import fail_together, forget_engine, start_processes
 from trl_multiagent.trainers.base.run_settings import check_changes, differences
@@ -313,7 +313,7 @@ class PreferenceRun:
             team = team if recipe.agent_model.is_quantized else team.to(self.state.device)
             with end_on_wrong_input(recipe.prog):
                 preferences = collect_preferences(team, environment, self.items_to_compare, config, round=number)
-        numbers = json.loads((folder / FACTS_FILE).read_text())["numbers"]
+        numbers = json.loads((folder / PREFERENCES_FILE).read_text())["numbers"]
         return preferences, numbers
 
     def training_data(self, preferences: Dataset, folder: Path) -> tuple[Environment, Dataset]:

@@ -22,9 +22,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, Trai
 from transformers.utils import logging
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
-from trl_multiagent.file_names import TEAM_FILE
+from trl_multiagent.file_names import CRITICS_FOLDER, TEAM_FILE
 from trl_multiagent.files import is_disk_full
-from trl_multiagent.team.files import AGENTS_FOLDER, CRITICS_FOLDER
+from trl_multiagent.team.files import AGENTS_FOLDER
 from trl_multiagent.trainers.base.checkpoint_files import (
     PROCESS_FILE,
     REFERENCE_FILE,

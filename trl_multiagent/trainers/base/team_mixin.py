@@ -17,9 +17,9 @@ from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import PredictionOutput
 from transformers.utils import logging
 
+from trl_multiagent.file_names import CRITICS_FOLDER
 from trl_multiagent.models.router_loss import has_routers, router_loss_coef
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.files import CRITICS_FOLDER
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin
 from trl_multiagent.trainers.base.distribution import check_distribution
 from trl_multiagent.trainers.base.hub_mixin import TeamHubMixin
