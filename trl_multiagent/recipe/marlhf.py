@@ -96,7 +96,7 @@ class RewardRun(PreferenceRun):
         return preferences, numbers
 
     def scoring(self, number: int) -> Environment:
-        """Preferences are made of the task's rewards; or, if the section says so, of those of the last round's model."""
+        """Preferences are made from the task's rewards or, with `preference_scoring_reward: reward_model`, from those of the last round's model."""
         if number == 0 or self.recipe.given("preference_scoring_reward", "task") == "task":
             return self.environment
         folder = self.recipe.rounds_folder / ROUND_FOLDER.format(number - 1) / REWARD_FOLDER

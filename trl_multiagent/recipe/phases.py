@@ -50,7 +50,7 @@ def run_marlhf(
     """
     Runs MARLHF on a task, or prints the plan if `--dry_run` is given. Wrong settings end the program.
 
-    If it is started again with the same folder, it continues: complete phases are skipped, and the interrupted one goes on where it was.
+    If it is started again with the same folder, it skips complete phases and continues the interrupted one.
 
     Args:
         algorithm (`str`): `"marlhf"`, or `"marlhf_iter"` for several rounds.

@@ -1,8 +1,8 @@
 """
 The phases of the recipes `madpo` and `madpo_iter`: rounds of collecting preferences and training on them.
 
-A run is continued when it is started again in the same folder. A phase that is complete is skipped; the one that was interrupted
-goes on from its last chunk or checkpoint. MARLHF has the same rounds, with a reward model in between, see `marlhf.py`.
+A run is continued when it is started again in the same folder. Complete phases are skipped; an interrupted one
+continues from its last chunk or checkpoint. MARLHF has the same rounds, with a reward model in between, see `marlhf.py`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def run_phases(
     print_plan: Callable[[Any, Environment], None],
 ) -> None:
     """
-    Runs the phases that are not complete, or prints the plan if `--dry_run` is given. What is wrong ends the program.
+    Runs the phases that are not complete, or prints the plan if `--dry_run` is given. Wrong input ends the program.
 
     Args:
         recipe ([`PreferenceRecipe`]): The settings.
@@ -228,7 +228,7 @@ class PreferenceRun:
         return None
 
     def save_team(self, trainer: Any, number: int) -> None:
-        """Saves the team before round `number`. The folder is there completely or not at all."""
+        """Saves the team before round `number`. The folder is created atomically."""
         folder = self.recipe.teams_folder / ROUND_FOLDER.format(number)
         unfinished = folder.with_name(f"_{folder.name}")
         with fail_together(trainer.accelerator):
@@ -413,7 +413,9 @@ def no_pairs(folder: str | Path) -> str:
 def without_sharding(args: TrainingArguments) -> Iterator[None]:
     """Inside, models are loaded whole, even if the trainer shards them (ZeRO-3): a collection samples on every process alone."""
     plugin = args.deepspeed_plugin
-    if plugin is not None:  # transformers shards what it loads while it knows of a configuration of ZeRO-3
+    if (
+        plugin is not None
+    ):  # transformers shards the models that it loads while a configuration of ZeRO-3 is registered
         unset_hf_deepspeed_config()
     try:
         yield

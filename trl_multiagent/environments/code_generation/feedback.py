@@ -131,8 +131,8 @@ def next_prompts(
 
 def shown_checks(checks: Sequence[Check], hidden_tests: int) -> Sequence[Check]:
     """
-    The checks that feedback may be about: all but the last `hidden_tests`, and but those with the same source as one of these. It is
-    empty if there are no more checks than that.
+    The checks that feedback may be about: all except the last `hidden_tests` and those with the same source as one of them. Empty if
+    there are no more checks than `hidden_tests`.
     """
     if hidden_tests == 0:
         return checks
