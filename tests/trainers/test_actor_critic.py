@@ -426,7 +426,7 @@ def test_a_push_leaves_critics_out(tmp_path, monkeypatch):
     trainer.args.push_to_hub = False
     trainer.save_model(str(tmp_path / "run"))
     patterns = []
-    monkeypatch.setattr("trl_multiagent.team.files.open_repo", lambda repo_id, *args: repo_id)
+    monkeypatch.setattr("trl_multiagent.hub.push.open_repo", lambda repo_id, *args: repo_id)
     monkeypatch.setattr(
         "trl_multiagent.hub.push.HfApi.upload_folder",
         lambda self, **kwargs: patterns.append(kwargs["ignore_patterns"]),
