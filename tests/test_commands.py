@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from accelerate.commands.launch import launch_command_parser
+from pairs import pairs
 
 from trl_multiagent import cli
 from trl_multiagent.recipe.evaluation_settings import make_evaluation_parser
@@ -81,6 +82,7 @@ def readers_folder(tmp_path, monkeypatch):
     (tmp_path / "topics.jsonl").write_text('{"topic": "rain"}\n{"topic": "snow"}\n')
     for block in re.findall(r"```\w+\n(# [\w.]+\n.*?)```", (ROOT / "docs" / "tasks.md").read_text(), flags=re.DOTALL):
         (tmp_path / block.split()[1]).write_text(block)
+    pairs().save_to_disk(tmp_path / "outputs" / "demo_madpo" / "preferences")  # what an earlier command collects
     cli.main(["init", str(tmp_path / "written")])
     (tmp_path / "config.yaml").write_text((tmp_path / "written" / "config.yaml").read_text())
     monkeypatch.setattr("trl_multiagent.trainers.base.rollout_config.is_vllm_available", lambda: True, raising=False)

@@ -118,7 +118,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from tiny import tiny_llama, tiny_team
 from transformers import AutoModelForCausalLM
-from trl_multiagent.team.files import push_folder
+from trl_multiagent.hub.push import push_folder
 tiny_llama().push_to_hub("user/base")
 base = AutoModelForCausalLM.from_pretrained("user/base")
 adapter = get_peft_model(base, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))

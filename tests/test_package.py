@@ -63,6 +63,6 @@ def room(module: str) -> str:
     parts = module.split(".")[1:]
     if parts[:2] == ["trainers", "base"]:
         return "trainers/base"
-    if parts[0] == "environments" and parts[1:2] in (["python_code"], ["code_generation"]):
-        return parts[1]
+    if parts[0] == "environments" and (ROOT / "trl_multiagent" / "environments" / "".join(parts[1:2])).is_dir():
+        return "".join(parts[1:2]) or parts[0]  # a task family, or what families share
     return parts[0]

@@ -107,7 +107,7 @@ def test_frozen_agents_and_evaluations_have_no_advantage():
 
 
 def test_items_have_ids():
-    assert [item_id({"id": 3}), item_id({"task_id": "HumanEval/1", "x": 1})] == ["3", "HumanEval/1"]
+    assert [item_id({"id": 3}), item_id({"id": 3, "task_id": "HumanEval/1"})] == ["3", "HumanEval/1"]
     assert item_id({"a": 1, "b": [object]}) == item_id({"b": [object], "a": 1}) != item_id({"a": 2, "b": [object]})
 
 

@@ -1,5 +1,5 @@
 """
-Keeps texts that models wrote from ending a turn of a chat or beginning another one.
+Prevents texts that models wrote from ending or beginning a turn of a chat.
 
 A tokenizer makes a special token, such as the end of a turn, of every text that spells it. An agent could spell one with ordinary tokens,
 for example in an error message that becomes a part of its partner's next prompt.

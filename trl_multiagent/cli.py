@@ -1,6 +1,6 @@
 """
 The command `trl-multiagent`: `train` launches a recipe without a script, `evaluate` and `cross-play` evaluate saved
-teams, `collect` collects preferences, `init` writes a task of one's own, `push` uploads to the Hub, `env` is for bug reports.
+teams, `collect` collects preferences, `init` writes a small task to start from, `push` uploads to the Hub, `env` is for bug reports.
 
 Slow libraries are imported where they are needed, so that help, versions and errors appear at once.
 """
@@ -12,8 +12,10 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trl_multiagent
+from trl_multiagent.file_names import is_collection
 from trl_multiagent.recipe.algorithms import ALGORITHMS, import_class
 
 
@@ -54,7 +56,9 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         description="Writes task.py and config.yaml: a task that trains as it is, on any machine and without downloads.",
         allow_abbrev=False,
     )
-    init.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help="Where to; by default here.")
+    init.add_argument(
+        "folder", metavar="FOLDER", nargs="?", default=".", help="Where to write it; by default the working directory."
+    )
     train = commands.add_parser(
         "train",
         help="Train a team through `accelerate launch`, on code generation or on a task of your own.",
@@ -118,8 +122,8 @@ def launch(
     argv: Sequence[str],
 ) -> None:
     """
-    Starts a command of `trl-multiagent` in the given number of processes. `check` reads the settings before, and raises `ConfigError`
-    if one is wrong.
+    Starts a command of `trl-multiagent` in the given number of processes. Before that, `check` reads the settings. It raises
+    `ConfigError` if one is wrong.
     """
     from trl_multiagent.recipe.config_files import ACCELERATE, config_file
     from trl_multiagent.recipe.settings import ConfigError, fail
@@ -163,7 +167,14 @@ def check_accelerate_config(file: str) -> None:
 
     try:
         config = load_config_from_file(file)
-    except (YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:  # as the file is wrong
+    except (
+        YAMLError,
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        KeyError,
+    ) as error:  # depending on what is wrong in the file
         problem = " ".join(str(error).split())
         raise ConfigError(f"--accelerate_config {file} is not a configuration of accelerate: {problem}") from error
     if config.distributed_type == DistributedType.DEEPSPEED and not is_deepspeed_available():
@@ -227,13 +238,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif arguments.command == "init":
         init(arguments.folder)
     elif arguments.command == "push":
-        from trl_multiagent.preferences.sources import is_collection, push_preferences
         from trl_multiagent.recipe.settings import fail
-        from trl_multiagent.team.files import push_folder
 
+        push: Callable[..., Any]
+        if is_collection(arguments.folder):
+            from trl_multiagent.preferences.sources import push_preferences as push
+        else:
+            from trl_multiagent.hub.push import push_folder as push
         options = vars(arguments)
         options.pop("command")
-        push = push_preferences if is_collection(arguments.folder) else push_folder
         try:
             print(push(**options).commit_url)
         except (ValueError, RuntimeError, OSError) as error:

@@ -3,13 +3,16 @@
 from pathlib import Path
 
 
-# transformers, PEFT and the Hub decide these names
+# transformers, PEFT, datasets and the Hub decide these names
 MODEL_CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 CARD_FILE = "README.md"
+DATASET_STATE = "state.json"  # of `Dataset.save_to_disk`
 # This package decides these
 TEAM_FILE = "team.json"
+CRITICS_FOLDER = "critics"  # in the folder of a team
 RECIPE_FILE = "config.yaml"  # the settings of a run
+PREFERENCES_FILE = "collection.json"  # of collected preferences, written last
 
 MODEL_FILES = (MODEL_CONFIG, ADAPTER_CONFIG, TEAM_FILE)  # a folder with a model, an adapter or a team has one of them
 
@@ -17,3 +20,8 @@ MODEL_FILES = (MODEL_CONFIG, ADAPTER_CONFIG, TEAM_FILE)  # a folder with a model
 def holds_model(folder: Path) -> bool:
     """Whether a folder is that of a model, an adapter or a saved team."""
     return any((folder / name).is_file() for name in MODEL_FILES)
+
+
+def is_collection(folder: str | Path) -> bool:
+    """Whether a folder holds collected preferences, all of them."""
+    return all((Path(folder) / name).is_file() for name in (DATASET_STATE, PREFERENCES_FILE))

@@ -1,4 +1,4 @@
-"""Writes files that are there completely or not at all."""
+"""Writes files atomically: a file is complete, or it does not exist."""
 
 import contextlib
 import errno
@@ -47,6 +47,6 @@ def unfinished_path(path: Path) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file that is there completely or not at all."""
+    """Writes a file atomically."""
     with replacing(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")

@@ -1,5 +1,5 @@
 """
-The text that a joint reward model reads: the prompt of every role, then the answer of every role, each below a mark.
+The text that a joint reward model reads: the prompt of every role, then the answer of every role, each below a heading.
 
 The wording is stored in the configuration of the trained model, so it is the same in training and in use.
 """
@@ -71,7 +71,7 @@ class JointText:
         return cls(**{**values, "roles": tuple(values["roles"])})
 
     def to_config(self) -> dict[str, Any]:
-        """All of it, as plain values."""
+        """All fields, as plain values."""
         return {"version": VERSION, **asdict(self), "roles": list(self.roles)}
 
     def text(self, prompts: Mapping[str, Text], answers: Mapping[str, Text], prompt_length: int | None = None) -> str:

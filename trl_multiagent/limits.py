@@ -22,7 +22,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 class Limits(TypedDict, total=False):
     """
-    What is known about the values of one setting. Numbers of lists and dicts are checked one by one.
+    The limits of one setting's values. Numbers of lists and dicts are checked one by one.
 
     Args:
         gt, ge, lt, le (`float`): Bounds of a number: greater than, at least, less than, at most.

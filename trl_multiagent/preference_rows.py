@@ -100,7 +100,7 @@ def check_preferences(dataset: Dataset, roles: Sequence[str], name: str = "train
     Args:
         dataset ([`~datasets.Dataset`]): The preferences.
         roles (`Sequence[str]`): The roles of the team.
-        name (`str`, *optional*, defaults to `"train_dataset"`): What messages call the dataset.
+        name (`str`, *optional*, defaults to `"train_dataset"`): Name of the dataset in messages.
 
     Raises:
         TypeError: `dataset` is not a `datasets.Dataset`.

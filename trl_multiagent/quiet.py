@@ -1,11 +1,11 @@
-"""Silences messages of other libraries that say nothing about a run. Importing this module must stay fast."""
+"""Silences irrelevant messages of other libraries. Importing this module must stay fast."""
 
 import logging
 import warnings
 
 
 def quiet_libraries() -> None:
-    """Done when the package is imported, before it imports these libraries."""
+    """Called when the package is imported, before it imports these libraries."""
     # On a machine without a GPU, bitsandbytes recommends a package for 4-bit weights, whether or not there are any
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     # TRL's own default is the deprecated name
@@ -22,7 +22,7 @@ def hide_progress_bars() -> None:
     from transformers.utils import logging as transformers_logging
 
     datasets.disable_progress_bars()
-    transformers_logging.disable_progress_bar()  # that of the Hub's client, too
+    transformers_logging.disable_progress_bar()  # including the bars of the Hub's client
 
 
 def is_no_list_of_defaults(record: logging.LogRecord) -> bool:

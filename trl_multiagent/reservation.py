@@ -1,4 +1,4 @@
-"""Keeps two programs from writing to one folder."""
+"""Prevents two programs from writing to the same folder."""
 
 import contextlib
 import fcntl

@@ -12,7 +12,7 @@ from trl_multiagent.environments.centralized import CentralizedEnvironment, cent
 from trl_multiagent.environments.scoring import ScoringContext, scoring
 from trl_multiagent.preferences.comparators import CentralizedSampler
 from trl_multiagent.recipe.marlhf import make_recipe
-from trl_multiagent.recipe.preference_run import run_preferences
+from trl_multiagent.recipe.phases import run_preferences
 from trl_multiagent.recipe.run import parse_recipe, read_settings, run_recipe
 from trl_multiagent.rollout.tree import Node
 

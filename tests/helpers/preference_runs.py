@@ -5,8 +5,7 @@ import sys
 import torch
 
 from trl_multiagent import FunctionEnvironment, Task
-from trl_multiagent.recipe.marlhf import run_marlhf
-from trl_multiagent.recipe.preference_run import run_preferences
+from trl_multiagent.recipe.phases import run_marlhf, run_preferences
 
 from process_group import end_process_group
 from tiny import count_reward, tiny_items

@@ -11,8 +11,8 @@ import yaml
 from trl_multiagent import AgentTeam, FunctionEnvironment, Task, cli
 from trl_multiagent.demo.task import TASK as CODE_GENERATION
 from trl_multiagent.recipe.algorithms import ALGORITHMS
+from trl_multiagent.recipe.phases import run_preferences
 from trl_multiagent.recipe.preference_recipe import PreferenceRecipe, changed_settings
-from trl_multiagent.recipe.preference_run import run_preferences
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 
 from tiny import count_reward, tiny_items
@@ -272,8 +272,6 @@ def test_settings_that_may_change():
 
 def test_the_command_trains(monkeypatch):
     calls = []
-    monkeypatch.setattr(
-        "trl_multiagent.recipe.preference_run.run_preferences", lambda *args, **kwargs: calls.append(args)
-    )
+    monkeypatch.setattr("trl_multiagent.recipe.phases.run_preferences", lambda *args, **kwargs: calls.append(args))
     cli.main(["run", "madpo_iter", "--dry_run"])
     assert calls == [("madpo_iter", cli.TASKS, ["--dry_run"])]

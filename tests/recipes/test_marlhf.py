@@ -16,7 +16,8 @@ from transformers import AutoModelForSequenceClassification
 from trl_multiagent import AgentTeam, FunctionEnvironment, JointRewardTrainer, MAGRPOTrainer, Task
 from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
 from trl_multiagent.preferences import load_preferences
-from trl_multiagent.recipe.marlhf import RewardRun, make_recipe, run_marlhf
+from trl_multiagent.recipe.marlhf import RewardRun, make_recipe
+from trl_multiagent.recipe.phases import run_marlhf
 from trl_multiagent.recipe.preference_run import PreferenceRun
 from trl_multiagent.recipe.reward_model import run_reward_model
 from trl_multiagent.recipe.run import read_settings

@@ -82,7 +82,35 @@ def test_help_and_wrong_settings_are_answered_without_the_libraries(arguments, t
     assert (done.returncode == 0) == (argv == ["--help"]) and "Traceback" not in done.stderr
 
 
-def test_help_of_the_command_needs_no_libraries_either(tmp_path):
-    done = run(["-c", LISTING, str(ROOT / "trl_multiagent" / "cli.py")], ["train", "maremax", "--help"], tmp_path)
-    assert done.returncode == 0 and "usage: trl-multiagent train maremax" in done.stdout, done.stderr
+# Calls scripts with a wrong setting in one process, and prints the exit status and the libraries that were imported
+CALLS = """
+import pathlib, runpy, sys
+
+SLOW = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib", "numpy")
+for script in sys.argv[1:]:
+    sys.argv = [script, "--override", "seed=x"]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as exit:
+        print("called:", pathlib.Path(script).stem, exit.code, [name for name in SLOW if name in sys.modules])
+"""
+
+
+def test_wrong_settings_of_every_script_are_answered_without_the_libraries(tmp_path):
+    scripts = sorted((ROOT / "recipes").glob("*/*.py"))
+    done = run(["-c", CALLS, *map(str, scripts)], [], tmp_path)
+    answers = [line for line in done.stdout.splitlines() if line.startswith("called: ")]
+    assert answers == [f"called: {path.stem} 2 []" for path in scripts], done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "answer"),
+    [
+        (["train", "maremax", "--help"], 0, "usage: trl-multiagent train maremax"),
+        (["push", "nowhere", "user/team"], 2, "There is no folder nowhere"),
+    ],
+)
+def test_the_command_answers_without_the_libraries_too(tmp_path, argv, code, answer):
+    done = run(["-c", LISTING, str(ROOT / "trl_multiagent" / "cli.py")], argv, tmp_path)
+    assert done.returncode == code and answer in done.stdout + done.stderr, done.stderr
     assert "imported: []" in done.stdout

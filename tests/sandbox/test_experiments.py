@@ -293,3 +293,8 @@ def test_sets_of_text_have_the_same_order_in_every_sandbox():
         with Sandbox(workers=1) as fresh:
             statuses.append([check.status for check in run(fresh, source, checks, needed=(), watch=()).checks])
     assert statuses[0] == statuses[1] and statuses[0].count("passed") == 3
+
+
+def test_unknown_experiments_are_refused():
+    with pytest.raises(ValueError, match="`experiments` has 'ecko', which is none of constant, another, echo"):
+        Program(source=SUM, entry_point="aux", checks=CHECKS, experiments=("echo", "ecko"))

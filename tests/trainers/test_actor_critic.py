@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from transformers import AutoModel, BitsAndBytesConfig, OPTConfig, OPTForCausalLM, TrainerCallback
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, IACConfig, IACTrainer, MAACConfig, MAACTrainer
+from trl_multiagent.hub.push import push_folder
 from trl_multiagent.models.positions import learned_positions
-from trl_multiagent.team.files import push_folder
 from trl_multiagent.trainers.maac_trainer import team_text
 
 from by_hand import Gradients, distance, log_probability
@@ -426,7 +426,7 @@ def test_a_push_leaves_critics_out(tmp_path, monkeypatch):
     trainer.args.push_to_hub = False
     trainer.save_model(str(tmp_path / "run"))
     patterns = []
-    monkeypatch.setattr("trl_multiagent.team.files.open_repo", lambda repo_id, *args: repo_id)
+    monkeypatch.setattr("trl_multiagent.hub.push.open_repo", lambda repo_id, *args: repo_id)
     monkeypatch.setattr(
         "trl_multiagent.hub.push.HfApi.upload_folder",
         lambda self, **kwargs: patterns.append(kwargs["ignore_patterns"]),

@@ -1,5 +1,5 @@
 """
-Asks an endpoint many questions at once.
+Sends many requests to an endpoint at the same time.
 
 The requests go through the providers' own clients, which repeat nothing themselves: what is tried again, and when, is decided
 here alone.
@@ -24,16 +24,16 @@ from trl_multiagent.endpoints.files import Answer, AnswerCache, Ledger, Question
 
 RETRIED = (408, 409, 425, 429)  # and all from 500 on
 NOT_FOR_ONE = (401, 402, 403, 404)  # the next question would be refused, too
-FIRST_WAIT, LONGEST_WAIT = 0.5, 16.0  # seconds between tries, doubled each time
-MAX_REASON = 300  # characters of what an endpoint says about an error
+FIRST_WAIT, LONGEST_WAIT = 0.5, 16.0  # seconds between attempts, doubled each time
+MAX_REASON = 300  # characters of an endpoint's error message
 MIN_KEY = 6  # shorter texts are no keys, and occur in any answer
-CHARACTERS_PER_TOKEN = 3  # about; where an endpoint does not say
+CHARACTERS_PER_TOKEN = 3  # estimate, if the endpoint does not report the number
 
 
 @dataclass
 class Usage:
     """
-    What was asked.
+    The use of an endpoint.
 
     Args:
         requests (`int`): Requests that were sent, those that were sent again included.
@@ -53,13 +53,13 @@ class Usage:
 
 class EndpointClient:
     """
-    Asks an endpoint questions, keeps the answers on the disk, and counts what they cost.
+    Sends questions to an endpoint, keeps the answers on the disk, and counts their cost.
 
     Args:
         endpoint ([`Endpoint`]):
             The endpoint.
         folder (`Path`):
-            Where it is written what was used.
+            Folder of the record of used tokens.
         cache_folder (`Path`, *optional*):
             Where answers are kept; by default in `folder`. Runs may share it.
     """
@@ -78,7 +78,7 @@ class EndpointClient:
 
     def ask(self, questions: Sequence[Question], stop_at_failure: bool = False) -> list[Answer | EndpointError]:
         """
-        Asks all questions at the same time, as far as `concurrency` allows. A question that occurs twice is asked once.
+        Sends all questions at the same time, as far as `concurrency` allows. A question that occurs twice is sent once.
 
         Args:
             questions (`Sequence[Question]`): The questions.
@@ -120,7 +120,7 @@ class _Call:
 
     def __init__(self, client: EndpointClient, key: str | None, stop_at_failure: bool):
         self.client, self.endpoint, self.key, self.stop_at_failure = client, client.endpoint, key, stop_at_failure
-        self.problem: EndpointError | None = None  # why nothing more is asked
+        self.problem: EndpointError | None = None  # why no more requests are sent
         self.reserved = 0  # tokens of the requests that are under way, at most
         client.ledger.update()
 

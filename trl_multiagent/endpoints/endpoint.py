@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 OPENAI, ANTHROPIC = "openai", "anthropic"
 APIS = (OPENAI, ANTHROPIC)
-# What a model's name says about its provider, the first match: a part of the name, the API, the base URL, the variable with the key
+# The provider of a model, found by its name. The first match counts: a part of the name, the API, the base URL, the variable with the key
 PROVIDERS = (
     ("claude", ANTHROPIC, "https://api.anthropic.com", "ANTHROPIC_API_KEY"),
     ("deepseek", OPENAI, "https://api.deepseek.com", "DEEPSEEK_API_KEY"),
@@ -32,7 +32,7 @@ class EndpointError(RuntimeError):
     Args:
         message (`str`): The reason.
         retry (`bool`, *optional*, defaults to `False`): Whether asking again may help.
-        wait (`float`, *optional*): Seconds to wait before that, if the endpoint has said so.
+        wait (`float`, *optional*): Seconds to wait before that, if the endpoint has sent a time.
         concerns_all (`bool`, *optional*, defaults to `False`): Whether other questions would fail for the same reason.
     """
 
@@ -44,7 +44,7 @@ class EndpointError(RuntimeError):
 @dataclass(frozen=True)
 class Endpoint:
     """
-    A model that answers over the network, and the limits of asking it. [`make_endpoint`] finds out the rest from its name.
+    A model that answers over the network, and the limits of its use. [`make_endpoint`] finds out the rest from its name.
 
     Args:
         model (`str`): The model's name, as the endpoint knows it.
@@ -57,7 +57,7 @@ class Endpoint:
         timeout (`float`, *optional*, defaults to `120.0`): Seconds that one request may take.
         deadline (`float`, *optional*, defaults to `600.0`): Seconds that all requests of a call may take together.
         tries (`int`, *optional*, defaults to `3`):
-            How often a question is asked if the endpoint fails. A request that was refused with a time to wait (429 with Retry-After)
+            Number of attempts per request if the endpoint fails. A request that was refused with a time to wait (429 with Retry-After)
             does not count.
         concurrency (`int`, *optional*, defaults to `16`): Requests at the same time.
         token_budget (`int`, *optional*): Prompt and answer tokens of all requests at most, see [`~endpoints.files.Ledger`].
@@ -108,7 +108,7 @@ class Endpoint:
         return (input_tokens * (self.input_price or 0.0) + output_tokens * (self.output_price or 0.0)) / 1e6
 
     def problem(self) -> str | None:
-        """Why this process cannot ask the endpoint, or `None`. Nothing is contacted to find out."""
+        """Why this process cannot use the endpoint, or `None`. Nothing is contacted to find out."""
         if importlib.util.find_spec(self.api) is None:
             return f"the package {self.api} is not installed: pip install 'trl-multiagent[endpoints]'"
         try:
@@ -155,7 +155,7 @@ def make_endpoint(
 
     Args:
         model (`str`):
-            The model's name. If it contains `claude`, `deepseek`, `qwen3-coder` or `gpt-`, it says which provider has the model.
+            The model's name. If it contains `claude`, `deepseek`, `qwen3-coder` or `gpt-`, the provider follows from it.
         base_url (`str`, *optional*):
             Where the endpoint is; by default at the provider. A key is only sent to an endpoint that is given here if `key_env`
             is given, too.

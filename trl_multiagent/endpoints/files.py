@@ -1,4 +1,4 @@
-"""What is kept on the disk: answers, so that no question is paid for twice, and what was used, so that a budget holds."""
+"""Files of an endpoint: a cache of answers, so that no request is paid for twice, and the tokens that were used, so that a budget holds over restarts."""
 
 import hashlib
 import json
@@ -15,11 +15,11 @@ USAGE_FILE = "usage.jsonl"
 @dataclass(frozen=True)
 class Question:
     """
-    What a model is asked.
+    A request to a model.
 
     Args:
         messages (`tuple[dict[str, str], ...]`): Chat messages with `role` and `content`. The first may be of the system.
-        sample (`str`, *optional*): Tells apart questions with the same messages that are to have answers of their own.
+        sample (`str`, *optional*): Distinguishes questions with the same messages that need different answers.
     """
 
     messages: tuple[dict[str, str], ...]
@@ -38,7 +38,7 @@ class Question:
 @dataclass(frozen=True)
 class Answer:
     """
-    What a model answered.
+    The answer of a model.
 
     Args:
         text (`str`): The text.

@@ -108,7 +108,7 @@ class Environment(ABC):
 
     @property
     def unwrapped(self) -> "Environment":
-        """The task itself. An environment that wraps another one returns that one's."""
+        """The task itself. An environment that wraps another one returns the inner task."""
         return self
 
     @abstractmethod
@@ -171,12 +171,12 @@ class Environment(ABC):
 
     def plan(self, items: Sequence[dict], num_later_prompts: int, answer_tokens: int) -> dict[str, str]:
         """
-        Describes what the environment itself will cost, for the plan of a dry run. Nothing may be contacted or loaded. Empty by
+        Describes the cost of the environment itself, for the plan of a dry run. It must not load or contact anything. Empty by
         default.
 
         Args:
             items (`Sequence[dict]`): The items to train on; none if they are not known.
-            num_later_prompts (`int`): How many times, at most, it will be asked for the prompts of a branch after the first turn.
+            num_later_prompts (`int`): Upper bound of the number of branches, after the first turn, for which prompts will be made.
             answer_tokens (`int`): Tokens of an agent's answer at most.
 
         Returns:
@@ -253,7 +253,7 @@ class Environment(ABC):
         return {}
 
 
-# Calls of an environment's methods that check what they return
+# Functions that call an environment's methods and check the return values
 
 
 def ask(environment: Environment, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:

@@ -93,7 +93,7 @@ def split_blocks(text: str, roles: Sequence[str]) -> Blocks:
 class CentralizedEnvironment(EnvironmentWrapper):
     """
     A task of several roles as a task of one agent, which answers for all of them in tagged blocks, see [`central_prompt`] and
-    [`split_blocks`]. The joint reward is that of the task. It is a control: what does a team add to one model that knows all roles?
+    [`split_blocks`]. The joint reward is the task's. This environment is a control, which shows what a team adds to one model that has all roles.
 
     Episodes have one turn. The metrics `missing_blocks` and `doubled_blocks` are the numbers of roles that have no block, or several.
 
@@ -133,7 +133,7 @@ class CentralizedEnvironment(EnvironmentWrapper):
         if not items:
             return []
         blocks = [split_blocks(joint_action[CENTRAL_ROLE], roles) for joint_action in joint_actions]
-        # The token ids are those of the whole answer, so the task gets none
+        # The token ids belong to the whole answer, not to the answers of roles, so the task gets none
         of_task = replace(
             context,
             prompts=ask(self.task, items, histories),

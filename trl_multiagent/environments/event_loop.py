@@ -32,7 +32,7 @@ class EventLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def abandon(self) -> None:
-        """Leaves the loop to itself, because a coroutine blocks it. The next coroutine starts another one."""
+        """Abandons the loop, because a coroutine blocks it. The next coroutine starts another one."""
         self._detach()
         self._loop = None
 

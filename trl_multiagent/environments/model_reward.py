@@ -15,7 +15,7 @@ MODEL, TASK, SCALED, CORRELATION = "rewards/model", "rewards/task", "rewards/mod
 
 class ModelRewardEnvironment(EnvironmentWrapper):
     """
-    A task whose reward is replaced by that of a model in training. Prompts and evaluation are those of the task.
+    A task whose reward in training comes from a model. Prompts and evaluation are those of the task.
 
     The metrics have both rewards side by side: `rewards/model`; `rewards/task`; `rewards/model_scaled`, which is the model's on
     the axis of the task's; and `rewards/correlation`, that of both over a batch.

@@ -15,7 +15,7 @@ from trl_multiagent.environments.task_errors import TaskError, TaskInterrupt, fu
 
 class RoleReward:
     """
-    A reward function that judges one agent. [`role_reward`] makes it.
+    A reward function that scores one agent. [`role_reward`] makes it.
 
     Args:
         role (`str`): The agent.
@@ -133,7 +133,7 @@ def accepted_arguments(function: Callable, arguments: Mapping[str, Any]) -> dict
 
 
 def _parameters(function: Callable) -> Mapping[str, inspect.Parameter] | None:
-    """The parameters of a function; `None` for one that is not written in Python and does not say."""
+    """The parameters of a function; `None` if it is not written in Python and does not declare them."""
     try:
         return inspect.signature(function).parameters
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What is known about a batch of joint actions while an environment scores it."""
+"""The context in which an environment scores a batch of joint actions."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A task family, as a recipe sees it: one plain object with its settings, its environment and its datasets."""
+"""A task family as one plain object, which recipes use: its settings, its environment and its datasets."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class TaskError(ValueError):
 
 class UnavailableError(TaskError):
     """
-    Something that the task needs from outside is not there, such as the answer of another model. No code is at fault, so a recipe
+    An external resource of the task is missing, such as the answer of another model. No code is at fault, so a recipe
     shows the message alone and ends with exit status 2.
     """
 

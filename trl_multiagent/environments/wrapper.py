@@ -1,4 +1,4 @@
-"""The base of environments that change a part of another one."""
+"""Base class of environments that change a part of another environment."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from trl_multiagent.environments.base import Environment, JointAction, Outcome, 
 
 class EnvironmentWrapper(Environment):
     """
-    An environment around a task. It does what the task does; a subclass overrides what it changes.
+    An environment around a task. It delegates everything to the task; a subclass overrides what it changes.
 
     Args:
         task ([`Environment`]): The task.

@@ -54,7 +54,7 @@ def roles_to_vary(roles: Sequence[str]) -> Sequence[str]:
 
 
 def mixes(num_runs: int, roles: Sequence[str]) -> list[Mix]:
-    """All teams of a cross-play, each once: those as trained, and those in which one role's agent is of another run."""
+    """All teams of a cross-play, each once: the teams as trained, and the teams in which one role's agent is from another run."""
     found: dict[Mix, None] = {}
     for varied in roles_to_vary(roles):
         for i in range(num_runs):

@@ -25,7 +25,7 @@ from trl_multiagent.trainers.base.run_settings import checksum_of_weights, descr
 
 class MixedTeam:
     """
-    Agents of several teams that answer together. It samples like a team, and is not trained or saved.
+    A team whose agents come from several teams. It can sample, but it cannot be trained or saved.
 
     Args:
         sources (`dict[str, SamplingTeam]`): The team from which each role's agent comes, in the order of the roles.
@@ -116,8 +116,8 @@ class EpisodeSampler(TeamSampler):
 
 class PipelineSampler(EpisodeSampler):
     """
-    The agents answer one after the other, and each sees the answers of those before it. The prompts of the nodes become
-    what the agents saw.
+    The agents answer one after the other, and each sees the answers of the agents before it. The prompts of the nodes are
+    replaced by those that the agents got.
 
     Args:
         environment ([`~trl_multiagent.environments.Environment`]): Its `show_answers` adds answers to prompts.

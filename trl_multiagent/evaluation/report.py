@@ -172,7 +172,7 @@ class Report:
 
 
 def difference_lines(heading: str, rows: Mapping[str, Numbers]) -> list[str]:
-    """A table of differences in return and pass@1, as far as all rows have them. A difference that is not shown is said to be not shown."""
+    """A table of differences in return and pass@1, as far as all rows have them. Differences whose interval contains zero are marked as not shown."""
     metrics = [m for m in ("return", "pass@1") if all(m in numbers[FINAL] for numbers in rows.values())]
     table = [[heading, *metrics]]
     for name, numbers in rows.items():
@@ -221,7 +221,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def cross_play_lines(cross_play: CrossPlay) -> list[str]:
-    """The matrices of a cross-play as text, and what they say."""
+    """The matrices of a cross-play as text, with their comparison."""
     name = cross_play.metric
     lines = []
     for role, matrix in cross_play.matrices.items():

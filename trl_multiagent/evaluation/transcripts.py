@@ -1,4 +1,4 @@
-"""The transcripts of an evaluation: one line of JSON per episode. They are the record from which all numbers are computed."""
+"""The transcripts of an evaluation: one line of JSON per episode. All numbers are computed from them."""
 
 import json
 import os

@@ -8,8 +8,58 @@ from pathlib import Path
 from huggingface_hub import CommitInfo, HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 
+from trl_multiagent.file_names import CRITICS_FOLDER, TEAM_FILE
+from trl_multiagent.hub.model_card import rename_card
+
 
 IGNORED_FILES = ["_*", "checkpoint-*"]  # the patterns that `Trainer.push_to_hub` leaves out
+
+
+def push_folder(
+    folder: str | Path,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    token: str | None = None,
+    revision: str | None = None,
+    commit_message: str = "Upload team",
+    create_pr: bool = False,
+    with_critics: bool = False,
+) -> CommitInfo:
+    """
+    Uploads the folder of a saved team or of a training run, without its checkpoints. Files that the repository already
+    has are not sent again. The model card in the folder is changed, so that it loads the team from this repository.
+
+    Args:
+        folder (`str` or `Path`):
+            A folder that `save_pretrained` of a team or a trainer wrote.
+        repo_id (`str`):
+            Repository, created if it does not exist.
+        private, token, revision, commit_message, create_pr:
+            See [`AgentTeam.push_to_hub`].
+        with_critics (`bool`, *optional*, defaults to `False`):
+            Whether the critics of an actor-critic run are uploaded too.
+
+    Returns:
+        [`~huggingface_hub.CommitInfo`]
+
+    Raises:
+        `ValueError`: The folder contains no team.
+        `RuntimeError`: The Hub cannot be reached, it refuses the upload, or the upload is interrupted.
+    """
+    if not Path(folder).is_dir():
+        raise ValueError(f"There is no folder {folder}: push the folder of a saved team, or of a run that saved one.")
+    if not (Path(folder) / TEAM_FILE).is_file():
+        inside = sorted(str(path.parent) for path in Path(folder).glob(f"*/{TEAM_FILE}"))
+        where = f" These folders do: {', '.join(inside)}." if inside else ""
+        raise ValueError(
+            f"{folder} holds no {TEAM_FILE}: push the folder of a saved team, or of a run that saved one.{where}"
+        )
+    repo_id = open_repo(repo_id, private, token, revision, create_pr)
+    rename_card(folder, repo_id, None if create_pr else revision)
+    advice = push_command_advice(folder, repo_id, revision)
+    ignored = [] if with_critics else [f"{CRITICS_FOLDER}/*"]
+    return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr, ignored=ignored)
 
 
 def upload_folder(

@@ -23,7 +23,7 @@ from transformers import set_seed
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.dataset_rows import item_ids
-from trl_multiagent.file_names import CARD_FILE
+from trl_multiagent.file_names import CARD_FILE, DATASET_STATE, PREFERENCES_FILE
 from trl_multiagent.files import replacing, write_text
 from trl_multiagent.preference_rows import (
     CHOSEN_BY,
@@ -64,8 +64,6 @@ from trl_multiagent.trainers.base.run_settings import (
 CHUNK_FILE = "chunk_{:05d}.jsonl"
 STATE_FILE = "environment_{:05d}.pt"  # the state of the environment after a chunk
 SETTINGS_FILE = "settings.json"  # in the folder of the candidates
-FACTS_FILE = "collection.json"  # written last: the collection is complete
-DATASET_STATE = "state.json"  # of `Dataset.save_to_disk`
 
 
 def collect_preferences(
@@ -140,7 +138,7 @@ def collect_preferences(
                     collection.write_dataset()
     preferences = load_from_disk(collection.folder)
     if state.is_main_process:
-        warn_if_few_pairs(json.loads((collection.folder / FACTS_FILE).read_text())["numbers"])
+        warn_if_few_pairs(json.loads((collection.folder / PREFERENCES_FILE).read_text())["numbers"])
     return preferences
 
 
@@ -182,7 +180,7 @@ class _Collection:
     # Files
 
     def _is_complete(self) -> bool:
-        path = self.folder / FACTS_FILE
+        path = self.folder / PREFERENCES_FILE
         if not path.is_file() or not (self.folder / DATASET_STATE).is_file():
             return False
         facts = json.loads(path.read_text())
@@ -388,7 +386,7 @@ class _Collection:
         if rows:
             check_preferences(preferences, roles, "the collected preferences")
 
-        for name in (FACTS_FILE, DATASET_STATE):  # from here on, a crash leaves no dataset that looks complete
+        for name in (PREFERENCES_FILE, DATASET_STATE):  # from here on, a crash leaves no dataset that looks complete
             (self.folder / name).unlink(missing_ok=True)
         save_dataset(preferences, self.folder)
         facts = Facts(
@@ -404,7 +402,7 @@ class _Collection:
         if config.log_reward_distribution:
             draw_rewards(records, selected, self.folder / PICTURE_FILE)
         write_text(self.folder / CARD_FILE, preference_card(facts, roles, preferences.column_names, config))
-        write_text(self.folder / FACTS_FILE, json.dumps(asdict(facts), indent=2) + "\n")
+        write_text(self.folder / PREFERENCES_FILE, json.dumps(asdict(facts), indent=2) + "\n")
 
     def _row(self, record: dict[str, Any], pair: Pair) -> dict[str, Any]:
         chosen, rejected = pair.chosen, pair.rejected

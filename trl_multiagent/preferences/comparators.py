@@ -221,8 +221,8 @@ class EndpointSampler:
         failures = [answer for answer in answers if isinstance(answer, EndpointError)]
         if failures:
             raise UnavailableError(
-                f"The comparator gave no answer to {len(failures)} of {len(answers)} questions: {failures[0]}. Start again to continue: "
-                "answers that came are kept."
+                f"The comparator gave no answer to {len(failures)} of {len(answers)} requests: {failures[0]}. Start again to continue: "
+                "received answers are kept."
             )
         texts = iter(answer.text for answer in answers if isinstance(answer, Answer))
         samples: dict[str, list[Samples]] = {}
@@ -240,7 +240,7 @@ def as_messages(prompt: Prompt) -> tuple[dict[str, str], ...]:
     return tuple({"role": message["role"], "content": message["content"]} for message in messages)
 
 
-# One model that answers for all roles. It sees the assignments of all of them
+# One model that answers for all roles. Its prompt contains the assignments of all roles
 
 
 class CentralizedSampler:

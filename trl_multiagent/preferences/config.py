@@ -133,7 +133,7 @@ class PreferenceConfig:
         default=1800.0, metadata={"help": "Seconds that all requests for a chunk of items may take together."}
     )
     comparator_api_tries: int = field(
-        default=3, metadata={"help": "How often a question is asked if the endpoint fails."}
+        default=3, metadata={"help": "Number of attempts per request if the endpoint fails."}
     )
     comparator_api_concurrency: int = field(
         default=16, metadata={"help": "Requests at the same time, in each process."}
@@ -236,7 +236,7 @@ class PreferenceConfig:
             self.comparator_api_format,
             names=(f"{prefix}url", f"{prefix}key_env", f"{prefix}format"),
             max_tokens=answers * self.max_completion_length,
-            # 1 is the default everywhere, and some models refuse to be told
+            # 1 is the default everywhere, and some models reject the parameter
             temperature=None if self.temperature == 1.0 else self.temperature,
             top_p=None if self.top_p == 1.0 else self.top_p,
             extra_body=self.comparator_api_extra_body,

@@ -1,4 +1,4 @@
-"""What a collection tells about itself: numbers, a warning, a picture, and the card of the dataset."""
+"""The report of a collection: numbers, a warning, a picture, and the card of the dataset."""
 
 import logging
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ def summarize(
 
     Returns:
         `dict`: Numbers by name. `env_steps` is the count of CoMLRL, which charges pairs and not samples; `candidates_sampled` and
-        `candidates_scored` are what was really done.
+        `candidates_scored` are the actual numbers of answers.
     """
     own, others = candidates_of(records, "candidates"), candidates_of(records, "comparator")
     kept = [pair for of_item in selected for pair in of_item]

@@ -16,10 +16,9 @@ from trl_multiagent.environments.dataset_rows import (
     read_file,
     select_rows,
 )
-from trl_multiagent.file_names import CARD_FILE
+from trl_multiagent.file_names import CARD_FILE, DATASET_STATE, is_collection
 from trl_multiagent.hub.push import open_repo, push_command_advice, upload_folder
 from trl_multiagent.preference_rows import check_preferences
-from trl_multiagent.preferences.collection import DATASET_STATE, FACTS_FILE
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER
 from trl_multiagent.preferences.report import HUB_FILE, PICTURE_FILE
 
@@ -70,11 +69,6 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
 def is_unfinished(folder: Path) -> bool:
     """Whether a folder holds candidates, but no dataset yet."""
     return (folder / CANDIDATES_FOLDER).is_dir()
-
-
-def is_collection(folder: str | Path) -> bool:
-    """Whether a folder holds collected preferences, all of them."""
-    return all((Path(folder) / name).is_file() for name in (DATASET_STATE, FACTS_FILE))
 
 
 def push_preferences(

@@ -30,12 +30,12 @@ TRAINERS = "trl_multiagent.trainers"
 MADPO = Algorithm(
     f"{TRAINERS}.madpo_config.MADPOConfig",
     f"{TRAINERS}.madpo_trainer.MADPOTrainer",
-    "trl_multiagent.recipe.preference_run.run_preferences",
+    "trl_multiagent.recipe.phases.run_preferences",
 )
 MARLHF = Algorithm(  # `rl_algorithm` chooses the trainer, by default this one
     f"{TRAINERS}.magrpo_config.MAGRPOConfig",
     f"{TRAINERS}.magrpo_trainer.MAGRPOTrainer",
-    "trl_multiagent.recipe.marlhf.run_marlhf",
+    "trl_multiagent.recipe.phases.run_marlhf",
 )
 # GRPO is MAGRPO with a team of one, AC is IAC with a team of one
 ALGORITHMS = {

@@ -351,7 +351,9 @@ def complete_arguments(settings: Settings) -> None:
     )
     plays_items = algorithm != "reward_model"  # which is evaluated on the pairs that it holds out
     if evaluates is not None and plays_items and settings.sections["dataset"].eval_split is None:
-        raise ConfigError(f"`{algorithm}.{evaluates}` asks for evaluation, but there is no `dataset.eval_split`.")
+        raise ConfigError(
+            f"`{algorithm}.{evaluates}` enables evaluation, but there is no evaluation set: set `dataset.eval_split`, or remove it."
+        )
     one_row = "gradient_accumulation_steps" not in arguments and arguments.get("per_device_train_batch_size", 1) == 1
     if one_row and not learns_from_pairs:
         # With critics, an item has one row by default, and advantages are standardized over the batch
@@ -474,7 +476,7 @@ def where(algorithm: str, arguments: dict[str, Any], message: str) -> str:
 
 
 def pair_arguments(extras: AlgorithmExtras, args: Any, has_batch_size: bool) -> dict[str, Any]:
-    """The arguments of a training on pairs that the peer's names stand for: pairs per step, and steps between evaluations."""
+    """The trainer's arguments, in a training on pairs, for two settings of CoMLRL: pairs per step, and steps between evaluations."""
     arguments: dict[str, Any] = {}
     pairs = extras.train_batch_size or extras.rollout_buffer_size
     if pairs is not None and not has_batch_size:

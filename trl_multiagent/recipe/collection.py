@@ -13,6 +13,7 @@ from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.arguments import Settings, check_names, section_defaults
+from trl_multiagent.recipe.dry_run import HEADING, print_lines
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, read_settings
 from trl_multiagent.recipe.settings import ConfigError
 from trl_multiagent.recipe.tasks import make_environment
@@ -210,14 +211,14 @@ def make_config(settings: Settings, **changes: Any) -> PreferenceConfig:
 
 def check_comparator(config: PreferenceConfig) -> None:
     """
-    Checks, before anything is loaded, that the endpoint of a comparator can be asked. Nothing is contacted.
+    Checks, before anything is loaded, that the endpoint of a comparator can be used. Sends nothing.
 
     Raises:
         ConfigError: a package or the key is missing.
     """
     problem = config.comparator_endpoint(1).problem() if config.comparator_policy == "api" else None
     if problem is not None:
-        raise ConfigError(f"`comparator_policy: api` cannot ask the endpoint: {problem}.")
+        raise ConfigError(f"`comparator_policy: api` cannot use the endpoint: {problem}.")
 
 
 def print_cost(collection: Collection, environment: Environment) -> None:
@@ -231,7 +232,7 @@ def print_cost(collection: Collection, environment: Environment) -> None:
     names = collection.settings.model_names
     names = names if isinstance(names, list) else [names] * len(environment.roles)
     agents = ", ".join(f"{role}: {name}" for role, name in zip(environment.roles, names, strict=True))
-    print("Dry run: no model was loaded, nothing was written.")
+    print(HEADING)
     print_lines(
         {
             "section": collection.settings.algorithm,
@@ -239,12 +240,6 @@ def print_cost(collection: Collection, environment: Environment) -> None:
             **cost(collection.config, environment, collection.load_items),
         }
     )
-
-
-def print_lines(lines: Mapping[str, Any]) -> None:
-    """Prints the lines of a plan."""
-    for name, text in lines.items():
-        print(f"  {name:<15}  {text}")
 
 
 def cost(config: PreferenceConfig, environment: Environment, load_items: Callable[[], Dataset]) -> dict[str, Any]:
@@ -296,7 +291,7 @@ def cost(config: PreferenceConfig, environment: Environment, load_items: Callabl
 
 
 def endpoint_cost(config: PreferenceConfig, prompts: list[dict[str, Any]], roles: Sequence[str]) -> str:
-    """What the endpoint of a comparator will be asked at most, in words."""
+    """The largest number of requests to the endpoint of a comparator, and their cost, in words."""
     endpoint, mode = config.comparator_endpoint(len(roles)), config.comparator_generation_mode
     length = sum(len(str(prompt)) for of_item in prompts for prompt in of_item.values()) // CHARACTERS_PER_TOKEN
     number = config.num_comparator_candidates

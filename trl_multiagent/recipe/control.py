@@ -1,9 +1,9 @@
 """
 The trained control of an evaluation: one agent that answers alone, or for all roles, trained at the cost of a team.
 
-It is trained with the settings of the team's run, for as many scored answers and about as many generated tokens: the number of optimizer
-steps is the larger one of those that the two need, where the tokens of an answer are measured before the training. An answer may have
-as many tokens as all of the team's answers together.
+It is trained with the settings of the team's run until it has at least as many scored answers and about as many generated tokens. The number of
+optimizer steps is computed before the training, from a measured length of answers. An answer may have as many tokens as all of the team's
+answers together.
 """
 
 from __future__ import annotations

@@ -225,12 +225,12 @@ def print_cost(evaluation: Evaluation, policies: Sequence[Policy], items: Datase
     """Prints what an evaluation will cost, without loading a model."""
     from trl_multiagent.evaluation.play import transcripts_folder
     from trl_multiagent.evaluation.transcripts import count_episodes
-    from trl_multiagent.recipe.collection import print_lines
+    from trl_multiagent.recipe.dry_run import HEADING, print_lines
 
     config = evaluation.config
     assert config.num_turns is not None
     episodes = len(items) * config.num_episodes
-    print("Dry run: no model was loaded, nothing was written.")
+    print(HEADING)
     lines = {
         "items": f"{len(items)}, with {config.num_episodes} episodes of {config.num_turns} turns each",
         "temperature": config.temperature,

@@ -6,8 +6,6 @@ MARLHF: collects preferences, trains a joint reward model on them, and trains th
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,21 +15,20 @@ from transformers import TrainerCallback
 
 from trl_multiagent.environments.model_reward import ModelRewardEnvironment
 from trl_multiagent.environments.reward_models import JointRewardModel
-from trl_multiagent.environments.task import Task
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
-from trl_multiagent.quiet import quiet_libraries
 from trl_multiagent.recipe.algorithms import ALGORITHMS, ITERATIVE
 from trl_multiagent.recipe.arguments import Settings, make_training_args, section_defaults
-from trl_multiagent.recipe.collection import Collection, print_cost, print_lines
+from trl_multiagent.recipe.collection import Collection, print_cost
+from trl_multiagent.recipe.dry_run import print_lines
 from trl_multiagent.recipe.fields import read_fields
 from trl_multiagent.recipe.plan import print_plan
 from trl_multiagent.recipe.preference_recipe import PreferenceRecipe, preference_fields
-from trl_multiagent.recipe.preference_run import PreferenceRun, run_phases, without_sharding
+from trl_multiagent.recipe.preference_run import PreferenceRun, without_sharding
 from trl_multiagent.recipe.recipe import Recipe, check_models, first_rows
 from trl_multiagent.recipe.reward_phase import check_reward_args, summary, train_reward_model
 from trl_multiagent.recipe.reward_section import MARLHFSection
-from trl_multiagent.recipe.run import end_on_wrong_input, read_settings
+from trl_multiagent.recipe.run import end_on_wrong_input
 from trl_multiagent.recipe.settings import ConfigError
 from trl_multiagent.trainers.base.run_settings import checksum_of_weights
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
@@ -83,31 +80,6 @@ class RewardRecipe(PreferenceRecipe):
         return self.given("reward_model_name", None) or first
 
 
-def run_marlhf(
-    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
-) -> None:
-    """
-    Runs MARLHF on a task, or prints the plan if `--dry_run` is given. Wrong settings end the program.
-
-    Started again with the same folder, it continues: phases that are complete are skipped, the others go on where they were.
-
-    Args:
-        algorithm (`str`): Name of the section: `"marlhf"`, or `"marlhf_iter"` for several rounds.
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
-            What to train on; or, if the user chooses that, the tasks that have a name, see
-            [`~trl_multiagent.recipe.tasks.choose_task`].
-        argv (`list[str]`, *optional*): Arguments; by default those of the command line.
-        prog (`str`, *optional*): Name of the program in messages; by default that of the script.
-    """
-    prog = prog or Path(sys.argv[0]).name
-    quiet_libraries()
-    with end_on_wrong_input(prog):
-        settings, dry_run = read_settings(algorithm, task, argv, prog)
-        recipe = make_recipe(settings, dry_run)
-    recipe.prog = prog
-    run_phases(recipe, RewardRun, print_phases)
-
-
 class RewardRun(PreferenceRun):
     """One run of MARLHF. Its trainings have the reward of a model, which is trained on the preferences first."""
 
@@ -124,7 +96,7 @@ class RewardRun(PreferenceRun):
         return preferences, numbers
 
     def scoring(self, number: int) -> Environment:
-        """Preferences are made of the task's rewards; or, if the section says so, of those of the last round's model."""
+        """Preferences are made from the task's rewards or, with `preference_scoring_reward: reward_model`, from those of the last round's model."""
         if number == 0 or self.recipe.given("preference_scoring_reward", "task") == "task":
             return self.environment
         folder = self.recipe.rounds_folder / ROUND_FOLDER.format(number - 1) / REWARD_FOLDER

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from trl_multiagent.environments.base import Environment
+from trl_multiagent.recipe.dry_run import HEADING, print_lines
 from trl_multiagent.recipe.recipe import Recipe
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
@@ -87,9 +88,8 @@ def print_plan(recipe: Recipe, roles: Sequence[str], environment: Environment | 
         if args.eval_strategy.value != "no" and num_eval is not None:
             asked += num_evaluations(args, steps) * num_eval * (args.num_turns - 1)
         lines |= environment.plan(items, asked, args.max_completion_length)
-    print("Dry run: no model was loaded, nothing was written.", *remarks, sep="\n")
-    for name, text in lines.items():
-        print(f"  {name:<15}  {text}")
+    print(HEADING, *remarks, sep="\n")
+    print_lines(lines)
 
 
 def collaboration(recipe: Recipe) -> dict[str, str]:

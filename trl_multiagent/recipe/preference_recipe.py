@@ -12,14 +12,14 @@ import yaml
 from accelerate import PartialState
 from datasets import Dataset
 
-from trl_multiagent.file_names import RECIPE_FILE
+from trl_multiagent.file_names import RECIPE_FILE, is_collection
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.preferences.replay import ReplayConfig
-from trl_multiagent.preferences.sources import is_collection
 from trl_multiagent.recipe.algorithms import ITERATIVE
 from trl_multiagent.recipe.arguments import Settings
-from trl_multiagent.recipe.collection import cost, make_config, print_lines
+from trl_multiagent.recipe.collection import cost, make_config
+from trl_multiagent.recipe.dry_run import HEADING, print_lines
 from trl_multiagent.recipe.plan import collaboration, count
 from trl_multiagent.recipe.recipe import Recipe, build_recipe
 from trl_multiagent.recipe.results import check_folder
@@ -212,5 +212,5 @@ def print_plan(recipe: PreferenceRecipe, environment: Environment) -> None:
     if (recipe.run_folder / RESULTS_FILE).is_file() or is_collection(config.output_dir):
         lines["done already"] = "some phases, which are skipped if the settings have not changed"
     if PartialState().is_main_process:
-        print("Dry run: no model was loaded, nothing was written.")
+        print(HEADING)
         print_lines(lines)

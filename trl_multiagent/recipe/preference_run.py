@@ -1,8 +1,8 @@
 """
-The function behind the recipes `madpo` and `madpo_iter`: rounds of collecting preferences and training on them.
+The phases of the recipes `madpo` and `madpo_iter`: rounds of collecting preferences and training on them.
 
-A run is continued when it is started again in the same folder. A phase that is complete is skipped; the one that was interrupted
-goes on from its last chunk or checkpoint. MARLHF has the same rounds, with a reward model in between, see `marlhf.py`.
+A run is continued when it is started again in the same folder. Complete phases are skipped; an interrupted one
+continues from its last chunk or checkpoint. MARLHF has the same rounds, with a reward model in between, see `marlhf.py`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import copy
 import dataclasses
 import json
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,22 +23,20 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer_utils import get_last_checkpoint
 
-from trl_multiagent.environments.task import Task
-from trl_multiagent.file_names import RECIPE_FILE, TEAM_FILE
+from trl_multiagent.file_names import PREFERENCES_FILE, RECIPE_FILE, TEAM_FILE
 from trl_multiagent.files import write_text
+from trl_multiagent.hub.push import push_folder
 from trl_multiagent.preference_rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
-from trl_multiagent.preferences.collection import FACTS_FILE, collect_preferences, seeded
+from trl_multiagent.preferences.collection import collect_preferences, seeded
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.replay import replay
 from trl_multiagent.preferences.sources import load_preferences
-from trl_multiagent.recipe.arguments import make_training_args
 from trl_multiagent.recipe.collection import check_comparator
-from trl_multiagent.recipe.preference_recipe import RESULTS_FILE, PreferenceRecipe, preference_fields, print_plan
+from trl_multiagent.recipe.preference_recipe import RESULTS_FILE, PreferenceRecipe
 from trl_multiagent.recipe.recipe import set_up_wandb
-from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, read_settings
+from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.recipe.settings import ConfigError, fail
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.files import push_folder
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
 from trl_multiagent.trainers.base.distribution import fail_together, forget_engine, start_processes
 from trl_multiagent.trainers.base.run_settings import check_changes, differences
@@ -53,36 +50,13 @@ if TYPE_CHECKING:
 BEFORE_FILE = "before.json"  # of the first round: the task's reward of the base
 
 
-def run_preferences(
-    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
-) -> None:
-    """
-    Collects preferences and trains a team on them, or prints the plan of the run if `--dry_run` is given. Wrong settings end the
-    program.
-
-    Args:
-        algorithm (`str`): `"madpo"` for one round, `"madpo_iter"` for several.
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
-            What to train on; or, if the user chooses that, the tasks that have a name, see
-            [`~trl_multiagent.recipe.tasks.choose_task`].
-        argv (`list[str]`, *optional*): Arguments; by default those of the command line.
-        prog (`str`, *optional*): Name of the program in messages; by default that of the script.
-    """
-    prog = prog or Path(sys.argv[0]).name
-    with end_on_wrong_input(prog):
-        settings, dry_run = read_settings(algorithm, task, argv, prog)
-        recipe = PreferenceRecipe(**preference_fields(settings, make_training_args(settings), dry_run))
-    recipe.prog = prog
-    run_phases(recipe, PreferenceRun, print_plan)
-
-
 def run_phases(
     recipe: PreferenceRecipe,
     run_class: type[PreferenceRun],
     print_plan: Callable[[Any, Environment], None],
 ) -> None:
     """
-    Runs the phases that are not complete, or prints the plan if `--dry_run` is given. What is wrong ends the program.
+    Runs the phases that are not complete, or prints the plan if `--dry_run` is given. Wrong input ends the program.
 
     Args:
         recipe ([`PreferenceRecipe`]): The settings.
@@ -254,7 +228,7 @@ class PreferenceRun:
         return None
 
     def save_team(self, trainer: Any, number: int) -> None:
-        """Saves the team before round `number`. The folder is there completely or not at all."""
+        """Saves the team before round `number`. The folder is created atomically."""
         folder = self.recipe.teams_folder / ROUND_FOLDER.format(number)
         unfinished = folder.with_name(f"_{folder.name}")
         with fail_together(trainer.accelerator):
@@ -339,7 +313,7 @@ class PreferenceRun:
             team = team if recipe.agent_model.is_quantized else team.to(self.state.device)
             with end_on_wrong_input(recipe.prog):
                 preferences = collect_preferences(team, environment, self.items_to_compare, config, round=number)
-        numbers = json.loads((folder / FACTS_FILE).read_text())["numbers"]
+        numbers = json.loads((folder / PREFERENCES_FILE).read_text())["numbers"]
         return preferences, numbers
 
     def training_data(self, preferences: Dataset, folder: Path) -> tuple[Environment, Dataset]:
@@ -439,7 +413,9 @@ def no_pairs(folder: str | Path) -> str:
 def without_sharding(args: TrainingArguments) -> Iterator[None]:
     """Inside, models are loaded whole, even if the trainer shards them (ZeRO-3): a collection samples on every process alone."""
     plugin = args.deepspeed_plugin
-    if plugin is not None:  # transformers shards what it loads while it knows of a configuration of ZeRO-3
+    if (
+        plugin is not None
+    ):  # transformers shards the models that it loads while a configuration of ZeRO-3 is registered
         unset_hf_deepspeed_config()
     try:
         yield

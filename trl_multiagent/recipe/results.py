@@ -35,16 +35,14 @@ def check_folder(setting: str, folder: Path) -> None:
     existing = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not existing.is_dir():
         kind = "a link to nothing" if existing.is_symlink() and not existing.exists() else "a file"
-        raise ConfigError(f"{setting} asks for the folder '{folder}', but {existing} is {kind}.")
+        raise ConfigError(f"{setting} names the folder '{folder}', but {existing} is {kind}.")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"{setting} asks for the folder '{folder}', but there is no permission to write to {existing}."
-        )
+        raise ConfigError(f"{setting} names the folder '{folder}', but there is no permission to write to {existing}.")
     try:
         os.rmdir(tempfile.mkdtemp(prefix=".trial_", dir=existing))
     except OSError as error:  # a file system that is read-only, full, or none, such as /proc
         raise ConfigError(
-            f"{setting} asks for the folder '{folder}', but nothing can be made in {existing}: {error.strerror}."
+            f"{setting} names the folder '{folder}', but nothing can be created in {existing}: {error.strerror}."
         ) from error
 
 

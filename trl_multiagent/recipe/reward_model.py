@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trl_multiagent.environments.task import Task
 from trl_multiagent.quiet import hide_progress_bars, quiet_libraries
 from trl_multiagent.recipe.arguments import Settings
+from trl_multiagent.recipe.dry_run import HEADING, print_lines
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, read_settings
 from trl_multiagent.recipe.settings import ConfigError
 from trl_multiagent.recipe.tasks import make_environment
@@ -77,13 +78,14 @@ def run_reward_model(
         environment = make_environment(settings, Path(args.output_dir))
         preferences = load_preferences(name, environment.roles)
         if dry_run:
-            print("Dry run: no model was loaded, nothing was written.")
-            for label, text in (
-                ("starts from", settings.model_names),
-                ("preferences", f"{name}, {len(preferences)} pairs"),
-                ("folder", args.output_dir),
-            ):
-                print(f"  {label:<15}  {text}")
+            print(HEADING)
+            print_lines(
+                {
+                    "starts from": settings.model_names,
+                    "preferences": f"{name}, {len(preferences)} pairs",
+                    "folder": args.output_dir,
+                }
+            )
             return
         logging.basicConfig(format="%(message)s")
         if args.disable_tqdm:

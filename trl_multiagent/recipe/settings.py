@@ -48,7 +48,7 @@ from trl_multiagent.recipe.sections import (
 )
 
 
-MISSING = "???"  # what OmegaConf calls a missing value
+MISSING = "???"  # OmegaConf's marker of a missing value
 
 
 class ConfigError(ValueError):
@@ -95,7 +95,7 @@ def read_yaml(path: str | None) -> dict[str, Any]:
             if not isinstance(key, str):
                 raise ConfigError(
                     f"--config {path} has the key {key!r}, which YAML reads as {type(key).__name__}: keys are the names of "
-                    "settings; put a name that is meant in quotes."
+                    "settings; write this key in quotes."
                 )
     return layer
 

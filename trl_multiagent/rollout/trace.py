@@ -21,6 +21,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.base import Prompt
+from trl_multiagent.environments.dataset_rows import ID_COLUMNS
 from trl_multiagent.rollout.tree import Node
 
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     import torch
 
 
-ID_COLUMNS = ("id", "task_id", "item_id")
 TraceRow = dict[str, Any]
 
 

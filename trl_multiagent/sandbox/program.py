@@ -1,7 +1,11 @@
-"""What goes into the sandbox and what comes out."""
+"""The input and the output of the sandbox."""
 
 from dataclasses import dataclass, field
 from typing import Literal
+
+
+# What `Program.experiments` may contain. `helpers/watch.py` makes the changes
+EXPERIMENTS = ("constant", "another", "echo", "nothing", "first", "alone")
 
 
 class SandboxError(RuntimeError):
@@ -33,6 +37,9 @@ class Program:
             begins in a fresh process; if not, they share one, which is faster.
         check_timeout (`float`, *optional*): Seconds for each check, if fewer than the sandbox's. Each check that times out halves
             the limit for the checks after it.
+
+    Raises:
+        ValueError: an experiment is unknown.
     """
 
     source: str
@@ -44,6 +51,11 @@ class Program:
     experiments: tuple[str, ...] = ()
     keeps_state: bool = True
     check_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.experiments if name not in EXPERIMENTS]
+        if unknown:
+            raise ValueError(f"`experiments` has {unknown[0]!r}, which is none of {', '.join(EXPERIMENTS)}.")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from transformers.utils import ModelOutput
 from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
-from trl_multiagent.file_names import CARD_FILE, TEAM_FILE
+from trl_multiagent.file_names import CARD_FILE, CRITICS_FOLDER, TEAM_FILE
 from trl_multiagent.hub.model_card import AgentSummary, TeamSummary, team_card
 from trl_multiagent.hub.push import open_repo, upload_folder
 from trl_multiagent.models.pretrained import find_file, hub_arguments
@@ -40,7 +40,6 @@ from trl_multiagent.team.adapters import (
 from trl_multiagent.team.critics import Critics, critic_key
 from trl_multiagent.team.files import (
     AGENTS_FOLDER,
-    CRITICS_FOLDER,
     SHARED_FOLDER,
     Form,
     TeamFile,

@@ -28,12 +28,13 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer.utils import create_model_from_path, get_config_model_id
 
+from trl_multiagent.file_names import CRITICS_FOLDER
 from trl_multiagent.models.positions import learned_positions
 from trl_multiagent.models.pretrained import adapter_parameters, seeded
 from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.models.shared_prompts import takes_positions, token_positions
 from trl_multiagent.team.adapters import base_of, load_adapter_weights, save_adapter
-from trl_multiagent.team.files import CRITICS_FOLDER, AgentSource, load_tokenizer
+from trl_multiagent.team.files import AgentSource, load_tokenizer
 
 
 CRITICS_FILE = "critics.json"

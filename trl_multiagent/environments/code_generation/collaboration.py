@@ -23,6 +23,7 @@ from trl_multiagent.environments.python_code.scopes import (
     Scope,
     Statement,
     children,
+    inner_blocks,
     names_of,
     read_names,
     walk,
@@ -363,8 +364,10 @@ def _is_wrapper(node: ast.AST, uses: _Uses, depth: int) -> bool:
     if isinstance(node, ast.Lambda):
         return _is_value(node.body, uses, depth + 1)
     if isinstance(node, ast.Call):
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        return name == "partial" and bool(node.args) and _is_wrapper(node.args[0], uses, depth + 1)
+        is_partial = (isinstance(node.func, ast.Attribute) and node.func.attr == "partial") or (
+            isinstance(node.func, ast.Name) and node.func.id == "partial"
+        )
+        return is_partial and bool(node.args) and _is_wrapper(node.args[0], uses, depth + 1)
     if isinstance(node, ast.Name):
         key = uses.key(node)
         if key in uses.values:
@@ -436,11 +439,8 @@ def _blocks(function: Function) -> Iterator[list[ast.stmt]]:
     for block in blocks:
         yield block
         for statement in block:
-            if isinstance(statement, DEFINITIONS):
-                continue
-            for part in [statement, *getattr(statement, "handlers", []), *getattr(statement, "cases", [])]:
-                for name in ("body", "orelse", "finalbody"):
-                    blocks += [inner] if (inner := getattr(part, name, None)) else []
+            if not isinstance(statement, DEFINITIONS):
+                blocks += inner_blocks(statement)
 
 
 def _names_of_value(statement: ast.stmt) -> set[str] | None:

@@ -160,7 +160,7 @@ class CodeGenerationEnvironment(Environment):
         return {role: self._first_prompt(role, item, item["prompt"]) for role in self.roles}
 
     def next_prompts(self, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
-        """Makes the prompts of a whole turn. An expert is asked about all branches at the same time."""
+        """Makes the prompts of a whole turn. The requests to an expert, for all branches, are sent at the same time."""
         later = [k for k, history in enumerate(histories) if history]
         edits: dict[int, dict[str, str]] = {}
         if self.expert is not None and later:

@@ -1,7 +1,7 @@
 """
 The expert: another model that reads the problem and the team's program, and proposes edits of each agent's function.
 
-It sees no tests and no results of tests. Each agent gets the edits of its own function only.
+Its prompt contains no tests and no results of tests. Each agent gets the edits of its own function only.
 """
 
 import ast
@@ -39,7 +39,8 @@ Edits = dict[str, str]  # role -> what to change in its function
 class EditSource(Protocol):
     """A model that proposes edits."""
 
-    usage: Usage
+    def take_usage(self) -> Usage:
+        """What was used since the last call of this method."""
 
     def prepare(self) -> None:
         """Checks, or loads, what proposing edits needs. Raises `UnavailableError` if it is not there."""
@@ -53,7 +54,7 @@ class EditSource(Protocol):
 
 class Expert:
     """
-    Asks a model for edits of whole turns, applies the rule for failures, and counts.
+    Gets edits for whole turns from a model, handles failures as the settings require, and counts requests.
 
     Args:
         settings ([`ExpertSettings`]): The settings.
@@ -78,7 +79,7 @@ class Expert:
 
     def propose(self, items: Sequence[dict], turns: Sequence[Turn]) -> list[Edits]:
         """
-        Asks for edits of the answers of many branches at once.
+        Gets edits for the answers of many branches at once.
 
         Args:
             items (`Sequence[dict]`): The dataset row of each branch.
@@ -104,7 +105,7 @@ class Expert:
 
     def metrics(self) -> dict[str, float]:
         """Numbers since the last call of this method, and the tokens and the cost since the start."""
-        used, self.source.usage = self.source.usage, Usage()
+        used = self.source.take_usage()
         self.total.input_tokens += used.input_tokens
         self.total.output_tokens += used.output_tokens
         self.total.cost += used.cost
@@ -124,7 +125,7 @@ class Expert:
 
     def plan(self, items: Sequence[dict], requests: int, answer_tokens: int) -> str:
         """
-        What asking will cost at most, in words. Nothing is contacted.
+        The largest cost of the requests, in words. Sends nothing.
 
         Args:
             items (`Sequence[dict]`): The items, of which the longest counts; possibly none.
@@ -154,7 +155,7 @@ class EndpointExpert:
 
     Args:
         settings ([`ExpertSettings`]): The settings.
-        folder (`Path`): Where it is written what was used and, unless `expert_cache_dir` is set, the answers.
+        folder (`Path`): Folder of the record of used tokens and, unless `expert_cache_dir` is set, of the answers.
     """
 
     def __init__(self, settings: ExpertSettings, folder: Path):
@@ -162,18 +163,13 @@ class EndpointExpert:
         self.client = EndpointClient(settings.expert_endpoint(), folder, None if cache is None else Path(cache))
         self.stops = settings.expert_on_failure == "error"
 
-    @property
-    def usage(self) -> Usage:
-        return self.client.usage
-
-    @usage.setter
-    def usage(self, usage: Usage) -> None:
-        self.client.usage = usage
+    def take_usage(self) -> Usage:
+        return self.client.take_usage()
 
     def prepare(self) -> None:
         problem = self.client.endpoint.problem()
         if problem is not None:
-            raise UnavailableError(f"`external.mode: expert_edits` cannot ask the expert: {problem}.")
+            raise UnavailableError(f"`external.mode: expert_edits` cannot use the expert: {problem}.")
 
     def describe(self) -> dict[str, Any]:
         return describe_endpoint(self.client.endpoint)
@@ -203,6 +199,10 @@ class LocalExpert:
         self.settings = settings
         self.usage = Usage()
         self.sampler: TeamSampler | None = None  # loaded before the first question
+
+    def take_usage(self) -> Usage:
+        usage, self.usage = self.usage, Usage()
+        return usage
 
     def prepare(self) -> None:
         if self.sampler is None:
@@ -289,7 +289,7 @@ def device() -> str:
 
 def expert_question(item: dict, turn: Turn, roles: Sequence[str], only: str | None = None) -> str:
     """
-    What the expert is asked about a team's answers.
+    The prompt of the expert about a team's answers.
 
     Args:
         item (`dict`): The dataset row.

@@ -32,7 +32,9 @@ class ExpertSettings:
         "model's name.",
         choices=(*APIS, LOCAL),
     )
-    expert_base_url: str | None = setting("Where the endpoint is; by default at the provider that the name says.")
+    expert_base_url: str | None = setting(
+        "Where the endpoint is; by default at the provider that the model's name implies."
+    )
     expert_api_key_env: str | None = setting(
         "Environment variable that holds the key; by default the provider's, such as DEEPSEEK_API_KEY. With `expert_base_url` and "
         "without this, no key is sent."
@@ -45,7 +47,7 @@ class ExpertSettings:
     )
     expert_timeout: float = setting("Seconds that one request may take.", 120.0, gt=0)
     expert_deadline: float = setting("Seconds that all requests of a turn may take together.", 600.0, gt=0)
-    expert_tries: int = setting("How often a question is asked if the endpoint fails.", 3, ge=1)
+    expert_tries: int = setting("Number of attempts per request if the endpoint fails.", 3, ge=1)
     expert_concurrency: int = setting("Requests at the same time, in each process.", 16, ge=1)
     expert_token_budget: int | None = setting("Tokens of all requests and answers of the run at most.", ge=1)
     expert_input_price: float | None = setting("Price of a million prompt tokens, to log the cost.", ge=0)

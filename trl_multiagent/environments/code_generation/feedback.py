@@ -1,6 +1,7 @@
 """The prompts of the second and later turns, made from the verdict on the last answers."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from trl_multiagent.environments.base import Prompt, Turn
 from trl_multiagent.environments.code_generation.reward import CodeResult
@@ -9,7 +10,7 @@ from trl_multiagent.sandbox import Check
 
 
 EXPERT_EDITS = "expert_edits"
-MODES = ("level_feedback", "level_passed", "passed", "plain", EXPERT_EDITS)
+PASSED = "passed"
 OTHER_NAMES = {  # CoMLRL's
     "expert": EXPERT_EDITS,
     "edits": EXPERT_EDITS,
@@ -18,6 +19,73 @@ OTHER_NAMES = {  # CoMLRL's
 }
 MAX_TEXT = 300  # characters of an assert or of an error message
 MAX_REASONS = 2
+
+
+@dataclass(frozen=True)
+class LastAnswer:
+    """
+    What the feedback for one agent is made from.
+
+    Args:
+        item (`dict`): The dataset row.
+        result ([`CodeResult`]): How the joint answer of the last turn was judged.
+        checks (`Sequence[Check]`): The results of the asserts that the feedback may be about. Empty if no assert was run.
+        role (`str`): The agent's role.
+        roles (`Sequence[str]`): `("aux", "main")` or `("main",)`.
+        edits (`str`, *optional*): What the expert proposes for the agent's function.
+    """
+
+    item: dict
+    result: CodeResult
+    checks: Sequence[Check]
+    role: str
+    roles: Sequence[str]
+    edits: str | None = None
+
+    @property
+    def function(self) -> str:
+        """The name of the agent's function."""
+        return AUX if self.role == AUX else self.item["entry_point"]
+
+
+# The functions of the modes return the lines of feedback for one agent
+
+
+def plain(last: LastAnswer) -> list[str]:
+    """No feedback."""
+    return []
+
+
+def all_passed(last: LastAnswer) -> list[str]:
+    """Whether all tests passed."""
+    passed = bool(last.checks) and all(check.status == "passed" for check in last.checks)
+    return ["All levels passed" if passed else "Not all levels passed"]
+
+
+def level_passed(last: LastAnswer) -> list[str]:
+    """The result of each level of the reward."""
+    return _levels(last, detailed=False)
+
+
+def level_feedback(last: LastAnswer) -> list[str]:
+    """The result of each level of the reward, with the reasons."""
+    return _levels(last, detailed=True)
+
+
+def expert_edits(last: LastAnswer) -> list[str]:
+    """The expert's edits. There are no lines if it proposes none for the agent."""
+    if not last.edits:
+        return []
+    return [f"An expert has read the whole program and proposes for `{last.function}`:", last.edits]
+
+
+MODES: dict[str, Callable[[LastAnswer], list[str]]] = {
+    "level_feedback": level_feedback,
+    "level_passed": level_passed,
+    PASSED: all_passed,
+    "plain": plain,
+    EXPERT_EDITS: expert_edits,
+}
 
 
 def next_prompts(
@@ -37,9 +105,7 @@ def next_prompts(
         item (`dict`): The dataset row.
         last_turn ([`Turn`]): The last prompts and answers; the `info` of its outcome is the [`CodeResult`].
         roles (`Sequence[str]`): `("aux", "main")` or `("main",)`.
-        mode (`str`):
-            The feedback that the prompts contain: none for `"plain"`, whether everything passed for `"passed"`, the result of each
-            level for `"level_passed"`, and also the reasons for `"level_feedback"`. For `"expert_edits"`, the edits.
+        mode (`str`): One of `MODES`, whose function makes the lines of feedback.
         sandbox_slice (`int`): Asserts whose results count: the first n, the last n if negative, all if 0.
         edits (`Mapping[str, str]`, *optional*):
             For `"expert_edits"`, what the expert proposes for the function of a role. A role without edits gets the prompt of
@@ -52,33 +118,21 @@ def next_prompts(
     checks = slice_checks(shown_checks(result.verdict.checks, hidden_tests), sandbox_slice) if result.verdict else ()
     prompts: dict[str, Prompt] = {}
     for role in roles:
-        name = AUX if role == AUX else item["entry_point"]
-        if mode == "plain":
-            lines = []
-        elif mode == EXPERT_EDITS:
-            proposed = (edits or {}).get(role)
-            lines = [f"An expert has read the whole program and proposes for `{name}`:", proposed] if proposed else []
-        elif mode == "passed":
-            lines = [_all_passed(result, checks)]
-        else:
-            detailed = mode == "level_feedback"
-            lines = ["Result of your last answer:", *_definitions(item, result, role, roles, detailed)]
-            lines += [*_syntax(result, detailed), *_tests(result, checks, detailed)]
-            if role == MAIN and AUX in roles:
-                lines += _aux_usage(result, detailed)
+        last = LastAnswer(item, result, checks, role, roles, (edits or {}).get(role))
+        lines = MODES[mode](last)
         if own_prompts and role in own_prompts:
             prompts[role] = own_prompts[role]("\n".join(lines))
             continue
-        need = " if needed" if mode == "passed" else ""
-        lines += [f"Revise your function `{name}`{need}. Answer with the Python code of the function alone."]
+        need = " if needed" if mode == PASSED else ""
+        lines += [f"Revise your function `{last.function}`{need}. Answer with the Python code of the function alone."]
         prompts[role] = "\n".join(lines) + "\n"
     return prompts
 
 
 def shown_checks(checks: Sequence[Check], hidden_tests: int) -> Sequence[Check]:
     """
-    The checks that feedback may be about: all but the last `hidden_tests`, and but those with the same source as one of these. It is
-    empty if there are no more checks than that.
+    The checks that feedback may be about: all except the last `hidden_tests` and those with the same source as one of them. Empty if
+    there are no more checks than `hidden_tests`.
     """
     if hidden_tests == 0:
         return checks
@@ -91,9 +145,13 @@ def slice_checks(checks: Sequence[Check], sandbox_slice: int) -> Sequence[Check]
     return checks[sandbox_slice:] if sandbox_slice < 0 else checks[: sandbox_slice or None]
 
 
-def _all_passed(result: CodeResult, checks: Sequence[Check]) -> str:
-    passed = bool(checks) and all(check.status == "passed" for check in checks)
-    return "All levels passed" if passed else "Not all levels passed"
+def _levels(last: LastAnswer, detailed: bool) -> list[str]:
+    """The result of each level. The detailed form also has the reasons."""
+    lines = ["Result of your last answer:", *_definitions(last.item, last.result, last.role, last.roles, detailed)]
+    lines += [*_syntax(last.result, detailed), *_tests(last.result, last.checks, detailed)]
+    if last.role == MAIN and AUX in last.roles:
+        lines += _aux_usage(last.result, detailed)
+    return lines
 
 
 def _definitions(item: dict, result: CodeResult, role: str, roles: Sequence[str], detailed: bool) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def quoted(choices: tuple[str, ...]) -> str:
+def quoted(choices: Iterable[str]) -> str:
     """The choices in words: `'a', 'b' or 'c'`."""
     *others, last = map(repr, choices)
     return f"{', '.join(others)} or {last}"

@@ -13,11 +13,12 @@ import sys
 import warnings
 from collections.abc import Iterator
 
+from trl_multiagent.environments.python_code.scopes import FUNCTIONS, inner_blocks
+
 
 # What `ast.parse` raises. Null bytes, lone surrogates and very deep nesting raise other errors than SyntaxError
 PARSE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
 MODULE_NAMES = {*dir(builtins), "__file__", "__annotations__"}
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LEAVING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 BLOCKS: tuple[type[ast.stmt], ...] = (
     ast.If,
@@ -208,12 +209,7 @@ def _inner_blocks(node: ast.stmt) -> list[list[ast.stmt]]:
         return [node.orelse]
     if not isinstance(node, BLOCKS):
         return []
-    parts = [node, *getattr(node, "handlers", []), *getattr(node, "cases", [])]
-    return [value for part in parts for _, value in ast.iter_fields(part) if _is_block(value)]
-
-
-def _is_block(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], ast.stmt)
+    return inner_blocks(node)
 
 
 def _ends(node: ast.stmt) -> bool:

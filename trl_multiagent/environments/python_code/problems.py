@@ -1,4 +1,4 @@
-"""Problems in the schema of HumanEval: a prompt that asks for a function, and a test of that function."""
+"""Problems in the schema of HumanEval: a prompt that specifies a function, and a test of that function."""
 
 import ast
 from collections.abc import Iterable

@@ -54,6 +54,19 @@ def children(node: ast.AST) -> list[ast.AST]:
     return nodes
 
 
+def inner_blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
+    """The lists of statements directly in a statement: its body and its branches, then those of its handlers or cases."""
+    own: list[list[ast.stmt]] = []
+    nested: list[list[ast.stmt]] = []
+    for _, value in ast.iter_fields(statement):
+        first = value[0] if isinstance(value, list) and value else None
+        if isinstance(first, ast.stmt):
+            own.append(value)
+        elif isinstance(first, ast.ExceptHandler | ast.match_case):
+            nested += [part.body for part in value]
+    return own + nested
+
+
 def walk(*nodes: ast.AST) -> Iterator[ast.AST]:
     """The given nodes and all nodes below them, like `ast.walk`, but in source order, without operators and contexts."""
     stack = [*reversed(nodes)]

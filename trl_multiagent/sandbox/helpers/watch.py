@@ -27,7 +27,6 @@ from typing import Any
 # In place of what the entry point returns:
 #   first     the first value that a watched function returned during the call, in the form of the entry point's own result
 #   alone     what the watched function returns for the entry point's arguments
-EXPERIMENTS = ("constant", "another", "echo", "nothing", "first", "alone")
 NOT_RUN = ("echo", "nothing")
 MAX_VALUES = 8  # how many different values of one function are kept
 _NO_VALUE = object()

@@ -1,8 +1,8 @@
 """
-The base of the trainers with critics.
+The base class of the trainers with critics.
 
-An algorithm says which critics there are ([`ActorCriticTrainer.critic_roles`]), which of them judges an agent
-([`ActorCriticTrainer.critic_of`]), and what a critic reads ([`ActorCriticTrainer.critic_text`]).
+A subclass defines which critics there are ([`ActorCriticTrainer.critic_roles`]), the critic of each agent
+([`ActorCriticTrainer.critic_of`]), and the text that a critic reads ([`ActorCriticTrainer.critic_text`]).
 """
 
 import dataclasses
@@ -446,7 +446,7 @@ def value_errors(
 
 
 def notes_on_critics(args: ActorCriticConfig) -> None:
-    """Says what settings do not do."""
+    """Prints notes about settings that have no effect, or not the expected one."""
     if args.value_loss_coef != VALUE_LOSS_COEF and not (args.critic_form == "head" and args.critic_trains_trunk):
         logger.warning(
             "`value_loss_coef` has nearly no effect: only the value loss trains the critic's parameters, and Adam divides "

@@ -1,5 +1,5 @@
 """
-Watches a training for teams that do not work as teams, and for sudden losses.
+Detects teams that do not work together, and sudden losses of reward, during a training.
 
 An alarm is raised when its condition begins to hold. It is a warning, and a line of `alarms.jsonl` in the output folder, which programs
 can read. The conditions are functions of the logged metrics, so a resumed run raises the same alarms as one that was not interrupted.
@@ -26,7 +26,7 @@ WINDOW = 20  # successive log entries in which a condition must hold
 NO_SIGNAL = 0.95  # share of the nodes whose returns are all equal
 COLLAPSED = 0.9  # share of the completions that are one text
 NO_CONTRIBUTION = 0.01  # of the variance of the rewards
-NEARLY_NEVER = 0.02  # value of a metric that the environment wants to be watched
+NEARLY_NEVER = 0.02  # below this, a metric in `watched_metrics` counts as near zero
 EVALUATION_REWARD = re.compile(r"eval_([^/]*_)?reward")  # eval_reward, or eval_<name>_reward of one of several sets
 
 Log = Mapping[str, Any]

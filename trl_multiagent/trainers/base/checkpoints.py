@@ -22,9 +22,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, Trai
 from transformers.utils import logging
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
-from trl_multiagent.file_names import TEAM_FILE
+from trl_multiagent.file_names import CRITICS_FOLDER, TEAM_FILE
 from trl_multiagent.files import is_disk_full
-from trl_multiagent.team.files import AGENTS_FOLDER, CRITICS_FOLDER
+from trl_multiagent.team.files import AGENTS_FOLDER
 from trl_multiagent.trainers.base.checkpoint_files import (
     PROCESS_FILE,
     REFERENCE_FILE,
@@ -141,7 +141,7 @@ class CheckpointMixin(Base):
         last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
         return "There is no checkpoint." if last is None else f"The last complete checkpoint is {last}."
 
-    # A run that ends because something outside is not there
+    # A run that ends because an external resource is missing
 
     def _can_save_interrupted(self) -> bool:
         """Whether the run can be saved as it is. Other processes do not know why this one ends, so they could not take part."""

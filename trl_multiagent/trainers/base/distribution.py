@@ -148,7 +148,7 @@ def without_repeated(accelerator: Accelerator, rows: list[Any], copies: int = 1)
 
 def forget_engine() -> None:
     """
-    Has the next trainer of this process set up its own engine. Call it between two trainers: under DeepSpeed, accelerate keeps the
+    Makes the next trainer of this process set up its own engine. Call it between two trainers: under DeepSpeed, accelerate keeps the
     configuration of the first one, and refuses a second one. The processes stay connected.
     """
     AcceleratorState._reset_state()

@@ -720,7 +720,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
         logs_completions, self.log_completions = (
             self.log_completions,
             False,
-        )  # GRPOTrainer's table does not know agents
+        )  # GRPOTrainer's table has no columns for agents
         try:
             super().log(logs, start_time)
         finally:

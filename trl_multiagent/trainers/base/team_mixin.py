@@ -17,9 +17,9 @@ from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import PredictionOutput
 from transformers.utils import logging
 
+from trl_multiagent.file_names import CRITICS_FOLDER
 from trl_multiagent.models.router_loss import has_routers, router_loss_coef
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.files import CRITICS_FOLDER
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin
 from trl_multiagent.trainers.base.distribution import check_distribution
 from trl_multiagent.trainers.base.hub_mixin import TeamHubMixin
@@ -124,7 +124,7 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMi
 
     @contextlib.contextmanager
     def _without_traces(self) -> Iterator[None]:
-        """Has an evaluation, even one that fails, leave neither its metrics nor the team's mode behind."""
+        """Restores the metrics and the team's mode after an evaluation, even if it fails."""
         training = self.team.training
         try:
             yield

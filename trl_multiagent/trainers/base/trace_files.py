@@ -12,7 +12,6 @@ from trl_multiagent.files import naming
 from trl_multiagent.rollout.trace import TraceRow
 
 
-FORMATS = ("parquet", "jsonl")
 NAME = re.compile(r"(\d+)-(\d+)_process(\d+)(?:_part\d+)?\.(?:parquet|jsonl)")
 
 

@@ -1,4 +1,4 @@
-"""Has accelerate wrap the trained model once, for the training, whatever a trainer was asked to do before that."""
+"""Makes accelerate wrap the trained model exactly once, for the training, even if the trainer has evaluated before."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,7 @@ class WrappingMixin(Base):
         """Makes room for the engine of another training. `Trainer` has destroyed that of the last one, with its optimizer."""
         if self._was_given_optimizer:
             raise ValueError(
-                "Under DeepSpeed, an optimizer or a scheduler that was given to the trainer serves for one training. Create another "
+                "Under DeepSpeed, an optimizer or a scheduler that was given to the trainer can be used for one training only. Create another "
                 "trainer for the next one, or leave `optimizers` out."
             )
         if resume_from_checkpoint is None and self.is_world_process_zero():
