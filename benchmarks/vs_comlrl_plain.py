@@ -1,7 +1,8 @@
 """
 The reward curve of `vs_comlrl.py --algorithms iac` once more, in plain PyTorch and transformers.
 
-    python benchmarks/vs_comlrl_plain.py --seeds 12   # about two minutes per seed and core
+    python benchmarks/vs_comlrl_plain.py              # about a minute per seed
+    python benchmarks/vs_comlrl_plain.py --smoke      # seconds: whether it runs; its numbers mean nothing
 
 IAC with a critic that explains nothing is REINFORCE with rewards that are standardized over the update. This is a loop of about forty
 lines with neither system, on the same items, prompts, rewards, optimizer and learning rate. A system whose curve differs from this one by
@@ -11,9 +12,11 @@ more than chance, while its critic explains little, has a fault.
 import argparse
 import json
 import statistics
+import tempfile
 from pathlib import Path
 
 import torch
+from team_run import save_model
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vs_comlrl import COMMON, CRITICS, CURVE_LEARNING_RATE, items
@@ -28,33 +31,40 @@ SIZE = CRITICS["items_per_step"]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
+    parser.add_argument("--smoke", action="store_true", help="seconds: two steps of a tiny model")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     parser.add_argument("--first_seed", type=int, default=0, help="the first of them (default: 0)")
     parser.add_argument("--output", type=Path, default=Path("vs_comlrl_plain.json"), help="where the JSON goes")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    steps, points, seeds = STEPS, POINTS, range(options.first_seed, options.first_seed + options.seeds)
     curves = []
-    for seed in range(options.first_seed, options.first_seed + options.seeds):
-        rewards = train(seed)
-        stretch = STEPS // POINTS
-        curves.append([statistics.mean(rewards[k : k + stretch]) for k in range(0, STEPS, stretch)])
-        options.output.write_text(json.dumps({"by_seed": curves}, indent=2) + "\n")
-    print("env steps up to " + "".join(f"{SIZE * STEPS // POINTS * (k + 1):7}" for k in range(POINTS)))
+    with tempfile.TemporaryDirectory() as folder:
+        if options.smoke:
+            steps, points, seeds = 2, 2, range(1)
+            save_model(Path(folder), hidden_size=64, num_layers=1)
+        model = folder if options.smoke else demo_model()
+        for seed in seeds:
+            rewards = train(model, seed, steps)
+            stretch = steps // points
+            curves.append([statistics.mean(rewards[k : k + stretch]) for k in range(0, steps, stretch)])
+            options.output.write_text(json.dumps({"by_seed": curves}, indent=2) + "\n")
+    print("env steps up to " + "".join(f"{SIZE * steps // points * (k + 1):7}" for k in range(points)))
     print("plain PyTorch   " + "".join(f"{statistics.mean(column):7.2f}" for column in zip(*curves, strict=True)))
     means = [statistics.mean(curve) for curve in curves]
     error = f" +- {statistics.stdev(means) / len(means) ** 0.5:.2f} (standard error)" if len(means) > 1 else ""
     print(f"mean over the whole run: {statistics.mean(means):.2f}{error}, {len(means)} seeds")
 
 
-def train(seed: int) -> list[float]:
-    """Trains a team, and returns the mean joint reward of each step."""
-    tokenizer = AutoTokenizer.from_pretrained(demo_model())
-    agents = {role: AutoModelForCausalLM.from_pretrained(demo_model()) for role in ROLES}
+def train(model: str, seed: int, steps: int) -> list[float]:
+    """Trains a team that starts from a model, and returns the mean joint reward of each step."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    agents = {role: AutoModelForCausalLM.from_pretrained(model) for role in ROLES}
     optimizers = {role: torch.optim.AdamW(agents[role].parameters(), lr=CURVE_LEARNING_RATE) for role in ROLES}
     score = load_reward("code")
     torch.manual_seed(seed)
-    dataset, means = items(STEPS * SIZE, seed), []
-    for step in tqdm(range(STEPS), desc=f"seed {seed}", unit="step"):
+    dataset, means = items(steps * SIZE, seed), []
+    for step in tqdm(range(steps), desc=f"seed {seed}", unit="step"):
         batch = dataset[SIZE * step : SIZE * (step + 1)]
         sampled = {role: sample(agents[role], tokenizer, [item[f"{role}_prompt"] for item in batch]) for role in ROLES}
         texts = {

@@ -16,6 +16,7 @@ TABLES = {
     "scaling": "DDP x 2",
     "team_memory": "held: target 60 %",
     "vs_comlrl": "generate calls",
+    "vs_comlrl_plain": "plain PyTorch",
 }
 
 
