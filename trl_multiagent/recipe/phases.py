@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trl_multiagent.environments.task import Task
-from trl_multiagent.quiet import quiet_libraries
 from trl_multiagent.recipe.arguments import make_training_args
 from trl_multiagent.recipe.run import end_on_wrong_input, read_settings
 
@@ -61,7 +60,6 @@ def run_marlhf(
         prog (`str`, *optional*): Name of the program in messages; by default that of the script.
     """
     prog = prog or Path(sys.argv[0]).name
-    quiet_libraries()
     with end_on_wrong_input(prog):
         settings, dry_run = read_settings(algorithm, task, argv, prog)
         from trl_multiagent.recipe.marlhf import RewardRun, make_recipe, print_phases

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task
-from trl_multiagent.quiet import hide_progress_bars, quiet_libraries
+from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.arguments import Settings
 from trl_multiagent.recipe.dry_run import HEADING, print_lines
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, read_settings
@@ -38,7 +38,6 @@ def run_reward_model(
         prog (`str`, *optional*): Name of the program in messages; by default that of the script.
     """
     prog = prog or Path(sys.argv[0]).name
-    quiet_libraries()
     with end_on_wrong_input(prog):
         settings, dry_run = read_settings(algorithm, task, argv, prog)
         name = settings.values[SECTION].get("preference_dataset")

@@ -2,7 +2,7 @@
 
 import copy
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
@@ -183,10 +183,12 @@ class TeamSampler:
         for role in self.team.roles:
             with self.team.activate(role) as agent:
                 agents[role] = agent
-        limited = [role for role, agent in agents.items() if learned_positions(agent) is not None]
-        for nodes in first_nodes(items, environment) if limited else ():
-            for role in limited:
-                self._check_lengths(role, agents[role], self._whole_prompts(role, nodes))
+        check_first_prompts(
+            items,
+            environment,
+            agents,
+            lambda role, nodes: self._check_lengths(role, agents[role], self._whole_prompts(role, nodes)),
+        )
 
     def _sample_groups(
         self,
@@ -201,11 +203,30 @@ class TeamSampler:
         return generate_groups(agent, prompt_ids, num_generations, config, self.generation_token_budget)
 
 
-def first_nodes(items: Sequence[dict], environment: Environment) -> Iterator[list[Node]]:
-    """Makes the nodes of the first turn, some at a time. The environment keeps its state."""
+def check_first_prompts(
+    items: Sequence[dict],
+    environment: Environment,
+    agents: Mapping[str, PreTrainedModel],
+    check: Callable[[str, list[Node]], None],
+) -> None:
+    """
+    Checks the first prompts of some items for the agents whose models have learned positions. Without any, nothing is done.
+
+    Args:
+        items (`Sequence[dict]`): Dataset rows.
+        environment ([`~trl_multiagent.environments.Environment`]): Makes the prompts. It keeps its state.
+        agents (`Mapping[str, PreTrainedModel]`): The model of each role.
+        check (`Callable`): Called with a role and nodes of the first turn, some at a time.
+    """
+    limited = [role for role, agent in agents.items() if learned_positions(agent) is not None]
+    if not limited:
+        return
     state = copy.deepcopy(environment.state_dict())
     for start in range(0, len(items), CHECKED_AT_ONCE):
-        yield root_nodes([items[k] for k in range(start, min(start + CHECKED_AT_ONCE, len(items)))], environment)
+        chunk = [items[k] for k in range(start, min(start + CHECKED_AT_ONCE, len(items)))]
+        nodes = root_nodes(chunk, environment)
+        for role in limited:
+            check(role, nodes)
     if state:
         environment.load_state_dict(state)
 

@@ -24,7 +24,7 @@ from trl_multiagent.environments.base import Environment, Outcome, Turn, check_r
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.files import write_text
 from trl_multiagent.models.generation import generate_groups
-from trl_multiagent.models.positions import check_prompts, learned_positions
+from trl_multiagent.models.positions import check_prompts
 from trl_multiagent.models.vllm_generation import check_vllm, make_generations
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
@@ -32,7 +32,7 @@ from trl_multiagent.rollout.trace import TraceRow, trace_rows
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
 from trl_multiagent.rollout.tree_size import check_tree_size
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.sampler import first_nodes
+from trl_multiagent.team.sampler import check_first_prompts
 from trl_multiagent.trainers.base.alarms import Alarms
 from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
 from trl_multiagent.trainers.base.completions import log_completion_tables, print_trees
@@ -404,11 +404,12 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
         Raises:
             TooLongError: a prompt and its completion may have more tokens than the model has positions.
         """
-        limited = [role for role in self.team.roles if learned_positions(self.team.agents[role]) is not None]
-        for nodes in first_nodes(items, self.environment) if limited else ():
-            for role in limited:
-                with self.agent_scope(role):
-                    self._check_lengths(role, self._whole_prompts(role, nodes))
+
+        def check(role: str, nodes: list[Node]) -> None:
+            with self.agent_scope(role):
+                self._check_lengths(role, self._whole_prompts(role, nodes))
+
+        check_first_prompts(items, self.environment, self.team.agents, check)
 
     def _render_chat(self, messages: list[dict[str, str]]) -> str:
         """The text that `_tokenize_prompts` tokenizes."""
