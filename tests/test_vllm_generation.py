@@ -11,7 +11,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from trl_multiagent import AgentTeam, MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer
-from trl_multiagent.models.vllm_generation import check_vllm, make_generations, max_lora_rank, sampling_correction
+from trl_multiagent.models.vllm_generation import check_vllm, make_generations, max_lora_rank
+from trl_multiagent.trainers.base.loss import sampling_correction
 from trl_multiagent.rollout.tree import Samples
 
 
@@ -221,16 +222,15 @@ def test_the_correction_is_the_bounded_ratio(tmp_path, mode, low, high, expected
         vllm_importance_sampling_clip_max=high,
     )
     policy = torch.tensor([[4.0, 0.25, 1.0], [8.0, 0.5, 7.0]]).log()
-    rows = {
-        "completion_mask": torch.tensor([[1, 1, 1], [0, 1, 0]]),
-        "sampling_per_token_logps": torch.tensor([[0.0, 0.0, 0.0], [0.0, math.nan, 0.0]]),
-    }
-    assert torch.allclose(sampling_correction(policy, rows, args), torch.tensor(expected))
+    mask = torch.tensor([[1, 1, 1], [0, 1, 0]])
+    sampling_logps = torch.tensor([[0.0, 0.0, 0.0], [0.0, math.nan, 0.0]])
+    assert torch.allclose(sampling_correction(policy, sampling_logps, mask, args), torch.tensor(expected))
 
 
 def test_an_overflowing_ratio_is_masked(tmp_path):
-    rows = {"completion_mask": torch.ones(1, 1), "sampling_per_token_logps": torch.full((1, 1), -1000.0)}
-    assert sampling_correction(torch.zeros(1, 1), rows, config(tmp_path)).tolist() == [[0.0]]
+    sampling_logps = torch.full((1, 1), -1000.0)
+    corrected = sampling_correction(torch.zeros(1, 1), sampling_logps, torch.ones(1, 1), config(tmp_path))
+    assert corrected.tolist() == [[0.0]]
 
 
 # One engine per model in this process

@@ -76,8 +76,8 @@ def differing(reward, **arguments):
 
 
 class NoNumber(MAGRPOTrainer):
-    def _compute_loss(self, model, inputs):
-        return super()._compute_loss(model, inputs) * (float("nan") if RANK == 1 else 1.0)
+    def policy_loss(self, role, outputs, rows):
+        return super().policy_loss(role, outputs, rows) * (float("nan") if RANK == 1 else 1.0)
 
 
 class NoMemory(MAGRPOTrainer):

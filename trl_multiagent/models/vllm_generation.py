@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast, get_args
 
-import torch
 from accelerate import Accelerator
 from peft import LoraConfig, PeftModel
 from torch import distributed
@@ -54,9 +53,6 @@ class VLLMSettings(Protocol):
     vllm_tensor_parallel_size: int
     vllm_enable_sleep_mode: bool
     vllm_importance_sampling_correction: bool
-    vllm_importance_sampling_mode: str
-    vllm_importance_sampling_clip_min: float | None
-    vllm_importance_sampling_clip_max: float | None
 
     @property
     def rows_per_device(self) -> int: ...
@@ -461,34 +457,3 @@ def _check_logprobs_mode(client: VLLMClient) -> None:
             "correction wrong. Restart it with `--logprobs-mode processed_logprobs`, or set "
             "`vllm_importance_sampling_correction` to False."
         )
-
-
-def sampling_correction(logps: torch.Tensor, rows: dict[str, torch.Tensor], args: VLLMSettings) -> torch.Tensor:
-    """
-    The importance sampling ratio of the policy over the engine that sampled a completion, bounded.
-
-    It is the correction of TRL's GRPO. Every update starts from the policy that sampled its completions, so the
-    log-probabilities of the update's own forward are those of the old policy.
-
-    Args:
-        logps (`torch.Tensor` of shape `(num_rows, completion_length)`):
-            Log-probabilities of the tokens under the policy.
-        rows (`dict[str, torch.Tensor]`):
-            `completion_mask` and `sampling_per_token_logps` of that shape. A token whose entry is NaN is not corrected.
-        args ([`VLLMSettings`]):
-            The trainer's configuration.
-
-    Returns:
-        `torch.Tensor`: Factors of the loss, of shape `(num_rows, 1)` in the `"sequence_*"` modes, else of the shape of
-        `logps`.
-    """
-    granularity, constraint = args.vllm_importance_sampling_mode.split("_")
-    low, high = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
-    difference = (logps.detach() - rows["sampling_per_token_logps"]).nan_to_num(nan=0.0) * rows["completion_mask"]
-    if granularity == "sequence":
-        difference = difference.sum(dim=1, keepdim=True)
-    ratio = difference.exp()
-    if constraint == "truncate":
-        return ratio.clamp(low, high)
-    low, high = -math.inf if low is None else low, math.inf if high is None else high
-    return ratio.masked_fill((ratio < low) | (ratio > high), 0.0)

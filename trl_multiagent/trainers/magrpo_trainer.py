@@ -7,8 +7,8 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.rollout.advantages import sibling_advantages
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.trainers.base.batch import AgentTensors, Row
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
-from trl_multiagent.trainers.base.rows import Row
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
 
@@ -129,23 +129,22 @@ class MAGRPOTrainer(RolloutTrainer):
         Drops the rows whose advantage is zero for all agents, because they add nothing to the policy gradient. All
         rows are kept if there is a reference penalty or a router loss.
         """
-        if self.beta != 0.0 or self._router_loss_coefs:
+        if self.args.beta != 0.0 or self._router_loss_coefs:
             return rows
         return [row for row in rows if any(row.advantages.values())]
 
-    def agent_loss(self, role: str, outputs: FusedCausalLMOutput, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+    def agent_loss(self, role: str, outputs: FusedCausalLMOutput, rows: AgentTensors) -> torch.Tensor:
         """
         Computes the loss of agent i on its own completions:
 
             L_i = mean over rows (items, nodes, siblings g) of  -w_turn * A_g * sum over tokens t of log pi_i(t)
 
-        w_turn is 1, or in a chain the turn's entry of `turn_gradient_weights`. The loss is computed by TRL, see
-        [`~RolloutTrainer.policy_loss`]. It also contains the reference penalty, to which w_turn applies too.
+        w_turn is 1, or in a chain the turn's entry of `turn_gradient_weights`. See [`~trainers.base.loss`] for further terms of the
+        loss, such as the reference penalty, to which w_turn applies too.
         """
         if not self.args.weighs_turns:
             return self.policy_loss(role, outputs, rows)
-        losses = []
-        for turn, weight in enumerate(self.args.turn_weights):
-            mask = rows["completion_mask"] * (rows["turns"] == turn).unsqueeze(1)
-            losses.append(weight * self.policy_loss(role, outputs, {**rows, "completion_mask": mask}))
-        return sum(losses)
+        return sum(
+            weight * self.policy_loss(role, outputs, rows.of_turn(turn))
+            for turn, weight in enumerate(self.args.turn_weights)
+        )

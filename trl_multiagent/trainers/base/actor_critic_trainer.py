@@ -30,10 +30,10 @@ from trl_multiagent.rollout.values import (
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
 from trl_multiagent.trainers.base.actor_critic_config import VALUE_LOSS_COEF, ActorCriticConfig
+from trl_multiagent.trainers.base.batch import PADDING_LENGTH, AgentTensors, Batch, CriticTensors
 from trl_multiagent.trainers.base.distribution import fail_together
 from trl_multiagent.trainers.base.rollout_metrics import StepTotals, Total
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
-from trl_multiagent.trainers.base.rows import PADDING_LENGTH
 
 
 logger = logging.get_logger(__name__)
@@ -199,13 +199,13 @@ class ActorCriticTrainer(RolloutTrainer):
         """
         return [[self._advantages[id(node)] for node in nodes] for nodes in levels]
 
-    def agent_loss(self, role: str, outputs: FusedCausalLMOutput, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+    def agent_loss(self, role: str, outputs: FusedCausalLMOutput, rows: AgentTensors) -> torch.Tensor:
         """
         Computes the loss of agent i on its own completions:
 
             L_i = mean over rows (items, nodes, siblings g) of  -A_g * sum over tokens t of log pi_i(t)
 
-        The loss is computed by TRL, see [`~RolloutTrainer.policy_loss`]. It also contains the reference penalty.
+        See [`~trainers.base.loss`] for further terms of the loss, such as the reference penalty.
         """
         return self.policy_loss(role, outputs, rows)
 
@@ -220,16 +220,13 @@ class ActorCriticTrainer(RolloutTrainer):
         self._compute_advantages(levels)
         self._log_critics(levels)
 
-    def _make_batch(
-        self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]
-    ) -> dict[str, torch.Tensor]:
+    def _make_batch(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> Batch:
         batch = super()._make_batch(levels, advantages)
         micro_batches = self.args.gradient_accumulation_steps
         for name in self.critics.names:
             trained = [row for row in self._rows[name] if row.joint_actions]
             num_rows = micro_batches * max(1, -(-self._most(len(trained)) // micro_batches))
-            for key, x in self._critic_tensors(name, trained, num_rows).items():
-                batch[f"{critic_key(name)}/{key}"] = x.to(self.accelerator.device)
+            batch.critics[name] = self._critic_tensors(name, trained, num_rows).to(self.accelerator.device)
         return batch
 
     def _critic_rows(self, critic: str, levels: list[list[Node]]) -> list[CriticRow]:
@@ -261,14 +258,8 @@ class ActorCriticTrainer(RolloutTrainer):
         """The largest of a number that each process has."""
         return int(self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).max())
 
-    def _critic_tensors(self, critic: str, rows: list[CriticRow], num_rows: int) -> dict[str, torch.Tensor]:
-        """
-        Builds the tensors of a critic. Padding rows follow the given rows.
-
-        Returns:
-            `dict[str, torch.Tensor]`: `input_ids` and `attention_mask` of shape `(num_rows, length)`, padded on the left;
-            `targets`, `target_mask` and `old_values` of shape `(num_rows, most joint actions of a row)`.
-        """
+    def _critic_tensors(self, critic: str, rows: list[CriticRow], num_rows: int) -> CriticTensors:
+        """Builds the tensors of a critic. Padding rows follow the given rows."""
         pad_token_id = self.critics.backbones[critic].tokenizer.pad_token_id
         missing = num_rows - len(rows)
         sequences = [torch.tensor(row.input_ids) for row in rows]
@@ -279,11 +270,8 @@ class ActorCriticTrainer(RolloutTrainer):
         numbers += [[(0.0, 0.0, 0.0)]] * missing
         width = max(map(len, numbers), default=1)
         padded = torch.tensor([triples + [(0.0, 0.0, 0.0)] * (width - len(triples)) for triples in numbers])
-        return {
-            "input_ids": pad(sequences, pad_token_id, "left"),
-            "attention_mask": pad([torch.ones_like(ids) for ids in sequences], 0, "left"),
-            **dict(zip(("targets", "target_mask", "old_values"), padded.unbind(-1), strict=True)),
-        }
+        attention_mask = pad([torch.ones_like(ids) for ids in sequences], 0, "left")
+        return CriticTensors(pad(sequences, pad_token_id, "left"), attention_mask, *padded.unbind(-1))
 
     @torch.no_grad()
     def _predict(self, critic: str, rows: list[CriticRow]) -> None:
@@ -297,9 +285,8 @@ class ActorCriticTrainer(RolloutTrainer):
         shift, factor = self._value_scales[critic]
         values = []
         with self.team.evaluating(), self.accelerator.autocast():
-            for start in range(0, num_rows, size):
-                inputs = trim_left({name: tensors[name][start : start + size] for name in INPUTS})
-                inputs = {name: x.to(self.accelerator.device) for name, x in inputs.items()}
+            for chunk in tensors.chunks(size):
+                inputs = chunk.to(self.accelerator.device).inputs()
                 outputs = self.model_wrapped(team_inputs={}, critic_inputs={critic: inputs})
                 values += (shift + factor * outputs[critic_key(critic)]).tolist()
         for row, value in zip(rows, values, strict=False):
@@ -363,16 +350,6 @@ class ActorCriticTrainer(RolloutTrainer):
                     "MAGRPO with several generations."
                 )
 
-    def _split_batch(self, batch: dict[str, torch.Tensor], micro_batches: int) -> list[dict[str, torch.Tensor]]:
-        # Agents and critics have different numbers of rows
-        prefix = critic_key("")
-        parts = super()._split_batch({k: x for k, x in batch.items() if not k.startswith(prefix)}, micro_batches)
-        for name, x in batch.items():
-            if name.startswith(prefix):
-                for part, chunk in zip(parts, x.chunk(micro_batches), strict=True):
-                    part[name] = chunk
-        return parts
-
     # Checkpoints: the scales of the critics, which DeepSpeed's files do not contain
 
     def _process_state(self) -> dict[str, Any]:
@@ -386,22 +363,17 @@ class ActorCriticTrainer(RolloutTrainer):
 
     # The value loss
 
-    def _critic_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
-        by_critic = {}
-        for name in self.critics.names:
-            by_critic[name] = trim_left({key: inputs[f"{critic_key(name)}/{key}"] for key in INPUTS})
-        return {"critic_inputs": by_critic}
+    def _critic_inputs(self, batch: Batch) -> dict[str, Any]:
+        return {"critic_inputs": {name: tensors.inputs() for name, tensors in batch.critics.items()}}
 
-    def _critic_losses(self, outputs: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _critic_losses(self, outputs: dict[str, Any], batch: Batch) -> dict[str, torch.Tensor]:
         losses = {}
-        for name in self.critics.names:
+        for name, tensors in batch.critics.items():
             key = critic_key(name)
             shift, factor = self._value_scales[name]
             values = shift + factor * outputs[key]
-            errors = value_errors(
-                values, inputs[f"{key}/targets"], inputs[f"{key}/old_values"], self.args.value_clip_range
-            )
-            loss = (errors * inputs[f"{key}/target_mask"]).sum() / self._num_joint_actions
+            errors = value_errors(values, tensors.targets, tensors.old_values, self.args.value_clip_range)
+            loss = (errors * tensors.target_mask).sum() / self._num_joint_actions
             self._totals.losses[key] += loss.detach()
             # A sum over processes, but gradients are averaged over processes
             losses[key] = self.args.value_loss_coef * loss * self.accelerator.num_processes
@@ -412,15 +384,6 @@ class ActorCriticTrainer(RolloutTrainer):
         for name in self.critics.names:
             loss = self.accelerator.reduce(step.losses[critic_key(name)], "sum").item()
             self._metrics["train"][f"{critic_key(name)}/value_loss"].append(loss)
-
-
-INPUTS = ("input_ids", "attention_mask")
-
-
-def trim_left(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Removes the columns that are padding in every row."""
-    start = int(inputs["attention_mask"].any(dim=0).int().argmax())
-    return {name: x[:, start:] for name, x in inputs.items()}
 
 
 def value_errors(

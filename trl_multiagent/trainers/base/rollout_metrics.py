@@ -200,16 +200,15 @@ class StepTotals:
         losses (`dict[str, torch.Tensor]`): The loss of each agent, of this process.
         router_losses (`dict[str, torch.Tensor]`): The unweighted router loss of each mixture of experts, of this
             process.
-        tokens (`dict[str, float]`): The number of each agent's trained tokens, of all processes.
-        token_sums (`dict[tuple[str, str], float]`): For each role and metric, the sum over the trained tokens of all
-            processes.
+        tokens (`dict[str, torch.Tensor]`): The number of each agent's trained tokens, of this process.
+        token_sums (`dict[tuple[str, str], torch.Tensor]`): For each role and metric, the sum over these tokens.
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     losses: dict[str, torch.Tensor] = field(default_factory=lambda: defaultdict(float))
     router_losses: dict[str, torch.Tensor] = field(default_factory=lambda: defaultdict(float))
-    tokens: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    token_sums: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    tokens: dict[str, torch.Tensor] = field(default_factory=lambda: defaultdict(float))
+    token_sums: dict[tuple[str, str], torch.Tensor] = field(default_factory=lambda: defaultdict(float))
 
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:

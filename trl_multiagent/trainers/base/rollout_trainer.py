@@ -18,7 +18,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, TrainerCallb
 from transformers.utils import logging
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
-from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_head, split_tensor_dict
+from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_head
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.environments.task_errors import TaskError
@@ -34,6 +34,7 @@ from trl_multiagent.rollout.tree_size import check_tree_size
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.sampler import check_first_prompts
 from trl_multiagent.trainers.base.alarms import Alarms
+from trl_multiagent.trainers.base.batch import AgentTensors, Batch, Row, agent_tensors, collect_rows, forward_inputs
 from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
 from trl_multiagent.trainers.base.completions import log_completion_tables, print_trees
 from trl_multiagent.trainers.base.distribution import (
@@ -42,23 +43,14 @@ from trl_multiagent.trainers.base.distribution import (
     fail_together,
     without_repeated,
 )
-from trl_multiagent.trainers.base.grpo_loss import GRPOLossMixin
+from trl_multiagent.trainers.base.loss import add_other_log_ratios, policy_loss
 from trl_multiagent.trainers.base.reference import check_reference_sync
 from trl_multiagent.trainers.base.rescue import repeatable
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_metrics import StepTotals
-from trl_multiagent.trainers.base.rows import (
-    Row,
-    agent_tensors,
-    collect_rows,
-    forward_inputs,
-    join_agents,
-    split_rows,
-    tensors_of_agent,
-    trim_padding,
-)
 from trl_multiagent.trainers.base.run_settings import describe_environment
 from trl_multiagent.trainers.base.task_metrics import TaskMetricsMixin
+from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_mixin import TeamTrainerMixin, router_loss_coefs
 from trl_multiagent.trainers.base.trace_files import TraceFiles, remove_after
 
@@ -70,7 +62,7 @@ COST_FILE = "training_cost.json"  # in the output folder
 STEPS_WITHOUT_SIGNAL = 10
 
 
-class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrainer):
+class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOTrainer):
     """
     Base class of the trainers that learn from rollout trees. Each optimizer step samples one batch of trees with the
     current team and uses it once, or for `num_iterations` optimizer steps.
@@ -101,7 +93,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
 
     args: RolloutConfig
     log_completions: bool
-    _buffered_inputs: list[dict[str, torch.Tensor]] | None
+    _buffered_inputs: list[Batch] | None
 
     def __init__(
         self,
@@ -180,6 +172,19 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
             if items is not None:
                 self._check_items(items)
 
+    def _init_grpo(self, args: RolloutConfig, **kwargs: Any) -> None:
+        """Initializes GRPOTrainer without a reference model, vLLM and dropout settings, which it would make for a single model."""
+        changes: dict[str, Any] = {"beta": 0.0, "sync_ref_model": False, "use_vllm": False, "disable_dropout": False}
+        changes["router_aux_loss_coef"] = None
+        if (
+            args.loss_type == "luspo"
+        ):  # with it, TRL warns about token-level ratios. On-policy ratios are 1 at any level
+            changes["importance_sampling_level"] = "sequence"
+        with temporarily_set(args, **changes):
+            super().__init__(args=args, **kwargs)
+        # GRPOTrainer patched the team's forward to return log-probabilities. The forwards of the agents do that
+        del self.team.__dict__["forward"]
+
     def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
         """
         Computes the advantages of a batch of trees.
@@ -193,7 +198,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
         """
         raise NotImplementedError
 
-    def agent_loss(self, role: str, outputs: FusedCausalLMOutput, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+    def agent_loss(self, role: str, outputs: FusedCausalLMOutput, rows: AgentTensors) -> torch.Tensor:
         """
         Computes the loss of one agent on the rows of one micro-batch.
 
@@ -201,12 +206,20 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
             role (`str`): The agent.
             outputs ([`~trl.trainer.utils.FusedCausalLMOutput`]): The agent's output for the rows: `log_probs` and
                 `entropy`.
-            rows (`dict[str, torch.Tensor]`): The agent's rows, see [`~trainers.base.rows.agent_tensors`].
+            rows ([`~trainers.base.batch.AgentTensors`]): The agent's rows.
 
         Returns:
             `torch.Tensor`: A scalar. The loss of the batch is its sum over micro-batches, averaged over processes.
         """
         raise NotImplementedError
+
+    def policy_loss(self, role: str, outputs: FusedCausalLMOutput, rows: AgentTensors) -> torch.Tensor:
+        """Computes the loss of [`~trainers.base.loss.policy_loss`], with the arguments of `agent_loss`, and logs its metrics."""
+        loss, sums = policy_loss(outputs.log_probs, outputs.entropy, rows, self.args)
+        self._totals.tokens[role] += rows.completion_mask.sum()
+        for name, value in sums.items():
+            self._totals.token_sums[role, name] += value
+        return loss
 
     def rows_to_train(self, rows: list[Row]) -> list[Row]:
         """Selects the rows of a batch that take part in the update. By default, all do."""
@@ -344,7 +357,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
         Samples completions of the active agent. Returns their token ids for each prompt, and their log-probabilities,
         which are `None` unless vLLM sampled them.
         """
-        if self.use_vllm:
+        if self.args.use_vllm:
             step = 0 if role in self.team.frozen else self.state.global_step  # a frozen agent's weights are sent once
             return self._generations[role].sample(role, prompt_ids, num_generations, step)
         with (
@@ -443,20 +456,16 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
 
     # The batch
 
-    def _prepare_inputs(self, generation_batch: list[dict]) -> dict[str, torch.Tensor]:
+    def _prepare_inputs(self, generation_batch: list[dict]) -> Batch:
         # GRPOTrainer shuffles the rows of a generation batch, because it spreads them over several optimizer steps.
         # Here each step uses all rows, so they keep their order: adjacent siblings share their prompt
         micro_batches = self.args.gradient_accumulation_steps
         if self._step % (micro_batches * self.num_iterations) == 0 or self._buffered_inputs is None:
             batch = self._generate_and_score_completions(generation_batch)
-            self._buffered_inputs = self._split_batch(batch, micro_batches)
+            self._buffered_inputs = batch.micro_batches(micro_batches)
         return self._buffered_inputs[self._step % micro_batches]
 
-    def _split_batch(self, batch: dict[str, torch.Tensor], micro_batches: int) -> list[dict[str, torch.Tensor]]:
-        """Splits the tensors of a batch into micro-batches."""
-        return split_tensor_dict(batch, micro_batches)
-
-    def _generate_and_score_completions(self, inputs: list[dict]) -> dict[str, torch.Tensor]:
+    def _generate_and_score_completions(self, inputs: list[dict]) -> Batch:
         self._logged = {}
         with fail_together(self.accelerator), repeatable():
             self._levels = self._play_trees(inputs)
@@ -470,15 +479,13 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
     def _judge(self, levels: list[list[Node]]) -> None:
         """Called before [`~RolloutTrainer.advantages`], for what needs a model or other processes, such as critics."""
 
-    def _make_batch(
-        self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]
-    ) -> dict[str, torch.Tensor]:
+    def _make_batch(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> Batch:
         """
-        Builds the training batch: tensors named `"<role>/<name>"`, which have the same rows for every trained agent.
+        Builds the training batch.
 
         All processes get the same number of rows; padding rows fill the gap.
         """
-        args, roles = self.args, self.team.trained_roles
+        args, roles, device = self.args, self.team.trained_roles, self.accelerator.device
         with fail_together(self.accelerator):
             all_rows = collect_rows(levels, advantages)
             rows = self.rows_to_train(all_rows)
@@ -486,49 +493,49 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
         # The loss is a mean over the rows of all processes, and all micro-batches have the same number of rows
         tokens = [sum(row.num_tokens(role) for row in all_rows) for role in roles]
         signals = sum(any(row.advantages.values()) for row in all_rows)
-        sizes = torch.tensor([[len(rows), len(all_rows), signals, *tokens]], device=self.accelerator.device)
-        sizes = self.accelerator.gather(sizes)
-        self._watch_signal(sizes[:, 2].sum().item())
-        micro_batches = args.gradient_accumulation_steps
-        num_rows = micro_batches * max(1, -(-sizes[:, 0].max().item() // micro_batches))
-        self._set_loss_scale(num_rows * self.accelerator.num_processes, sizes[:, 1].sum().item())
+        sizes = self.accelerator.gather(torch.tensor([[len(rows), len(all_rows), signals, *tokens]], device=device))
+        most_rows = sizes[:, 0].max().item()
+        _, num_tree_rows, signals, *tokens = sizes.sum(dim=0).tolist()
+        self._watch_signal(signals)
+        micro_batches, processes = args.gradient_accumulation_steps, self.accelerator.num_processes
+        num_rows = micro_batches * max(1, -(-most_rows // micro_batches))
 
-        batch = {}
-        for k, role in enumerate(roles):
+        batch = Batch({})
+        for role, num_tokens in zip(roles, tokens, strict=True):
             tensors = agent_tensors(
                 rows,
                 role,
                 num_rows,
                 self.team.tokenizers[role].pad_token_id,
-                self._agent_attributes[role]["eos_token_ids"],
+                self.team.end_tokens(role),
                 args.mask_truncated_completions,
-                sampling_logps=self._corrects_sampling,
-            )
-            tensors["num_items_in_batch"] = sizes[:, 3 + k].sum()
-            tensors = {name: x.to(self.accelerator.device) for name, x in tensors.items()}
-            if self.beta != 0.0:
+                sampling_logps=args.use_vllm and args.vllm_importance_sampling_correction,
+            ).to(device)
+            tensors.weight = num_rows * processes / num_tree_rows / micro_batches
+            tensors.num_tokens = max(1, num_tokens) / processes
+            if args.beta != 0.0:
                 with self._computing_as_reference() as reference:
-                    tensors["ref_per_token_logps"] = self._logps(reference, role, tensors)
+                    tensors.ref_logps = self._logps(reference, role, tensors)
             if self.num_iterations > 1:
-                tensors["old_per_token_logps"] = self._logps(self.model_wrapped, role, tensors)
+                tensors.old_logps = self._logps(self.model_wrapped, role, tensors)
             if role in self._router_loss_coefs:
-                router_weights = torch.tensor([1.0] * len(rows) + [0.0] * (num_rows - len(rows)))
-                tensors["router_weights"] = router_weights.to(self.accelerator.device)
-                chunks = split_rows(tensors, args.per_device_train_batch_size)
-                inputs = (forward_inputs(self.team.agents[role], trim_padding(chunk)) for chunk in chunks)
+                is_padding = torch.arange(num_rows, device=device) >= len(rows)
+                tensors.router_weights = 1.0 - is_padding.float()
+                chunks = tensors.chunks(args.per_device_train_batch_size)
+                inputs = (forward_inputs(self.team.agents[role], chunk.trimmed()) for chunk in chunks)
                 self._expert_loads[role] = self._expert_load(role, inputs)
-            batch[role] = tensors
-        return join_agents(batch)
+            batch.agents[role] = tensors
+        return batch
 
     @torch.no_grad()
-    def _logps(self, model: torch.nn.Module, role: str, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _logps(self, model: torch.nn.Module, role: str, rows: AgentTensors) -> torch.Tensor:
         """Computes the log-probabilities of one agent's completions under a team. Shape: `completion_ids`."""
         agent = self.accelerator.unwrap_model(model).agents[role]
         logps = []
         with self.team.evaluating(), self.accelerator.autocast():
-            for chunk in split_rows(rows, self.args.per_device_train_batch_size):
+            for chunk in rows.chunks(self.args.per_device_train_batch_size):
                 outputs = model(team_inputs={role: forward_inputs(agent, chunk)})
-                logps.append(outputs[role].log_probs[:, -chunk["completion_ids"].size(1) :])
+                logps.append(outputs[role].log_probs[:, -chunk.completion_ids.size(1) :])
         return torch.cat(logps)
 
     # Loss: one forward pass of the team, a loss per agent, one backward pass
@@ -536,7 +543,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
     def compute_loss(
         self,
         model: torch.nn.Module,
-        inputs: dict[str, torch.Tensor],
+        inputs: Batch,
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -546,7 +553,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
         Raises:
             FloatingPointError: A loss is not finite; the completions are written to the output folder.
         """
-        rows = {role: trim_padding(tensors_of_agent(inputs, role)) for role in self.team.trained_roles}
+        rows = {role: tensors.trimmed() for role, tensors in inputs.agents.items()}
         outputs = model(
             team_inputs={role: forward_inputs(self.team.agents[role], rows[role]) for role in rows},
             **self._critic_inputs(inputs),
@@ -574,11 +581,11 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
                     self._abort_with_report(f"The loss of {name} is {loss.item()}", joint_actions=records)
         return sum(losses.values())
 
-    def _critic_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
+    def _critic_inputs(self, batch: Batch) -> dict[str, Any]:
         """Further arguments of the team's forward: those of the critics, if the algorithm has some."""
         return {}
 
-    def _critic_losses(self, outputs: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _critic_losses(self, outputs: dict[str, Any], batch: Batch) -> dict[str, torch.Tensor]:
         """The losses of the critics on a micro-batch, which are added to those of the agents, by their names in messages."""
         return {}
 
@@ -600,7 +607,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
-        if self.use_vllm:
+        if self.args.use_vllm:
             for generation in self._generations.values():
                 generation.loaded_steps.clear()
 
@@ -672,7 +679,8 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
         for role, value in zip(roles, losses, strict=True):
             metrics[f"agents/{role}/loss"].append(value.item())
         for (role, name), total in step.token_sums.items():
-            metrics[f"agents/{role}/{name}"].append(total / max(1.0, step.tokens[role]))
+            total, tokens = self.accelerator.reduce(torch.stack([total, step.tokens[role].float()]), "sum")
+            metrics[f"agents/{role}/{name}"].append((total / tokens.clamp(min=1.0)).item())
         for role, value in step.router_losses.items():
             metrics[f"agents/{role}/aux_loss"].append(self.accelerator.reduce(value, "sum").item())
 
@@ -760,27 +768,6 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
         folder = Path(self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / COST_FILE, json.dumps(cost, indent=2) + "\n")
-
-
-def add_other_log_ratios(rows: dict[str, dict[str, torch.Tensor]], log_probs: dict[str, torch.Tensor]) -> None:
-    """
-    Adds `other_log_ratios` of shape `(num_rows,)` to the rows of each agent: the sum over the other agents of the mean over
-    their completion's tokens of log(pi / pi_old), without gradient.
-
-    Args:
-        rows (`dict[str, dict]`): The rows of each agent, with `old_per_token_logps`.
-        log_probs (`dict[str, torch.Tensor]`): The current log-probabilities of each agent; their last columns are those of
-            the completions.
-    """
-    ratios = {}
-    for role, tensors in rows.items():
-        old, mask = tensors["old_per_token_logps"], tensors["completion_mask"]
-        difference = (log_probs[role].detach()[:, -old.size(1) :] - old) * mask
-        ratios[role] = difference.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-    for role, tensors in rows.items():
-        tensors["other_log_ratios"] = sum(
-            (x for other, x in ratios.items() if other != role), torch.zeros_like(ratios[role])
-        )
 
 
 def check_team(team: AgentTeam, environment: Environment, num_agents: int | None) -> None:
