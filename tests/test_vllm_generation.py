@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 
 from trl_multiagent import AgentTeam, MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer
 from trl_multiagent.models.vllm_generation import check_vllm, make_generations, max_lora_rank
-from trl_multiagent.trainers.base.loss import sampling_correction
 from trl_multiagent.rollout.tree import Samples
+from trl_multiagent.trainers.base.loss import sampling_correction
 
 
 pytest.importorskip("requests", reason="TRL's client of vLLM servers needs the package requests")
@@ -75,18 +75,21 @@ class Weights(TrainerCallback):
 class Recorded(MAGRPOTrainer):
     """Records the samples."""
 
-    def _sample_agent(self, role, nodes, num_generations, synchronized):
-        samples = super()._sample_agent(role, nodes, num_generations, synchronized)
-        self.__dict__.setdefault("samples", []).append(samples)
+    def _sample(self, nodes, num_generations):
+        samples = super()._sample(nodes, num_generations)
+        self.__dict__.setdefault("samples", []).extend(samples[role] for role in self.team.roles)
         return samples
 
 
 class Replayed(MAGRPOTrainer):
     """Returns the samples that another trainer recorded."""
 
-    def _sample_agent(self, role, nodes, num_generations, synchronized):
-        samples = self.samples.pop(0)
-        return [Samples(s.prompt_ids, s.completion_ids, s.texts) for s in samples]
+    def _sample(self, nodes, num_generations):
+        recorded = {role: self.samples.pop(0) for role in self.team.roles}
+        return {
+            role: [Samples(s.prompt_ids, s.completion_ids, s.texts) for s in of_role]
+            for role, of_role in recorded.items()
+        }
 
 
 TRAINING = {
@@ -380,7 +383,7 @@ def test_training_adapters_in_one_engine(tmp_path, models):
     (engine,) = LLM.instances
     assert [name for name, *_ in engine.calls] == ["aux", "main"] * 4  # two steps of two turns
     assert len(engine.adapters) == 4 and engine.loaded_weights == []
-    assert trainer._generations["aux"].versions == {"aux": 2, "main": 2}
+    assert trainer.generator.agents["aux"].versions == {"aux": 2, "main": 2}
     for name, x in team.state_dict().items():
         assert torch.equal(x, start[name]) == ("lora_" not in name), name
 
@@ -514,7 +517,7 @@ def test_the_weights_of_the_best_model_are_sent_again(tmp_path, models):
         save_steps=1,
     )
     trainer.train()
-    generation = trainer._generations["aux"]
+    generation = trainer.generator.agents["aux"]
     generation.sample("aux", [[65]], 1, trainer.state.global_step)
     held = len(LLM.instances[0].loaded_weights)
     trainer.state.best_model_checkpoint = str(tmp_path / "checkpoint-1")

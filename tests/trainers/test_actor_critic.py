@@ -64,8 +64,7 @@ def update_by_hand(trainer, before, num_generations):
     def prompt_ids(role, node):
         if role in node.samples:
             return node.samples[role].prompt_ids
-        with trainer.agent_scope(role):
-            return trainer._tokenize_nodes(role, [node])[0]
+        return trainer.sampler.prompts(role, [node])[0].ids
 
     def read(critic, node, j):
         """V(h), or Q of joint action j."""

@@ -15,9 +15,10 @@ from tqdm.auto import tqdm
 from trl_multiagent.environments.base import scoring_metrics
 from trl_multiagent.environments.dataset_rows import item_ids
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
-from trl_multiagent.evaluation.policies import NOTHING, EpisodeSampler, LoadedTeam, PipelineSampler, Policy
+from trl_multiagent.evaluation.policies import NOTHING, EpisodeGenerator, LoadedTeam, PipelineSampler, Policy
 from trl_multiagent.evaluation.transcripts import Transcripts
 from trl_multiagent.rollout.episodes import play_episodes
+from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments
 from trl_multiagent.rollout.tree import Node, judge_nodes
 from trl_multiagent.trainers.base.distribution import fail_together
 from trl_multiagent.trainers.base.run_settings import describe_environment, digest_of_rows
@@ -95,7 +96,8 @@ def _play_batches(
     ]
     own = missing[accelerator.process_index :: accelerator.num_processes]
     num_missing = sum(map(len, missing))
-    sampler = make_sampler(policy, loaded, config)
+    generator = make_generator(policy, loaded, config)
+    sampler = make_sampler(policy, loaded, generator, config)
     sampler.check_items([dataset[k] for batch in own for k in batch], policy.environment)
     names = item_ids(dataset)
     bar = tqdm(
@@ -107,36 +109,42 @@ def _play_batches(
     )
     with bar:
         for batch in own:
-            transcripts.append(accelerator.process_index, play_batch(policy, sampler, dataset, batch, names, config))
+            records = play_batch(policy, sampler, generator, dataset, batch, names, config)
+            transcripts.append(accelerator.process_index, records)
             bar.update(len(batch))
 
 
-def make_sampler(policy: Policy, loaded: LoadedTeam, config: EvaluationConfig) -> EpisodeSampler:
-    """The sampler of a policy."""
+def make_generator(policy: Policy, loaded: LoadedTeam, config: EvaluationConfig) -> EpisodeGenerator:
+    """Makes the generator of a policy."""
     arguments: dict[str, Any] = {
-        "seed": config.seed,
-        "use_chat_template": config.use_chat_template,
-        "generation_token_budget": config.generation_token_budget,
-        "history_options": config.history_options,
         "max_new_tokens": policy.max_completion_length,
         "temperature": config.temperature,
         "repetition_penalty": config.repetition_penalty,
     }
     if config.temperature != 0:
-        arguments |= {"top_p": config.top_p, "top_k": config.top_k or 0}
-        arguments |= {} if config.min_p is None else {"min_p": config.min_p}
-    arguments = {name: value for name, value in arguments.items() if value is not None}
-    if policy.is_pipeline:
-        return PipelineSampler(policy.environment, loaded.team, **arguments)
-    sampler = EpisodeSampler(loaded.team, **arguments)
+        arguments |= {"top_p": config.top_p, "top_k": config.top_k or 0, "min_p": config.min_p}
+    arguments = sampling_arguments({name: value for name, value in arguments.items() if value is not None})
+    generator = EpisodeGenerator(loaded.team, arguments, config.generation_token_budget, config.seed)
     if policy.replaced is not None and policy.replaced.by == NOTHING:
-        sampler.silent_role = policy.replaced.role
-    return sampler
+        generator.silent_role = policy.replaced.role
+    return generator
+
+
+def make_sampler(
+    policy: Policy, loaded: LoadedTeam, generator: EpisodeGenerator, config: EvaluationConfig
+) -> TeamSampler:
+    """Makes the sampler of a policy."""
+    if policy.is_pipeline:
+        return PipelineSampler(
+            policy.environment, loaded.team, generator, config.use_chat_template, config.history_options
+        )
+    return TeamSampler(loaded.team, generator, config.use_chat_template, config.history_options)
 
 
 def play_batch(
     policy: Policy,
-    sampler: EpisodeSampler,
+    sampler: TeamSampler,
+    generator: EpisodeGenerator,
     dataset: Dataset,
     batch: Sequence[int],
     names: Sequence[str],
@@ -144,7 +152,7 @@ def play_batch(
 ) -> Records:
     """Plays the episodes of some items. Returns one record per episode."""
     start = time.perf_counter()
-    sampler.episodes = [(item, episode) for item in batch for episode in range(config.num_episodes)]
+    generator.episodes = [(item, episode) for item in batch for episode in range(config.num_episodes)]
     levels = play_episodes(
         [dataset[item] for item in batch],
         policy.environment,
@@ -154,7 +162,7 @@ def play_batch(
         num_episodes=config.num_episodes,
     )
     scoring_metrics(policy.environment)  # they are about the last call; reading them starts the next count
-    seconds = (time.perf_counter() - start) / len(sampler.episodes)
+    seconds = (time.perf_counter() - start) / len(generator.episodes)
     return [
         {
             "item": item,
@@ -163,11 +171,11 @@ def play_batch(
             "seconds": seconds,
             "turns": [turn_record(nodes[k], sampler) for nodes in levels],
         }
-        for k, (item, episode) in enumerate(sampler.episodes)
+        for k, (item, episode) in enumerate(generator.episodes)
     ]
 
 
-def turn_record(node: Node, sampler: EpisodeSampler) -> dict[str, Any]:
+def turn_record(node: Node, sampler: TeamSampler) -> dict[str, Any]:
     """What happened in one turn of an episode, as plain values. Numbers that are not finite are left out."""
     (outcome,) = node.outcomes
     samples = {role: (sample.prompt_ids, sample.completion_ids[0]) for role, sample in node.samples.items()}

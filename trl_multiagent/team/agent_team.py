@@ -27,6 +27,7 @@ from trl_multiagent.models.router_loss import forward_with_expert_sums
 from trl_multiagent.models.shared_prompts import continue_prompts
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
+from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
 from trl_multiagent.rollout.tree import Node, judge_nodes
 from trl_multiagent.team.adapters import (
     AgentAdapters,
@@ -52,7 +53,6 @@ from trl_multiagent.team.files import (
     save_model,
     saved_sources,
 )
-from trl_multiagent.team.sampler import TeamSampler
 
 
 class AgentTeam(nn.Module):
@@ -384,7 +384,8 @@ class AgentTeam(nn.Module):
         """
         if self.roles != tuple(environment.roles):
             raise ValueError(f"The team has the roles {list(self.roles)}, the environment {list(environment.roles)}.")
-        sampler = TeamSampler(self, use_chat_template, generation_token_budget, history_options, **generation_kwargs)
+        generator = TransformersGenerator(self, sampling_arguments(generation_kwargs), generation_token_budget)
+        sampler = TeamSampler(self, generator, use_chat_template, history_options)
         items = [item] if isinstance(item, str | Mapping) else list(item)
         texts = [isinstance(x, str) for x in items]
         for x in items:

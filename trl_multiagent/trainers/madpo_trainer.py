@@ -1,6 +1,5 @@
 """DPO on the joint answers of a team."""
 
-import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.utils import logging
 from trl import DPOTrainer
-from trl.models import prepare_deepspeed, unwrap_model_for_generation
+from trl.models import prepare_deepspeed
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
@@ -28,10 +27,11 @@ from trl_multiagent.preference_rows import (
 )
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.history import uses_chat_template
+from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.sampler import TeamSampler
 from trl_multiagent.trainers.base.distribution import fail_together, without_repeated
+from trl_multiagent.trainers.base.generation import TrainerGenerator
 from trl_multiagent.trainers.base.reference import check_reference_sync
 from trl_multiagent.trainers.base.rollout_trainer import check_team
 from trl_multiagent.trainers.base.run_settings import describe_run
@@ -156,6 +156,11 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
         self.env_step = 0  # scored joint answers that were trained on, by all processes
         self._prepare_team(team, args)
         self._router_loss_coefs, self._expert_loads = router_loss_coefs(team, args), {}
+        names = {"max_new_tokens": args.max_completion_length, "temperature": args.temperature}
+        self.generator = TrainerGenerator(
+            self, sampling_arguments({**names, "top_p": args.top_p, "top_k": args.top_k})
+        )
+        self.sampler = TeamSampler(team, self.generator, args.use_chat_template)
         train_dataset = self._tokenize_pairs(train_dataset, "train_dataset")
         if isinstance(eval_dataset, dict):
             eval_dataset = {
@@ -246,7 +251,7 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
                     f"`{name}` has the columns {dataset.column_names}, which are no joint preferences. If these are items "
                     "of a task, pass its `environment` to play them."
                 )
-            self._sampler().check_items(dataset, self.environment)
+            self.sampler.check_items(dataset, self.environment)
             return dataset
         return self._tokenize_pairs(dataset, name)
 
@@ -557,32 +562,13 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
         """
         if self.environment is None:
             raise ValueError("To play episodes, pass the task's `environment` when the trainer is created.")
-        return turns_of_episodes(self._play_episodes(list(items), num_episodes))
+        with self.team.evaluating(), temporarily_set(self.generator, synchronized=False):
+            return turns_of_episodes(self._play_episodes(list(items), num_episodes))
 
     def _play_episodes(self, items: list[dict], num_episodes: int = 1) -> list[list[Node]]:
         """Plays sampled episodes of the environment; returns the nodes of every turn."""
-        args, sampler = self.args, self._sampler()
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self.team.evaluating())
-            stack.enter_context(
-                unwrap_model_for_generation(
-                    self.model_wrapped,
-                    self.accelerator,
-                    gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs,
-                )
-            )
-            stack.enter_context(self.accelerator.autocast())
-            return play_episodes(items, self.environment, sampler, num_turns=args.num_turns, num_episodes=num_episodes)
-
-    def _sampler(self) -> TeamSampler:
-        args = self.args
-        return TeamSampler(
-            self.team,
-            args.use_chat_template,
-            max_new_tokens=args.max_completion_length,
-            temperature=args.temperature,
-            top_p=args.top_p,
-            top_k=args.top_k,
+        return play_episodes(
+            items, self.environment, self.sampler, num_turns=self.args.num_turns, num_episodes=num_episodes
         )
 
     # Metrics and checkpoints

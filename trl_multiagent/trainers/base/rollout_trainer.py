@@ -14,35 +14,31 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 from torch.utils.data import DataLoader, Sampler
-from transformers import GenerationConfig, PreTrainedTokenizerBase, TrainerCallback
+from transformers import TrainerCallback
 from transformers.utils import logging
 from trl import GRPOTrainer
-from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_head
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.files import write_text
-from trl_multiagent.models.generation import generate_groups
-from trl_multiagent.models.positions import check_prompts
-from trl_multiagent.models.vllm_generation import check_vllm, make_generations
+from trl_multiagent.models.vllm_generation import check_vllm
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
-from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
+from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.trace import TraceRow, trace_rows
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
 from trl_multiagent.rollout.tree_size import check_tree_size
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.sampler import check_first_prompts
 from trl_multiagent.trainers.base.alarms import Alarms
 from trl_multiagent.trainers.base.batch import AgentTensors, Batch, Row, agent_tensors, collect_rows, forward_inputs
 from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
 from trl_multiagent.trainers.base.completions import log_completion_tables, print_trees
 from trl_multiagent.trainers.base.distribution import (
     check_generation,
-    error_barrier,
     fail_together,
     without_repeated,
 )
+from trl_multiagent.trainers.base.generation import TrainerGenerator, VLLMGenerator
 from trl_multiagent.trainers.base.loss import add_other_log_ratios, policy_loss
 from trl_multiagent.trainers.base.reference import check_reference_sync
 from trl_multiagent.trainers.base.rescue import repeatable
@@ -163,14 +159,15 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOTrainer):
         for model in team.base_models:
             add_fused_lm_head(model, temperature=self.temperature, outputs=("log_probs", "entropy"))
         self._set_up_agents()
-        if args.use_vllm:
-            eos_token_ids = {role: self._agent_attributes[role]["eos_token_ids"] for role in team.roles}
-            self._generations = make_generations(team.policies, eos_token_ids, self.accelerator, args)
+        self.generator = VLLMGenerator(self) if args.use_vllm else self._make_generator()
+        self.sampler = TeamSampler(
+            team, self.generator, args.use_chat_template, args.history_options, self.chat_template_kwargs
+        )
         self._set_up_reference(reference, self.temperature)
         evaluated = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
         for items in (train_dataset, *evaluated):
             if items is not None:
-                self._check_items(items)
+                self.sampler.check_items(items, environment)
 
     def _init_grpo(self, args: RolloutConfig, **kwargs: Any) -> None:
         """Initializes GRPOTrainer without a reference model, vLLM and dropout settings, which it would make for a single model."""
@@ -184,6 +181,13 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOTrainer):
             super().__init__(args=args, **kwargs)
         # GRPOTrainer patched the team's forward to return log-probabilities. The forwards of the agents do that
         del self.team.__dict__["forward"]
+
+    def _make_generator(self) -> TrainerGenerator:
+        args = self.args
+        special = ("pad_token_id", "bos_token_id", "eos_token_id")  # those of the first agent
+        arguments = {name: value for name, value in self.generation_kwargs.items() if name not in special}
+        arguments["disable_compile"] = True
+        return TrainerGenerator(self, arguments, args.generation_token_budget, args.ds3_gather_for_generation)
 
     def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
         """
@@ -226,21 +230,6 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOTrainer):
         return rows
 
     # Overrides of the team mixin
-
-    def _attributes_of_agent(self, role: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        eos_token_ids = self.team.end_tokens(role)
-        generation_kwargs = {
-            **self.generation_kwargs,
-            "pad_token_id": tokenizer.pad_token_id,
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": eos_token_ids,
-        }
-        return {
-            **super()._attributes_of_agent(role, tokenizer),
-            "eos_token_ids": eos_token_ids,
-            "generation_kwargs": generation_kwargs,
-            "generation_config": GenerationConfig(**generation_kwargs, disable_compile=True),
-        }
 
     def _run_settings(self) -> dict[str, Any]:
         return {**super()._run_settings(), **describe_environment(self.environment)}
@@ -291,8 +280,8 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOTrainer):
             `list[list[Turn]]`: The turns of each episode. Episode e of item i is entry `i * num_episodes + e`.
         """
         self._logged = {}
-        with self.team.evaluating():
-            return turns_of_episodes(self._play_episodes(list(items), num_episodes, synchronized=False))
+        with self.team.evaluating(), temporarily_set(self.generator, synchronized=False):
+            return turns_of_episodes(self._play_episodes(list(items), num_episodes))
 
     def _play_trees(self, items: list[dict]) -> list[list[Node]]:
         args = self.args
@@ -311,12 +300,12 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOTrainer):
             with_unvisited=self.team.critics is not None,
         )
 
-    def _play_episodes(self, items: list[dict], num_episodes: int = 1, synchronized: bool = True) -> list[list[Node]]:
-        """Plays episodes that are not trained on. `synchronized`: whether all processes play at the same time."""
+    def _play_episodes(self, items: list[dict], num_episodes: int = 1) -> list[list[Node]]:
+        """Plays episodes that are not trained on."""
         return play_episodes(
             items,
             self.environment,
-            lambda nodes, num_generations: self._sample(nodes, num_generations, synchronized),
+            self._sample,
             lambda nodes: self._score(nodes, evaluation=True),
             num_turns=self.args.num_turns,
             num_episodes=num_episodes,
@@ -327,123 +316,18 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOTrainer):
     def _process_reward(self, reward: float) -> float:
         return reward * self.args.reward_scale + self.args.reward_shift
 
-    def _sample(self, nodes: list[Node], num_generations: int, synchronized: bool = True) -> dict[str, list[Samples]]:
+    def _sample(self, nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
         """Samples the completions of all agents at the nodes of a turn."""
-        return {role: self._sample_agent(role, nodes, num_generations, synchronized) for role in self.team.roles}
-
-    def _sample_agent(self, role: str, nodes: list[Node], num_generations: int, synchronized: bool) -> list[Samples]:
-        with self.agent_scope(role):
-            prompts = self._whole_prompts(role, nodes)
-            self._check_lengths(role, prompts)
-            if synchronized:
-                # ZeRO-3 gathers the weights next, and a process that has failed cannot take part in that
-                error_barrier(self.accelerator)
-            with self._timed("generate"):
-                groups, logps = self._generate_groups(role, [prompt.ids for prompt in prompts], num_generations)
-                return [
-                    Samples(
-                        prompt.ids,
-                        group,
-                        self.processing_class.batch_decode(group, skip_special_tokens=True),
-                        group_logps,
-                        prompt.prompt,
-                        prompt.dropped_turns,
-                    )
-                    for prompt, group, group_logps in zip(prompts, groups, logps, strict=True)
-                ]
-
-    def _generate_groups(self, role: str, prompt_ids: list[list[int]], num_generations: int) -> tuple[list, list]:
-        """
-        Samples completions of the active agent. Returns their token ids for each prompt, and their log-probabilities,
-        which are `None` unless vLLM sampled them.
-        """
-        if self.args.use_vllm:
-            step = 0 if role in self.team.frozen else self.state.global_step  # a frozen agent's weights are sent once
-            return self._generations[role].sample(role, prompt_ids, num_generations, step)
-        with (
-            self.team.evaluating(),
-            unwrap_model_for_generation(
-                self.model_wrapped,
-                self.accelerator,
-                gather_deepspeed3_params=self.args.ds3_gather_for_generation,
-                generation_kwargs=self.generation_kwargs,
-                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
-            ),
-            self.accelerator.autocast(),
-        ):
-            groups = generate_groups(
-                self.team.active_agent,
-                prompt_ids,
-                num_generations,
-                self.generation_config,
-                self.args.generation_token_budget,
-            )
-        return groups, [None] * len(groups)
-
-    def _tokenize_nodes(self, role: str, nodes: list[Node]) -> list[list[int]]:
-        """The token ids of one agent's prompt at each node."""
-        return [prompt.ids for prompt in self._whole_prompts(role, nodes)]
-
-    def _whole_prompts(self, role: str, nodes: list[Node]) -> list[WholePrompt]:
-        """Makes one agent's prompt at each node, with what it sees of its past prompts and responses."""
-        prompts = tokenize_nodes(
-            role,
-            nodes,
-            self.processing_class,
-            end_tokens=self.eos_token_ids,
-            as_chat=uses_chat_template(self.processing_class, self.args.use_chat_template),
-            options=self.args.history_options,
-            tokenize=lambda prompts: self._tokenize_prompts(prompts)[0],
-            render=self._render_chat,
-        )
-        if not all(prompt.ids for prompt in prompts):
-            raise ValueError(
-                f"A prompt of agent {role!r} has no tokens: the environment must return prompts that have some."
-            )
-        return prompts
-
-    def _check_lengths(self, role: str, prompts: list[WholePrompt]) -> None:
-        """Refuses prompts that are too long for the agent's model."""
-        lengths = [len(prompt.ids) for prompt in prompts]
-        check_prompts(
-            role, self.team.active_agent, [x.prompt for x in prompts], lengths, self.args.max_completion_length
-        )
-
-    def _check_items(self, items: Dataset) -> None:
-        """
-        Checks that the first prompts of some items are not too long for the models of the agents. Only models with learned positions
-        have such a limit; without any, nothing is done.
-
-        Raises:
-            TooLongError: a prompt and its completion may have more tokens than the model has positions.
-        """
-
-        def check(role: str, nodes: list[Node]) -> None:
-            with self.agent_scope(role):
-                self._check_lengths(role, self._whole_prompts(role, nodes))
-
-        check_first_prompts(items, self.environment, self.team.agents, check)
-
-    def _render_chat(self, messages: list[dict[str, str]]) -> str:
-        """The text that `_tokenize_prompts` tokenizes."""
-        return self.processing_class.apply_chat_template(
-            messages,
-            chat_template=self.chat_template,
-            add_generation_prompt=True,
-            tokenize=False,
-            **self.chat_template_kwargs,
-        )
-
-    @property
-    def _chat_roles(self) -> frozenset[str]:
-        setting = self.args.use_chat_template
-        return frozenset(role for role, x in self.team.tokenizers.items() if uses_chat_template(x, setting))
+        with self._timed("generate"):
+            return self.sampler(nodes, num_generations)
 
     def _score(self, nodes: list[Node], evaluation: bool = False) -> list[list[Outcome]]:
         """Scores all joint actions of a turn."""
         with self._timed("reward"):
             try:
-                return judge_nodes(self.environment, nodes, evaluation, self._chat_roles, self.state, self._logged)
+                return judge_nodes(
+                    self.environment, nodes, evaluation, self.sampler.chat_roles, self.state, self._logged
+                )
             except TaskError as error:
                 if error.position is None:
                     raise
@@ -607,9 +491,8 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOTrainer):
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
-        if self.args.use_vllm:
-            for generation in self._generations.values():
-                generation.loaded_steps.clear()
+        if isinstance(self.generator, VLLMGenerator):
+            self.generator.forget_weights()
 
     # Evaluation: samples episodes and computes no loss
 
