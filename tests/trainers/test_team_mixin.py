@@ -54,7 +54,7 @@ class TeamDPOTrainer(TeamTrainerMixin, DPOTrainer):
         outputs = model(team_inputs={role: forward_inputs(inputs[role]) for role in inputs})
         loss = 0.0
         for role in inputs:
-            with self.agent_scope(role), self.ref_model.activate(role):
+            with self.agent_metrics(role), self.ref_model.activate(role):
                 loss = loss + self._compute_loss(lambda role=role, **_: outputs[role], inputs[role], False)
         return loss
 

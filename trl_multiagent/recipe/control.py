@@ -26,7 +26,7 @@ from trl_multiagent.recipe.algorithms import ALGORITHMS, RUN_RECIPE, SECTION_CLA
 from trl_multiagent.recipe.fields import read_fields
 from trl_multiagent.recipe.run import parse_recipe, train
 from trl_multiagent.recipe.settings import ConfigError, read_yaml
-from trl_multiagent.trainers.base.rollout_trainer import COST_FILE
+from trl_multiagent.trainers.base.log import COST_FILE
 
 
 if TYPE_CHECKING:

@@ -32,10 +32,10 @@ from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.distribution import fail_together, without_repeated
 from trl_multiagent.trainers.base.generation import TrainerGenerator
+from trl_multiagent.trainers.base.log import add_task_metrics
 from trl_multiagent.trainers.base.reference import check_reference_sync
 from trl_multiagent.trainers.base.rollout_trainer import check_team
 from trl_multiagent.trainers.base.run_settings import describe_run
-from trl_multiagent.trainers.base.task_metrics import TaskMetricsMixin
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_mixin import TeamTrainerMixin, router_loss_coefs
 from trl_multiagent.trainers.madpo_config import MADPOConfig
@@ -49,7 +49,7 @@ LARGEST_FALL = 0.5  # of the chosen answers' log-probability per token, in nats,
 AgentBatch = dict[str, torch.Tensor]  # what `DataCollatorForPreference` makes of the rows of one agent
 
 
-class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
+class MADPOTrainer(TeamTrainerMixin, DPOTrainer):
     """
     Trainer for Multi-Agent Direct Preference Optimization (MADPO): DPO, introduced in [Direct Preference Optimization:
     Your Language Model is Secretly a Reward Model](https://huggingface.co/papers/2305.18290), on joint answers.
@@ -208,14 +208,6 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
         self.loss_types, self.loss_weights = [name for name, _ in joint], [weight for _, weight in joint]
 
     # Overrides of the team mixin
-
-    def _attributes_of_agent(self, role: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        return {
-            **super()._attributes_of_agent(role, tokenizer),
-            "loss_types": [name for name, _ in self._agent_losses],
-            "loss_weights": [weight for _, weight in self._agent_losses],
-            "_total_train_tokens": 0,  # so that the tokens are counted once, with the joint answers
-        }
 
     def _run_settings(self) -> dict[str, Any]:
         texts = self.train_dataset.remove_columns([f"{role}/{name}" for role in self.team.roles for name in TOKENS])
@@ -502,7 +494,13 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
     ) -> torch.Tensor:
         """Computes the terms of the loss that are an agent's own, and the agent's metrics."""
         batch = {**batch, "ref_chosen_logps": reference[0], "ref_rejected_logps": reference[1]}
-        with self.agent_scope(role):
+        loss_types, loss_weights = (
+            [name for name, _ in self._agent_losses],
+            [weight for _, weight in self._agent_losses],
+        )
+        # The tokens are counted once, with the joint answers
+        own = {"loss_types": loss_types, "loss_weights": loss_weights, "_total_train_tokens": 0}
+        with self.agent_metrics(role), temporarily_set(self, **own):
             loss = self._compute_loss(lambda **_: outputs, batch, False)
             for metrics in self._metrics.values():
                 metrics.pop("num_tokens", None)
@@ -542,7 +540,7 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
         """Plays an episode per item of the environment, and adds its metrics to those that are logged next."""
         with fail_together(self.accelerator):
             levels = self._play_episodes(items)
-        self._add_task_metrics("eval", levels)
+        add_task_metrics(self, "eval", levels)
 
     def collaborate(self, items: Sequence[dict], num_episodes: int = 1) -> list[list[Turn]]:
         """

@@ -32,7 +32,7 @@ from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_k
 from trl_multiagent.trainers.base.actor_critic_config import VALUE_LOSS_COEF, ActorCriticConfig
 from trl_multiagent.trainers.base.batch import PADDING_LENGTH, AgentTensors, Batch, CriticTensors
 from trl_multiagent.trainers.base.distribution import fail_together
-from trl_multiagent.trainers.base.rollout_metrics import StepTotals, Total
+from trl_multiagent.trainers.base.rollout_metrics import Total
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
 
@@ -374,16 +374,16 @@ class ActorCriticTrainer(RolloutTrainer):
             values = shift + factor * outputs[key]
             errors = value_errors(values, tensors.targets, tensors.old_values, self.args.value_clip_range)
             loss = (errors * tensors.target_mask).sum() / self._num_joint_actions
-            self._totals.losses[key] += loss.detach()
+            self.observer.totals.losses[key] += loss.detach()
             # A sum over processes, but gradients are averaged over processes
             losses[key] = self.args.value_loss_coef * loss * self.accelerator.num_processes
         return losses
 
-    def _log_step(self, step: StepTotals) -> None:
-        super()._log_step(step)
+    def _end_step(self) -> None:
         for name in self.critics.names:
-            loss = self.accelerator.reduce(step.losses[critic_key(name)], "sum").item()
+            loss = self.accelerator.reduce(self.observer.totals.losses[critic_key(name)], "sum").item()
             self._metrics["train"][f"{critic_key(name)}/value_loss"].append(loss)
+        super()._end_step()
 
 
 def value_errors(

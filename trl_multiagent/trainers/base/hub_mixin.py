@@ -13,7 +13,14 @@ from transformers.utils import logging
 from trl.trainer.utils import get_comet_experiment_url, get_trackio_space_url
 
 from trl_multiagent.file_names import CARD_FILE, RECIPE_FILE, TEAM_FILE
-from trl_multiagent.hub.model_card import CURVE_FILE, TrainingSummary, draw_reward_curve, reward_series, team_card
+from trl_multiagent.hub.model_card import (
+    CURVE_FILE,
+    TrainingSummary,
+    draw_reward_curve,
+    environment_name,
+    reward_series,
+    team_card,
+)
 from trl_multiagent.hub.push import (
     access_error_with_advice,
     check_write_access,
@@ -39,6 +46,7 @@ class TeamHubMixin(Base):
     """Makes `push_to_hub` and every `hub_strategy` push a team. Part of [`TeamTrainerMixin`]."""
 
     team: AgentTeam
+    environment: Any
     processing_class: Any
     _card_settings: list[str] = []  # training arguments to show in the model card
     _pushing = False
@@ -135,8 +143,8 @@ class TeamHubMixin(Base):
         return {"optimizer steps": self.state.global_step}
 
     def _card_environment(self) -> str | None:
-        """Returns the name of the training environment for the model card, or `None` if there is none."""
-        return None
+        """Returns the name of the environment for the model card, or `None` if there is none."""
+        return None if self.environment is None else environment_name(self.environment)
 
     @property
     def _hub_name(self) -> str:

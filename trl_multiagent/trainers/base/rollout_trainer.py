@@ -4,14 +4,11 @@ The base of all trainers that learn from rollout trees: it samples and scores th
 An algorithm implements two methods, [`RolloutTrainer.advantages`] and [`RolloutTrainer.agent_loss`].
 """
 
-import contextlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from datasets import Dataset
 from torch.utils.data import DataLoader, Sampler
 from transformers import TrainerCallback
@@ -21,44 +18,35 @@ from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_h
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.files import write_text
 from trl_multiagent.models.vllm_generation import check_vllm
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.sampler import TeamSampler
-from trl_multiagent.rollout.trace import TraceRow, trace_rows
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
 from trl_multiagent.rollout.tree_size import check_tree_size
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.alarms import Alarms
 from trl_multiagent.trainers.base.batch import AgentTensors, Batch, Row, agent_tensors, collect_rows, forward_inputs
 from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
-from trl_multiagent.trainers.base.completions import log_completion_tables, print_trees
 from trl_multiagent.trainers.base.distribution import (
     check_generation,
     fail_together,
     without_repeated,
 )
 from trl_multiagent.trainers.base.generation import TrainerGenerator, VLLMGenerator
+from trl_multiagent.trainers.base.log import Observer
 from trl_multiagent.trainers.base.loss import add_other_log_ratios, policy_loss
 from trl_multiagent.trainers.base.reference import check_reference_sync
 from trl_multiagent.trainers.base.rescue import repeatable
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
-from trl_multiagent.trainers.base.rollout_metrics import StepTotals
 from trl_multiagent.trainers.base.run_settings import describe_environment
-from trl_multiagent.trainers.base.task_metrics import TaskMetricsMixin
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_mixin import TeamTrainerMixin, router_loss_coefs
-from trl_multiagent.trainers.base.trace_files import TraceFiles, remove_after
 
 
 logger = logging.get_logger(__name__)
 
-COST_FILE = "training_cost.json"  # in the output folder
-# Steps without a signal after which a line says so
-STEPS_WITHOUT_SIGNAL = 10
 
-
-class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOTrainer):
+class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     """
     Base class of the trainers that learn from rollout trees. Each optimizer step samples one batch of trees with the
     current team and uses it once, or for `num_iterations` optimizer steps.
@@ -125,18 +113,9 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOTrainer):
         self.env_step = 0  # joint actions scored in training, by all processes
         self.generated_tokens = 0  # of all agents in training, in all processes
         self._levels: list[list[Node]] = []  # the nodes of the last batch, kept for failure reports
-        self._totals = StepTotals()
-        self._logged: dict[str, list[float]] = {}  # by the reward functions, on the current batch
-        self._shown_rows: list[TraceRow] = []  # of the latest batch of all processes, if completions are logged
-        self._steps_without_signal = 0
-        self._warned_about_signal = False
-        self._trace: TraceFiles | None = None
-        if args.trace_steps is not None:
-            folder = Path(args.output_dir) / "trace"
-            self._trace = TraceFiles(
-                folder, args.process_index, args.trace_steps, args.trace_format, args.trace_max_files
-            )
         self._prepare_team(team, args)
+        self.args = args
+        self.observer = Observer(self)
         self._router_loss_coefs = router_loss_coefs(team, args)
         if self._router_loss_coefs and args.num_iterations > 1:
             raise ValueError(
@@ -220,9 +199,9 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOTrainer):
     def policy_loss(self, role: str, outputs: FusedCausalLMOutput, rows: AgentTensors) -> torch.Tensor:
         """Computes the loss of [`~trainers.base.loss.policy_loss`], with the arguments of `agent_loss`, and logs its metrics."""
         loss, sums = policy_loss(outputs.log_probs, outputs.entropy, rows, self.args)
-        self._totals.tokens[role] += rows.completion_mask.sum()
+        self.observer.totals.tokens[role] += rows.completion_mask.sum()
         for name, value in sums.items():
-            self._totals.token_sums[role, name] += value
+            self.observer.totals.token_sums[role, name] += value
         return loss
 
     def rows_to_train(self, rows: list[Row]) -> list[Row]:
@@ -279,7 +258,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOTrainer):
         Returns:
             `list[list[Turn]]`: The turns of each episode. Episode e of item i is entry `i * num_episodes + e`.
         """
-        self._logged = {}
+        self.observer.reported = {}
         with self.team.evaluating(), temporarily_set(self.generator, synchronized=False):
             return turns_of_episodes(self._play_episodes(list(items), num_episodes))
 
@@ -318,25 +297,21 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOTrainer):
 
     def _sample(self, nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
         """Samples the completions of all agents at the nodes of a turn."""
-        with self._timed("generate"):
+        with self.observer.timed("generate"):
             return self.sampler(nodes, num_generations)
 
     def _score(self, nodes: list[Node], evaluation: bool = False) -> list[list[Outcome]]:
         """Scores all joint actions of a turn."""
-        with self._timed("reward"):
+        with self.observer.timed("reward"):
             try:
                 return judge_nodes(
-                    self.environment, nodes, evaluation, self.sampler.chat_roles, self.state, self._logged
+                    self.environment, nodes, evaluation, self.sampler.chat_roles, self.state, self.observer.reported
                 )
             except TaskError as error:
                 if error.position is None:
                     raise
                 records = joint_action_records(nodes, with_rewards=False)
                 self._abort_with_report(str(error), joint_actions=[records[error.position]])
-
-    def _timed(self, phase: str) -> contextlib.AbstractContextManager[None]:
-        # Evaluations are not timed, because they belong to no optimizer step
-        return self._totals.timed(phase) if self.model.training else contextlib.nullcontext()
 
     # The batch
 
@@ -350,14 +325,14 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOTrainer):
         return self._buffered_inputs[self._step % micro_batches]
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> Batch:
-        self._logged = {}
+        self.observer.reported = {}
         with fail_together(self.accelerator), repeatable():
             self._levels = self._play_trees(inputs)
-        self._log_rollout("train", self._levels)
+        self.observer.rollout("train", self._levels)
         self._judge(self._levels)
         with fail_together(self.accelerator):
             advantages = self.advantages(self._levels)
-        self._record(self._levels, advantages)
+        self.observer.completions(self._levels, advantages)
         return self._make_batch(self._levels, advantages)
 
     def _judge(self, levels: list[list[Node]]) -> None:
@@ -380,7 +355,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOTrainer):
         sizes = self.accelerator.gather(torch.tensor([[len(rows), len(all_rows), signals, *tokens]], device=device))
         most_rows = sizes[:, 0].max().item()
         _, num_tree_rows, signals, *tokens = sizes.sum(dim=0).tolist()
-        self._watch_signal(signals)
+        self.observer.signal(signals)
         micro_batches, processes = args.gradient_accumulation_steps, self.accelerator.num_processes
         num_rows = micro_batches * max(1, -(-most_rows // micro_batches))
 
@@ -449,11 +424,11 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOTrainer):
             losses[role] = self.agent_loss(role, outputs[role], rows[role])
             if role in self._router_loss_coefs:
                 router_loss = self._router_loss(role, outputs[role].aux_loss)
-                self._totals.router_losses[role] += router_loss.detach()
+                self.observer.totals.router_losses[role] += router_loss.detach()
                 # This loss is a sum over processes, but gradients are averaged over processes
                 factor = self._router_loss_coefs[role] * self.accelerator.num_processes
                 losses[role] = losses[role] + factor * router_loss
-            self._totals.losses[role] += losses[role].detach()
+            self.observer.totals.losses[role] += losses[role].detach()
         losses |= self._critic_losses(outputs, inputs)
         with fail_together(
             self.accelerator
@@ -476,18 +451,19 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOTrainer):
     def training_step(
         self, model: torch.nn.Module, inputs: list[dict], num_items_in_batch: torch.Tensor | None = None
     ) -> torch.Tensor:
-        seconds = self._totals.seconds
+        seconds = self.observer.totals.seconds
         rollout_before = seconds["generate"] + seconds["reward"]
-        with self._totals.timed("step"):
+        with self.observer.totals.timed("step"):
             loss = super().training_step(model, inputs, num_items_in_batch)
         rollout = seconds["generate"] + seconds["reward"] - rollout_before
         seconds["update"] += seconds.pop("step") - rollout
         if self.accelerator.sync_gradients:
-            self._log_step(self._totals)
-            self._totals = StepTotals()
-            if self._trace is not None:
-                self._trace.end_step(self.state.global_step + 1)
+            self._end_step()
         return loss
+
+    def _end_step(self) -> None:
+        """Called after the last micro-batch of an optimizer step, for metrics."""
+        self.observer.end_step()
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
@@ -503,31 +479,30 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[None, None, None]:
-        self._logged = {}
+        self.observer.reported = {}
         with fail_together(self.accelerator):
             items = without_repeated(self.accelerator, inputs, self.num_generations_eval)
             levels = self._play_episodes(items)
-        self._log_rollout("eval", levels)
-        self._record(levels)
+        self.observer.rollout("eval", levels)
+        self.observer.completions(levels)
         return None, None, None
 
     # Checkpoints: metrics and completions that were not logged yet, and the state of the environment
 
     def _process_state(self) -> dict[str, Any]:
         counts = {"env_step": self.env_step, "generated_tokens": self.generated_tokens}
-        return {**super()._process_state(), **counts, "shown_rows": self._shown_rows}
+        return {**super()._process_state(), **counts, "shown_rows": self.observer.shown_rows}
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
         self.env_step = state["env_step"]
         # Checkpoints of earlier releases lack the following ones
         self.generated_tokens = state.get("generated_tokens", 0)
-        self._shown_rows = state.get("shown_rows", [])
+        self.observer.shown_rows = state.get("shown_rows", [])
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        if self._trace is not None:
-            self._trace.flush()  # a run that resumes here does not sample these rows again
+        self.observer.flush()  # a run that resumes here does not sample these rows again
         environment = self.environment.state_dict()
         if environment:
             torch.save(environment, Path(output_dir) / ENVIRONMENT_FILE.format(self.args.process_index))
@@ -538,89 +513,18 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOTrainer):
     def _begin_training(self) -> None:
         super()._begin_training()
         self._step = self.state.global_step * self.args.gradient_accumulation_steps
-        if self._trace is not None and self.args.should_save:
-            removed = remove_after(self._trace.folder, self.state.global_step)
-            if removed:
-                logger.warning(
-                    f"{removed} files of the trace in {self._trace.folder} had steps of an earlier run that this run "
-                    f"repeats, after step {self.state.global_step}. They were deleted."
-                )
+        self.observer.begin()
         if self._resumed is not None:
             environment = self._resumed / ENVIRONMENT_FILE.format(self.args.process_index)
             if environment.is_file():
                 self.environment.load_state_dict(torch.load(environment, weights_only=True))
 
-    # Metrics
-
-    def _log_step(self, step: StepTotals) -> None:
-        """Adds the metrics of one optimizer step of all processes to those that are logged next."""
-        metrics = self._metrics["train"]
-        for phase in ("generate", "reward", "update"):
-            metrics[f"time/{phase}"].append(step.seconds[phase])
-        roles = self.team.trained_roles
-        losses = self.accelerator.reduce(torch.stack([step.losses[role] for role in roles]), "mean")
-        for role, value in zip(roles, losses, strict=True):
-            metrics[f"agents/{role}/loss"].append(value.item())
-        for (role, name), total in step.token_sums.items():
-            total, tokens = self.accelerator.reduce(torch.stack([total, step.tokens[role].float()]), "sum")
-            metrics[f"agents/{role}/{name}"].append((total / tokens.clamp(min=1.0)).item())
-        for role, value in step.router_losses.items():
-            metrics[f"agents/{role}/aux_loss"].append(self.accelerator.reduce(value, "sum").item())
-
-    def _log_rollout(self, mode: str, levels: list[list[Node]]) -> None:
-        """Adds the metrics of one batch of trees of all processes to those that are logged next."""
-        totals, metrics = self._add_task_metrics(mode, levels, self._logged), self._metrics[mode]
-        if mode == "train":
-            self.state.num_input_tokens_seen += totals.num_tokens
-            self.env_step += totals.totals["reward"].count
-            self.generated_tokens += totals.generated_tokens
-            metrics["env_step"] = [self.env_step]
-        metrics["num_tokens"] = [self.state.num_input_tokens_seen]
-
-    def _watch_signal(self, signals: int) -> None:
-        """Says once if nothing was learned for several steps. `signals`: rows of the batch with an advantage."""
-        self._steps_without_signal = 0 if signals else self._steps_without_signal + 1
-        if self._steps_without_signal == STEPS_WITHOUT_SIGNAL and not self._warned_about_signal:
-            self._warned_about_signal = True
-            if self.accelerator.is_main_process:
-                logger.warning(
-                    f"In the last {STEPS_WITHOUT_SIGNAL} steps, all advantages were zero: the joint actions of every node "
-                    "had equal returns, so the agents learned nothing. Check the reward, or raise `num_generations` or "
-                    "`temperature`."
-                )
-
-    # Completions: the trace, the terminal, and the tables of trackers, which all show the same rows
-
-    def _record(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]] | None = None) -> None:
-        """Adds the joint actions of a batch to the trace and to the completions that are logged next."""
-        if self._trace is None and not self.log_completions:
-            return
-        training = advantages is not None
-        rows = trace_rows(
-            levels,
-            advantages,
-            step=self.state.global_step + training,
-            split="train" if training else self._eval_prefix,
-            process=self.accelerator.process_index,
-        )
-        if self._trace is not None:
-            self._trace.add(rows)
-        if self.log_completions:
-            self._shown_rows = gather_object(rows)
+    # Logs
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        logs_completions, self.log_completions = (
-            self.log_completions,
-            False,
-        )  # GRPOTrainer's table has no columns for agents
-        try:
+        with temporarily_set(self, log_completions=False):  # GRPOTrainer's table has no columns for agents
             super().log(logs, start_time)
-        finally:
-            self.log_completions = logs_completions
-        if self._shown_rows and self.accelerator.is_main_process:
-            print_trees(self._shown_rows, self.num_completions_to_print)
-            log_completion_tables(self._shown_rows, self.args, self.log_unique_prompts)
-        self._shown_rows = []
+        self.observer.show_completions()
 
     def evaluate(
         self,
@@ -629,28 +533,16 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOTrainer):
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        if self._trace is not None and not self.is_in_train:
-            self._trace.flush()
+        if not self.is_in_train:
+            self.observer.flush()
         return metrics
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        if self._trace is not None:
-            self._trace.flush()
+        self.observer.flush()
         output = super()._finalize_training(*args, **kwargs)
         if self.args.should_save:
-            self._write_cost()
+            self.observer.write_cost()
         return output
-
-    def _write_cost(self) -> None:
-        """Writes what the training cost, so that another one can be compared with it at the same cost."""
-        cost = {
-            "env_steps": self.env_step,
-            "generated_tokens": self.generated_tokens,
-            "optimizer_steps": self.state.global_step,
-        }
-        folder = Path(self.args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / COST_FILE, json.dumps(cost, indent=2) + "\n")
 
 
 def check_team(team: AgentTeam, environment: Environment, num_agents: int | None) -> None:

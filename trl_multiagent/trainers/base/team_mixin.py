@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 import torch
 from accelerate.utils import DistributedType, set_seed
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import PredictionOutput
 from transformers.utils import logging
 
@@ -25,6 +24,7 @@ from trl_multiagent.trainers.base.distribution import check_distribution
 from trl_multiagent.trainers.base.hub_mixin import TeamHubMixin
 from trl_multiagent.trainers.base.reference import ReferenceMixin
 from trl_multiagent.trainers.base.rescue import WriteError, save_team, write_problem
+from trl_multiagent.trainers.base.rollout_metrics import RolloutTotals
 from trl_multiagent.trainers.base.router import RouterLossMixin
 from trl_multiagent.trainers.base.team_config import TeamConfig, temporarily_set
 from trl_multiagent.trainers.base.wrapping import WrappingMixin
@@ -38,21 +38,22 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMi
     Makes a TRL trainer of causal language models, such as `GRPOTrainer` or `DPOTrainer`, train an [`AgentTeam`].
 
     The mixin precedes the TRL trainer in the bases, and [`TeamConfig`] precedes the TRL configuration in the bases of
-    the configuration class. The inherited methods expect one model and one tokenizer. Within
-    [`~TeamTrainerMixin.agent_scope`] they act on one agent, and their metrics are logged as `agents/<role>/...`.
+    the configuration class. The inherited methods expect one model. Within [`~TeamTrainerMixin.agent_metrics`], what they
+    log about one agent's outputs gets the name `agents/<role>/...`.
 
     A subclass calls `_prepare_team` before it initializes the TRL trainer, and `_set_up_agents` after that. In between, it
     undoes what the TRL trainer did to the forward of the team as if that were a single model: most of them patch it with
     `add_fused_lm_head`, which belongs on each of `team.base_models` (tests/trainers/test_team_mixin.py has an example).
     A subclass can override
 
-    - `_attributes_of_agent`: the trainer's attributes that differ between agents;
     - `_run_settings` and `_reference`: the settings that a checkpoint must match, and the reference model that it
       saves;
     - `_card_facts`, `_card_environment` and `_card_settings`: the contents of the model card.
     """
 
     team: AgentTeam
+    environment: Any = None  # the `Environment` that an evaluation plays
+    _evaluated: list[RolloutTotals]  # the batches of the evaluation that is running
     _metrics: dict[str, defaultdict[str, list[float]]]
     _trains_critics = False
     _eval_prefix = "eval"  # of the evaluation that is running
@@ -85,16 +86,9 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMi
                 args.gradient_checkpointing_kwargs = {**kwargs, "use_reentrant": True}
 
     def _set_up_agents(self) -> None:
-        """Collects the attributes that `agent_scope` swaps. Called after the TRL trainer is initialized."""
+        """Checks the accelerator. Called after the TRL trainer is initialized."""
         check_distribution(self.accelerator)
         self.add_callback(CheckpointCallback(self))
-        self._agent_attributes = {
-            role: self._attributes_of_agent(role, tokenizer) for role, tokenizer in self.team.tokenizers.items()
-        }
-
-    def _attributes_of_agent(self, role: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        """Returns the trainer's attributes that differ between agents, with one agent's values."""
-        return {"processing_class": tokenizer, "_tokenizer": tokenizer}
 
     def _begin_training(self) -> None:
         # Random numbers drawn after the trainer was created, for example by loading another team or by an evaluation,
@@ -126,6 +120,7 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMi
     def _without_traces(self) -> Iterator[None]:
         """Restores the metrics and the team's mode after an evaluation, even if it fails."""
         training = self.team.training
+        self._evaluated = []
         try:
             yield
         finally:
@@ -142,24 +137,16 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMi
         super().log(logs, start_time)
 
     @contextlib.contextmanager
-    def agent_scope(self, role: str) -> Iterator[None]:
-        """Makes the inherited single-model methods act on one agent within the block."""
-        attributes = self._agent_attributes[role]
-        saved = {name: getattr(self, name) for name in attributes}
-        metrics = self._metrics
-        self._metrics = {mode: defaultdict(list) for mode in metrics}
-        for name, value in attributes.items():
-            setattr(self, name, value)
+    def agent_metrics(self, role: str) -> Iterator[None]:
+        """Logs what inherited methods compute within the block as the metrics of one agent, `agents/<role>/...`."""
+        metrics, self._metrics = self._metrics, {mode: defaultdict(list) for mode in self._metrics}
         try:
-            with self.team.activate(role):
-                yield
+            yield
         finally:
-            for name, value in saved.items():
-                setattr(self, name, value)
-            for mode, values in self._metrics.items():
+            own, self._metrics = self._metrics, metrics
+            for mode, values in own.items():
                 for name, entries in values.items():
                     metrics[mode][f"agents/{role}/{name}"].extend(entries)
-            self._metrics = metrics
 
     # Optimizer
 
