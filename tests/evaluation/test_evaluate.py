@@ -376,7 +376,7 @@ def test_an_answer_in_the_prompt_of_another_agent_ends_no_turn(monkeypatch):
     team = tiny_team(chat_template="{% for m in messages %}{{ m.content }}<eos>{% endfor %}")
     sampler = PipelineSampler(LetterEnvironment(team.roles), team, None)
     answer = Samples([], [[1]], ["raise ValueError('<eos>')"])
-    monkeypatch.setattr(sampler, "sample", lambda roles, nodes, number: dict.fromkeys(roles, [answer]))
+    monkeypatch.setattr(sampler, "sample", lambda roles, nodes, number: {role: [answer] for role in roles})
     node = Node({}, (), dict.fromkeys(team.roles, "P"))
     sampler([node], 1)
     assert node.prompts["main"] == "The answer of aux:\n\nraise ValueError('< eos>')\n\nP"
