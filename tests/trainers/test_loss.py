@@ -91,7 +91,7 @@ def test_the_loss_equals_that_of_trl(tmp_path, loss_type, level, case):
     expected, metrics = loss_of_trl(logps, entropy, rows, args, correction)
     (expected_gradient,) = torch.autograd.grad(expected, logps)
     assert torch.allclose(loss, expected, rtol=1e-6) and torch.allclose(gradient, expected_gradient, atol=1e-7)
-    assert gradient.abs().sum() > 0.01 and (gradient * (1 - rows.completion_mask) == 0).all()
+    assert gradient.any() and (gradient * (1 - rows.completion_mask) == 0).all()
     names = ["entropy", "kl"] if args.beta else ["entropy"]
     names += [name for name in sums if name.startswith("clip") and level == "token"]
     for name in names:

@@ -17,6 +17,7 @@ from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 from trl_multiagent.environments.base import Environment, Turn
 from trl_multiagent.models.positions import TooLongError, learned_positions, padded
+from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.preference_rows import (
     CHOSEN_REWARD,
     check_preferences,
@@ -33,11 +34,10 @@ from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.distribution import fail_together, without_repeated
 from trl_multiagent.trainers.base.generation import TrainerGenerator
 from trl_multiagent.trainers.base.log import add_task_metrics
-from trl_multiagent.trainers.base.reference import check_reference_sync
 from trl_multiagent.trainers.base.rollout_trainer import check_team
 from trl_multiagent.trainers.base.run_settings import describe_run
 from trl_multiagent.trainers.base.team_config import temporarily_set
-from trl_multiagent.trainers.base.team_mixin import TeamTrainerMixin, router_loss_coefs
+from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, check_reference_sync, router_loss_coefs
 from trl_multiagent.trainers.madpo_config import MADPOConfig
 
 
@@ -212,9 +212,6 @@ class MADPOTrainer(TeamTrainerMixin, DPOTrainer):
     def _run_settings(self) -> dict[str, Any]:
         texts = self.train_dataset.remove_columns([f"{role}/{name}" for role in self.team.roles for name in TOKENS])
         return describe_run(self._name, self.team.roles, self.team, texts, self.args)
-
-    def _reference(self) -> torch.nn.Module | None:
-        return self.ref_model
 
     def _card_facts(self) -> dict[str, Any]:
         facts = {**super()._card_facts(), "preference pairs": len(self.train_dataset)}
@@ -432,8 +429,10 @@ class MADPOTrainer(TeamTrainerMixin, DPOTrainer):
         """Builds the arguments of an agent's forward that returns the log-probabilities of its answers."""
         labels = batch["input_ids"].masked_fill(batch["completion_mask"] == 0, -100)
         inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": labels}
-        token_weights = batch["attention_mask"].float() if with_router_loss else None
-        return {**inputs, **self._router_inputs(role, token_weights), "fused_lm_head": True}
+        inputs |= without_router_logits(self.team.agents[role])
+        if with_router_loss and role in self._router_loss_coefs:
+            inputs["router_weights"] = batch["attention_mask"].float()
+        return {**inputs, "fused_lm_head": True}
 
     def compute_loss(
         self,

@@ -14,7 +14,7 @@ from trl_multiagent.trainers.base.distribution import error_barrier
 
 if TYPE_CHECKING:
     from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
-    from trl_multiagent.trainers.base.team_mixin import TeamTrainerMixin
+    from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin
 
 
 class TrainerGenerator(TransformersGenerator):

@@ -27,7 +27,7 @@ from trl_multiagent.trainers.base.trace_files import TraceFiles, remove_after
 
 if TYPE_CHECKING:
     from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
-    from trl_multiagent.trainers.base.team_mixin import TeamTrainerMixin
+    from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin
 
 
 logger = logging.get_logger(__name__)

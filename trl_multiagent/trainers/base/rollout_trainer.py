@@ -35,12 +35,11 @@ from trl_multiagent.trainers.base.distribution import (
 from trl_multiagent.trainers.base.generation import TrainerGenerator, VLLMGenerator
 from trl_multiagent.trainers.base.log import Observer
 from trl_multiagent.trainers.base.loss import add_other_log_ratios, policy_loss
-from trl_multiagent.trainers.base.reference import check_reference_sync
 from trl_multiagent.trainers.base.rescue import repeatable
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.run_settings import describe_environment
 from trl_multiagent.trainers.base.team_config import temporarily_set
-from trl_multiagent.trainers.base.team_mixin import TeamTrainerMixin, router_loss_coefs
+from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, check_reference_sync, router_loss_coefs
 
 
 logger = logging.get_logger(__name__)
@@ -215,9 +214,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     def _card_facts(self) -> dict[str, Any]:
         return {**super()._card_facts(), "env steps": self.env_step}
-
-    def _reference(self) -> torch.nn.Module | None:
-        return self.ref_model
 
     # Data: a batch has `items_per_device` items, each the root of one tree
 

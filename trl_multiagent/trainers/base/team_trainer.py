@@ -1,12 +1,10 @@
-"""
-The mixin of all team trainers: it applies single-model methods to one agent at a time, and saves and loads the team.
-"""
+"""Makes a trainer of TRL train a team."""
 
 import contextlib
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,17 +13,18 @@ from accelerate.utils import DistributedType, set_seed
 from datasets import Dataset
 from transformers.trainer_utils import PredictionOutput
 from transformers.utils import logging
+from trl.models import prepare_deepspeed
+from trl.trainer.callbacks import SyncRefModelCallback
+from trl.trainer.utils import add_fused_lm_head
 
 from trl_multiagent.file_names import CRITICS_FOLDER
-from trl_multiagent.models.router_loss import has_routers, router_loss_coef
+from trl_multiagent.models.router_loss import expert_load, has_routers, router_loss_coef
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin
 from trl_multiagent.trainers.base.distribution import check_distribution
 from trl_multiagent.trainers.base.hub_mixin import TeamHubMixin
-from trl_multiagent.trainers.base.reference import ReferenceMixin
 from trl_multiagent.trainers.base.rescue import WriteError, save_team, write_problem
 from trl_multiagent.trainers.base.rollout_metrics import RolloutTotals
-from trl_multiagent.trainers.base.router import RouterLossMixin
 from trl_multiagent.trainers.base.team_config import TeamConfig, temporarily_set
 from trl_multiagent.trainers.base.wrapping import WrappingMixin
 
@@ -33,7 +32,7 @@ from trl_multiagent.trainers.base.wrapping import WrappingMixin
 logger = logging.get_logger(__name__)
 
 
-class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLossMixin):
+class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin):
     """
     Makes a TRL trainer of causal language models, such as `GRPOTrainer` or `DPOTrainer`, train an [`AgentTeam`].
 
@@ -46,8 +45,7 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMi
     `add_fused_lm_head`, which belongs on each of `team.base_models` (tests/trainers/test_team_mixin.py has an example).
     A subclass can override
 
-    - `_run_settings` and `_reference`: the settings that a checkpoint must match, and the reference model that it
-      saves;
+    - `_run_settings`: the settings that a checkpoint must match;
     - `_card_facts`, `_card_environment` and `_card_settings`: the contents of the model card.
     """
 
@@ -55,6 +53,8 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMi
     environment: Any = None  # the `Environment` that an evaluation plays
     _evaluated: list[RolloutTotals]  # the batches of the evaluation that is running
     _metrics: dict[str, defaultdict[str, list[float]]]
+    _router_loss_coefs: dict[str, float]  # by role, of the agents that have a router loss
+    _expert_loads: dict[str, torch.Tensor]  # by role, of the current batch
     _trains_critics = False
     _eval_prefix = "eval"  # of the evaluation that is running
 
@@ -186,6 +186,68 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMi
                 self._metrics["train"][f"{prefix}/grad_norm"].append(norm)
         return total
 
+    # The reference policy: the initial policy of every agent. That of a LoRA team is part of the team: its bases, or copies of
+    # adapters that were trained before. That of any other team is a frozen copy, `ref_model`
+
+    def _make_reference(self) -> AgentTeam | None:
+        """Stores the initial policy. Returns a copy of the team, or `None` if the team itself stores the reference."""
+        if self.team.has_adapters:
+            self.team.keep_reference()
+            return None
+        return self.team.frozen_copy()
+
+    def _set_up_reference(self, reference: AgentTeam | None, temperature: float = 1.0) -> None:
+        """Prepares the copy that `_make_reference` returned. Called after the TRL trainer is initialized."""
+        if reference is None:
+            return
+        for model in reference.base_models:
+            add_fused_lm_head(model, temperature=temperature)
+        if self.is_deepspeed_enabled:
+            self.ref_model = prepare_deepspeed(reference, self.accelerator)
+        else:
+            self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
+        if self.args.sync_ref_model:
+            self.add_callback(SyncRefModelCallback(ref_model=self.ref_model, accelerator=self.accelerator))
+
+    @contextlib.contextmanager
+    def _computing_as_reference(self) -> Iterator[torch.nn.Module]:
+        """Gives the wrapped team whose agents compute with their reference policies within the block."""
+        with torch.no_grad(), self.team.evaluating(), self.accelerator.autocast():
+            if self.team.has_adapters:
+                with self.team.as_reference():
+                    yield self.model_wrapped
+            else:
+                yield self.ref_model
+
+    # The router loss of mixtures of experts over a whole batch, see `models.router_loss`. The load of the experts is counted over the
+    # batch first. The loss is then a sum over micro-batches and processes
+
+    @torch.no_grad()
+    def _expert_load(self, role: str, chunks: Iterable[dict[str, Any]]) -> torch.Tensor:
+        """
+        Computes the load of an agent's experts over the batch of all processes.
+
+        Args:
+            role (`str`): The agent.
+            chunks (`Iterable[dict]`): The arguments of its forwards. They contain `router_weights`.
+        """
+        sent = 0.0
+        with self.team.evaluating(), self.accelerator.autocast():
+            for inputs in chunks:
+                sent = sent + self.model_wrapped(team_inputs={role: inputs})[role].aux_loss[0]
+        experts_per_token = self.team.agents[role].config.get_text_config().num_experts_per_tok
+        return expert_load(self.accelerator.reduce(sent, "sum"), experts_per_token)
+
+    def _router_loss(self, role: str, expert_sums: torch.Tensor) -> torch.Tensor:
+        """
+        Computes the part of one micro-batch in an agent's router loss, without its coefficient.
+
+        Args:
+            role (`str`): The agent.
+            expert_sums (`torch.Tensor` of shape `(2, num_experts)`): The `aux_loss` of the agent's output.
+        """
+        return self._expert_loads[role] @ expert_sums[1]
+
     # Failures
 
     def _abort_with_report(self, problem: str, **records: list[dict]) -> NoReturn:
@@ -281,3 +343,12 @@ def router_loss_coefs(team: AgentTeam, args: TeamConfig) -> dict[str, float]:
             "`router_aux_loss_coef=0.0`."
         )
     return coefs
+
+
+def check_reference_sync(team: AgentTeam, args: TeamConfig) -> None:
+    """Raises an error if the reference policy is to be updated, but is not a model of its own."""
+    if args.sync_ref_model and team.has_adapters:
+        raise ValueError(
+            "`sync_ref_model` updates a separate reference model, but the reference of a LoRA team is its own "
+            "base. Leave it False, or train agents without adapters."
+        )
