@@ -77,7 +77,7 @@ class Collection:
         Raises:
             ConfigError: a model cannot be loaded.
         """
-        from trl_multiagent.recipe.recipe import loading_arguments, make_peft_config, quantization
+        from trl_multiagent.recipe.recipe import loading_arguments, make_peft_config, quantization, sampling_dtype
         from trl_multiagent.team.agent_team import AgentTeam
         from trl_multiagent.trainers.base.distribution import start_processes
 
@@ -87,7 +87,7 @@ class Collection:
         if isinstance(names, str) and names in self.task.models:
             with state.main_process_first():
                 names = self.task.models[names]()
-        dtype = "float32" if state.device.type == "cpu" else model.torch_dtype or "auto"
+        dtype = sampling_dtype(model, state.device)
         try:
             team = AgentTeam.from_pretrained(
                 names,

@@ -153,7 +153,7 @@ class Evaluation:
     def load(self, names: str | list[str], roles: Sequence[str], is_saved_team: bool) -> LoadedTeam:
         """Loads a team on the device of this process. A model that answers for several roles is loaded once."""
         from trl_multiagent.evaluation.policies import LoadedTeam, describe_team
-        from trl_multiagent.recipe.recipe import loading_arguments, quantization
+        from trl_multiagent.recipe.recipe import loading_arguments, quantization, sampling_dtype
         from trl_multiagent.team.agent_team import AgentTeam
         from trl_multiagent.trainers.base.distribution import start_processes
 
@@ -163,7 +163,7 @@ class Evaluation:
                 names = self.task.models[names]() if names in self.task.models else names
             else:
                 names = [self.task.models[name]() if name in self.task.models else name for name in names]
-        dtype = "float32" if state.device.type == "cpu" else model.torch_dtype or "auto"
+        dtype = sampling_dtype(model, state.device)
         arguments = loading_arguments(model)
         if is_saved_team:
             arguments.pop("revision", None)  # it is that of the base

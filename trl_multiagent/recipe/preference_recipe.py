@@ -188,7 +188,7 @@ def print_plan(recipe: PreferenceRecipe, environment: Environment) -> None:
     lines: dict[str, Any] = {"algorithm": f"{recipe.algorithm}, loss {' + '.join(args.loss_type)}, beta {args.beta:g}"}
     lines |= collaboration(recipe)
     lines["agents"] = (
-        ", ".join(f"{role}: {name}" for role, name in zip(roles, names, strict=True)) + f" ({recipe.dtype})"
+        ", ".join(f"{role}: {name}" for role, name in zip(roles, names, strict=True)) + f" ({recipe.form_in_words})"
     )
     if recipe.num_iterations is not None:
         lines["rounds"] = f"{recipe.num_iterations}, preference_replay_mode {recipe.replay.preference_replay_mode}"

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import torch
 import yaml
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
@@ -21,6 +22,7 @@ from peft import LoraConfig, PeftModel
 from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments
 from transformers.integrations import get_available_reporting_integrations, is_deepspeed_zero3_enabled
 from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils import is_torch_bf16_gpu_available
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from trl_multiagent.environments.base import Environment
@@ -154,10 +156,28 @@ class Recipe:
 
     @property
     def dtype(self) -> str:
-        """Data type in which the weights are loaded."""
-        if self.training_args.device.type == "cpu":
-            return "float32"
-        return self.agent_model.torch_dtype or "auto"
+        """Data type of the weights that are trained."""
+        rounds = self.training_args.rounds_stochastically and self.peft_config is None
+        return "bfloat16" if rounds else "float32"
+
+    @property
+    def base_dtype(self) -> str:
+        """Data type of the base of a LoRA team."""
+        return self.agent_model.torch_dtype or "float32"
+
+    @property
+    def compute_dtype(self) -> str:
+        """Data type of matrix products."""
+        return "bfloat16" if self.training_args.bf16 else "float16" if self.training_args.fp16 else "float32"
+
+    @property
+    def form_in_words(self) -> str:
+        """The form of the team and its data types, for a plan."""
+        weights = f"{self.dtype} weights"
+        if self.peft_config is not None:
+            weights = f"LoRA of rank {self.peft_config.r} in float32 on {self.base_dtype}"
+        form = ", one model for all" if self.agent_model.share_weights else ""
+        return f"{weights}, computed in {self.compute_dtype}{form}"
 
     @property
     def model_init_kwargs(self) -> dict[str, Any]:
@@ -283,7 +303,6 @@ class Recipe:
             folder (`str`, *optional*): Folder of a saved team to load instead, with the form in which it was saved.
         """
         model = self.agent_model
-        compute_dtype = self.dtype if self.dtype != "auto" else "bfloat16" if self.training_args.bf16 else "float32"
         try:
             return AgentTeam.from_pretrained(
                 self.models() if folder is None else folder,
@@ -292,7 +311,8 @@ class Recipe:
                 share_weights=model.share_weights and folder is None,
                 seed=self.training_args.seed,
                 dtype=self.dtype,
-                **quantization(model, compute_dtype),
+                base_dtype=self.base_dtype,
+                **quantization(model, self.compute_dtype),
                 **self.model_init_kwargs,
             )
         except (OSError, ValueError, ImportError, TypeError) as error:  # a model on the Hub is not checked before
@@ -540,6 +560,12 @@ def loading_arguments(model: AgentModel) -> dict[str, Any]:
     given: dict[str, Any] = {"revision": model.revision, "attn_implementation": model.attn_implementation}
     given["trust_remote_code"] = model.trust_remote_code or None
     return {name: value for name, value in given.items() if value is not None} | (model.model_init_kwargs or {})
+
+
+def sampling_dtype(model: AgentModel, device: torch.device) -> str:
+    """The data type of a team that is not trained: `agent_model.torch_dtype`, or that in which a team is trained by default."""
+    has_bf16 = device.type != "cpu" and is_torch_bf16_gpu_available()
+    return model.torch_dtype or ("bfloat16" if has_bf16 else "float32")
 
 
 def quantization(model: AgentModel, compute_dtype: str) -> dict[str, Any]:

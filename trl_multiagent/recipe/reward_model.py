@@ -122,6 +122,6 @@ def make_args(settings: Settings) -> JointRewardConfig:
         args = JointRewardConfig(**values)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"section `{SECTION}`: {error}") from error
-    if model.torch_dtype is not None and args.device.type != "cpu":
+    if model.torch_dtype is not None and (model.use_peft or settings.has_peft_section):  # of the base of an adapter
         args.model_init_kwargs = {"dtype": model.torch_dtype, **values["model_init_kwargs"]}
     return args

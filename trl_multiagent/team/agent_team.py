@@ -149,6 +149,7 @@ class AgentTeam(nn.Module):
         peft_config: LoraConfig | None = None,
         share_weights: bool = False,
         seed: int = 42,
+        base_dtype: str | torch.dtype | None = None,
         **model_init_kwargs: Any,
     ) -> "AgentTeam":
         """
@@ -169,9 +170,11 @@ class AgentTeam(nn.Module):
                 Decides the weights that no file contains: fresh adapters, and parts that a model's files lack, such as a
                 head. They depend on the seed and on the role's name alone, not on the other roles, on the process, or on
                 random numbers drawn before. The state of the global random generators does not change.
+            base_dtype (`str` or `torch.dtype`, *optional*):
+                Data type of the base of a LoRA team, by default `dtype`. The adapters are float32.
             **model_init_kwargs:
-                Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype`, `revision`, `attn_implementation`
-                or a `quantization_config` for the base of a LoRA team.
+                Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype` (float32 by default), `revision`,
+                `attn_implementation` or a `quantization_config` for the base of a LoRA team.
 
         Returns:
             [`AgentTeam`]
@@ -205,6 +208,8 @@ class AgentTeam(nn.Module):
         trust = {"trust_remote_code": model_init_kwargs.get("trust_remote_code", False)}
         tokenizers = {role: load_tokenizer(source, hub | trust) for role, source in sources.items()}
         if form == "lora":
+            if base_dtype is not None:
+                model_init_kwargs["dtype"] = base_dtype
             return cls({**load_adapters(sources, peft_config, seed, model_init_kwargs)}, tokenizers)
         return cls({**load_models(sources, form == "shared", seed, model_init_kwargs)}, tokenizers)
 

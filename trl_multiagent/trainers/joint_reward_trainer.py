@@ -18,6 +18,7 @@ from trl import RewardTrainer
 from trl_multiagent.file_names import CARD_FILE
 from trl_multiagent.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
 from trl_multiagent.models.positions import TooLongError, learned_positions, padded
+from trl_multiagent.models.pretrained import keep_adapter_in_float32
 from trl_multiagent.preference_rows import (
     CHOSEN_REWARD,
     ITEM_ID,
@@ -27,6 +28,7 @@ from trl_multiagent.preference_rows import (
     temporary_cache_files,
     text_columns,
 )
+from trl_multiagent.trainers.base.precision import check_trained_weights
 from trl_multiagent.trainers.base.rescue import writing
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.wrapping import WrappingMixin
@@ -158,6 +160,9 @@ class JointRewardTrainer(WrappingMixin, RewardTrainer):
         self.model.config.update({CONFIG_KEY: self.joint_text.to_config()})
         if args.freeze_backbone:
             self.model.base_model.requires_grad_(False)
+        if peft_config is not None:
+            keep_adapter_in_float32(self.model, self.model.active_adapter)
+        check_trained_weights(self.model.named_parameters(), args)
 
     # Data
 

@@ -23,6 +23,7 @@ from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin
 from trl_multiagent.trainers.base.distribution import check_distribution
 from trl_multiagent.trainers.base.hub_mixin import TeamHubMixin
+from trl_multiagent.trainers.base.precision import check_trained_weights
 from trl_multiagent.trainers.base.reference import ReferenceMixin
 from trl_multiagent.trainers.base.rescue import WriteError, save_team, write_problem
 from trl_multiagent.trainers.base.router import RouterLossMixin
@@ -69,6 +70,7 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMi
             args.ddp_find_unused_parameters = False  # every backward pass reaches every trained agent
         self.team = team
         team.freeze(args.frozen_agents or ())
+        check_trained_weights(team.named_parameters(), args)
         team.uses_dropout = not args.disable_dropout
         if args.process_index == 0:
             warn_about_dropout(team)
@@ -169,13 +171,13 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMi
         if rates:
             owners = self._trained_parameters()
             owner = {parameter: name for name, parameters in owners.items() for parameter in parameters}
-            groups = []
-            for group in optimizer.param_groups:
+            groups, optimizer.param_groups = optimizer.param_groups, []
+            for group in groups:
                 for name in (*owners, None):  # `None` stands for parameters that belong to no agent
                     parameters = [parameter for parameter in group["params"] if owner.get(parameter) == name]
                     rate = group["lr"] if name is None else rates.get(name, group["lr"])
-                    groups.append({**group, "params": parameters, "lr": rate})
-            optimizer.param_groups = [group for group in groups if group["params"]]
+                    if parameters:  # some optimizers need a rate that is a tensor, which they make of it
+                        optimizer.add_param_group({**group, "params": parameters, "lr": float(rate)})
         return optimizer
 
     def _learning_rates(self) -> dict[str, float]:
