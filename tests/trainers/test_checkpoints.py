@@ -31,6 +31,7 @@ from tiny import (
     byte_tokenizer,
     count_reward,
     feedback,
+    flip,
     team_of,
     tiny_config,
     tiny_environment,
@@ -480,12 +481,6 @@ def test_other_settings_may_change(checkpoint, tmp_path):
 
 
 # Damage
-
-
-def flip(path, position=0.5):
-    data = bytearray(path.read_bytes())
-    data[int(len(data) * position)] ^= 1
-    path.write_bytes(data)
 
 
 def damaged(checkpoint, tmp_path, damage):
