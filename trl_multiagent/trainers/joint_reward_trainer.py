@@ -237,7 +237,7 @@ class JointRewardTrainer(WrappingMixin, AtomicSaveMixin, RewardTrainer):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
         if resume_from_checkpoint:
-            verify_checkpoint(resume_from_checkpoint)
+            verify_checkpoint(str(resume_from_checkpoint))
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     # Evaluation

@@ -1,15 +1,15 @@
 """Writes the checkpoints of a trainer atomically, with the checksums of their files."""
 
-import contextlib
 import os
-from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, TrainOutput
 
+from trl_multiagent.stopping import Stopped, ending_later
 from trl_multiagent.trainers.base.checkpoint_files import (
     UNFINISHED_FOLDER,
     checksums_of_node,
@@ -19,6 +19,7 @@ from trl_multiagent.trainers.base.checkpoint_files import (
     rotate,
     write_state,
 )
+from trl_multiagent.trainers.base.distribution import is_asked_to_stop
 from trl_multiagent.trainers.base.team_config import temporarily_set
 
 
@@ -36,16 +37,16 @@ class AtomicSaveMixin(Base):
     written its part. Its last file lists all others with their checksums, see [`~checkpoint_files.verify_checkpoint`].
     """
 
+    _may_stop = True  # whether a checkpoint of the current step can be saved now
     _saving = False  # whether a checkpoint is being written, to the folder for unfinished ones
 
     def _checkpoint_state(self) -> dict[str, Any]:
         """Returns further entries of a checkpoint's state, as plain values."""
         return {}
 
-    @contextlib.contextmanager
-    def _handling_failure(self, unfinished: Path) -> Iterator[None]:
+    def _handling_failure(self, unfinished: Path) -> AbstractContextManager[None]:
         """Handles errors of writing a checkpoint, which happens in the block."""
-        yield
+        return nullcontext()
 
     def _get_output_dir(self, trial: Any) -> str:
         folder = super()._get_output_dir(trial)
@@ -95,3 +96,22 @@ class AtomicSaveMixin(Base):
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if not self._saving:  # an unfinished checkpoint is pushed later, when it is complete
             super()._push_from_checkpoint(checkpoint_folder)
+
+    # Ending early
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        with ending_later():
+            return super().train(*args, **kwargs)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Ends the training after the step if a signal has asked for it. The last step ends it anyway."""
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        if self.control.should_training_stop or not self._may_stop or not is_asked_to_stop(self.accelerator):
+            return
+        step = f"after step {self.state.global_step} of {self.state.max_steps}"
+        if self.args.save_strategy == SaveStrategy.NO:
+            raise Stopped(f"{step}, without a checkpoint, because `save_strategy` is 'no'")
+        folder = Path(self._get_output_dir(None)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if not folder.is_dir():
+            self._save_checkpoint(self.model, None)
+        raise Stopped(f"{step}, which is saved", str(folder))

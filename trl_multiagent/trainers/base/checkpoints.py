@@ -414,7 +414,8 @@ class CheckpointCallback(TrainerCallback):
 
     A save that is due at the last step of an epoch is postponed to the end of the epoch. The epoch's own evaluation and
     log come before it, so a run that resumes there begins with the next epoch. If a batch is used for several optimizer
-    steps, a save is postponed to the last of them, because a checkpoint has no batch.
+    steps, a save is postponed to the last of them, because a checkpoint has no batch. A run that is asked to end waits for
+    the same moment.
     """
 
     def __init__(self, trainer: CheckpointMixin):
@@ -429,16 +430,17 @@ class CheckpointCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        ends_epoch = state.epoch == int(state.epoch) or control.should_training_stop
+        self.trainer._may_stop = not ends_epoch and self.trainer._is_between_batches()
         if control.should_save or self.save_is_due:
-            ends_epoch = state.epoch == int(state.epoch) or control.should_training_stop
-            self.save_is_due = ends_epoch or not self.trainer._is_between_batches()
+            self.save_is_due = not self.trainer._may_stop
             control.should_save = not self.save_is_due
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         control.should_save |= self.save_is_due
-        self.save_is_due = False
+        self.save_is_due, self.trainer._may_stop = False, True
 
 
 def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
