@@ -221,5 +221,5 @@ def test_a_launcher_waits_for_what_it_has_launched():
 
 def test_the_mechanism_of_transformers_is_refused(tmp_path):
     for config in (MAGRPOConfig, MADPOConfig):
-        with pytest.raises(ValueError, match="`enable_jit_checkpoint`.*a recipe saves a checkpoint at SIGTERM"):
+        with pytest.raises(ValueError, match=r"`enable_jit_checkpoint`.*a recipe saves a checkpoint at SIGTERM"):
             config(output_dir=str(tmp_path), enable_jit_checkpoint=True)
