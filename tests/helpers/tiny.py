@@ -204,3 +204,10 @@ def tiny_trainer(output_dir, team=None, environment=None, trainer=MAGRPOTrainer,
     own.setdefault("train_dataset", tiny_items())
     args = tiny_config(output_dir, config, **arguments)
     return trainer(team, environment, args, **own)
+
+
+def flip(path, position=0.5):
+    """Changes a bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * position)] ^= 1
+    path.write_bytes(data)

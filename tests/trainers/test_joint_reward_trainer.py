@@ -17,11 +17,12 @@ from trl_multiagent import FunctionEnvironment, JointRewardConfig, JointRewardTr
 from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.joint_text import JointText
 from trl_multiagent.preference_rows import text_columns
+from trl_multiagent.trainers.base.checkpoint_files import UNFINISHED_FOLDER, read_checkpoint
 from trl_multiagent.trainers.base.rescue import WriteError
 from trl_multiagent.trainers.joint_reward_report import HeldOut
 from trl_multiagent.trainers.joint_reward_trainer import split_by_item
 
-from tiny import byte_tokenizer
+from tiny import byte_tokenizer, flip
 
 
 def judge(**changes) -> LlamaForSequenceClassification:
@@ -266,3 +267,23 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
             trainer.train()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path):
+    reward_trainer(tmp_path, save_strategy="steps", save_steps=1, max_steps=3, save_total_limit=2).train()
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
+    assert not (tmp_path / UNFINISHED_FOLDER).exists()
+    folder = tmp_path / "checkpoint-2"
+    files = [name for name, size in read_checkpoint(folder)["files"].items() if size]
+    assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"} <= {*files}
+    for name in ("model.safetensors", "optimizer.pt", "trainer_state.json"):
+        flip(folder / name)
+        with pytest.raises(ValueError, match=f"{folder} is damaged: changed since it was saved: {name}"):
+            reward_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=str(folder))
+        flip(folder / name)
+    (tmp_path / "checkpoint-3" / "optimizer.pt").unlink()
+    trainer = reward_trainer(tmp_path, max_steps=4)
+    with pytest.raises(ValueError, match=r"checkpoint-3 is not complete.*optimizer.pt.*checkpoint before it: .*-2\."):
+        trainer.train(resume_from_checkpoint=True)
+    trainer.train(resume_from_checkpoint=str(folder))
+    assert trainer.state.global_step == 4

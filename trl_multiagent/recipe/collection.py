@@ -17,6 +17,7 @@ from trl_multiagent.recipe.dry_run import HEADING, print_lines
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, read_settings
 from trl_multiagent.recipe.settings import ConfigError
 from trl_multiagent.recipe.tasks import make_environment
+from trl_multiagent.stopping import end_on_signal
 
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
     if state.is_main_process:
         for note in collection.settings.notes:
             print(f"{prog}: note: {note}", file=sys.stderr)
-    with end_with_one_line(prog), end_on_wrong_input(prog):
+    with end_on_signal(prog, list), end_with_one_line(prog), end_on_wrong_input(prog):
         team = collection.load_team(environment.roles)
         config = collection.config
         if config.comparator_model_name in collection.task.models:

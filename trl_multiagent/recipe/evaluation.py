@@ -19,6 +19,7 @@ from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.evaluation_settings import Evaluation, parse_evaluation
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.recipe.settings import ConfigError
+from trl_multiagent.stopping import end_on_signal
 
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def run_evaluation(
         from trl_multiagent.trainers.base.distribution import fail_together, start_processes
 
         state = start_processes()
-    with end_with_one_line(prog), contextlib.ExitStack() as stack:
+    with end_on_signal(prog, list), end_with_one_line(prog), contextlib.ExitStack() as stack:
         with end_on_wrong_input(prog), fail_together(state):
             if state.is_main_process:
                 stack.enter_context(

@@ -82,6 +82,12 @@ class PreferenceRecipe(Recipe):
         assert self.preferences.policy_checkpoint_dir is not None
         return Path(self.preferences.policy_checkpoint_dir)
 
+    def arguments_to_go_on(self) -> list[str]:
+        """The arguments to add to the command of this run, so that it goes on: none if the command names the folder of the run."""
+        given = self.settings.values[self.algorithm]
+        is_named = "output_dir" in given or os.environ.get("RUN_ID") or os.environ.get("JOB_ID")
+        return [] if is_named else ["--output_dir", str(self.run_folder)]
+
     def check_checkpoint(self, folder: str, environment: Environment, train_dataset: Dataset) -> None:
         verify_checkpoint(folder)  # the trainer compares the rest, because the preferences are not collected yet
 

@@ -48,6 +48,7 @@ from trl_multiagent.recipe.sections import PEFT_DEFAULTS, AgentModel, Output, Wa
 from trl_multiagent.recipe.settings import ConfigError, fail, pop_path
 from trl_multiagent.recipe.tasks import make_environment
 from trl_multiagent.reservation import reserve
+from trl_multiagent.stopping import ending_later
 from trl_multiagent.team.adapters import check_adapter_config, check_adapter_names
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import model_names
@@ -520,8 +521,9 @@ class Recipe:
         checkpoint = self.resume_from_checkpoint
         if checkpoint is not None and self.results_are_missing(checkpoint):
             trainer.may_be_complete = True
-        trainer.train(resume_from_checkpoint=checkpoint)
-        self.save_results(trainer)
+        with ending_later():  # a training that is complete is saved
+            trainer.train(resume_from_checkpoint=checkpoint)
+            self.save_results(trainer)
 
     def save_results(self, trainer: Trainer) -> None:
         """Saves and pushes the trained team, as far as the settings ask for it; see [`~Recipe.train_and_save`]."""

@@ -17,6 +17,7 @@ from trl_multiagent.recipe.config_files import RECIPES, config_file
 from trl_multiagent.recipe.parser import make_parser
 from trl_multiagent.recipe.settings import ConfigError, fail, merge, read_layers, suggestion
 from trl_multiagent.recipe.tasks import check_task, choose_task
+from trl_multiagent.stopping import end_on_signal
 
 
 if TYPE_CHECKING:
@@ -44,16 +45,16 @@ def run_recipe(
     recipe = parse_recipe(algorithm, task, argv, prog)
     if not recipe.dry_run:
         recipe.introduce()
-    with end_on_wrong_input(recipe.prog):
-        environment = recipe.make_environment()
-        recipe.check_team(environment.roles)
-        if recipe.dry_run:
-            from trl_multiagent.recipe.plan import print_plan
+    with end_on_signal(recipe.prog), recipe.reservation:
+        with end_on_wrong_input(recipe.prog):
+            environment = recipe.make_environment()
+            recipe.check_team(environment.roles)
+            if recipe.dry_run:
+                from trl_multiagent.recipe.plan import print_plan
 
-            return print_plan(recipe, environment.roles, environment)
-        environment.prepare(recipe.training_args.num_turns)
-        train_dataset, eval_dataset = recipe.load_datasets()
-    with recipe.reservation:
+                return print_plan(recipe, environment.roles, environment)
+            environment.prepare(recipe.training_args.num_turns)
+            train_dataset, eval_dataset = recipe.load_datasets()
         recipe.check_run(environment, train_dataset)
         with end_on_wrong_input(recipe.prog):
             team = recipe.load_team(environment.roles)

@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from accelerate.utils import is_peft_model
 from datasets import Dataset
 from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 from transformers.utils import logging
 from trl import RewardTrainer
 
@@ -28,6 +30,8 @@ from trl_multiagent.preference_rows import (
     temporary_cache_files,
     text_columns,
 )
+from trl_multiagent.trainers.base.atomic_saves import AtomicSaveMixin
+from trl_multiagent.trainers.base.checkpoint_files import verify_checkpoint
 from trl_multiagent.trainers.base.precision import check_trained_weights
 from trl_multiagent.trainers.base.rescue import writing
 from trl_multiagent.trainers.base.team_config import temporarily_set
@@ -45,7 +49,7 @@ SCALE_KEY = (
 REWARDS = "rewards"  # of the chosen and of the rejected answers, in a batch
 
 
-class JointRewardTrainer(WrappingMixin, RewardTrainer):
+class JointRewardTrainer(WrappingMixin, AtomicSaveMixin, RewardTrainer):
     """
     Trainer of a joint reward model: a sequence classifier that scores the answers of a whole team, from pairs of joint
     answers of which one is better.
@@ -104,7 +108,6 @@ class JointRewardTrainer(WrappingMixin, RewardTrainer):
     data_collator: Any
     _signature_columns: list[str]
     _is_set_up = False  # whether the model is there
-    _is_checkpoint = False  # whether a checkpoint is being saved, and not the model
 
     def __init__(
         self,
@@ -227,6 +230,21 @@ class JointRewardTrainer(WrappingMixin, RewardTrainer):
         super()._set_signature_columns_if_needed()
         self._signature_columns = [*self._signature_columns, CHOSEN_REWARD, REJECTED_REWARD]
 
+    # Training
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        """
+        Trains the model, as `Trainer.train` does.
+
+        Raises:
+            ValueError: The checkpoint to continue from is incomplete or damaged.
+        """
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
+        if resume_from_checkpoint:
+            verify_checkpoint(str(resume_from_checkpoint))
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
     # Evaluation
 
     def compute_loss(
@@ -287,21 +305,16 @@ class JointRewardTrainer(WrappingMixin, RewardTrainer):
 
     # Saving: the model with its adapter merged, so that it can be loaded without PEFT
 
-    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        with temporarily_set(self, _is_checkpoint=True):
-            super()._save_checkpoint(model, trial)
-
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         with writing("The reward model", Path(output_dir or self.args.output_dir)):
-            if self._is_checkpoint or not is_peft_model(self.model) or not self.args.should_save:
+            if self._saving or not is_peft_model(self.model) or not self.args.should_save:
                 return super()._save(output_dir, state_dict)
             merged = copy.deepcopy(self.model).merge_and_unload()
             with temporarily_set(self, model=merged):
                 super()._save(output_dir)
 
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        with writing("A checkpoint of the reward model", Path(output_dir)):
-            super()._save_optimizer_and_scheduler(output_dir)
+    def _handling_failure(self, unfinished: Path) -> AbstractContextManager[None]:
+        return writing("A checkpoint of the reward model", unfinished)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         place = self.hub_model_id or str(Path(self.args.output_dir).absolute())  # a folder until the repository exists

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedType, gather_object, reduce
+from accelerate.utils import DistributedType, gather, gather_object, reduce
 from trl import GRPOConfig
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
+from trl_multiagent.stopping import REQUEST
 from trl_multiagent.trainers.base.run_settings import differences, format_value
 
 
@@ -120,6 +121,22 @@ def check_agreement(accelerator: Accelerator | PartialState, settings: dict[str,
             f"The processes of this run differ: {'; '.join(differing.values())}. Start all of them with the same settings, data and "
             "models."
         )
+
+
+def is_asked_to_stop(accelerator: Accelerator | PartialState) -> bool:
+    """
+    Whether a signal has asked one of the processes to end. Then all of them count as asked. All processes must call this function.
+
+    Args:
+        accelerator ([`~accelerate.Accelerator`] or [`~accelerate.PartialState`]): The trainer's, or the connected processes.
+    """
+    if not REQUEST.is_expected:
+        return False
+    if accelerator.num_processes > 1:
+        signals = gather(torch.tensor([REQUEST.signal or 0], device=accelerator.device))
+        REQUEST.signal = REQUEST.signal or int(signals.max()) or None
+        return bool(signals.max())  # a signal that came since then counts next time, on all processes
+    return REQUEST.signal is not None
 
 
 def without_repeated(accelerator: Accelerator, rows: list[Any], copies: int = 1) -> list[Any]:

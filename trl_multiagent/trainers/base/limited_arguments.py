@@ -103,6 +103,7 @@ class LimitedArguments(Base):
         "local_rank": {"no_effect": "`accelerate launch` says which process this is"},
         "fsdp": {"refused": "teams are trained with DDP or DeepSpeed"},
         "fsdp_config": {"refused": "teams are trained with DDP or DeepSpeed"},
+        "enable_jit_checkpoint": {"refused": "a recipe saves a checkpoint at SIGTERM and Ctrl-C without it"},
         "parallelism_config": {"refused": "teams are trained with DDP or DeepSpeed"},
     }
 
