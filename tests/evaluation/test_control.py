@@ -80,7 +80,22 @@ def test_the_control_is_one_agent_trained_at_the_cost_of_the_team(trained, compa
     assert settings["max_completion_length"] == 12 and settings["num_agents"] == 1
     own, cost = (json.loads((x / "training_cost.json").read_text()) for x in (control, trained / "run_0"))
     assert own["env_steps"] >= cost["env_steps"]
-    assert own["optimizer_steps"] == settings["max_steps"]
+    assert own["generated_tokens"] >= cost["generated_tokens"] and own["optimizer_steps"] <= settings["max_steps"]
+
+
+def test_the_control_of_a_team_with_early_termination_gets_its_whole_budget(trained, tmp_path):
+    """All episodes of the team ended after the first turn of two. A tree of the control has 6 answers, a batch 18."""
+    run = tmp_path / "run"
+    shutil.copytree(trained / "run_0", run)
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings["magrpo"] |= {"num_turns": 2, "early_termination_threshold": 0.0, "lr_scheduler_type": "constant"}
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    cost = {"env_steps": 40, "generated_tokens": 40, "optimizer_steps": 2}
+    (run / "training_cost.json").write_text(json.dumps(cost))
+    evaluate(run, "--control", "single_agent", "--num_turns", "1", "--output_dir", tmp_path / "results")
+    own = json.loads((tmp_path / "results" / "controls" / "run" / "training_cost.json").read_text())
+    assert own["env_steps"] == 3 * 18 and own["optimizer_steps"] == 3 * 2  # each batch of trees is used twice
+    assert own["generated_tokens"] >= 40
 
 
 def test_the_report_has_team_control_and_their_difference(compared):
