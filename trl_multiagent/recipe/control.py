@@ -235,7 +235,9 @@ class Control:
                     f"{cost.generated_tokens} generated tokens, for {args.max_steps} steps at most.",
                     flush=True,
                 )
-            train(recipe, algorithm, environment, team, train_dataset, None, functools.partial(StopWhenSpent, cost=cost))
+            train(
+                recipe, algorithm, environment, team, train_dataset, None, functools.partial(StopWhenSpent, cost=cost)
+            )
         if args.process_index == 0:  # last, so that an interrupted control is trained again
             write_text(self.folder / CONTROL_FILE, json.dumps(self.description(cost), indent=2) + "\n")
 
