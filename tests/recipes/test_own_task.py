@@ -302,6 +302,20 @@ def test_init_writes_a_task_that_trains_and_leaves_a_complete_folder(forked, tmp
         assert (run / target).exists(), target
     for snippet in re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL):
         exec(snippet, {})
+    # From another folder: the module of the task is found above the run
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    small = ("--num_episodes", "2", "--max_completion_length", "4", "--disable_tqdm")
+    for command, runs in (("evaluate", [run]), ("cross-play", [run, shutil.copytree(run, run.with_name("second"))])):
+        done = forked.run(script, command, *runs, *small, "--output_dir", elsewhere / command, cwd=elsewhere)
+        assert done.codes == [0], done.stderr[-3000:]
+        contents = json.loads(
+            (elsewhere / command / f"{command.replace('-', '_').replace('evaluate', 'evaluation')}.json").read_text()
+        )
+        assert contents["items"] == 4
+    done = forked.run(script, "evaluate", run, *small, "--split", "test[:2]", cwd=elsewhere)
+    assert done.codes == [2] and "--split has no effect: the task loads its own data" in done.stderr.splitlines()[-1]
+
     moved = shutil.copytree(run, tmp_path / "moved")
     rename_card(moved, "user/letters")
     card = (moved / "README.md").read_text()

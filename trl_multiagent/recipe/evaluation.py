@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from trl_multiagent.evaluation.report import Comparison, Report
 
 
+NOTHING_NOTE = (
+    "Replaced by nothing, an agent answers with an empty text. Where no answer is right without its part, the loss is the whole pass rate by "
+    "construction: it shows that the part is needed, not that the agent does it well."
+)
+
+
 def run_evaluation(
     task: Task | Mapping[str, str],
     argv: Sequence[str] | None = None,
@@ -128,7 +134,15 @@ def play_and_report(
             records = play_policy(policy, items, config, accelerator)
         if accelerator.is_main_process:
             results[policy.name] = compute_result(
-                policy.name, policy.kind, policy.source, records, len(items), config, policy.rounds
+                policy.name,
+                policy.kind,
+                policy.source,
+                records,
+                len(items),
+                config,
+                policy.rounds,
+                policy.environment.unwrapped.metric_ranges,
+                policy.is_pipeline,
             )
     if accelerator.is_main_process:
         report = make_report(evaluation, environment, mixed, policies, results, len(items))
@@ -203,7 +217,7 @@ def make_comparisons(
             name = f"{policy.replaced.role} replaced by {policy.replaced.by}"
             rows.setdefault(name, []).append((results[policy.compared_with], results[policy.name]))
     if rows:
-        comparisons.append(Comparison("contributions", "the team minus the team with", rows))
+        comparisons.append(Comparison("contributions", "the team minus the team with", rows, NOTHING_NOTE))
     return comparisons
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,7 @@ class Evaluation:
         teams (`list[TeamSource]`): The teams.
         base (`str`, `list[str]` or `None`): The model from which the agents of the training started, as far as it is known.
         uses_all_rows (`bool`): Whether a dataset was given without a split, so that all of its rows are items.
+        has_split (`bool`): Whether `--split` was given, so that the task has to read `dataset.eval_split`.
         cross_play (`bool`): Whether the agents of the teams play with each other.
         controls (`dict[str, Control]`): The trained control of each team, by the team's name.
         dry_run (`bool`): Whether to print the cost and stop.
@@ -56,6 +58,7 @@ class Evaluation:
     teams: list[TeamSource]
     base: str | list[str] | None
     uses_all_rows: bool
+    has_split: bool
     cross_play: bool
     controls: dict[str, Control]
     dry_run: bool
@@ -135,11 +138,19 @@ class Evaluation:
         Loads the items: the evaluation set, or its first `dataset.eval_size` rows.
 
         Raises:
-            ConfigError: there are no rows.
+            ConfigError: there are no rows, or `--split` was given and the task does not read it.
         """
         from trl_multiagent.recipe.recipe import first_rows
 
-        train, evaluation = self.task.load_datasets(self.task_settings(self.settings.num_agents))
+        settings = self.task_settings(self.settings.num_agents)
+        read: set[str] = set()
+        settings.sections["dataset"] = watched(settings.dataset, read)
+        train, evaluation = self.task.load_datasets(settings)
+        if self.has_split and not {"train_split", "eval_split"} & read:
+            raise ConfigError(
+                "--split has no effect: the task loads its own data and does not read `dataset.eval_split`. Leave it out; "
+                "`dataset.eval_size` takes the first rows of the evaluation set."
+            )
         items = train if self.uses_all_rows else evaluation
         if items is not None and len(items) == 0:
             raise ConfigError("There are no items to evaluate on: the evaluation set is empty.")
@@ -342,6 +353,19 @@ class Evaluation:
         return policies
 
 
+def watched(section: Any, read: set[str]) -> Any:
+    """A copy of a section that adds the names of the settings that are read to a set."""
+
+    class Watched(type(section)):  # type: ignore[misc]
+        def __getattribute__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getattribute__(name)
+
+    copied = copy.copy(section)
+    copied.__class__ = Watched
+    return copied
+
+
 # Arguments
 
 
@@ -451,6 +475,7 @@ def parse_evaluation(
         teams,
         base,
         uses_all_rows,
+        arguments.split is not None,
         cross_play,
         make_controls(complete, settings, arguments, teams, base, task, prog),
         arguments.dry_run,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
@@ -22,6 +22,7 @@ from trl_multiagent.stopping import end_on_signal
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from transformers import TrainerCallback
 
     from trl_multiagent.environments.base import Environment
     from trl_multiagent.recipe.recipe import Recipe
@@ -68,8 +69,9 @@ def train(
     team: AgentTeam,
     train_dataset: Dataset,
     eval_dataset: Dataset | None,
+    callback: Callable[[Any], TrainerCallback] | None = None,
 ) -> None:
-    """Trains a team with the trainer of an algorithm, and saves it."""
+    """Trains a team with the trainer of an algorithm, and saves it. `callback` makes one more callback for this trainer."""
     with end_on_wrong_input(recipe.prog):
         trainer = ALGORITHMS[algorithm].trainer_class()(
             team=team,
@@ -78,6 +80,8 @@ def train(
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
         )
+    if callback is not None:
+        trainer.add_callback(callback(trainer))
     with end_with_one_line(recipe.prog):
         recipe.train_and_save(trainer)
     trainer.accelerator.wait_for_everyone()  # a process that exits while another one still communicates would abort it

@@ -86,6 +86,7 @@ MODES: dict[str, Callable[[LastAnswer], list[str]]] = {
     "plain": plain,
     EXPERT_EDITS: expert_edits,
 }
+MODES_WITH_TESTS = ("level_feedback", "level_passed", PASSED)  # whose feedback depends on asserts
 
 
 def next_prompts(
@@ -138,6 +139,14 @@ def shown_checks(checks: Sequence[Check], hidden_tests: int) -> Sequence[Check]:
         return checks
     hidden = {check.source for check in checks[-hidden_tests:]}
     return [check for check in checks[:-hidden_tests] if check.source not in hidden]
+
+
+def hidden_checks(checks: Sequence[Check], mode: str, sandbox_slice: int, hidden_tests: int) -> list[Check]:
+    """The checks that the feedback of a mode is not about."""
+    if mode not in MODES_WITH_TESTS:
+        return list(checks)
+    shown = {check.source for check in slice_checks(shown_checks(checks, hidden_tests), sandbox_slice)}
+    return [check for check in checks if check.source not in shown]
 
 
 def slice_checks(checks: Sequence[Check], sandbox_slice: int) -> Sequence[Check]:

@@ -260,6 +260,21 @@ def earned_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
     return parts
 
 
+def metric_ranges(num_agents: int) -> dict[str, tuple[float, float]]:
+    """The smallest and the largest possible value of the reward and of its parts."""
+    defined = MAIN_DEFINED + (AUX_DEFINED if num_agents == 2 else 0.0)
+    together = AUX_USED + NOT_A_WRAPPER if num_agents == 2 else 0.0
+    rewards = ("reward", "total_reward", "gated_total_reward", *(f"{kind}_reward" for kind in KINDS))
+    ranges = dict.fromkeys(rewards, (0.0, defined + SYNTAX + TESTS + together))
+    ranges |= {"definition_reward": (0.0, defined), "syntax_reward": (0.0, SYNTAX), "execution_reward": (0.0, TESTS)}
+    ranges |= dict.fromkeys(("syntax_valid_rate", "test_pass_rate"), (0.0, 1.0))
+    if num_agents == 2:
+        ranges |= {"collab_aux_usage": (0.0, AUX_USED), "collab_non_wrapper": (0.0, NOT_A_WRAPPER)}
+        ranges["collab_ignored_aux_call_penalty"] = (0.0, VALUE_IGNORED)
+        ranges["collaboration_reward"] = (-VALUE_IGNORED, together)
+    return ranges
+
+
 def _no_parts() -> dict[str, float]:
     return dict.fromkeys(("definition", "syntax", "tests", "aux_used", "own_part", "aux_ignored"), 0.0)
 
@@ -283,6 +298,7 @@ def _outcome(result: CodeResult, parts: dict[str, float], facts: ItemFacts) -> O
             "collab_aux_usage": parts["aux_used"],
             "collab_non_wrapper": parts["own_part"],
             "collab_ignored_aux_call_penalty": -parts["aux_ignored"],
+            "collaboration_reward": parts["aux_used"] + parts["own_part"] + parts["aux_ignored"],
             "total_reward": reward,
         },
         info=result,

@@ -152,15 +152,27 @@ def without_repeated(accelerator: Accelerator, rows: list[Any], copies: int = 1)
     Returns:
         `list`: The rows that count, possibly none.
     """
-    state = accelerator.gradient_state
-    if accelerator.num_processes == 1 or not state.end_of_dataloader:
+    if accelerator.num_processes == 1:
         return rows
-    loader = state.active_dataloader
-    remainder = copies * len(loader.dataset) % loader.total_batch_size
-    if remainder == 0:
-        return rows
+    number = copies * len(accelerator.gradient_state.active_dataloader.dataset)
+    return rows[: num_own_rows(accelerator, len(rows), number)]
+
+
+def num_own_rows(accelerator: Accelerator, num_rows: int, length: int) -> int:
+    """
+    The number of first rows in this process's latest batch that no process has had before in this pass through the dataset, see
+    [`without_repeated`].
+
+    Args:
+        accelerator ([`~accelerate.Accelerator`]): The trainer's accelerator, whose data loader made the batch.
+        num_rows (`int`): Rows of the batch.
+        length (`int`): Rows of the dataset, with the copies that the sampler makes.
+    """
+    remainder = length % (num_rows * accelerator.num_processes)
+    if accelerator.num_processes == 1 or not accelerator.gradient_state.end_of_dataloader or remainder == 0:
+        return num_rows
     # Of the last batches, one process after the other, the first rows count
-    return rows[: max(0, remainder - accelerator.process_index * len(rows))]
+    return min(num_rows, max(0, remainder - accelerator.process_index * num_rows))
 
 
 def forget_engine() -> None:
