@@ -677,6 +677,12 @@ def test_config_sizes():
     assert args.nodes_per_turn == [1, 1, 1] and args.turn_gradient_weights == [1.0, 1.0, 1.0]
     args = config(per_device_train_batch_size=8, gradient_accumulation_steps=3)
     assert args.items_per_device == 6
+    for alone, items, rows in (
+        ({"num_generations": 3}, 2, 8),
+        ({"num_generations": 16}, 1, 16),
+        ({"num_turns": 2}, 1, 24),
+    ):
+        assert (config(**alone).items_per_device, config(**alone).rows_per_device) == (items, rows)
     assert config(num_generations=1, advantage_mode="raw", items_per_device=1).num_generations == 1
 
 
@@ -691,7 +697,7 @@ def test_config_sizes():
         ({"num_turns": 0}, "`num_turns` is 0"),
         ({"num_generations": 1}, "`num_generations` is 1"),
         ({"items_per_device": 0}, "`items_per_device` is 0"),
-        ({"num_turns": 2}, "Set `items_per_device`"),
+        ({"num_turns": 2, "gradient_accumulation_steps": 4}, "Set `items_per_device`"),
         ({"num_turns": 2, "handoff": "best", "turn_gradient_weights": [1.0]}, "1 entries for 2 turns"),
         ({"num_turns": 2, "turn_gradient_weights": [1.0, 2.0]}, "set `handoff`"),
         ({"num_turns": 2, "joint_mode": "cross", "items_per_device": 1}, "needs `num_agents`"),
