@@ -526,7 +526,7 @@ class RolloutConfig(TeamConfig, GRPOConfig):
                 )
             self.items_per_device = max(1, self.rows_per_device // self.rows_per_item)
         rows = self.items_per_device * self.rows_per_item
-        self.gradient_accumulation_steps = math.ceil(rows / self.per_device_train_batch_size)
+        self.gradient_accumulation_steps: int = math.ceil(rows / self.per_device_train_batch_size)
         if self.rows_per_device == 1:  # GRPOConfig requires at least two
             self.per_device_train_batch_size: int = 2
 
