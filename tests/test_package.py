@@ -41,7 +41,7 @@ def test_trl_and_transformers_parse_every_configuration(name):
         HfArgumentParser(config_class).parse_args_into_dataclasses(["--output_dir", "x", "--label_names", "y"])
 
 
-@pytest.mark.parametrize("module", ["sandbox", "cli", "environments", "new_task", "file_names"])
+@pytest.mark.parametrize("module", ["sandbox", "cli", "environments", "new_task", "file_names", "rewards"])
 def test_what_needs_no_torch_does_not_load_it(module):
     code = f"import sys, trl_multiagent.{module}; print(sys.modules.keys() & {{'torch', 'numpy', 'datasets'}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

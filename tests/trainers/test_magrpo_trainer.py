@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import sys
 
 import pandas as pd
 import pytest
@@ -25,6 +26,7 @@ from trl_multiagent import (
     role_reward,
 )
 from trl_multiagent.environments import TaskError
+from trl_multiagent.recipe.recipe import show_progress
 from trl_multiagent.trainers.base import rollout_trainer
 from trl_multiagent.trainers.base.trace_files import read_trace
 
@@ -556,6 +558,21 @@ def test_trl_s_progress_callback_and_trackers(tmp_path, monkeypatch):
     trainer.train()
     events = b"".join(path.read_bytes() for path in (tmp_path / "runs").rglob("events*"))
     assert b"agents/main/grad_norm" in events and b"turn_1/reward_mean" in events
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_recipe_shows_one_bar_in_a_terminal(tmp_path, monkeypatch, capsys, is_terminal):
+    trainer = tiny_trainer(tmp_path, disable_tqdm=False, max_steps=2)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    show_progress(trainer)
+    trainer.train()
+    output = capsys.readouterr()
+    assert ("'reward':" in output.out + output.err) != is_terminal
+    assert (f"reward {trainer.state.log_history[1]['reward']:.2f}, return" in output.err) == is_terminal
+    assert (tmp_path / "log.jsonl").is_file() == is_terminal
+    if is_terminal:
+        lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+        assert [line.get("reward") for line in lines] == [entry.get("reward") for entry in trainer.state.log_history]
 
 
 def test_checkpoint_layout(tmp_path):
