@@ -266,6 +266,22 @@ def test_wrong_functions_are_one_line(config, module, capsys, changes, parts):
     assert all(part.replace("{module}", module) in message for part in parts), message
 
 
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("{subject}", "The prompt template of `poet` needs the column 'subject'; the items have topic."),
+        ([{"role": "user", "content": "{subject}"}], "The prompt template of `poet` needs the column 'subject'"),
+        ("A brace { alone", "The prompt template of `poet` cannot be filled"),
+        ("{topic.x} {}", "Write {column} for a column's value, and {{ or }} for a brace."),
+    ],
+)
+def test_a_wrong_template_is_one_line(config, module, capsys, prompt, message):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["run", "magrpo", "--config", config({"prompts": {"poet": prompt}}), "--dry_run"])
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "note:" not in line]
+    assert exit_info.value.code == 2 and message in line
+
+
 def test_a_template_without_its_column_is_found_before_models_are_loaded(config, capsys):
     path = config({"prompts": {"poet": "{subject}", "critic": "x"}})
     with pytest.raises(ValueError, match="The prompt template of `poet` needs the column 'subject'"):

@@ -142,7 +142,7 @@ magrpo.num_generations_eval=0 at least 1
 magrpo.num_agents=0 at least 1
 magrpo.num_agents=3 num_agents
 magrpo.num_agents=1000000000 at most
-magrpo.per_device_train_batch_size=3,magrpo.gradient_accumulation_steps=1 whole number of rollout trees
+magrpo.per_device_train_batch_size=3,magrpo.gradient_accumulation_steps=3 whole number of rollout trees
 """
 NAMES = """
 magrpo.frozen_agents=helper no role

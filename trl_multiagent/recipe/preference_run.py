@@ -33,7 +33,7 @@ from trl_multiagent.preferences.replay import replay
 from trl_multiagent.preferences.sources import load_preferences
 from trl_multiagent.recipe.collection import check_comparator
 from trl_multiagent.recipe.preference_recipe import RESULTS_FILE, PreferenceRecipe
-from trl_multiagent.recipe.recipe import set_up_wandb
+from trl_multiagent.recipe.recipe import set_up_wandb, show_progress
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.recipe.settings import ConfigError, fail
 from trl_multiagent.stopping import end_on_signal
@@ -222,6 +222,7 @@ class PreferenceRun:
             result["collection"]["candidates_scored"] for result in results
         )
         trainer.add_callback(RoundLog(trainer, {f"iter/{name}": value for name, value in facts.items()}))
+        show_progress(trainer)
         trainer.train(resume_from_checkpoint=checkpoint)
         after = self.evaluate(trainer)
         self.save_team(trainer, number + 1)

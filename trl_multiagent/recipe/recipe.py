@@ -56,6 +56,7 @@ from trl_multiagent.team.files import AGENTS_FOLDER, SHARED_FOLDER, AgentSource,
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.checkpoint_files import STATE_FILE, read_checkpoint, verify_checkpoint
 from trl_multiagent.trainers.base.distribution import check_agreement, fail_together
+from trl_multiagent.trainers.base.progress import show_one_bar
 from trl_multiagent.trainers.base.rescue import WriteError
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_metrics import EVAL_METRICS, is_eval_metric
@@ -515,6 +516,7 @@ class Recipe:
             if trainer.is_world_process_zero():
                 self.run_folder.mkdir(parents=True, exist_ok=True)
                 write_text(self.run_folder / RECIPE_FILE, yaml.safe_dump(self.merged, sort_keys=False))
+        show_progress(trainer)
         if self.task.callbacks is not None:
             for callback in self.task.callbacks(self.task_settings, trainer):
                 trainer.add_callback(callback)
@@ -555,6 +557,13 @@ class Recipe:
             raise WriteError(
                 f"The model card could not be written ({error}). The team itself is in {self.team_folder.absolute()}."
             ) from error
+
+
+def show_progress(trainer: Any) -> None:
+    """In a terminal, replaces the entries of the log by one bar, with the metrics that the environment of a team trainer watches."""
+    if sys.stderr.isatty():
+        environment = trainer.environment  # `None` where preferences are trained on without one
+        show_one_bar(trainer, [] if environment is None else list(environment.unwrapped.watched_metrics))
 
 
 def loading_arguments(model: AgentModel) -> dict[str, Any]:

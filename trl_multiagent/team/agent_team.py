@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,9 +18,9 @@ from transformers.utils import ModelOutput
 from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
-from trl_multiagent.file_names import CARD_FILE, CRITICS_FOLDER, TEAM_FILE
+from trl_multiagent.file_names import CARD_FILE, TEAM_FILE
 from trl_multiagent.hub.model_card import AgentSummary, TeamSummary, team_card
-from trl_multiagent.hub.push import open_repo, upload_folder
+from trl_multiagent.hub.push import open_repo, team_files, upload_folder
 from trl_multiagent.models.pretrained import find_file, hub_arguments
 from trl_multiagent.models.router_loss import forward_with_expert_sums
 from trl_multiagent.models.shared_prompts import continue_prompts
@@ -302,11 +301,11 @@ class AgentTeam(nn.Module):
         repo_id = open_repo(repo_id, private, token, revision, create_pr)
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
-            shutil.rmtree(Path(folder) / CRITICS_FOLDER, ignore_errors=True)
             card = team_card(self.summary(), repo_id, revision=None if create_pr else revision)
             card.save(Path(folder) / CARD_FILE)
             advice = "Call `push_to_hub` again."
-            return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr)
+            files = team_files(folder)
+            return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr, files=files)
 
     def summary(self) -> TeamSummary:
         """The facts about the team that a model card shows."""

@@ -124,6 +124,7 @@ class MADPOTrainer(TaskMetricsMixin, PairMeansMixin, TeamTrainerMixin, DPOTraine
 
     _tag_names = ["trl", "trl-multiagent", "madpo"]
     _name = "MADPO"
+    _config_class = MADPOConfig
     _card_settings = [
         "loss_type",
         "loss_weights",
@@ -159,7 +160,7 @@ class MADPOTrainer(TaskMetricsMixin, PairMeansMixin, TeamTrainerMixin, DPOTraine
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
     ):
         if args is None:
-            args = MADPOConfig(f"{team.roles[-1]}-{self._name}")
+            args = self._config_class(f"{team.roles[-1]}-{self._name}")
         if environment is not None:
             check_team(team, environment, None)
         check_reference_sync(team, args)
