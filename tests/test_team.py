@@ -90,6 +90,20 @@ def test_a_team_file_of_another_format_version_is_refused(tmp_path):
         AgentTeam.from_pretrained(str(tmp_path))
 
 
+@pytest.mark.parametrize("folder", ["../other", "agents/../../other", "/tmp/other", "..\\other", "C:other"])
+def test_a_team_file_names_only_folders_of_the_team(folder, tmp_path):
+    tiny_team().save_pretrained(tmp_path / "team")
+    tiny_team().save_pretrained(tmp_path / "other")
+    path = tmp_path / "team" / "team.json"
+    contents = json.loads(path.read_text())
+    contents["agents"][0]["folder"] = folder
+    path.write_text(json.dumps(contents))
+    with pytest.raises(ValueError, match=r"'aux' is in .* not a folder of the team"):
+        AgentTeam.from_pretrained(str(tmp_path / "team"))
+    with pytest.raises(ValueError, match="not a folder of the team"):
+        tiny_team().load_weights(tmp_path / "team")
+
+
 def test_forward_runs_every_agent_on_its_own_inputs():
     team = tiny_team()
     inputs = {role: {"input_ids": torch.tensor([[65 + k, 66, 67]])} for k, role in enumerate(team.roles)}

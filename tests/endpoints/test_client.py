@@ -131,6 +131,7 @@ GARBAGE = {
     "a long number": (Reply("1" * 5000), "no valid JSON: 111"),
     "a long type": (Reply(OPENAI_TEXT, content_type="x" * 9999), "xxx and not JSON"),
     "compressed": (Reply(OPENAI_TEXT, headers={"Content-Encoding": "gzip"}), "its answer is compressed"),
+    "escapes": (Reply("\x1b]0;x\x07\x9b2J\u202e"), "no valid JSON: ·]0;x··2J·"),
     "cut": (Reply(OPENAI_TEXT, missing_bytes=50), "broke off"),
     "nothing at all": (Reply(missing_bytes=50), "broke off"),
     "an error": (Reply('{"error": "overloaded"}', status=500), 'status 500: {"error": "overloaded"}'),

@@ -43,4 +43,5 @@ async def limit_body(response: httpx2.Response) -> None:
     encoding = response.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise EndpointError("its answer is compressed, which the request did not allow", retry=True)
+    assert isinstance(response.stream, httpx2.AsyncByteStream)
     response.stream = LimitedStream(response.stream)
