@@ -74,6 +74,12 @@ def test_a_saved_team_and_each_of_its_agents_can_be_loaded(tmp_path):
         )
 
 
+def test_arguments_for_tokenizers(tmp_path):
+    tiny_team().save_pretrained(tmp_path)
+    team = AgentTeam.from_pretrained(str(tmp_path), tokenizer_kwargs={"model_max_length": 77})
+    assert [tokenizer.model_max_length for tokenizer in team.tokenizers.values()] == [77, 77]
+
+
 def test_load_weights_replaces_the_weights_of_a_team_with_the_same_roles(tmp_path):
     tiny_team().save_pretrained(tmp_path)
     other = AgentTeam({role: tiny_llama(9) for role in ("aux", "main")}, tiny_team().tokenizers)

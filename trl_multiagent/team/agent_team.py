@@ -149,6 +149,7 @@ class AgentTeam(nn.Module):
         peft_config: LoraConfig | None = None,
         share_weights: bool = False,
         seed: int = 42,
+        tokenizer_kwargs: dict[str, Any] | None = None,
         **model_init_kwargs: Any,
     ) -> "AgentTeam":
         """
@@ -169,6 +170,8 @@ class AgentTeam(nn.Module):
                 Decides the weights that no file contains: fresh adapters, and parts that a model's files lack, such as a
                 head. They depend on the seed and on the role's name alone, not on the other roles, on the process, or on
                 random numbers drawn before. The state of the global random generators does not change.
+            tokenizer_kwargs (`dict`, *optional*):
+                Passed to `AutoTokenizer.from_pretrained`, for example `add_bos_token`.
             **model_init_kwargs:
                 Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype`, `revision`, `attn_implementation`
                 or a `quantization_config` for the base of a LoRA team.
@@ -202,8 +205,8 @@ class AgentTeam(nn.Module):
             raise ValueError(f"{name} holds no {TEAM_FILE}: to start a team from a model, pass `roles`.")
 
         form = form_of_sources(sources, saved_form, peft_config, share_weights, hub)
-        trust = {"trust_remote_code": model_init_kwargs.get("trust_remote_code", False)}
-        tokenizers = {role: load_tokenizer(source, hub | trust) for role, source in sources.items()}
+        kwargs = {"trust_remote_code": model_init_kwargs.get("trust_remote_code", False), **(tokenizer_kwargs or {})}
+        tokenizers = {role: load_tokenizer(source, hub | kwargs) for role, source in sources.items()}
         if form == "lora":
             return cls({**load_adapters(sources, peft_config, seed, model_init_kwargs)}, tokenizers)
         return cls({**load_models(sources, form == "shared", seed, model_init_kwargs)}, tokenizers)
