@@ -39,7 +39,7 @@ class ScriptedTrainer:
             for episode in range(num_episodes):
                 aux, main = self.conventions[episode % len(self.conventions)]
                 problem = PROBLEMS[item["entry_point"]]
-                answers = {"aux": write_aux(problem, aux), "main": write_main(problem, main)}
+                answers = {"aux": write_aux(problem, aux), "main": write_main(problem, main) + "# \x1b[2J\r"}
                 match = aux == main
                 metrics = (
                     {"paper_reward": 4.0, "earned_reward": 3.9}
@@ -89,6 +89,7 @@ def test_sample_answers_paths_and_width(shown, tmp_path):
         assert re.search(re.escape(left) + " +" + re.escape(right), sample)
     assert f"Saved team       {tmp_path / 'final_model'}\n" in text
     assert f"Learning curve   {tmp_path / 'learning_curve.png'}\n" in text
+    assert "# ·[2J·" in text and "\x1b" not in text and "\r" not in text
     assert max(len(line) for line in text.splitlines() if str(tmp_path) not in line) <= 100
 
 

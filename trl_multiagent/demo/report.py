@@ -17,6 +17,7 @@ from trl_multiagent.demo.conventions import conventions
 from trl_multiagent.demo.problems import demo_problems
 from trl_multiagent.environments.base import JointAction, Turn
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
+from trl_multiagent.terminal import printable
 from trl_multiagent.trainers.base.distribution import fail_together
 from trl_multiagent.trainers.base.progress import show_one_bar
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
@@ -214,7 +215,7 @@ def sample(start: Evaluation, end: Evaluation, episode: int) -> str:
     ]
     lines += [f"  {headings[0]:<{column}}  {headings[1]}", f"  {'-' * column}  {'-' * column}"]
     for role in (AUX, MAIN):
-        sides = [side.joint_actions[episode][role].expandtabs(4).splitlines() for side in (start, end)]
+        sides = [printable(side.joint_actions[episode][role].expandtabs(4)).split("\n") for side in (start, end)]
         sides = [[line for code in lines for line in wrap(code, column)] for lines in sides]
         lines += [f"  {left:<{column}}  {right}".rstrip() for left, right in zip_longest(*sides, fillvalue="")]
         lines.append("")

@@ -188,7 +188,7 @@ def check_team_form(model: AgentModel, agents: list[str] | None, has_peft_sectio
     twice = sorted(own & (model.model_init_kwargs or {}).keys())
     if twice:
         raise ConfigError(
-            f"`agent_model.model_init_kwargs` must not have {twice[0]!r}, which is set elsewhere in `agent_model`."
+            f"`agent_model.model_init_kwargs` (or `model_kwargs`) must not have {twice[0]!r}, which is set elsewhere."
         )
     if not model.is_quantized:
         if model.quantization_arguments:

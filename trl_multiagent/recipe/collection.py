@@ -97,6 +97,7 @@ class Collection:
                 share_weights=model.share_weights,
                 seed=self.config.seed,
                 dtype=dtype,
+                tokenizer_kwargs=model.tokenizer_kwargs,
                 **quantization(model, "bfloat16" if dtype == "auto" else dtype),
                 **loading_arguments(model),
             )

@@ -183,6 +183,7 @@ class Evaluation:
             None if is_saved_team else roles,
             share_weights=isinstance(names, str) and not is_saved_team and len(roles) > 1,
             dtype=dtype,
+            tokenizer_kwargs=model.tokenizer_kwargs,
             **quantization(model, "bfloat16" if dtype == "auto" else dtype),
             **arguments,
         )

@@ -183,8 +183,9 @@ class Recipe:
 
     @property
     def model_init_kwargs(self) -> dict[str, Any]:
-        """The arguments for loading models that the user gave."""
-        return loading_arguments(self.agent_model)
+        """The arguments for loading models and tokenizers that the user gave."""
+        kwargs = self.agent_model.tokenizer_kwargs
+        return loading_arguments(self.agent_model) | ({"tokenizer_kwargs": kwargs} if kwargs else {})
 
     @property
     def items_per_step(self) -> int:

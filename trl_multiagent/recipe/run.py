@@ -18,6 +18,7 @@ from trl_multiagent.recipe.parser import make_parser
 from trl_multiagent.recipe.settings import ConfigError, fail, merge, read_layers, suggestion
 from trl_multiagent.recipe.tasks import check_task, choose_task
 from trl_multiagent.stopping import end_on_signal
+from trl_multiagent.terminal import printable
 
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def end_with_one_line(prog: str) -> Iterator[None]:
     except OtherProcessUnavailable:
         sys.exit(2)  # that process has said why
     except OtherProcessError as error:
-        print(f"{prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         sys.exit(1)
 
 

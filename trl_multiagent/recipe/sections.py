@@ -25,6 +25,10 @@ class AgentModel:
     model_init_kwargs: dict[str, Any] | None = setting(  # noqa: RUF009
         "More arguments for `AutoModelForCausalLM.from_pretrained`."
     )
+    tokenizer_kwargs: dict[str, Any] | None = setting(  # noqa: RUF009
+        "More arguments for `AutoTokenizer.from_pretrained`.",
+        keys=("use_fast", "legacy", "add_bos_token", "add_eos_token", "add_prefix_space", "model_max_length"),
+    )
     share_weights: bool = setting("Whether all agents are one model, told apart by their prompts.", False)
     use_peft: bool = setting("Whether every agent is a LoRA adapter with the settings lora_*; see also `peft`.", False)
     lora_r: int | None = setting("Rank of the adapters; 16 by default.", ge=1)

@@ -149,6 +149,7 @@ class AgentTeam(nn.Module):
         share_weights: bool = False,
         seed: int = 42,
         base_dtype: str | torch.dtype | None = None,
+        tokenizer_kwargs: dict[str, Any] | None = None,
         **model_init_kwargs: Any,
     ) -> "AgentTeam":
         """
@@ -171,6 +172,8 @@ class AgentTeam(nn.Module):
                 random numbers drawn before. The state of the global random generators does not change.
             base_dtype (`str` or `torch.dtype`, *optional*):
                 Data type of the base of a LoRA team, by default `dtype`. The adapters are float32.
+            tokenizer_kwargs (`dict`, *optional*):
+                Passed to `AutoTokenizer.from_pretrained`, for example `add_bos_token`.
             **model_init_kwargs:
                 Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype` (float32 by default), `revision`,
                 `attn_implementation` or a `quantization_config` for the base of a LoRA team.
@@ -204,8 +207,8 @@ class AgentTeam(nn.Module):
             raise ValueError(f"{name} holds no {TEAM_FILE}: to start a team from a model, pass `roles`.")
 
         form = form_of_sources(sources, saved_form, peft_config, share_weights, hub)
-        trust = {"trust_remote_code": model_init_kwargs.get("trust_remote_code", False)}
-        tokenizers = {role: load_tokenizer(source, hub | trust) for role, source in sources.items()}
+        kwargs = {"trust_remote_code": model_init_kwargs.get("trust_remote_code", False), **(tokenizer_kwargs or {})}
+        tokenizers = {role: load_tokenizer(source, hub | kwargs) for role, source in sources.items()}
         if form == "lora":
             if base_dtype is not None:
                 model_init_kwargs["dtype"] = base_dtype

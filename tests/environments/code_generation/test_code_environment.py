@@ -235,6 +235,10 @@ def test_other_code_has_syntax(text):
 def test_long_texts_are_cut():
     check = Check("error", "assert candidate(1) == " + "9" * 5000, "ValueError: " + "x\n" * 5000)
     assert len(feedback(result(check), "level_feedback")["main"]) < 1500
+    name = "y" * 20_000  # an identifier is as long as its author likes
+    for main in (f"def solve(xs):\n    {name} = aux(2)\n    return 1", f"def solve({name}, {name}):\n    return 1"):
+        for prompt in feedback(result(FAILED, main=main), "level_feedback").values():
+            assert len(prompt) < 1500
 
 
 @pytest.mark.parametrize("mode", ["plain", "passed", "level_passed", "level_feedback"])

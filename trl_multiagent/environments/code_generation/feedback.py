@@ -17,7 +17,7 @@ OTHER_NAMES = {  # CoMLRL's
     "feedback": "level_feedback",
     "signals": "level_passed",
 }
-MAX_TEXT = 300  # characters of an assert or of an error message
+MAX_TEXT = 300  # characters of an assert, of an error message or of reasons, which may have names that an agent wrote
 MAX_REASONS = 2
 
 
@@ -172,14 +172,14 @@ def _definitions(item: dict, result: CodeResult, role: str, roles: Sequence[str]
     lines = []
     for other in sorted(roles, key=lambda other: other != role):
         whose = "Your function" if other == role else "Your partner's function"
-        state = f"MISSING, {problems[other]}" if problems[other] else "FOUND"
+        state = f"MISSING, {_short(problems[other])}" if problems[other] else "FOUND"
         lines.append(f"- {whose} `{names[other]}`: {state}")
     return lines
 
 
 def _syntax(result: CodeResult, detailed: bool) -> list[str]:
     missing = [f"there is no code for `{name}`" for name in result.analysis.without_code]
-    problem = "; ".join(filter(None, [result.analysis.syntax_problem, *missing]))
+    problem = _short("; ".join(filter(None, [result.analysis.syntax_problem, *missing])))
     if detailed:
         return [f"- Syntax: {f'ERROR, {problem}' if problem else 'OK'}"]
     return [f"- Syntax: {'not correct' if problem else 'correct'}"]
@@ -218,7 +218,7 @@ def _aux_usage(result: CodeResult, detailed: bool) -> list[str]:
     elif analysis.ignored_values:
         usage = "called, but its result is not used"
         if detailed:
-            usage += f" ({'; '.join(analysis.ignored_values[:MAX_REASONS])})"
+            usage += f" ({_short('; '.join(analysis.ignored_values[:MAX_REASONS]))})"
     else:
         usage = "called, and its result is used"
     lines = [f"- Use of `aux`: {usage}"]

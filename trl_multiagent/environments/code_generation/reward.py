@@ -23,6 +23,7 @@ from trl_multiagent.environments.code_generation.trivial import ItemFacts, facts
 from trl_multiagent.environments.python_code.problems import count_asserts
 from trl_multiagent.environments.python_code.program_runner import ProgramRunner
 from trl_multiagent.sandbox import Program, Verdict
+from trl_multiagent.terminal import printable
 
 
 logger = logging.getLogger(__name__)
@@ -178,13 +179,14 @@ class CodeReward:
             facts = self._facts[key] = read_facts(item, verdict)
             if not self.warn_about_items:
                 continue
+            task_id = printable(item["task_id"])
             if tries_trivial and facts.trivial == facts.total:
                 logger.warning(
-                    "%s: a trivial answer passes all tests, so answers earn nothing for passing them", item["task_id"]
+                    "%s: a trivial answer passes all tests, so answers earn nothing for passing them", task_id
                 )
             if facts.reference is not None and facts.reference < facts.total:
                 logger.warning(
-                    "%s: the reference solution passes %d of %d tests", item["task_id"], facts.reference, facts.total
+                    "%s: the reference solution passes %d of %d tests", task_id, facts.reference, facts.total
                 )
         return [self._facts[key] for key in keys]
 
