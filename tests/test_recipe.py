@@ -653,7 +653,10 @@ def test_torch_dtype_is_what_is_computed_in(parse):
     assert "`agent_model.torch_dtype: bfloat16` is the data type to compute in (`magrpo.bf16: true`)" in note
     assert recipe.form_in_words == "float32 weights, computed in bfloat16"
     recipe = parse({"agent_model": {"torch_dtype": "bfloat16"}, "peft": {"r": 4}}, "--use_cpu", "--bf16", "false")
-    assert recipe.form_in_words == "LoRA of rank 4 in float32 on a bfloat16 base, computed in float32" and not recipe.notes
+    assert (
+        recipe.form_in_words == "LoRA of rank 4 in float32 on a bfloat16 base, computed in float32"
+        and not recipe.notes
+    )
     recipe = parse({}, "--use_cpu")
     assert recipe.form_in_words == "float32 weights, computed in float32" and not recipe.notes
 
