@@ -56,8 +56,11 @@ def run_script(algorithm: str, *argv: str) -> None:
 def test_every_configuration_has_a_plan(config, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run_script(algorithm_of(config), "--config", str(config), "--dry_run")
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
     assert "Dry run" in out and "env steps" in out and "joint actions" in out
+    computed_in = "float32" if config.stem.endswith("demo") else "bfloat16"
+    assert config not in CONFIGS or f"(float32 weights, computed in {computed_in})" in out
+    assert err.count("is the data type to compute in") == ("dtype: bfloat16" in config.read_text())
     assert list(tmp_path.iterdir()) == []
 
 
