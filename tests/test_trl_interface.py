@@ -120,6 +120,10 @@ METHODS = {
         "_init_training_state": [
             *("self", "max_steps", "num_update_steps_per_epoch", "num_train_epochs", "resume_from_checkpoint", "trial")
         ],
+        "_maybe_log_save_evaluate": [
+            *("self", "tr_loss", "grad_norm", "model", "trial", "epoch", "ignore_keys_for_eval", "start_time"),
+            "learning_rate",
+        ],
         "_finalize_training": ["self", "trial", "num_train_samples", "start_time"],
         "create_optimizer": ["self", "model"],
     },
