@@ -182,12 +182,12 @@ class CodeReward:
             if tries_trivial and facts.trivial == facts.total:
                 logger.warning(
                     "%s: a trivial answer passes all tests, so answers earn nothing for passing them",
-                    printable(item["task_id"]),
+                    printable(str(item["task_id"])),
                 )
             if facts.reference is not None and facts.reference < facts.total:
                 logger.warning(
                     "%s: the reference solution passes %d of %d tests",
-                    printable(item["task_id"]),
+                    printable(str(item["task_id"])),
                     facts.reference,
                     facts.total,
                 )
