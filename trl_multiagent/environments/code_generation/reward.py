@@ -179,14 +179,17 @@ class CodeReward:
             facts = self._facts[key] = read_facts(item, verdict)
             if not self.warn_about_items:
                 continue
-            task_id = printable(item["task_id"])
             if tries_trivial and facts.trivial == facts.total:
                 logger.warning(
-                    "%s: a trivial answer passes all tests, so answers earn nothing for passing them", task_id
+                    "%s: a trivial answer passes all tests, so answers earn nothing for passing them",
+                    printable(str(item["task_id"])),
                 )
             if facts.reference is not None and facts.reference < facts.total:
                 logger.warning(
-                    "%s: the reference solution passes %d of %d tests", task_id, facts.reference, facts.total
+                    "%s: the reference solution passes %d of %d tests",
+                    printable(str(item["task_id"])),
+                    facts.reference,
+                    facts.total,
                 )
         return [self._facts[key] for key in keys]
 
