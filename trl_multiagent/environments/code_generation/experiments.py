@@ -3,6 +3,7 @@ Experiments that show what each agent contributes. A program that passed tests r
 the changed part matters. The sandbox makes the changes (see [`~trl_multiagent.sandbox.Program`]).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from trl_multiagent.environments.python_code.program_runner import ProgramRunner
@@ -55,7 +56,7 @@ class Experiments:
         return depends
 
     def _run(
-        self, verdicts: dict[int, Verdict], chosen: dict[int, tuple[Program, tuple[str, ...]]]
+        self, verdicts: dict[int, Verdict], chosen: Mapping[int, tuple[Program, tuple[str, ...]]]
     ) -> dict[int, dict[str, bool]]:
         """
         Makes the chosen experiments, by index, in their order until one has no effect. Returns for each index whether each
