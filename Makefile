@@ -40,9 +40,9 @@ demo: setup  ## Train two small agents to write code together (2 to 3 minutes)
 	$(VENV)/bin/accelerate launch --config_file accelerate_configs/single.yaml \
 		recipes/code_generation/train_magrpo.py --config $(CONFIG) $(ARGS)
 
-# Only the tests need DeepSpeed, which takes its time to install and to import, bitsandbytes, and the clients of endpoints
+# Only the tests need DeepSpeed, which takes its time to install and to import, bitsandbytes, torchao, and the clients of endpoints
 $(VENV)/.extras: $(VENV)/.installed
-	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev,deepspeed,endpoints,quantization]"
+	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev,deepspeed,endpoints,quantization,rounding]"
 	@touch $@
 
 test: $(VENV)/.extras  ## Run the tests

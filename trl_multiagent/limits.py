@@ -79,7 +79,7 @@ def problem_with(value: Any, limits: Mapping[str, Any], default: Any = None) -> 
     if value is None or (value == default and type(value) is type(default)):
         return None
     if "refused" in limits:
-        same = value == default or (not value and not default)
+        same = value == default or not (asks_for_something(value) or asks_for_something(default))
         return None if same else f"is {short(value)}, which is not supported: {limits['refused']}."
     if isinstance(value, str) and "keys" in limits and not value.lstrip().startswith("{"):  # TRL also takes JSON
         return f"is {short(value)}, it must be a mapping with keys such as {limits['keys'][0]!r}."
@@ -102,6 +102,11 @@ def problem_with(value: Any, limits: Mapping[str, Any], default: Any = None) -> 
             if not is_number or not all(BOUNDS[name][0](x, limits[name]) for name in BOUNDS if name in limits):
                 return f"is {short(x)}{where}, it must be {describe_limits(limits)}."
     return None
+
+
+def asks_for_something(value: Any) -> bool:
+    """Whether a value switches something on. Parsers of command lines read `no` as False."""
+    return bool(value) and value != "no"
 
 
 def leaves(value: Any, key: Any = None) -> Iterator[tuple[Any, Any]]:

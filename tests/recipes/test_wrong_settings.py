@@ -142,7 +142,7 @@ magrpo.num_generations_eval=0 at least 1
 magrpo.num_agents=0 at least 1
 magrpo.num_agents=3 num_agents
 magrpo.num_agents=1000000000 at most
-magrpo.per_device_train_batch_size=3,magrpo.gradient_accumulation_steps=1 whole number of rollout trees
+magrpo.per_device_train_batch_size=3,magrpo.gradient_accumulation_steps=3 whole number of rollout trees
 """
 NAMES = """
 magrpo.frozen_agents=helper no role
@@ -294,6 +294,9 @@ agent_model.load_in_4bit=true,agent_model.load_in_8bit=true,agent_model.use_peft
 agent_model.use_bnb_nested_quant=true load_in_4bit
 agent_model.model_init_kwargs={dtype:float16} dtype
 agent_model.model_init_kwargs=3 expected
+agent_model.model_kwargs={device_map:auto} device_map
+agent_model.tokenizer_kwargs={padding_side:right} padding_side
+agent_model.tokenizer_kwargs={trust_remote_code:true},agent_model.model_kwargs={trust_remote_code:false} same setting
 magrpo.model_init_kwargs={revision:x} revision
 agent_model.revision= blank
 peft.r=0 at least 1

@@ -86,7 +86,8 @@ def test_the_loss_equals_that_of_trl(tmp_path, loss_type, level, case):
         correction = correction.clamp(max=high) if mode[1] == "truncate" else correction * (correction <= high)
     else:
         rows.sampling_logps = None
-    loss, sums = policy_loss(logps, entropy, rows, args)
+    computed = policy_loss(logps, entropy, rows, args)
+    loss, sums = computed.loss, computed.token_sums
     (gradient,) = torch.autograd.grad(loss, logps)
     expected, metrics = loss_of_trl(logps, entropy, rows, args, correction)
     (expected_gradient,) = torch.autograd.grad(expected, logps)

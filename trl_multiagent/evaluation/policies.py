@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,7 +17,14 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.rollout.episodes import derive_seed
-from trl_multiagent.rollout.sampler import Level, SamplingTeam, TeamSampler, TransformersGenerator, render_chat
+from trl_multiagent.rollout.sampler import (
+    Completions,
+    Level,
+    SamplingTeam,
+    TeamSampler,
+    TransformersGenerator,
+    render_chat,
+)
 from trl_multiagent.rollout.tree import Node, Samples
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.run_settings import checksum_of_weights, describe_agent
@@ -67,6 +75,12 @@ class EpisodeGenerator(TransformersGenerator):
         self.seed = seed
         self.silent_role: str | None = None  # an agent whose answers are empty
         self.episodes: list[tuple[int, int]] = []  # item and episode of each node of the turn
+        self.generation_seconds: list[dict[str, float]] = []  # of each role's generate call, for every turn
+
+    def generate(self, level: Level) -> dict[str, list[Completions]]:
+        if len(level.nodes[0].history) == len(self.generation_seconds):  # the first call of a turn
+            self.generation_seconds.append({})
+        return super().generate(level)
 
     def sample(
         self, agent: PreTrainedModel, role: str, prompt_ids: list[list[int]], level: Level, config: GenerationConfig
@@ -74,6 +88,7 @@ class EpisodeGenerator(TransformersGenerator):
         """Samples one completion per node. The episodes of an item that have the same prompt read it once."""
         nodes = level.nodes
         if role == self.silent_role:
+            self.generation_seconds[-1][role] = 0.0
             return [[self.team.end_tokens(role)[:1]] for _ in nodes]
         seeds = [
             derive_seed(self.seed, item, episode, len(node.history), role)
@@ -85,6 +100,7 @@ class EpisodeGenerator(TransformersGenerator):
         rows = list(same.values())
         if len({len(nodes_of_prompt) for nodes_of_prompt in rows}) > 1:
             rows = [[k] for k in range(len(nodes))]
+        start = time.perf_counter()
         groups = generate_groups(
             agent,
             [prompt_ids[of_prompt[0]] for of_prompt in rows],
@@ -93,6 +109,7 @@ class EpisodeGenerator(TransformersGenerator):
             self.token_budget,
             [[seeds[k] for k in of_prompt] for of_prompt in rows],
         )
+        self.generation_seconds[-1][role] = time.perf_counter() - start
         completions: list[list[list[int]]] = [[] for _ in nodes]
         for of_prompt, group in zip(rows, groups, strict=True):
             for k, ids in zip(of_prompt, group, strict=True):

@@ -116,6 +116,7 @@ class RewardRun(PreferenceRun):
         with end_on_wrong_input(recipe.prog):
             facts = train_reward_model(model, args, preferences, list(self.roles), recipe.reward_peft)
         self.say(f"Reward model in {args.output_dir}: {summary(facts)}")
+        self.stop_if_asked()
         self.say(f"\nPhase 3 of 3: {recipe.rl_algorithm} with the reward of the model")
         environment = self.with_reward_of(Path(args.output_dir), recipe.given("score_task_reward", True))
         return environment, self.items

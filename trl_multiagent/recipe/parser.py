@@ -48,7 +48,7 @@ def make_parser(algorithm: str, task: Task, prog: str | None = None) -> argparse
     for flag, path in TRL_FLAGS.items():
         trl.add_argument(f"--{flag}", metavar="VALUE", help=f"Short for --override {path}=VALUE.")
     for setting in dataclasses.fields(AgentModel):
-        if setting.name not in ("name", "model_init_kwargs", "trust_remote_code"):
+        if setting.name not in ("name", "model_init_kwargs", "tokenizer_kwargs", "trust_remote_code"):
             help = f"Short for --override agent_model.{setting.name}=VALUE. {setting.metadata['help']}"
             trl.add_argument(f"--{setting.name}", nargs="*", metavar="VALUE", help=help)
 

@@ -39,8 +39,6 @@ def print_plan(recipe: Recipe, roles: Sequence[str], environment: Environment | 
         return
 
     names = recipe.model_names if isinstance(recipe.model_names, list) else [recipe.model_names] * len(roles)
-    form = ", one model for all" if recipe.agent_model.share_weights else ""
-    form = f", LoRA of rank {recipe.peft_config.r}" if recipe.peft_config is not None else form
     frozen = args.frozen_agents or ()
     nodes = sum(args.nodes_per_turn)
     joint_actions = nodes * args.joint_actions_per_node  # each is one env step
@@ -68,7 +66,7 @@ def print_plan(recipe: Recipe, roles: Sequence[str], environment: Environment | 
         "agents": ", ".join(
             f"{role}: {name}{', frozen' * (role in frozen)}" for role, name in zip(roles, names, strict=True)
         )
-        + f" ({recipe.dtype}{form})",
+        + f" ({recipe.form_in_words})",
         "training": f"{count(num_train, 'item')} of {dataset.name or 'the task'}, split {dataset.train_split or 'whole'}",
         "evaluation": evaluation[args.eval_strategy.value],
         "rollouts": f"{count(args.num_turns, 'turn')}, joint_mode {args.joint_mode}, handoff {args.handoff}, "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
@@ -17,10 +17,13 @@ from trl_multiagent.recipe.config_files import RECIPES, config_file
 from trl_multiagent.recipe.parser import make_parser
 from trl_multiagent.recipe.settings import ConfigError, fail, merge, read_layers, suggestion
 from trl_multiagent.recipe.tasks import check_task, choose_task
+from trl_multiagent.stopping import end_on_signal
+from trl_multiagent.terminal import printable
 
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from transformers import TrainerCallback
 
     from trl_multiagent.environments.base import Environment
     from trl_multiagent.recipe.recipe import Recipe
@@ -44,16 +47,16 @@ def run_recipe(
     recipe = parse_recipe(algorithm, task, argv, prog)
     if not recipe.dry_run:
         recipe.introduce()
-    with end_on_wrong_input(recipe.prog):
-        environment = recipe.make_environment()
-        recipe.check_team(environment.roles)
-        if recipe.dry_run:
-            from trl_multiagent.recipe.plan import print_plan
+    with end_on_signal(recipe.prog), recipe.reservation:
+        with end_on_wrong_input(recipe.prog):
+            environment = recipe.make_environment()
+            recipe.check_team(environment.roles)
+            if recipe.dry_run:
+                from trl_multiagent.recipe.plan import print_plan
 
-            return print_plan(recipe, environment.roles, environment)
-        environment.prepare(recipe.training_args.num_turns)
-        train_dataset, eval_dataset = recipe.load_datasets()
-    with recipe.reservation:
+                return print_plan(recipe, environment.roles, environment)
+            environment.prepare(recipe.training_args.num_turns)
+            train_dataset, eval_dataset = recipe.load_datasets()
         recipe.check_run(environment, train_dataset)
         with end_on_wrong_input(recipe.prog):
             team = recipe.load_team(environment.roles)
@@ -67,8 +70,9 @@ def train(
     team: AgentTeam,
     train_dataset: Dataset,
     eval_dataset: Dataset | None,
+    callback: Callable[[Any], TrainerCallback] | None = None,
 ) -> None:
-    """Trains a team with the trainer of an algorithm, and saves it."""
+    """Trains a team with the trainer of an algorithm, and saves it. `callback` makes one more callback for this trainer."""
     with end_on_wrong_input(recipe.prog):
         trainer = ALGORITHMS[algorithm].trainer_class()(
             team=team,
@@ -77,6 +81,8 @@ def train(
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
         )
+    if callback is not None:
+        trainer.add_callback(callback(trainer))
     with end_with_one_line(recipe.prog):
         recipe.train_and_save(trainer)
     trainer.accelerator.wait_for_everyone()  # a process that exits while another one still communicates would abort it
@@ -127,7 +133,7 @@ def end_with_one_line(prog: str) -> Iterator[None]:
     except OtherProcessUnavailable:
         sys.exit(2)  # that process has said why
     except OtherProcessError as error:
-        print(f"{prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         sys.exit(1)
 
 

@@ -46,6 +46,7 @@ from trl_multiagent.recipe.sections import (
     extras_of,
     sections_of,
 )
+from trl_multiagent.terminal import printable
 
 
 MISSING = "???"  # OmegaConf's marker of a missing value
@@ -60,7 +61,7 @@ class ConfigError(ValueError):
 
 def fail(prog: str, error: Exception) -> NoReturn:
     """Ends the program as `argparse` does after a wrong argument: one line, and exit status 2."""
-    print(f"{prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
+    print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -53,7 +53,7 @@ def choose_task(algorithm: str, tasks: Mapping[str, str], argv: Sequence[str] | 
             f"`task` is {name!r}, which is none of {', '.join(tasks)}; a task of your own has the form module:NAME."
         )
     try:
-        task = import_object("task", tasks.get(name, name))
+        task = import_object("task", tasks.get(name, name), arguments.config)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if not isinstance(task, Task):

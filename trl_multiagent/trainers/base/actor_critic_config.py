@@ -78,7 +78,7 @@ class ActorCriticConfig(RolloutConfig):
         default="model",
         metadata={"help": "'model' of its own, 'adapter' on the agents' base, or 'head' on the agent."},
     )
-    critic_models: str | list[str] | None = field(
+    critic_models: list[str] | str | None = field(  # `HfArgumentParser` reads the second type
         default=None,
         metadata={"help": "Model that the critics start from, or one per critic; by default the agents'."},
     )

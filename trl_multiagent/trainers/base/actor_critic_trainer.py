@@ -187,8 +187,8 @@ class ActorCriticTrainer(RolloutTrainer):
         adapted = {critic_key(name): critics.parameters_of(name, self.team) for name in critics.names}
         return {**super()._trained_parameters(), **adapted}
 
-    def _leaves_out_critics(self) -> bool:
-        return super()._leaves_out_critics() and not self.args.push_critics
+    def _pushes_critics(self) -> bool:
+        return self.args.push_critics
 
     # The batch
 
@@ -380,10 +380,11 @@ class ActorCriticTrainer(RolloutTrainer):
         return losses
 
     def _end_step(self) -> None:
-        for name in self.critics.names:
-            loss = self.accelerator.reduce(self.observer.totals.losses[critic_key(name)], "sum").item()
-            self._metrics["train"][f"{critic_key(name)}/value_loss"].append(loss)
+        losses = self.observer.totals.losses
         super()._end_step()
+        for name in self.critics.names:
+            loss = self.accelerator.reduce(losses[critic_key(name)], "sum").item()
+            self._metrics["train"][f"{critic_key(name)}/value_loss"].append(loss)
 
 
 def value_errors(

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel
 from trl.models import unwrap_model_for_generation
 
-from trl_multiagent.models.vllm_generation import make_generations
 from trl_multiagent.rollout.sampler import Completions, Level, TransformersGenerator
 from trl_multiagent.trainers.base.distribution import error_barrier
+from trl_multiagent.trainers.base.vllm_generation import make_generations
 
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ class VLLMGenerator:
                 error_barrier(self.trainer.accelerator)
             # The weights of a frozen agent are sent once
             step = 0 if role in self.trainer.team.frozen else self.trainer.state.global_step
-            groups = zip(*self.agents[role].sample(role, prompt_ids, level.num_generations, step), strict=True)
+            with self.trainer.team.activate(role):
+                groups = zip(*self.agents[role].sample(role, prompt_ids, level.num_generations, step), strict=True)
             completions[role] = [Completions(ids, logps) for ids, logps in groups]
         return completions
 

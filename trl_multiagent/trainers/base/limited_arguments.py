@@ -103,6 +103,7 @@ class LimitedArguments(Base):
         "local_rank": {"no_effect": "`accelerate launch` says which process this is"},
         "fsdp": {"refused": "teams are trained with DDP or DeepSpeed"},
         "fsdp_config": {"refused": "teams are trained with DDP or DeepSpeed"},
+        "enable_jit_checkpoint": {"refused": "a recipe saves a checkpoint at SIGTERM and Ctrl-C without it"},
         "parallelism_config": {"refused": "teams are trained with DDP or DeepSpeed"},
     }
 
@@ -149,6 +150,11 @@ class LimitedArguments(Base):
             raise ValueError(
                 f"`optim` is {self.optim.value!r}, which cannot be used{given}: {describe(error)}"
             ) from error
+        if self.rounds_stochastically and (self.world_size > 1 or self.deepspeed_plugin is not None):
+            raise ValueError(
+                "`bf16_stochastic_round` in `optim_args` works in one process without DeepSpeed: several processes would round "
+                "differently. Remove it and use DeepSpeed ZeRO, which splits float32 weights among the processes."
+            )
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
         try:
             scheduler = get_scheduler(
@@ -167,6 +173,11 @@ class LimitedArguments(Base):
                 f"`lr_scheduler_type` {self.lr_scheduler_type.value!r} does not go with `lr_scheduler_kwargs` "
                 f"{self.lr_scheduler_kwargs}: {describe(error)}"
             ) from error
+
+    @property
+    def rounds_stochastically(self) -> bool:
+        """Whether the optimizer is for weights in bfloat16: its rounding keeps the mean of updates that are too small for them."""
+        return bool(Trainer.get_optimizer_cls_and_kwargs(self)[1].get("bf16_stochastic_round"))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "hub_token": None}  # because `training_args.bin` is pushed to the Hub

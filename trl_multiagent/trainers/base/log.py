@@ -23,6 +23,7 @@ from trl_multiagent.trainers.base.completions import log_completion_tables, prin
 from trl_multiagent.trainers.base.distribution import fail_together
 from trl_multiagent.trainers.base.rollout_metrics import RolloutTotals, StepTotals, rollout_totals, sum_totals
 from trl_multiagent.trainers.base.trace_files import TraceFiles, remove_after
+from trl_multiagent.trainers.base.vllm_generation import LARGEST_DIFFERENCE, LARGEST_SHARE_OUTSIDE, EngineError
 
 
 if TYPE_CHECKING:
@@ -115,19 +116,51 @@ class Observer:
         """Adds the metrics of one optimizer step of all processes to those that are logged next."""
         trainer, step = self.trainer, self.totals
         metrics, accelerator, roles = trainer._metrics["train"], trainer.accelerator, trainer.team.trained_roles
+        means = {}
+        for (role, name), total in step.token_sums.items():
+            total, tokens = accelerator.reduce(torch.stack([total, step.tokens[role].float()]), "sum")
+            means[role, name] = (total / tokens.clamp(min=1.0)).item()
+        for role, ratios in step.ratios.items():
+            outside, number = accelerator.reduce(ratios, "sum").tolist()
+            self.check_engine(role, means[role, "sampling_logp_difference"], outside / max(1, number))
         for phase in ("generate", "reward", "update"):
             metrics[f"time/{phase}"].append(step.seconds[phase])
         losses = accelerator.reduce(torch.stack([step.losses[role] for role in roles]), "mean")
         for role, value in zip(roles, losses, strict=True):
             metrics[f"agents/{role}/loss"].append(value.item())
-        for (role, name), total in step.token_sums.items():
-            total, tokens = accelerator.reduce(torch.stack([total, step.tokens[role].float()]), "sum")
-            metrics[f"agents/{role}/{name}"].append((total / tokens.clamp(min=1.0)).item())
+        for (role, name), mean in means.items():
+            metrics[f"agents/{role}/{name}"].append(mean)
         for role, value in step.router_losses.items():
             metrics[f"agents/{role}/aux_loss"].append(accelerator.reduce(value, "sum").item())
         self.totals = StepTotals()
         if self.trace is not None:
             self.trace.end_step(trainer.state.global_step + 1)
+
+    def check_engine(self, role: str, difference: float, share: float) -> None:
+        """
+        Ends the run before an update with completions of other weights than those that are trained.
+
+        Args:
+            role (`str`): The agent.
+            difference (`float`): Mean difference of the log-probabilities of engine and policy, in nats per token.
+            share (`float`): Share of the ratios that are outside of the bounds of the sampling correction.
+
+        Raises:
+            EngineError: The engine is too far from the trainer.
+        """
+        if difference <= LARGEST_DIFFERENCE and share < LARGEST_SHARE_OUTSIDE:
+            return
+        trainer = self.trainer
+        problem = (
+            f"Step {trainer.state.global_step + 1}: the log-probabilities with which vLLM sampled for agent {role!r} differ from the "
+            f"policy's by {difference:.2f} nats per token, and {share:.0%} of the ratios are outside of the bounds of the "
+            f"sampling correction (at most {LARGEST_DIFFERENCE} nats, less than {LARGEST_SHARE_OUTSIDE:.0%}). vLLM has other weights "
+            "than the trainer: restart it with the agent's own model, without another run that uses it, and resume. If it has "
+            "the right ones, and only its precision differs, long completions need `vllm_importance_sampling_mode: "
+            "token_truncate`."
+        )
+        one_process = trainer.accelerator.num_processes == 1
+        raise EngineError(problem if one_process else f"{problem} {trainer._last_complete()}")
 
     # The run
 

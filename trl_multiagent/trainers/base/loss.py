@@ -28,6 +28,7 @@ Tests compare it with the losses of TRL's `GRPOTrainer` and `RLOOTrainer`.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -52,9 +53,24 @@ class LossSettings(Protocol):
     vllm_importance_sampling_clip_max: float | None
 
 
-def policy_loss(
-    log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTensors, args: LossSettings
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+@dataclass
+class PolicyLoss:
+    """
+    The loss of one agent on the rows of a micro-batch, and its metrics.
+
+    Args:
+        loss (`torch.Tensor`): A scalar.
+        token_sums (`dict[str, torch.Tensor]`): Sums of metrics over the tokens that count, by name.
+        ratios (`torch.Tensor`, *optional*): How many ratios of the sampling correction are outside of its bounds, and how many
+            there are.
+    """
+
+    loss: torch.Tensor
+    token_sums: dict[str, torch.Tensor]
+    ratios: torch.Tensor | None = None
+
+
+def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTensors, args: LossSettings) -> PolicyLoss:
     """
     Computes the loss of one agent on the rows of a micro-batch. The losses of the micro-batches of all processes add up to that
     of the batch, divided by the number of processes.
@@ -69,18 +85,15 @@ def policy_loss(
             The rows.
         args ([`LossSettings`]):
             The trainer's configuration.
-
-    Returns:
-        `tuple` of the loss, a scalar, and the sums of metrics over the completions' tokens, by name.
     """
     mask = rows.completion_mask
     logps, entropy = log_probs[:, -mask.size(1) :], entropy[:, -mask.size(1) :]
     old = logps.detach() if rows.old_logps is None else rows.old_logps
     sums = {"entropy": entropy}
-    factor = None
+    factors = ratios = None
     if rows.sampling_logps is not None:
         sums["sampling_logp_difference"] = (old - rows.sampling_logps).abs().nan_to_num(nan=0.0)
-        factor = sampling_correction(old, rows.sampling_logps, mask, args)
+        factors, ratios = sampling_correction(old, rows.sampling_logps, mask, args)
     if rows.other_log_ratios is not None:
         old = old - rows.other_log_ratios.unsqueeze(1)
     ratio = probability_ratio(logps, old, mask, args.importance_sampling_level)
@@ -89,8 +102,8 @@ def policy_loss(
     low, high = 1 - args.epsilon, 1 + (args.epsilon if args.epsilon_high is None else args.epsilon_high)
     bounded = ratio if args.delta is None else ratio.clamp(max=args.delta)
     losses = -torch.min(bounded * advantages, ratio.clamp(low, high) * advantages)
-    if factor is not None:
-        losses = losses * factor
+    if factors is not None:
+        losses = losses * factors
     if args.beta != 0.0:
         assert rows.ref_logps is not None
         kl = torch.exp(rows.ref_logps - logps) - (rows.ref_logps - logps) - 1
@@ -103,7 +116,8 @@ def policy_loss(
         sums["clip_ratio/low_mean"] = is_low.float()
         sums["clip_ratio/high_mean"] = is_high.float()
         sums["clip_ratio/region_mean"] = (is_low | is_high).float()
-    return normalized(losses, rows, args), {name: (x.detach() * mask).sum() for name, x in sums.items()}
+    token_sums = {name: (x.detach() * mask).sum() for name, x in sums.items()}
+    return PolicyLoss(normalized(losses, rows, args), token_sums, ratios)
 
 
 def probability_ratio(logps: torch.Tensor, old: torch.Tensor, mask: torch.Tensor, level: str) -> torch.Tensor:
@@ -141,7 +155,7 @@ def normalized(losses: torch.Tensor, rows: AgentTensors, args: LossSettings) -> 
 
 def sampling_correction(
     logps: torch.Tensor, sampling_logps: torch.Tensor, mask: torch.Tensor, args: LossSettings
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Computes the importance sampling ratio of the policy over the engine that sampled a completion, bounded. It is the correction
     of TRL's GRPO.
@@ -157,19 +171,21 @@ def sampling_correction(
             The trainer's configuration.
 
     Returns:
-        `torch.Tensor`: Factors of the loss, of shape `(num_rows, 1)` in the `"sequence_*"` modes, else of the shape of
-        `logps`.
+        `tuple[torch.Tensor, torch.Tensor]`: Factors of the loss, of shape `(num_rows, 1)` in the `"sequence_*"` modes, else of
+        the shape of `logps`; and two numbers, how many ratios are outside of the bounds, and how many there are.
     """
     granularity, constraint = args.vllm_importance_sampling_mode.split("_")
     low, high = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
-    difference = (logps.detach() - sampling_logps).nan_to_num(nan=0.0) * mask
-    if granularity == "sequence":
-        difference = difference.sum(dim=1, keepdim=True)
-    ratio = difference.exp()
-    if constraint == "truncate":
-        return ratio.clamp(low, high)
     low, high = -math.inf if low is None else low, math.inf if high is None else high
-    return ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
+    difference = (logps.detach() - sampling_logps) * mask
+    counts = mask.bool() & ~difference.isnan()
+    difference = difference.nan_to_num(nan=0.0)
+    if granularity == "sequence":
+        difference, counts = difference.sum(dim=1, keepdim=True), counts.any(dim=1, keepdim=True)
+    ratio = difference.exp()
+    outside = (ratio < low) | (ratio > high)
+    factors = ratio.clamp(low, high) if constraint == "truncate" else ratio.masked_fill(outside, 0.0)
+    return factors, torch.stack([(outside & counts).sum(), counts.sum()])
 
 
 def add_other_log_ratios(rows: dict[str, AgentTensors], log_probs: dict[str, torch.Tensor]) -> None:

@@ -202,6 +202,8 @@ class StepTotals:
             process.
         tokens (`dict[str, torch.Tensor]`): The number of each agent's trained tokens, of this process.
         token_sums (`dict[tuple[str, str], torch.Tensor]`): For each role and metric, the sum over these tokens.
+        ratios (`dict[str, torch.Tensor]`): Two numbers of this process: how many ratios of each agent's sampling correction are
+            outside of its bounds, and how many there are.
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -209,6 +211,7 @@ class StepTotals:
     router_losses: dict[str, torch.Tensor] = field(default_factory=lambda: defaultdict(float))
     tokens: dict[str, torch.Tensor] = field(default_factory=lambda: defaultdict(float))
     token_sums: dict[tuple[str, str], torch.Tensor] = field(default_factory=lambda: defaultdict(float))
+    ratios: dict[str, torch.Tensor] = field(default_factory=lambda: defaultdict(float))
 
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:

@@ -18,7 +18,6 @@ from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_h
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.models.vllm_generation import check_vllm
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
@@ -40,6 +39,7 @@ from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.run_settings import describe_environment
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, check_reference_sync, router_loss_coefs
+from trl_multiagent.trainers.base.vllm_generation import check_vllm
 
 
 logger = logging.get_logger(__name__)
@@ -197,11 +197,14 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     def policy_loss(self, role: str, outputs: FusedCausalLMOutput, rows: AgentTensors) -> torch.Tensor:
         """Computes the loss of [`~trainers.base.loss.policy_loss`], with the arguments of `agent_loss`, and logs its metrics."""
-        loss, sums = policy_loss(outputs.log_probs, outputs.entropy, rows, self.args)
-        self.observer.totals.tokens[role] += rows.completion_mask.sum()
-        for name, value in sums.items():
-            self.observer.totals.token_sums[role, name] += value
-        return loss
+        computed = policy_loss(outputs.log_probs, outputs.entropy, rows, self.args)
+        totals = self.observer.totals
+        totals.tokens[role] += rows.completion_mask.sum()
+        for name, value in computed.token_sums.items():
+            totals.token_sums[role, name] += value
+        if computed.ratios is not None:
+            totals.ratios[role] += computed.ratios
+        return computed.loss
 
     def rows_to_train(self, rows: list[Row]) -> list[Row]:
         """Selects the rows of a batch that take part in the update. By default, all do."""
