@@ -1,12 +1,8 @@
 import torch
-from datasets import Dataset
-from transformers import TrainerCallback
 from trl.trainer.utils import FusedCausalLMOutput
 
-from trl_multiagent.environments.base import Environment
 from trl_multiagent.rollout.advantages import sibling_advantages
 from trl_multiagent.rollout.tree import Node
-from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.batch import AgentTensors, Row
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
@@ -91,20 +87,6 @@ class MAGRPOTrainer(RolloutTrainer):
 
     args: MAGRPOConfig
     _config_class = MAGRPOConfig  # of the default configuration
-
-    def __init__(
-        self,
-        team: AgentTeam,
-        environment: Environment,
-        args: MAGRPOConfig | None = None,
-        train_dataset: Dataset | None = None,
-        eval_dataset: Dataset | dict[str, Dataset] | None = None,
-        callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
-    ):
-        if args is None:
-            args = self._config_class(f"{environment.roles[-1]}-{self._name}")
-        super().__init__(team, environment, args, train_dataset, eval_dataset, callbacks, optimizers)
 
     def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
         """

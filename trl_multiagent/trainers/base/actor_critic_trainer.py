@@ -12,12 +12,9 @@ from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
-from datasets import Dataset
-from transformers import TrainerCallback
 from transformers.utils import logging
 from trl.trainer.utils import FusedCausalLMOutput, pad
 
-from trl_multiagent.environments.base import Environment
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.rollout.values import (
     ROUNDING,
@@ -90,27 +87,6 @@ class ActorCriticTrainer(RolloutTrainer):
         "seed",
     ]
 
-    def __init__(
-        self,
-        team: AgentTeam,
-        environment: Environment,
-        args: ActorCriticConfig | None = None,
-        train_dataset: Dataset | None = None,
-        eval_dataset: Dataset | dict[str, Dataset] | None = None,
-        callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
-    ):
-        if args is None:
-            args = self._config_class(f"{environment.roles[-1]}-{self._name}")
-        self._advantages: dict[int, dict[str, torch.Tensor]] = {}  # of the current batch, by the id of the node
-        self._rows: dict[str, list[CriticRow]] = {}  # of the current batch, by critic
-        self._value_scales: dict[str, tuple[float, float]] = {}
-        self._longest_texts: dict[str, int | None] = {}  # by critic, in tokens
-        self._reported_cuts: set[str] = set()  # critics whose texts were too long for their model
-        self._num_joint_actions = 0  # of the current batch, in all processes
-        self._steps_unexplained: dict[str, int] = defaultdict(int)
-        super().__init__(team, environment, args, train_dataset, eval_dataset, callbacks, optimizers)
-
     # What an algorithm defines
 
     def critic_roles(self, team: AgentTeam) -> dict[str, str]:
@@ -143,6 +119,12 @@ class ActorCriticTrainer(RolloutTrainer):
         return cast(Critics, self.team.critics)
 
     def _prepare_team(self, team: AgentTeam, args: ActorCriticConfig) -> None:
+        self._advantages: dict[int, dict[str, torch.Tensor]] = {}  # of the current batch, by the id of the node
+        self._rows: dict[str, list[CriticRow]] = {}  # of the current batch, by critic
+        self._value_scales: dict[str, tuple[float, float]] = {}
+        self._reported_cuts: set[str] = set()  # critics whose texts were too long for their model
+        self._num_joint_actions = 0  # of the current batch, in all processes
+        self._steps_unexplained: dict[str, int] = defaultdict(int)
         team.freeze(args.frozen_agents or ())
         self.team = team
         settings = CriticSettings(
@@ -162,6 +144,7 @@ class ActorCriticTrainer(RolloutTrainer):
                 "team, and load its agents with `AgentTeam.from_pretrained`."
             )
         team.train(team.training)
+        # By critic, in tokens
         self._longest_texts = {name: self._longest_text(name, args) for name in self.critics.names}
         if args.process_index == 0:
             notes_on_critics(args)

@@ -29,28 +29,11 @@ Tests compare it with the losses of TRL's `GRPOTrainer` and `RLOOTrainer`.
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from trl_multiagent.trainers.base.batch import AgentTensors
-
-
-class LossSettings(Protocol):
-    """The fields of a trainer's configuration that the loss depends on. Most are those of [`~trl.GRPOConfig`]."""
-
-    loss_type: str
-    importance_sampling_level: str
-    epsilon: float
-    epsilon_high: float | None
-    delta: float | None
-    beta: float
-    use_bias_correction_kl: bool
-    max_completion_length: int | None
-    num_iterations: int
-    vllm_importance_sampling_mode: str
-    vllm_importance_sampling_clip_min: float | None
-    vllm_importance_sampling_clip_max: float | None
+from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
 @dataclass
@@ -70,7 +53,7 @@ class PolicyLoss:
     ratios: torch.Tensor | None = None
 
 
-def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTensors, args: LossSettings) -> PolicyLoss:
+def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTensors, args: RolloutConfig) -> PolicyLoss:
     """
     Computes the loss of one agent on the rows of a micro-batch. The losses of the micro-batches of all processes add up to that
     of the batch, divided by the number of processes.
@@ -83,7 +66,7 @@ def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTenso
             Log-probability, in nats, and entropy of the policy for every token. The last columns are those of the completions.
         rows ([`AgentTensors`]):
             The rows.
-        args ([`LossSettings`]):
+        args ([`RolloutConfig`]):
             The trainer's configuration.
     """
     mask = rows.completion_mask
@@ -138,7 +121,7 @@ def probability_ratio(logps: torch.Tensor, old: torch.Tensor, mask: torch.Tensor
     return torch.exp(log_ratio)
 
 
-def normalized(losses: torch.Tensor, rows: AgentTensors, args: LossSettings) -> torch.Tensor:
+def normalized(losses: torch.Tensor, rows: AgentTensors, args: RolloutConfig) -> torch.Tensor:
     """Sums the losses of the tokens, of shape `(num_rows, completion_length)` or `(num_rows, 1)`, as `loss_type` says."""
     losses = losses * rows.completion_mask
     if args.loss_type == "dapo":
@@ -154,7 +137,7 @@ def normalized(losses: torch.Tensor, rows: AgentTensors, args: LossSettings) -> 
 
 
 def sampling_correction(
-    logps: torch.Tensor, sampling_logps: torch.Tensor, mask: torch.Tensor, args: LossSettings
+    logps: torch.Tensor, sampling_logps: torch.Tensor, mask: torch.Tensor, args: RolloutConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Computes the importance sampling ratio of the policy over the engine that sampled a completion, bounded. It is the correction
@@ -167,7 +150,7 @@ def sampling_correction(
             The log-probabilities that the engine reported. A token whose entry is NaN is not corrected.
         mask (`torch.Tensor` of that shape):
             The tokens that count.
-        args ([`LossSettings`]):
+        args ([`RolloutConfig`]):
             The trainer's configuration.
 
     Returns:

@@ -4,7 +4,6 @@ The base of all trainers that learn from rollout trees: it samples and scores th
 An algorithm implements two methods, [`RolloutTrainer.advantages`] and [`RolloutTrainer.agent_loss`].
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from transformers.utils import logging
 from trl import GRPOTrainer
 from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_head
 
-from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
+from trl_multiagent.environments.base import Environment, Outcome, check_roles
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
+from trl_multiagent.rollout.episodes import play_episodes
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
 from trl_multiagent.rollout.tree_size import check_tree_size
@@ -58,8 +57,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             The agents, one per role of the environment and in its order.
         environment ([`Environment`]):
             The task: its prompts and its joint reward.
-        args ([`RolloutConfig`]):
-            Configuration.
+        args ([`RolloutConfig`], *optional*):
+            Configuration. If `None`, the algorithm's default configuration is used.
         train_dataset ([`~datasets.Dataset`]):
             The items. The environment receives all columns.
         eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
@@ -82,12 +81,13 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self,
         team: AgentTeam,
         environment: Environment,
-        args: RolloutConfig,
+        args: RolloutConfig | None = None,
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | dict[str, Dataset] | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
     ):
+        args = self._config_class(f"{environment.roles[-1]}-{self._name}") if args is None else args
         check_team(team, environment, args.num_agents)
         check_tree_size(
             args.num_generations,
@@ -123,6 +123,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             )
         self._expert_loads = {}
         reference = None if args.beta == 0.0 else self._make_reference()
+        watched = environment.unwrapped.watched_metrics
+        alarms = Alarms(team.roles, args.num_generations > 1, watched, args.on_cliff, args.cliff_drop)
         self._init_grpo(
             args,
             model=team,
@@ -130,7 +132,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=team.tokenizers[team.roles[0]],
-            callbacks=[make_alarms(team, environment, args), *(callbacks or [])],
+            callbacks=[alarms, *(callbacks or [])],
             optimizers=optimizers,
         )
         check_generation(self.accelerator, args)
@@ -243,24 +245,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     # Rollouts
 
-    def collaborate(self, items: Sequence[dict], num_episodes: int = 1) -> list[list[Turn]]:
-        """
-        Plays episodes with the current team without training on them. Under ZeRO-3, every process must call this
-        method, each with its own items or with none.
-
-        Args:
-            items (`Sequence[dict]`):
-                Dataset rows.
-            num_episodes (`int`, *optional*, defaults to `1`):
-                Number of episodes sampled per item.
-
-        Returns:
-            `list[list[Turn]]`: The turns of each episode. Episode e of item i is entry `i * num_episodes + e`.
-        """
-        self.observer.reported = {}
-        with self.team.evaluating(), temporarily_set(self.generator, synchronized=False):
-            return turns_of_episodes(self._play_episodes(list(items), num_episodes))
-
     def _play_trees(self, items: list[dict]) -> list[list[Node]]:
         args = self.args
         return grow_trees(
@@ -280,6 +264,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     def _play_episodes(self, items: list[dict], num_episodes: int = 1) -> list[list[Node]]:
         """Plays episodes that are not trained on."""
+        self.observer.reported = {}
         return play_episodes(
             items,
             self.environment,
@@ -478,7 +463,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[None, None, None]:
-        self.observer.reported = {}
         with fail_together(self.accelerator):
             items = without_repeated(self.accelerator, inputs, self.num_generations_eval)
             levels = self._play_episodes(items)
@@ -574,12 +558,6 @@ def check_best_metric(args: RolloutConfig, eval_dataset: Dataset | dict[str, Dat
             f"`metric_for_best_model` is {metric!r}, but there are several evaluation sets, each with metrics of its own: choose that of "
             f"one of them, such as {choices}."
         )
-
-
-def make_alarms(team: AgentTeam, environment: Environment, args: RolloutConfig) -> Alarms:
-    """The alarms of a training."""
-    watched = environment.unwrapped.watched_metrics
-    return Alarms(team.roles, args.num_generations > 1, watched, args.on_cliff, args.cliff_drop)
 
 
 def joint_action_records(nodes: list[Node], with_rewards: bool = True) -> list[dict]:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,8 +17,11 @@ from trl.models import prepare_deepspeed
 from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import add_fused_lm_head
 
+from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task_errors import show
 from trl_multiagent.models.router_loss import expert_load, has_routers, router_loss_coef
+from trl_multiagent.rollout.episodes import turns_of_episodes
+from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin
 from trl_multiagent.trainers.base.distribution import check_distribution
@@ -60,6 +63,7 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin):
 
     team: AgentTeam
     environment: Any = None  # the `Environment` that an evaluation plays
+    generator: Any  # the [`TrainerGenerator`] or [`VLLMGenerator`] that samples for it
     _evaluated: list[RolloutTotals]  # the batches of the evaluation that is running
     _metrics: dict[str, defaultdict[str, list[float]]]
     _router_loss_coefs: dict[str, float]  # by role, of the agents that have a router loss
@@ -112,6 +116,32 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin):
         super()._begin_training()
 
     # Evaluation
+
+    def collaborate(self, items: Sequence[dict], num_episodes: int = 1) -> list[list[Turn]]:
+        """
+        Plays episodes of the environment with the current team, without training on them. Under ZeRO-3, every process must call
+        this method, each with its own items or with none.
+
+        Args:
+            items (`Sequence[dict]`):
+                Rows of the environment's dataset.
+            num_episodes (`int`, *optional*, defaults to `1`):
+                Number of episodes sampled per item.
+
+        Returns:
+            `list[list[Turn]]`: The turns of each episode. Episode e of item i is entry `i * num_episodes + e`.
+
+        Raises:
+            ValueError: The trainer has no environment.
+        """
+        if self.environment is None:
+            raise ValueError("To play episodes, pass the task's `environment` when the trainer is created.")
+        with self.team.evaluating(), temporarily_set(self.generator, synchronized=False):
+            return turns_of_episodes(self._play_episodes(list(items), num_episodes))
+
+    def _play_episodes(self, items: list[dict], num_episodes: int = 1) -> list[list[Node]]:
+        """Plays sampled episodes of the environment. Returns the nodes of every turn."""
+        raise NotImplementedError
 
     def evaluate(
         self,

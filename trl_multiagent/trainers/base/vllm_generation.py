@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol, cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 from accelerate import Accelerator
@@ -27,6 +27,7 @@ from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.file_names import MODEL_CONFIG
 from trl_multiagent.models.pretrained import adapter_parameters, find_file
+from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
 # Mean difference of the log-probabilities of engine and trainer per token, in nats, above which both have different weights.
@@ -34,39 +35,6 @@ from trl_multiagent.models.pretrained import adapter_parameters, find_file
 LARGEST_DIFFERENCE = 0.3
 LARGEST_SHARE_OUTSIDE = 0.5  # of the ratios that are outside of the bounds of the sampling correction
 COMPARED_TOKENS = 64  # of a prompt, when a server is compared with the trainer
-
-
-class VLLMSettings(Protocol):
-    """The fields of a trainer's configuration that this module reads. Most are those of [`~trl.GRPOConfig`]."""
-
-    output_dir: str | None
-    seed: int
-    trust_remote_code: bool
-    max_completion_length: int | None
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float | None
-    repetition_penalty: float
-    generation_kwargs: dict | str | None
-    vllm_mode: str
-    vllm_model_impl: str
-    vllm_structured_outputs_regex: str | None
-    vllm_server_base_url: str | None
-    vllm_server_base_urls: dict[str, str] | None
-    vllm_server_host: str
-    vllm_server_port: int
-    vllm_server_timeout: float
-    vllm_group_port: int
-    vllm_adapter_dir: str | None
-    vllm_gpu_memory_utilization: float
-    vllm_max_model_length: int | None
-    vllm_tensor_parallel_size: int
-    vllm_enable_sleep_mode: bool
-    vllm_importance_sampling_correction: bool
-
-    @property
-    def rows_per_device(self) -> int: ...
 
 
 class EngineError(UnavailableError):
@@ -325,7 +293,7 @@ def make_generations(
     policies: dict[str, PreTrainedModel | PeftModel],
     eos_token_ids: dict[str, list[int]],
     accelerator: Accelerator,
-    args: VLLMSettings,
+    args: RolloutConfig,
 ) -> dict[str, AgentGeneration]:
     """
     Connects to the servers, or starts the engines, that sample for the agents.
@@ -338,7 +306,7 @@ def make_generations(
             The tokens that end a completion of each role. No other token ends it.
         accelerator (`Accelerator`):
             The trainer's accelerator.
-        args ([`VLLMSettings`]):
+        args ([`RolloutConfig`]):
             The trainer's configuration.
 
     Returns:
@@ -384,7 +352,7 @@ def make_generations(
     return generations
 
 
-def _sampling_arguments(args: VLLMSettings, eos_token_ids: list[int]) -> dict[str, Any]:
+def _sampling_arguments(args: RolloutConfig, eos_token_ids: list[int]) -> dict[str, Any]:
     """The sampling settings of an agent, as arguments of TRL's `VLLMGeneration`."""
     return {
         "structured_outputs_regex": args.vllm_structured_outputs_regex,
@@ -411,13 +379,13 @@ def roles_by_model(policies: dict[str, PreTrainedModel | PeftModel]) -> list[lis
     return list(groups.values())
 
 
-def server_urls(groups: list[list[str]], args: VLLMSettings) -> list[str]:
+def server_urls(groups: list[list[str]], args: RolloutConfig) -> list[str]:
     """
     The URL of each distinct model's server.
 
     Args:
         groups (`list[list[str]]`): The roles of each distinct model, see [`roles_by_model`].
-        args ([`VLLMSettings`]): The trainer's configuration.
+        args ([`RolloutConfig`]): The trainer's configuration.
 
     Raises:
         ValueError: a server is missing, or the servers do not fit the models.
@@ -449,7 +417,7 @@ def server_urls(groups: list[list[str]], args: VLLMSettings) -> list[str]:
     return urls
 
 
-def check_vllm(policies: dict[str, PreTrainedModel | PeftModel], args: VLLMSettings) -> None:
+def check_vllm(policies: dict[str, PreTrainedModel | PeftModel], args: RolloutConfig) -> None:
     """
     Checks that vLLM can sample for a team as configured, before anything is started.
 
