@@ -88,26 +88,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
     ):
         args = self._config_class(f"{environment.roles[-1]}-{self._name}") if args is None else args
-        check_team(team, environment, args.num_agents)
-        check_tree_size(
-            args.num_generations,
-            args.num_turns,
-            args.joint_mode,
-            args.handoff,
-            len(team.roles),
-            args.max_joint_actions,
-        )
-        check_reference_sync(team, args)
-        if args.use_vllm:
-            check_vllm(team.policies, args)
-        if not isinstance(train_dataset, Dataset):
-            raise TypeError(f"`train_dataset` must be a `datasets.Dataset`, got `{type(train_dataset).__name__}`.")
-        if len(train_dataset) < args.items_per_device * args.world_size:
-            raise ValueError(
-                f"`train_dataset` has {len(train_dataset)} items, fewer than the {args.items_per_device} per device x "
-                f"{args.world_size} devices of one optimizer step. Lower `items_per_device`."
-            )
-        check_best_metric(args, eval_dataset)
+        check_inputs(team, environment, args, train_dataset, eval_dataset)
         self.environment = environment
         self.env_step = 0  # joint actions scored in training, by all processes
         self.generated_tokens = 0  # of all agents in training, in all processes
@@ -526,6 +507,42 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         if self.args.should_save:
             self.observer.write_cost()
         return output
+
+
+def check_inputs(
+    team: AgentTeam,
+    environment: Environment,
+    args: RolloutConfig,
+    train_dataset: Dataset | None,
+    eval_dataset: Dataset | dict[str, Dataset] | None,
+) -> None:
+    """
+    Checks that the arguments of a trainer fit each other.
+
+    Raises:
+        TypeError: `environment` or `train_dataset` has the wrong type.
+        ValueError: The arguments do not fit the team, the environment or the dataset.
+    """
+    check_team(team, environment, args.num_agents)
+    check_tree_size(
+        args.num_generations,
+        args.num_turns,
+        args.joint_mode,
+        args.handoff,
+        len(team.roles),
+        args.max_joint_actions,
+    )
+    check_reference_sync(team, args)
+    if args.use_vllm:
+        check_vllm(team.policies, args)
+    if not isinstance(train_dataset, Dataset):
+        raise TypeError(f"`train_dataset` must be a `datasets.Dataset`, got `{type(train_dataset).__name__}`.")
+    if len(train_dataset) < args.items_per_device * args.world_size:
+        raise ValueError(
+            f"`train_dataset` has {len(train_dataset)} items, fewer than the {args.items_per_device} per device x "
+            f"{args.world_size} devices of one optimizer step. Lower `items_per_device`."
+        )
+    check_best_metric(args, eval_dataset)
 
 
 def check_team(team: AgentTeam, environment: Environment, num_agents: int | None) -> None:
