@@ -220,11 +220,11 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         del self.team.__dict__["forward"]
         self.precompute_ref_logps = False  # except in `compute_loss`, see there
         self.aux_loss_enabled = False  # DPOTrainer's is computed per micro-batch; see `_router_loss`
-        self._agent_losses = [
-            pair for pair in zip(self.loss_types, self.loss_weights, strict=True) if pair[0] == "sft"
-        ]
-        joint = [pair for pair in zip(self.loss_types, self.loss_weights, strict=True) if pair[0] != "sft"]
-        self.loss_types, self.loss_weights = [name for name, _ in joint], [weight for _, weight in joint]
+        weights = list(zip(self.loss_types, self.loss_weights, strict=True))
+        self._agent_loss_types = [name for name, _ in weights if name == "sft"]
+        self._agent_loss_weights = [weight for name, weight in weights if name == "sft"]
+        self.loss_types = [name for name, _ in weights if name != "sft"]
+        self.loss_weights = [weight for name, weight in weights if name != "sft"]
 
     # Overrides of the team mixin
 
@@ -469,12 +469,12 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     ) -> torch.Tensor:
         """Computes the terms of the loss that are an agent's own, and the agent's metrics."""
         batch = {**batch, "ref_chosen_logps": reference[0], "ref_rejected_logps": reference[1]}
-        loss_types, loss_weights = (
-            [name for name, _ in self._agent_losses],
-            [weight for _, weight in self._agent_losses],
-        )
         # The tokens are counted once, with the joint answers
-        own = {"loss_types": loss_types, "loss_weights": loss_weights, "_total_train_tokens": 0}
+        own = {
+            "loss_types": self._agent_loss_types,
+            "loss_weights": self._agent_loss_weights,
+            "_total_train_tokens": 0,
+        }
         with self.agent_metrics(role), temporarily_set(self, **own):
             return self._compute_loss(lambda **_: outputs, batch, False)
 

@@ -11,7 +11,6 @@ import torch
 from datasets import Dataset
 from torch.utils.data import DataLoader, Sampler
 from transformers import TrainerCallback
-from transformers.utils import logging
 from trl import GRPOTrainer
 from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_head
 
@@ -25,11 +24,7 @@ from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.alarms import Alarms
 from trl_multiagent.trainers.base.batch import AgentTensors, Batch, Row, agent_tensors, collect_rows, forward_inputs
 from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
-from trl_multiagent.trainers.base.distribution import (
-    check_generation,
-    fail_together,
-    without_repeated,
-)
+from trl_multiagent.trainers.base.distribution import check_generation, fail_together, without_repeated
 from trl_multiagent.trainers.base.generation import TrainerGenerator, VLLMGenerator
 from trl_multiagent.trainers.base.log import Observer
 from trl_multiagent.trainers.base.loss import add_other_log_ratios, policy_loss
@@ -39,9 +34,6 @@ from trl_multiagent.trainers.base.run_settings import describe_environment
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, check_reference_sync, router_loss_coefs
 from trl_multiagent.trainers.base.vllm_generation import check_vllm
-
-
-logger = logging.get_logger(__name__)
 
 
 class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
@@ -134,9 +126,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         """Initializes GRPOTrainer without a reference model, vLLM and dropout settings, which it would make for a single model."""
         changes: dict[str, Any] = {"beta": 0.0, "sync_ref_model": False, "use_vllm": False, "disable_dropout": False}
         changes["router_aux_loss_coef"] = None
-        if (
-            args.loss_type == "luspo"
-        ):  # with it, TRL warns about token-level ratios. On-policy ratios are 1 at any level
+        if args.loss_type == "luspo":
+            # TRL warns about token-level ratios with this loss
             changes["importance_sampling_level"] = "sequence"
         with temporarily_set(args, **changes):
             super().__init__(args=args, **kwargs)
