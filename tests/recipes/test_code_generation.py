@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from trl_multiagent import AgentTeam
 from trl_multiagent.environments.code_generation import environment as code_environment
 from trl_multiagent.environments.code_generation.feedback import MODES
-from trl_multiagent.recipe.algorithms import ALGORITHMS
 from trl_multiagent.recipe.recipe import Recipe
+from trl_multiagent.settings.algorithms import ALGORITHMS
 
 from tiny import byte_tokenizer, tiny_llama
 

@@ -11,9 +11,9 @@ from pairs import pairs
 
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.environments.functions import TASK as FUNCTIONS
-from trl_multiagent.recipe.algorithms import ALGORITHMS, import_class
 from trl_multiagent.recipe.run import run_recipe
-from trl_multiagent.recipe.settings import ConfigError
+from trl_multiagent.settings.algorithms import ALGORITHMS, import_class
+from trl_multiagent.settings.read import ConfigError
 
 
 PROBLEM = {"task_id": "T/0", "prompt": "def f(x):\n    '''Double x.'''\n", "entry_point": "f"}
@@ -665,7 +665,7 @@ def test_a_program_ends_with_exit_status_2_and_one_line(folder, command, argv):
 
 def test_one_exception_from_python():
     from trl_multiagent import MAGRPOConfig
-    from trl_multiagent.recipe.arguments import check_settings
+    from trl_multiagent.settings.derive import check_settings
 
     settings = {"agent_model": {"name": "demo"}, "dataset": {"name": "demo"}, "magrpo": {"top_p": 2}}
     with pytest.raises(ConfigError, match=r"`magrpo.top_p` or .* is 2, it must be greater than 0 and at most 1\."):

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
-from trl_multiagent.recipe.algorithms import ALGORITHMS, SECTION_CLASSES
-from trl_multiagent.recipe.arguments import Settings, check_names
-from trl_multiagent.recipe.config_files import RECIPES, config_file
 from trl_multiagent.recipe.evaluated_teams import TeamSource, find_config, find_team, is_saved_team, name_teams
-from trl_multiagent.recipe.fields import read_fields
 from trl_multiagent.recipe.run import read_settings
-from trl_multiagent.recipe.settings import ConfigError, parse_overrides, read_yaml, suggestion
+from trl_multiagent.settings.algorithms import ALGORITHMS
+from trl_multiagent.settings.derive import Settings, check_names
+from trl_multiagent.settings.read import RECIPES, ConfigError, config_file, parse_overrides, read_yaml, suggestion
+from trl_multiagent.settings.schema import algorithm_keys
 
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class Evaluation:
     The checked settings of an evaluation.
 
     Args:
-        settings ([`~trl_multiagent.recipe.arguments.Settings`]): All settings.
+        settings ([`~trl_multiagent.settings.derive.Settings`]): All settings.
         config ([`~trl_multiagent.evaluation.config.EvaluationConfig`]): Those of the evaluation, complete.
         teams (`list[TeamSource]`): The teams.
         base (`str`, `list[str]` or `None`): The model from which the agents of the training started, as far as it is known.
@@ -515,13 +514,12 @@ def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play:
         ConfigError: they contradict each other.
     """
     config: EvaluationConfig = settings.sections[SECTION]
-    fields = read_fields(SECTION_CLASSES[settings.algorithm])
-    others = read_fields(SECTION_CLASSES[DEFAULT_ALGORITHM])  # for an algorithm that samples nothing
+    # A reward model samples nothing
+    keys = algorithm_keys(DEFAULT_ALGORITHM) | algorithm_keys(settings.algorithm)
     changes: dict[str, Any] = {}
     for name in (*SAMPLING_FIELDS, "discount"):
         if getattr(config, name) is None:
-            default = (fields if name in fields else others)[name].default
-            changes[name] = settings.arguments.get(name, default)
+            changes[name] = settings.arguments.get(name, keys[name].default)
     if config.output_dir is None:
         more = f"_and_{len(teams) - 1}_more" if len(teams) > 1 else ""
         changes["output_dir"] = str(
