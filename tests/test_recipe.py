@@ -661,7 +661,7 @@ def test_help(words, full, capsys):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_values_of_every_key_can_be_checked(algorithm):
-    for name, key in {**algorithm_keys(algorithm), **peft_keys()}.items():
+    for key in {**algorithm_keys(algorithm), **peft_keys()}.values():
         with pytest.raises(ValueError, match="it must"):
             check_value(object(), key.hint, key.limits)
 

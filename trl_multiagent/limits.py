@@ -77,7 +77,7 @@ def check_arguments(args: Any) -> None:
     """
     hints, refused = hints_of(args.__class__), refused_by(type(args))
     for name in {name for base in type(args).__mro__ for name in vars(base).get("positive", ())}:
-        if getattr(args, name) <= 0:
+        if getattr(args, name) is not None and getattr(args, name) <= 0:
             raise ValueError(f"`{name}` is {getattr(args, name)}, it must be greater than 0.")
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)

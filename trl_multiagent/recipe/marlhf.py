@@ -226,7 +226,9 @@ def make_reward_args(settings: Settings, reward: RewardSettings, args: Any) -> J
     try:
         return JointRewardConfig(**values | more, output_dir=args.output_dir)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"section `{settings.algorithm}`, the reward model: {error}") from error
+        raise ConfigError(
+            f"section `{settings.algorithm}`, `reward_training` or another argument of the reward model: {error}"
+        ) from error
 
 
 def make_reward_peft(algorithm: str, reward: RewardSettings) -> LoraConfig | None:

@@ -310,7 +310,8 @@ def keys_of(cls: type) -> dict[str, Key]:
         elif field.name == "f_alpha_divergence_coef" or (isinstance(default, int | float) and default < 0):
             limits = {}
         else:
-            limits = {"gt" if hint == int | None and field.name != "data_seed" else "ge": 0}
+            is_count = hint in (int | None, int | str | None) and field.name != "data_seed"
+            limits = {"gt" if is_count else "ge": 0}
         keys[field.name] = Key(hint, default, limits, field.metadata.get("help", ""))
     return keys
 

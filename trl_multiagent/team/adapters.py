@@ -267,6 +267,8 @@ def check_adapter_config(whose: str, config: PeftConfig) -> None:
             f"`init_lora_weights` of a LoRA adapter is {short(config.init_lora_weights)}, it must be one of "
             f"{', '.join(map(repr, INITIALISATIONS))}."
         )
+    if config.lora_alpha <= 0:
+        raise ValueError(f"`lora_alpha` of a LoRA adapter is {config.lora_alpha}, it must be greater than 0.")
     for name, reason in REFUSED.items():
         value = getattr(config, name)
         if value != LORA_DEFAULTS[name] and (value or LORA_DEFAULTS[name]):

@@ -42,6 +42,8 @@ class LimitedArguments(Base):
         "per_device_eval_batch_size",
         "gradient_accumulation_steps",
         "num_train_epochs",
+        "adam_epsilon",
+        "ddp_timeout",
     )
 
     def __post_init__(self) -> None:
@@ -76,7 +78,8 @@ class LimitedArguments(Base):
             ValueError: they refuse an argument, or a package is missing.
         """
         number = torch.nn.Parameter(torch.zeros(1))
-        self.get_process_log_level()
+        with explain("log_level", self.log_level, "log_level_replica", self.log_level_replica):
+            self.get_process_log_level()
         with explain("optim", self.optim.value, "optim_args", self.optim_args):
             optimizer_class, kwargs = Trainer.get_optimizer_cls_and_kwargs(self)
             if optimizer_class.__module__.startswith("torch."):  # others may need a GPU

@@ -214,7 +214,7 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
         "include_for_metrics": EVALUATION,
         "batch_eval_metrics": EVALUATION,
     }
-    positive: ClassVar[tuple[str, ...]] = ("num_iterations", "ref_model_sync_steps")
+    positive: ClassVar[tuple[str, ...]] = ("num_iterations", "ref_model_sync_steps", "delta")
 
     items_per_device: int | None = setting(
         "Items (whole rollout trees) per device and optimizer step. Sets the accumulation steps.", ge=1, le=1000000
