@@ -10,7 +10,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
@@ -19,7 +19,7 @@ from trl_multiagent.recipe.tasks import check_task, choose_task
 from trl_multiagent.settings.algorithms import ALGORITHMS, import_class
 from trl_multiagent.settings.command_line import check_flags, make_parser, print_help, read_layers
 from trl_multiagent.settings.derive import Settings, check_settings, make_training_args
-from trl_multiagent.settings.read import ConfigError, fail, merge
+from trl_multiagent.settings.read import ConfigError, fail, renamed
 
 
 if TYPE_CHECKING:
@@ -207,19 +207,41 @@ def read_settings(
     """
     parser = make_parser(algorithm, prog)
     arguments, rest = parser.parse_known_args(argv)
-    merged = merge(read_layers(algorithm, arguments, rest))
-    has_own_task = isinstance(task, Task)
-    if not isinstance(task, Task):
-        task = choose_task(task, merged)
-    check_task(task)
+    layers = read_layers(algorithm, arguments, rest)
     if arguments.help:
-        print_help(parser, algorithm, task, full=arguments.help == "all")
+        print_help(parser, algorithm, task_of(task, renamed(algorithm, layers)), full=arguments.help == "all")
         sys.exit(0)
     check_flags(algorithm, rest)
-    settings = check_settings(algorithm, task, merged)
-    if has_own_task and settings.values[""].get("task") is not None:
+    return settings_of(algorithm, task, layers, prog), arguments.dry_run
+
+
+def settings_of(
+    algorithm: str, task: Task | Mapping[str, str], layers: Sequence[dict[str, Any]], prog: str
+) -> Settings:
+    """
+    Merges and checks layers of settings; see [`read_settings`].
+
+    Args:
+        algorithm (`str`): Name of the algorithm's section.
+        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): See [`run_recipe`].
+        layers (`Sequence[dict[str, Any]]`): The layers, each a dict of sections; later ones win.
+        prog (`str`): Name of the program in messages.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+    merged = renamed(algorithm, layers)
+    settings = check_settings(algorithm, task_of(task, merged), merged)
+    if isinstance(task, Task) and settings.values[""].get("task") is not None:
         raise ConfigError(
             f"`task` is {settings.values['']['task']!r}, but {prog} trains on a task of its own. Remove it, or start "
             f"`trl-multiagent train {algorithm}`."
         )
-    return settings, arguments.dry_run
+    return settings
+
+
+def task_of(task: Task | Mapping[str, str], merged: Mapping[str, Any]) -> Task:
+    """The task of a run, checked: the given one, or the one that the settings choose."""
+    task = task if isinstance(task, Task) else choose_task(task, merged)
+    check_task(task)
+    return task

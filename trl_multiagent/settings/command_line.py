@@ -14,7 +14,6 @@ from trl_multiagent.settings.read import (
     flag_layer,
     parse_overrides,
     read_yaml,
-    rename,
     suggestion,
 )
 from trl_multiagent.settings.schema import (
@@ -84,7 +83,7 @@ def make_parser(algorithm: str, prog: str | None = None) -> argparse.ArgumentPar
 
 def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[str]) -> list[dict[str, Any]]:
     """
-    The layers of the file, the overrides and the flags, under the names of this release.
+    The layers of the file, the overrides and the flags.
 
     Args:
         algorithm (`str`): Name of the algorithm's section.
@@ -98,16 +97,13 @@ def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[st
     for text in rest:
         if text.startswith("--"):
             name, has_value, value = text[2:].partition("=")
-            flags[name] = [value] if has_value else []
+            values = flags[name] = [value] if has_value else []
         elif not flags:
             raise ConfigError(f"unknown argument {text!r}; see --help.")
         else:
-            flags[next(reversed(flags))].append(text)
+            values.append(text)
     config = arguments.config and config_file("--config", arguments.config, RECIPES)
-    layers = [read_yaml(config), parse_overrides(arguments.override), flag_layer(algorithm, flags)]
-    for layer in layers:
-        rename(algorithm, layer)
-    return layers
+    return [read_yaml(config), parse_overrides(arguments.override), flag_layer(algorithm, flags)]
 
 
 def check_flags(algorithm: str, rest: Sequence[str]) -> None:
@@ -129,28 +125,21 @@ def print_help(parser: argparse.ArgumentParser, algorithm: str, task: Task, full
         task ([`~trl_multiagent.environments.task.Task`]): The task, which has sections of its own.
         full (`bool`): Whether to describe every setting. This imports TRL, which takes seconds.
     """
-    trl = parser.add_argument_group("flags for the model and the data, named as in TRL's scripts")
     flags = {flag: f"Short for --override {path}=VALUE." for flag, path in TRL_FLAGS.items()}
-    own = {name: key for name, key in keys_of(AgentModel).items() if name not in ("name", "model_init_kwargs")}
     if full:
-        flags |= {name: f"Short for --override agent_model.{name}=VALUE. {key.help}" for name, key in own.items()}
-    add_flags(trl, flags)
-    group = parser.add_argument_group(f"flags that are also keys of the section '{algorithm}'")
-    if full:
-        keys = algorithm_keys(algorithm)
-        shown = {*TRL_FLAGS, *flags}
-        add_flags(
-            group,
-            {name: f"{key.help} (default: {key.default})" for name, key in keys.items() if name not in shown},
-        )
-    else:
-        add_flags(group, USUAL)
+        own = keys_of(AgentModel).items()
+        flags |= {name: f"Short for --override agent_model.{name}=VALUE. {key.help}" for name, key in own}
+    add_flags(parser, "flags for the model and the data, named as in TRL's scripts", flags)
+    keys = algorithm_keys(algorithm).items() if full else ()
+    all_keys = {name: f"{key.help} (default: {key.default})" for name, key in keys if name not in flags}
+    add_flags(parser, f"flags that are also keys of the section '{algorithm}'", all_keys or USUAL)
     parser.epilog = "\n".join(describe_sections(algorithm, task, full))
     print(parser.format_help(), end="", file=sys.stdout)
 
 
-def add_flags(group: argparse._ArgumentGroup, flags: Mapping[str, str]) -> None:
-    """Adds flags, each with its help."""
+def add_flags(parser: argparse.ArgumentParser, title: str, flags: Mapping[str, str]) -> None:
+    """Adds a group of flags, each with its help."""
+    group = parser.add_argument_group(title)
     for name, text in flags.items():
         group.add_argument(f"--{name}", metavar="VALUE", help=text.replace("%%", "%").replace("%", "%%"))
 

@@ -6,7 +6,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from trl_multiagent.environments.prompt_files import PromptFiles
 from trl_multiagent.environments.task import DatasetSource, Task
@@ -30,10 +30,6 @@ from trl_multiagent.settings.schema import (
     extras_of,
     sections_of,
 )
-
-
-if TYPE_CHECKING:
-    from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
 Part = TypeVar("Part")
@@ -405,7 +401,7 @@ def complete_critics(settings: Settings) -> None:
         arguments["critic_models"] = models
 
 
-def make_training_args(settings: Settings, config_class: type | None = None) -> "RolloutConfig":
+def make_training_args(settings: Settings, config_class: type | None = None) -> Any:
     """
     Makes the trainer's arguments. This imports TRL, which takes seconds.
 

@@ -231,6 +231,14 @@ def rename(algorithm: str, layer: dict[str, Any]) -> None:
             set_path(layer, new, value)
 
 
+def renamed(algorithm: str, layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Merges layers under the names of this release. Two names of one setting may differ in different layers."""
+    layers = list(layers)
+    for layer in layers:
+        rename(algorithm, layer)
+    return merge(layers)
+
+
 def merge(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Merges layers. Dicts are merged recursively; of other values, that of the last layer wins."""
     try:

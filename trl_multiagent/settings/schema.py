@@ -6,7 +6,7 @@ the ones described here.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from trl_multiagent.environments.task import DatasetSource, Task
 from trl_multiagent.evaluation.config import EvaluationConfig
@@ -287,7 +287,8 @@ def sections_of(task: Task) -> dict[str, type]:
     return SHARED_SECTIONS | task.settings
 
 
-class Key(NamedTuple):
+@dataclass(frozen=True)
+class Key:
     """One key of a section: its type, its default, its limits as in [`~limits.setting`], and its help."""
 
     hint: Any
@@ -322,7 +323,9 @@ def algorithm_keys(algorithm: str) -> dict[str, Key]:
     keys: dict[str, Key] = {}
     for cls in (extras_of(algorithm), *entry.classes()):
         keys = {**keys_of(cls), **keys}
-    return {name: key._replace(default=entry.defaults.get(name, key.default)) for name, key in keys.items()}
+    return {
+        name: dataclasses.replace(key, default=entry.defaults.get(name, key.default)) for name, key in keys.items()
+    }
 
 
 def peft_keys() -> dict[str, Key]:

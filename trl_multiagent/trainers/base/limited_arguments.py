@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 from transformers import Trainer, get_scheduler
 from transformers.utils import is_torch_bf16_gpu_available
 
@@ -65,8 +66,6 @@ class LimitedArguments(Base):
         """
         if self.save_strategy == "best" and self.eval_strategy == "no":
             raise ValueError("`save_strategy` is 'best', which needs evaluations: set `eval_strategy`.")
-        if self.dataloader_persistent_workers and self.dataloader_num_workers == 0:
-            raise ValueError("`dataloader_persistent_workers` needs workers: set `dataloader_num_workers`.")
         if self.fp16 and self.device.type == "cpu":
             raise ValueError("`fp16` needs a GPU: set it to False, or use `bf16`.")
 
@@ -80,6 +79,10 @@ class LimitedArguments(Base):
         number = torch.nn.Parameter(torch.zeros(1))
         with explain("log_level", self.log_level, "log_level_replica", self.log_level_replica):
             self.get_process_log_level()
+        names = ("multiprocessing_context", "persistent_workers", "prefetch_factor")
+        given = {name: getattr(self, f"dataloader_{name}") for name in names}
+        with explain("dataloader_num_workers", self.dataloader_num_workers, "dataloader_*", given):
+            DataLoader([0], num_workers=self.dataloader_num_workers, **given)
         with explain("optim", self.optim.value, "optim_args", self.optim_args):
             optimizer_class, kwargs = Trainer.get_optimizer_cls_and_kwargs(self)
             if optimizer_class.__module__.startswith("torch."):  # others may need a GPU
