@@ -22,8 +22,8 @@ ZeRO-3: a full team of two agents, in one process and in two.
 - mixed precision: weights loaded in float32, `bf16` on. One process keeps them in float32 and computes in bfloat16;
   DeepSpeed computes with shards in bfloat16 and keeps others in float32 for Adam;
 - float32: DeepSpeed keeps its shards of the weights twice;
-- bfloat16 weights: loaded in bfloat16, `bf16` on. One process then has all in bfloat16, Adam's state too, and takes
-  half; DeepSpeed keeps float32 for Adam all the same, so this compares two different optimizers.
+- bfloat16 weights: loaded in bfloat16, `bf16` on. One process trains them with stochastic rounding and Adam's state in 8
+  bits (torchao); DeepSpeed keeps float32 for Adam all the same, so this compares two different optimizers.
 """
 
 import argparse
@@ -41,6 +41,7 @@ PRECISIONS = {
     "float32": ("float32", False),
     "bfloat16 weights": ("bfloat16", True),
 }
+ROUNDING = {"optim": "adamw_torch_8bit", "optim_args": "bf16_stochastic_round=True", "adam_beta2": 0.99}
 AGENTS = (1, 2, 3, 4, 8)
 LORA = {"r": 8, "target_modules": "all-linear"}
 CRITIC_RANKS = (8, 16)
@@ -114,9 +115,11 @@ def main() -> None:
                 print("\nIn this smoke run, one process stands in for ZeRO-3 on two.")
             for precision in ("mixed precision",) if options.quick or options.smoke else PRECISIONS:
                 dtype, bf16 = PRECISIONS[precision]
+                run = {**settings, "dtype": dtype, "bf16": bf16}
+                one = {**run, "arguments": ROUNDING} if dtype == "bfloat16" else run
                 runs = {
-                    name: measure(name, {**settings, "dtype": dtype, "bf16": bf16}, gpus >= 2)
-                    for name in ("one process", "ZeRO-3")
+                    "one process": measure("one process", one, gpus >= 2),
+                    "ZeRO-3": measure("ZeRO-3", run, gpus >= 2),
                 }
                 results["zero3"].append({"precision": precision, **compare_zero(runs, parameters)})
                 print_zero(results["zero3"][-1])

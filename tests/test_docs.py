@@ -9,6 +9,7 @@ import pytest
 from datasets import Dataset
 from matplotlib.image import imread
 from pairs import pairs
+from transformers import DefaultFlowCallback, TrainerCallback
 from trl import GRPOConfig
 
 import trl_multiagent.environments.function_environment
@@ -27,6 +28,31 @@ def python_blocks(path):
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
 
+class OneStep(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = True
+
+
+@pytest.fixture
+def run_example(tiny_model, tmp_path, monkeypatch):
+    """
+    Runs an example as it is written and returns its names. The models that it names are folders with a tiny one, relative to the
+    current folder, and trainers stop after one step.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("transformers.trainer.DEFAULT_CALLBACKS", [DefaultFlowCallback, OneStep])
+    (tmp_path / "Qwen").mkdir()
+
+    def run(code, names=None):
+        for name in set(re.findall(r'"(Qwen/[^"]+)"', code)):
+            (tmp_path / name).symlink_to(tiny_model)
+        names = {} if names is None else names
+        exec(code, names)
+        return names
+
+    return run
+
+
 def test_the_table_of_trl_arguments_is_current():
     names = {"__file__": str(ROOT / "docs" / "trl_arguments.py"), "__name__": "trl_arguments"}
     exec((ROOT / "docs" / "trl_arguments.py").read_text(), names)
@@ -41,31 +67,19 @@ def test_docstring_examples():
     assert result.attempted > 0 and result.failed == 0
 
 
-def test_readme_example(forked, tiny_model, tmp_path):
-    """The README's own task, with a tiny model in place of the named one and fewer steps."""
+def test_readme_example(run_example, tmp_path, capsys):
     (example,) = [block for block in python_blocks(ROOT / "README.md") if "FunctionEnvironment(" in block]
     assert len(example.strip().splitlines()) <= 25
-    code = example.replace('"Qwen/Qwen2.5-0.5B-Instruct"', repr(tiny_model)).replace("max_steps=200", "max_steps=2")
-    assert code.count(tiny_model) == 1 and "max_steps=2," in code
-    script = tmp_path / "own_task.py"
-    script.write_text(code)
-    done = forked.run(script, cwd=tmp_path)
-    assert done.codes == [0], done.stderr[-4000:]
+    run_example(example)
     assert (tmp_path / "haiku" / "agents" / "poet" / "config.json").is_file()
-    assert "'reward':" in done.stdout
+    assert "'reward':" in capsys.readouterr().out
 
 
-def test_migration_example(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_migration_example(run_example, tmp_path):
     example, wrapper = python_blocks(ROOT / "docs" / "migrating.md")
-    code = example.replace('"Qwen/Qwen2.5-0.5B-Instruct"', repr(tiny_model))
-    small = "max_completion_length=8, max_steps=1, items_per_device=1, use_cpu=True, bf16=False, save_strategy='no'"
-    code = code.replace("max_completion_length=64, max_steps=100", small)
-    assert code.count(tiny_model) == 1 and small in code
-    names = {}
-    exec(code, names)
-    assert names["trainer"].state.log_history[0]["step"] == 1 and (tmp_path / "stories" / "team.json").is_file()
-    exec(wrapper, names)
+    names = run_example(example)
+    assert names["trainer"].state.global_step == 1 and (tmp_path / "stories" / "team.json").is_file()
+    run_example(wrapper, names)
 
     def lengths(first, second):
         return [len(a) - len(b) for a, b in zip(first, second, strict=True)]
@@ -132,20 +146,19 @@ def test_environment_examples(tmp_path):
     assert len(names["trace"]) == trainer.env_step and len(names["best"]) == len(set(names["trace"]["item"]))
 
 
-def test_team_examples(tiny_model, tmp_path):
+def test_team_examples(run_example, tmp_path):
     forms, use = python_blocks(ROOT / "docs" / "teams.md")
-    names = {}
-    exec(re.sub(r'"Qwen/[^"]+"', repr(tiny_model), forms), names)
+    names = run_example(forms)
     kinds = {
         name: (names[name].has_adapters, names[name].has_shared_weights)
         for name in ("full", "mixed", "shared", "lora")
     }
     assert kinds == {"full": (False, False), "mixed": (False, False), "shared": (False, True), "lora": (True, False)}
 
-    names["lora"].save_pretrained(tmp_path)
+    names["lora"].save_pretrained("outputs/job_7")
     test = "def check(candidate):\n    assert candidate(1) == 2\n"
     names["item"] = {"prompt": "def f(x):\n    pass\n", "entry_point": "f", "test": test}
-    exec(use.replace('"outputs/job_7"', repr(str(tmp_path))).replace("=256", "=8"), names)
+    run_example(use, names)
     assert len(names["turns"]) == 2 and names["turns"][1].outcome.reward >= 0.0
 
     (settings,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "teams.md").read_text(), flags=re.DOTALL)
@@ -155,55 +168,55 @@ def test_team_examples(tiny_model, tmp_path):
     assert recipe.peft_config.r == 16 and recipe.agent_model.share_weights is False
 
 
-def test_actor_critic_example(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_actor_critic_example(run_example):
     (example,) = python_blocks(ROOT / "docs" / "actor_critic.md")
-    names = {}
-    exec(example.replace('"Qwen/Qwen2.5-0.5B-Instruct"', repr(tiny_model)), names)
-    log = names["trainer"].state.log_history
+    log = run_example(example)["trainer"].state.log_history
     assert log[0]["critics/central/value_loss"] >= 0.0 and "agents/poet/advantage_std" in log[0]
 
 
-def test_preference_examples(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_code_reward_example(run_example, monkeypatch):
+    (example,) = python_blocks(ROOT / "docs" / "reward.md")
+    test = "def check(candidate):\n    assert candidate(1) == 2\n"
+    problem = {"task_id": "T/1", "prompt": "def f(x):\n    pass\n", "entry_point": "f", "test": test}
+    monkeypatch.setattr(
+        "transformers.training_args.is_torch_bf16_gpu_available", lambda: True
+    )  # TRL's default is bf16
+    monkeypatch.setattr("datasets.load_dataset", lambda name, split: Dataset.from_list([problem] * 4))
+    log = run_example(example)["trainer"].state.log_history
+    assert log[0]["rewards/code_reward/mean"] >= 0.0
+
+
+def test_preference_examples(run_example):
     training, evaluation = python_blocks(ROOT / "docs" / "madpo.md")
-    names = {}
-    exec(training.replace('"Qwen/Qwen2.5-0.5B-Instruct"', repr(tiny_model)), names)
+    names = run_example(training)
     assert trl_multiagent.AgentTeam.from_pretrained("poets").roles == ("poet", "critic")
     names |= {"held_out_pairs": names["preferences"], "environment": tiny_environment(["poet", "critic"])}
     names["held_out_items"] = tiny_items(2)
-    exec(evaluation, names)
+    run_example(evaluation, names)
     assert {"eval_pairs_loss", "eval_items_reward"} <= names["trainer"].evaluate().keys()
 
 
-def test_reward_model_example(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_reward_model_example(run_example, tmp_path):
     example, use = python_blocks(ROOT / "docs" / "reward_models.md")
     pairs(("poet", "critic")).save_to_disk("outputs/preferences")
-    names = {}
-    code = example.replace('"Qwen/Qwen2.5-0.5B-Instruct"', repr(tiny_model))
-    exec(code.replace("learning_rate=1e-5", "max_steps=1, report_to='none'"), names)
+    names = run_example(example)
     (outcome,) = names["environment"].score([{"topic": "rain"}], [{"poet": "grey", "critic": "wet"}], [()])
     assert set(outcome.metrics) == {"rewards/judge"} and (tmp_path / "judge" / "reliability.png").is_file()
     assert use.splitlines()[0] == "from trl_multiagent.environments.reward_models import JointRewardModel"
 
 
-def test_collection_examples(tiny_model, tmp_path, monkeypatch):
+def test_collection_examples(run_example, tiny_model, monkeypatch):
     collect, own_task, replay = python_blocks(ROOT / "docs" / "preferences.md")
-    monkeypatch.chdir(tmp_path)
-    code = collect.replace('"Qwen/Qwen2.5-0.5B-Instruct"', repr(tiny_model))
-    code = code.replace("PreferenceConfig(", "PreferenceConfig(max_completion_length=8, ")
-    names = {"items": Dataset.from_dict({"topic": ["rain", "snow", "wind"]})}
-    exec(code, names)
+    names = run_example(collect, {"items": Dataset.from_dict({"topic": ["rain", "snow", "wind"]})})
     assert len(names["preferences"]) > 3 and names["preferences"].column_names[0] == "poet_prompt"
 
     names["TASK"] = Task(lambda settings: names["environment"], lambda settings: (names["items"], None))
     argv = ["collect", "--model_name", tiny_model, "--preference_num_candidates", "3", "--max_completion_length", "4"]
     monkeypatch.setattr("sys.argv", [*argv, "--output_dir", "own"])
-    exec(own_task, names)
+    run_example(own_task, names)
     assert load_preferences("own/preferences", ("poet", "critic")).num_rows > 0
 
-    exec(replay, names)
+    run_example(replay, names)
     assert len(names["drawn"]) == 125 and {number for number, _ in names["drawn"]} == {0, 1, 2}
 
 

@@ -14,7 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from trl_multiagent.hub.model_card import rename_card, team_card
-from trl_multiagent.hub.push import push_command_advice
+from trl_multiagent.hub.push import push_command_advice, push_folder
 
 from hub_client import HubClient
 from hub_server import READER, WRITER, HubServer
@@ -480,10 +480,7 @@ result = [trainer.state.global_step, messages]
     assert step == 2
     assert len(messages) == 1 and "during the training failed" in messages[0] and "500" in messages[0]
     repo = server.repos["user/shaky"]
-    assert repo.messages == ["initial commit", "Training in progress, step 2", "End of training"]
-    _, second, end = repo.commits.values()
-    changed = [path for path, blob in end.items() if path not in second or blob.data != second[path].data]
-    assert changed == ["training_cost.json"]
+    assert repo.messages == ["initial commit", "Training in progress, step 2"]  # the end changes no file of the team
     files = repo.files()
     assert {path: files[path] for path in WEIGHTS} == saved_weights(tmp_path)
 
@@ -504,10 +501,58 @@ with contextlib.redirect_stderr(io.StringIO()) as written:
     (tmp_path / "final_model").mkdir()
     (tmp_path / "final_model" / "team.json").touch()
     assert f"do: {tmp_path}/final_model." in client(code, arguments=["push", str(tmp_path), "user/none"])
-    (tmp_path / "team.json").touch()
+    tiny_team().save_pretrained(tmp_path)
     arguments = ["push", str(tmp_path), "user/none", "--token", READER]
     assert "Cannot push to 'user/none'" in client(code, arguments=arguments)
     assert client(code, arguments=["push", str(tmp_path), "user/none", "--privat"]).startswith("2 ")
+
+
+def test_a_push_sends_the_team_and_nothing_else(server, client, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("secret")
+    code = """
+from pathlib import Path
+folder = Path(folder)
+(folder / "notes").mkdir(parents=True)
+trainer = trainer(hub_always_push=True, log_completions=True, trace_steps=1)
+for name in (".env", "notes/plan.txt", "wandb.json"):
+    (folder / name).write_text("secret")
+(folder / "config.yaml").symlink_to(folder.parent / "outside" / "secret")
+trainer.train()
+for name in ("optimizer.pt", ".env"):
+    (folder / "agents/aux" / name).write_text("secret")
+(folder / "agents/aux/vocab.txt").symlink_to(folder.parent / "outside" / "secret")
+(folder / "agents/main/vocab.txt").symlink_to("tokenizer.json")
+(folder / "agents/gone").symlink_to(folder.parent / "outside")
+trainer.push_to_hub(dataset_name="user/data")
+from trl_multiagent.cli import main
+main(["push", str(folder), "user/command"])
+"""
+    client(TRAINER + code, folder=str(tmp_path / "run"), repo_id="user/run")
+    of_agent = [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    expected = {
+        "README.md",
+        "team.json",
+        "training_args.bin",
+        "reward_curve.png",
+        "agents/main/vocab.txt",
+        ".gitattributes",
+    }
+    expected |= {f"agents/{role}/{name}" for role in ("aux", "main") for name in of_agent}
+    for name in ("user/run", "user/command"):
+        files = server.repos[name].files()
+        assert set(files) == expected and b"secret" not in files.values(), name
+
+    (tmp_path / "run" / "agents" / "aux" / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"agents/aux holds no model. Links out of .* are not followed"):
+        push_folder(tmp_path / "run", "user/none")
 
 
 @pytest.mark.parametrize("form", ["full", "lora"])

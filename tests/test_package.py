@@ -1,4 +1,5 @@
 import ast
+import dataclasses
 import graphlib
 import re
 import subprocess
@@ -6,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import HfArgumentParser
+from trl import TrlParser
 
 import trl_multiagent
 from trl_multiagent.file_names import MODEL_FILES
@@ -23,7 +26,22 @@ def test_every_name_can_be_had():
         _ = trl_multiagent.PPOTrainer
 
 
-@pytest.mark.parametrize("module", ["sandbox", "cli", "environments", "new_task", "file_names"])
+@pytest.mark.parametrize("name", [name for name in trl_multiagent.__all__ if name.endswith("Config")])
+def test_trl_and_transformers_parse_every_configuration(name):
+    """Their parsers give every argument, the refused ones with their defaults."""
+    config_class = getattr(trl_multiagent, name)
+    by_hand = config_class(output_dir="x")
+    (by_trl,) = TrlParser((config_class,)).parse_args_and_config(["--output_dir", "x"])
+    (by_transformers,) = HfArgumentParser(config_class).parse_args_into_dataclasses(["--output_dir", "x"])
+    for parsed in (by_trl, by_transformers):
+        assert {field.name: getattr(parsed, field.name) for field in dataclasses.fields(parsed)} == {
+            field.name: getattr(by_hand, field.name) for field in dataclasses.fields(by_hand)
+        }
+    with pytest.raises(ValueError, match="`label_names` is"):
+        HfArgumentParser(config_class).parse_args_into_dataclasses(["--output_dir", "x", "--label_names", "y"])
+
+
+@pytest.mark.parametrize("module", ["sandbox", "cli", "environments", "new_task", "file_names", "rewards"])
 def test_what_needs_no_torch_does_not_load_it(module):
     code = f"import sys, trl_multiagent.{module}; print(sys.modules.keys() & {{'torch', 'numpy', 'datasets'}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -641,10 +641,20 @@ def test_the_merged_settings_are_the_same_recipe(parse, monkeypatch):
     assert again.training_args.to_dict() == recipe.training_args.to_dict()
 
 
-def test_where_there_is_no_gpu_weights_are_float32(parse):
+def test_torch_dtype_is_what_is_computed_in(parse):
+    """On a CPU as on a GPU. The weights that are trained are float32; the base of a LoRA team has this type."""
     recipe = parse({"agent_model": {"torch_dtype": "bfloat16"}}, "--use_cpu")
-    assert recipe.dtype == "float32"
-    assert recipe.training_args.bf16 is False
+    assert (recipe.dtype, recipe.compute_dtype, recipe.training_args.bf16) == ("float32", "bfloat16", True)
+    (note,) = recipe.notes
+    assert "`agent_model.torch_dtype: bfloat16` is the data type to compute in (`magrpo.bf16: true`)" in note
+    assert recipe.form_in_words == "float32 weights, computed in bfloat16"
+    recipe = parse({"agent_model": {"torch_dtype": "bfloat16"}, "peft": {"r": 4}}, "--use_cpu", "--bf16", "false")
+    assert (
+        recipe.form_in_words == "LoRA of rank 4 in float32 on a bfloat16 base, computed in float32"
+        and not recipe.notes
+    )
+    recipe = parse({}, "--use_cpu")
+    assert recipe.form_in_words == "float32 weights, computed in float32" and not recipe.notes
 
 
 @pytest.mark.parametrize(("words", "full"), [(["--help"], False), (["--help", "all"], True)])

@@ -74,6 +74,12 @@ def test_a_saved_team_and_each_of_its_agents_can_be_loaded(tmp_path):
         )
 
 
+def test_arguments_for_tokenizers(tmp_path):
+    tiny_team().save_pretrained(tmp_path)
+    team = AgentTeam.from_pretrained(str(tmp_path), tokenizer_kwargs={"model_max_length": 77})
+    assert [tokenizer.model_max_length for tokenizer in team.tokenizers.values()] == [77, 77]
+
+
 def test_load_weights_replaces_the_weights_of_a_team_with_the_same_roles(tmp_path):
     tiny_team().save_pretrained(tmp_path)
     other = AgentTeam({role: tiny_llama(9) for role in ("aux", "main")}, tiny_team().tokenizers)
@@ -88,6 +94,20 @@ def test_a_team_file_of_another_format_version_is_refused(tmp_path):
     (tmp_path / "team.json").write_text('{"format_version": 7, "agents": []}')
     with pytest.raises(ValueError, match="format version 7"):
         AgentTeam.from_pretrained(str(tmp_path))
+
+
+@pytest.mark.parametrize("folder", ["../other", "agents/../../other", "/tmp/other", "..\\other", "C:other"])
+def test_a_team_file_names_only_folders_of_the_team(folder, tmp_path):
+    tiny_team().save_pretrained(tmp_path / "team")
+    tiny_team().save_pretrained(tmp_path / "other")
+    path = tmp_path / "team" / "team.json"
+    contents = json.loads(path.read_text())
+    contents["agents"][0]["folder"] = folder
+    path.write_text(json.dumps(contents))
+    with pytest.raises(ValueError, match=r"'aux' is in .* not a folder of the team"):
+        AgentTeam.from_pretrained(str(tmp_path / "team"))
+    with pytest.raises(ValueError, match="not a folder of the team"):
+        tiny_team().load_weights(tmp_path / "team")
 
 
 def test_forward_runs_every_agent_on_its_own_inputs():

@@ -10,9 +10,11 @@ from datasets import load_dataset
 from rich.console import Console
 
 from trl_multiagent import Environment, Outcome
+from trl_multiagent.environments.task_errors import TaskError, task_code
 from trl_multiagent.rollout.advantages import sibling_advantages
 from trl_multiagent.rollout.trace import item_id, trace_rows
 from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes
+from trl_multiagent.settings.read import fail
 from trl_multiagent.trainers.base.completions import branch_of, changes, choose_trees, print_trees
 from trl_multiagent.trainers.base.trace_files import TraceFiles, as_frame, read_trace, remove_after, trace_files
 
@@ -222,6 +224,11 @@ def test_later_turns_show_what_changed():
     assert [line for line, _ in changes("a\nb\n", "c\nd\n")] == ["c", "d", ""]
 
 
-def test_a_completion_cannot_control_the_terminal():
+def test_texts_of_others_cannot_control_the_terminal(capsys):
     text = printed(rows_of(grow(text="\x1b[2J\x07[bold]x\r")), 100)
     assert "\x1b" not in text and "\x07" not in text and "\r" not in text and "[bold]" in text
+    with pytest.raises(SystemExit):
+        fail("prog", ValueError("no item \x1b[2J"))
+    assert capsys.readouterr().err == "prog: error: no item ·[2J\n"
+    with pytest.raises(TaskError, match=r"^f raised ValueError: ·]0;x·$"), task_code("f"):
+        raise ValueError("\x1b]0;x\x07")

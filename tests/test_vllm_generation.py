@@ -11,7 +11,15 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from trl_multiagent import AgentTeam, MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer
-from trl_multiagent.models.vllm_generation import check_vllm, make_generations, max_lora_rank, sampling_correction
+from trl_multiagent.environments.task_errors import UnavailableError
+from trl_multiagent.models.vllm_generation import (
+    AgentGeneration,
+    EngineError,
+    check_vllm,
+    make_generations,
+    max_lora_rank,
+    sampling_correction,
+)
 from trl_multiagent.rollout.tree import Samples
 
 
@@ -98,12 +106,12 @@ TRAINING = {
 }
 
 
-def train_with_servers(tmp_path, models, shift=0.0, **settings):
+def train_with_servers(tmp_path, models, shift=0.0, team=None, **settings):
     with VLLMServer(models["aux"], shift=shift) as aux, VLLMServer(models["main"], shift=shift) as main:
         weights = Weights()
         trainer = tiny_trainer(
             tmp_path,
-            team_of(models),
+            team or team_of(models),
             trainer=Recorded,
             callbacks=[weights],
             use_vllm=True,
@@ -177,24 +185,26 @@ def test_the_update_equals_that_on_the_same_completions_without_vllm(served, tmp
 
 
 def test_the_correction_multiplies_the_loss(tmp_path, models):
-    """The servers report twice the probability of every token, so every token's loss is halved."""
+    """The servers report 1.25 times the probability of every token, so every token's loss is divided by it."""
     settings = {"max_steps": 1, "num_turns": 1, "vllm_importance_sampling_mode": "token_truncate"}
     settings |= {"per_device_train_batch_size": 1, "max_completion_length": 32}  # rows of several lengths
-    trainer, _, (before,) = train_with_servers(tmp_path / "1", models, math.log(2), **settings)
+    trainer, _, (before,) = train_with_servers(tmp_path / "1", models, math.log(1.25), **settings)
     assert len({len(ids) for samples in trainer.samples for s in samples for ids in s.completion_ids}) > 1
     other = tiny_trainer(tmp_path / "2", team_of(models), trainer=Replayed, **{**TRAINING, **settings})
     other.samples = list(trainer.samples)
     other.train()
     for name, x in trainer.team.state_dict().items():
         step, full_step = x - before[name], other.team.state_dict()[name] - before[name]
-        assert torch.allclose(step, full_step / 2, rtol=1e-3, atol=1e-6), name
+        assert torch.allclose(step, full_step / 1.25, rtol=1e-3, atol=1e-6), name
         assert full_step.abs().max() > 1e-5
-    assert trainer.state.log_history[0]["agents/aux/sampling_logp_difference"] == pytest.approx(math.log(2), abs=1e-4)
+    assert trainer.state.log_history[0]["agents/aux/sampling_logp_difference"] == pytest.approx(
+        math.log(1.25), abs=1e-4
+    )
 
 
 def test_without_the_correction_the_update_ignores_the_servers_log_probabilities(tmp_path, models):
     settings = {"max_steps": 1, "num_turns": 1, "vllm_importance_sampling_correction": False}
-    trainer, *_ = train_with_servers(tmp_path / "1", models, math.log(2), **settings)
+    trainer, *_ = train_with_servers(tmp_path / "1", models, math.log(1.25), **settings)
     assert "agents/aux/sampling_logp_difference" not in trainer.state.log_history[0]
     other = tiny_trainer(tmp_path / "2", team_of(models), trainer=Replayed, **{**TRAINING, **settings})
     other.samples = list(trainer.samples)
@@ -204,16 +214,16 @@ def test_without_the_correction_the_update_ignores_the_servers_log_probabilities
 
 
 @pytest.mark.parametrize(
-    ("mode", "low", "high", "expected"),
+    ("mode", "low", "high", "expected", "counts"),
     [
-        ("token_truncate", 0.5, 2.0, [[2.0, 0.5, 1.0], [1.0, 1.0, 1.0]]),
-        ("token_mask", 0.5, 2.0, [[0.0, 0.0, 1.0], [1.0, 1.0, 1.0]]),
-        ("token_mask", None, None, [[4.0, 0.25, 1.0], [1.0, 1.0, 1.0]]),
-        ("sequence_truncate", None, 0.9, [[0.9], [0.9]]),
-        ("sequence_mask", None, 1.5, [[1.0], [1.0]]),
+        ("token_truncate", 0.5, 2.0, [[2.0, 0.5, 1.0], [1.0, 1.0, 1.0]], [2, 3]),
+        ("token_mask", 0.5, 2.0, [[0.0, 0.0, 1.0], [1.0, 1.0, 1.0]], [2, 3]),
+        ("token_mask", None, None, [[4.0, 0.25, 1.0], [1.0, 1.0, 1.0]], [0, 3]),
+        ("sequence_truncate", None, 0.9, [[0.9], [0.9]], [1, 1]),
+        ("sequence_mask", None, 1.5, [[1.0], [1.0]], [0, 1]),
     ],
 )
-def test_the_correction_is_the_bounded_ratio(tmp_path, mode, low, high, expected):
+def test_the_correction_is_the_bounded_ratio(tmp_path, mode, low, high, expected, counts):
     args = config(
         tmp_path,
         vllm_importance_sampling_mode=mode,
@@ -225,12 +235,14 @@ def test_the_correction_is_the_bounded_ratio(tmp_path, mode, low, high, expected
         "completion_mask": torch.tensor([[1, 1, 1], [0, 1, 0]]),
         "sampling_per_token_logps": torch.tensor([[0.0, 0.0, 0.0], [0.0, math.nan, 0.0]]),
     }
-    assert torch.allclose(sampling_correction(policy, rows, args), torch.tensor(expected))
+    factors, found = sampling_correction(policy, rows, args)
+    assert torch.allclose(factors, torch.tensor(expected)) and found.tolist() == counts
 
 
 def test_an_overflowing_ratio_is_masked(tmp_path):
     rows = {"completion_mask": torch.ones(1, 1), "sampling_per_token_logps": torch.full((1, 1), -1000.0)}
-    assert sampling_correction(torch.zeros(1, 1), rows, config(tmp_path)).tolist() == [[0.0]]
+    factors, counts = sampling_correction(torch.zeros(1, 1), rows, config(tmp_path))
+    assert factors.tolist() == [[0.0]] and counts.tolist() == [1, 1]
 
 
 # One engine per model in this process
@@ -334,6 +346,7 @@ def test_adapters_share_one_server(tmp_path, models):
         generations = make_generations(policies, {"aux": EOS, "main": EOS}, Accelerator(cpu=True), args)
         for step in range(2):
             for role in ("aux", "main", "aux"):
+                model.set_adapter(role)
                 generations[role].sample(role, [[65, 66]], 2, step)
     assert [body["model"] for body in server.completions] == ["aux", "main", "aux"] * 2
     assert len(server.adapter_paths) == 4 == len(set(server.adapter_paths))
@@ -419,6 +432,74 @@ def test_the_weights_of_a_frozen_agent_are_sent_once(tmp_path, models):
     aux, main = LLM.instances
     assert len(aux.loaded_weights) == 2 * len(main.loaded_weights) > 0
     assert len(aux.calls) == len(main.calls) == 4
+
+
+# An engine with other weights than the trainer
+
+
+def lost(self):
+    """Weights that do not arrive."""
+
+
+def test_weights_that_do_not_arrive_in_an_engine_end_the_training(tmp_path, models, monkeypatch):
+    sync = AgentGeneration.sync_weights
+    monkeypatch.setattr(AgentGeneration, "sync_weights", lambda self: lost(self) if self.loaded_steps else sync(self))
+    settings = {
+        **TRAINING,
+        "num_turns": 1,
+        "max_steps": 8,
+        "learning_rate": 5.0,
+        "save_strategy": "steps",
+        "save_steps": 100,
+    }
+    trainer = tiny_trainer(tmp_path, team_of(models), use_vllm=True, **settings)
+    with pytest.raises(UnavailableError) as error:
+        trainer.train()
+    step = trainer.state.global_step
+    words = [
+        f"Step {step + 1}: ",
+        "sampled for agent 'aux'",
+        " nats per token, and ",
+        "restart it with the agent's own model",
+    ]
+    assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
+    assert f"The checkpoint of this step is {tmp_path / f'checkpoint-{step}'}." in str(error.value) and step > 0
+    assert all(entry["agents/aux/sampling_logp_difference"] <= 0.3 for entry in trainer.state.log_history)
+    monkeypatch.setattr(AgentGeneration, "sync_weights", sync)
+    settings["max_steps"] = step + 1
+    again = tiny_trainer(tmp_path, team_of(models), use_vllm=True, **settings)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.log_history[-2]["agents/aux/sampling_logp_difference"] < 1e-4
+
+
+def test_ratios_outside_of_their_bounds_end_the_training(tmp_path, models):
+    settings = {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_max": 0.8}
+    with pytest.raises(EngineError, match=r"agent 'aux' differ .* by 0\.\d\d nats per token, and 100% of the ratios"):
+        train_with_servers(tmp_path, models, 0.2, max_steps=1, **settings)
+
+
+def test_a_server_with_another_model_is_refused_before_the_first_rollout(tmp_path, models, monkeypatch):
+    monkeypatch.setattr(AgentGeneration, "sync_weights", lost)
+    with pytest.raises(EngineError, match=r"agent 'aux': the vLLM server at http.* nats per token apart") as error:
+        train_with_servers(tmp_path, {"aux": models["main"], "main": models["aux"]}, team=team_of(models))
+    assert f"samples with {models['main']}, the trainer has {models['aux']}, " in str(error.value)
+    with VLLMServer(models["main"], weight_transfer=False, lora=True) as server:
+        settings = {**TRAINING, "vllm_mode": "server", "vllm_server_base_url": server.url}
+        trainer = tiny_trainer(tmp_path, lora_team(models), use_vllm=True, **settings)
+        monkeypatch.undo()
+        install(monkeypatch)
+        with pytest.raises(EngineError, match="agent 'aux': "):
+            trainer.train()
+    assert server.completions == []
+
+
+def test_a_server_with_another_vocabulary_is_refused(tmp_path, models):
+    tiny_llama(0, vocab_size=64, pad_token_id=0, eos_token_id=1).save_pretrained(tmp_path / "small")
+    with VLLMServer(tmp_path / "small", weight_transfer=False, lora=True) as server:
+        settings = {**TRAINING, "vllm_mode": "server", "vllm_server_base_url": server.url}
+        trainer = tiny_trainer(tmp_path, lora_team(models), use_vllm=True, **settings)
+        with pytest.raises(EngineError, match=r"whose tokens the server refuses .*out of vocabulary"):
+            trainer.train()
 
 
 # Refused settings

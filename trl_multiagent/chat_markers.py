@@ -1,40 +1,69 @@
 """
 Prevents texts that models wrote from ending or beginning a turn of a chat.
 
-A tokenizer makes a special token, such as the end of a turn, of every text that spells it. An agent could spell one with ordinary tokens,
-for example in an error message that becomes a part of its partner's next prompt.
+A tokenizer makes a special token, such as the end of a turn, of every text that spells it, and a model obeys the plain text with which its
+chat template begins a turn. An agent could write either, for example in an error message that becomes a part of its partner's next prompt.
 """
 
 import re
+import unicodedata
 from collections.abc import Callable
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any, TypeVar
 
+from jinja2 import Environment
 from transformers import PreTrainedTokenizerBase
 
 
 Text = TypeVar("Text", str, list[dict[str, Any]], str | list[dict[str, Any]])
 
-EXAMPLE = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
+CONTENT = "zqxj"  # no template writes it
+EXAMPLE = [{"role": role, "content": CONTENT} for role in ("user", "assistant", "user")]
+ROLES = ("user", "assistant", "system", "tool")
+BRACKETED = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
+WORD = re.compile(r"[^\W\d_]{3}")
 
 
 def marker_pattern(
     tokenizer: PreTrainedTokenizerBase, render: Callable[[list[dict[str, str]]], str]
 ) -> re.Pattern[str]:
     """
-    A pattern for the spellings of a tokenizer's special tokens, and of the other added tokens that its chat template writes.
+    A pattern for the spellings of a tokenizer's added tokens, and of the plain text that its chat template writes around messages: the
+    lines beside a message, such as `### User:`, and everything in brackets in the template, such as `[INST]`. Single words do not count.
 
     Args:
-        tokenizer (`PreTrainedTokenizerBase`): The tokenizer.
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer, which has a chat template.
         render (`Callable[[list[dict]], str]`): Applies its chat template to messages.
+
+    Returns:
+        `re.Pattern`: It matches where a marker begins in a folded text, see [`fold`].
     """
-    written = render(EXAMPLE)
-    markers = [
-        token.content
-        for token in tokenizer.added_tokens_decoder.values()
-        if len(token.content.strip()) > 1 and (token.special or token.content in written)
-    ]
-    # Of two that begin alike, the longer one comes first. Without any, the pattern matches nothing
-    return re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))) or r"(?!)")
+    tokens = [x.content for x in tokenizer.added_tokens_decoder.values()]
+    lines = re.split("|".join(["\n", CONTENT, *map(re.escape, tokens)]), render(EXAMPLE))
+    source = Environment().lex(tokenizer.get_chat_template())
+    lines += [text for _, kind, value in source if kind in ("data", "string") for text in BRACKETED.findall(value)]
+    tokens, lines = (["".join(map(fold, text)).strip() for text in texts] for texts in (tokens, lines))
+    lines += [line.replace(role, other) for line in lines for role in ("user", "assistant") for other in ROLES]
+    lines = [line for line in lines if WORD.search(line) and re.search(r"[^\w\s]", line)]
+    markers = sorted({marker for marker in (*tokens, *lines) if len(marker) > 1})
+    chosen = "|".join(re.escape(marker).replace(r"\ ", r"\ +") for marker in markers)
+    beginnings = "".join(re.escape(marker[0]) for marker in markers)
+    # Nothing is consumed, because a marker may be within another one. Without any, the pattern matches nothing
+    return re.compile(f"(?=[{beginnings}])(?={chosen})" if markers else r"(?!)")
+
+
+@lru_cache(maxsize=65536)
+def fold(character: str) -> str:
+    """
+    A character without what a tokenizer's normalizer may remove: case, accents, width, kinds of white space (SentencePiece writes `▁`),
+    characters that are not visible.
+    """
+    return "".join(
+        " " if x.isspace() or x == "▁" else x
+        for x in unicodedata.normalize("NFKD", character).casefold()
+        if x.isspace() or unicodedata.category(x) not in ("Mn", "Cf", "Cc")
+    )
 
 
 def without_markers(prompt: Text, pattern: re.Pattern[str]) -> Text:
@@ -47,7 +76,10 @@ def without_markers(prompt: Text, pattern: re.Pattern[str]) -> Text:
         pattern (`re.Pattern`): See [`marker_pattern`].
     """
     if isinstance(prompt, str):
-        return pattern.sub(lambda match: f"{match[0][0]} {match[0][1:]}", prompt)
+        folded = [fold(character) for character in prompt]
+        places = [k for k, characters in enumerate(folded) for _ in characters]
+        cuts: list[int] = [places[match.start()] + 1 for match in pattern.finditer("".join(folded))]
+        return " ".join(prompt[start:end] for start, end in pairwise([0, *cuts, len(prompt)]))
     return [
         {**message, "content": without_markers(message["content"], pattern)}
         if isinstance(message.get("content"), str)

@@ -6,6 +6,7 @@ Slow libraries are imported where they are needed, so that help, versions and er
 """
 
 import argparse
+import os
 import shlex
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import trl_multiagent
 from trl_multiagent.file_names import is_collection
 from trl_multiagent.settings.algorithms import ALGORITHMS
+from trl_multiagent.stopping import COMMAND_VARIABLE, leaving_signals_to_children
 
 
 # The tasks that have a name; the first is the default. Any other one is given as `package.module:NAME`
@@ -24,6 +26,9 @@ TASKS = {
     "code_generation": "trl_multiagent.demo.task:TASK",
     "functions": "trl_multiagent.environments.functions:TASK",
 }
+
+# For which `accelerate launch` waits after Ctrl-C and SIGTERM until several processes have ended their step
+SECONDS_TO_END = "3600"
 
 
 def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
@@ -140,18 +145,26 @@ def launch(
     if num_processes is not None:
         options += ["--num_processes", str(num_processes)]
 
+    import psutil
     from accelerate.commands.config.config_args import default_config_file
     from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     if num_processes not in (None, 1) and accelerate_config is None and not Path(default_config_file).is_file():
         # Without a configuration, accelerate starts a single process where there is no GPU
         options += ["--config_file", config_file("--accelerate_config", "ddp", ACCELERATE)]
     target = ["--module", "trl_multiagent.cli", *command, *argv]
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SECONDS_TO_END)
     try:
-        launch_command(launch_command_parser().parse_args(options + target))
+        with leaving_signals_to_children():
+            launch_command(launch_command_parser().parse_args(options + target))
     except subprocess.CalledProcessError as error:
         sys.exit(error.returncode)  # the process has printed its error
+    except SignalException as error:  # of several processes
+        for process in psutil.Process().children(recursive=True):  # after a second Ctrl-C
+            process.kill()
+        sys.exit(128 + error.sigval)
     except ChildFailedError as error:
         sys.exit(error.get_first_failure()[1].exitcode)
 
@@ -236,7 +249,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments, rest = parser.parse_known_args(argv)
     if arguments.command in ("env", "init", "push") and rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    elif arguments.command == "init":
+    if arguments.command != "run":  # which has the command that launched it
+        os.environ[COMMAND_VARIABLE] = shlex.join(["trl-multiagent", *argv])
+    if arguments.command == "init":
         init(arguments.folder)
     elif arguments.command == "push":
         from trl_multiagent.settings.read import fail

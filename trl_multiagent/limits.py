@@ -34,7 +34,7 @@ def setting(help: str, default: Any = None, **limits: Any) -> Any:
         help (`str`): Text for `--help`.
         default (`Any`, *optional*): Value of the setting if the user does not give one.
         **limits: The allowed values: `choices=("a", "b")`, bounds of a number such as `ge=0, lt=1`, or `ne=0` for all others. Those of a
-            list or dict apply to each entry. By default, all values of the field's type are allowed. Numbers must be finite, and
+            list or dict apply to each entry. `keys=("a", "b")` are the allowed keys of a dict. By default, all values of the field's type are allowed. Numbers must be finite, and
             texts must not be blank.
     """
     return dataclasses.field(default=default, metadata={"help": help, "limits": limits})
@@ -63,6 +63,8 @@ def check_value(value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
         raise ValueError(_describe(error, value)) from error
     if isinstance(checked, dict | list) and not _is_finite(checked):  # the type of an entry may be `Any`
         raise ValueError(f"is {short(value)}, it must have finite numbers only.")
+    if isinstance(checked, dict) and checked.keys() - limits.get("keys", checked):
+        raise ValueError(f"is {short(value)}, it must only have {', '.join(map(repr, limits['keys']))}.")
     return checked
 
 
@@ -83,13 +85,18 @@ def check_arguments(args: Any) -> None:
         value = getattr(args, field.name)
         if same(value, field.default):
             continue
-        if field.name in refused and (value or field.default not in (None, dataclasses.MISSING)):
+        if field.name in refused and (asks_for_something(value) or asks_for_something(field.default)):
             raise ValueError(f"`{field.name}` is {short(value)}, which is not supported: {refused[field.name]}.")
         if "limits" in field.metadata:
             try:
                 setattr(args, field.name, check_value(value, hints[field.name], field.metadata["limits"]))
             except ValueError as error:
                 raise ValueError(f"`{field.name}` {error}") from error
+
+
+def asks_for_something(value: Any) -> bool:
+    """Whether a value switches something on. Parsers of command lines read `no` as False."""
+    return bool(value) and value != "no" and value is not dataclasses.MISSING
 
 
 def refused_by(cls: type) -> dict[str, str]:

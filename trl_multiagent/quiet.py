@@ -8,6 +8,9 @@ def quiet_libraries() -> None:
     """Called when the package is imported, before it imports these libraries."""
     # On a machine without a GPU, bitsandbytes recommends a package for 4-bit weights, whether or not there are any
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    # On import, torchao lists the kernels that it has no GPU for
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     # TRL's own default is the deprecated name
     warnings.filterwarnings("ignore", "`gradient_checkpointing(_kwargs)?` is deprecated", FutureWarning)
     # `accelerate launch` lists the flags that were left out. Their defaults are right

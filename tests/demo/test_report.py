@@ -1,3 +1,4 @@
+import json
 import re
 from types import SimpleNamespace
 
@@ -6,9 +7,10 @@ from transformers import ProgressCallback
 
 from trl_multiagent.demo.demonstrations import write_aux, write_main
 from trl_multiagent.demo.problems import demo_dataset, demo_problems, demo_prompts
-from trl_multiagent.demo.report import DemoReport, RewardProgressCallback, draw_learning_curve
+from trl_multiagent.demo.report import DemoReport, draw_learning_curve
 from trl_multiagent.environments.base import Outcome, Turn
 from trl_multiagent.sandbox import Sandbox
+from trl_multiagent.trainers.base.progress import RewardProgressCallback
 
 
 ITEMS = demo_dataset("test").select(range(12))
@@ -37,7 +39,7 @@ class ScriptedTrainer:
             for episode in range(num_episodes):
                 aux, main = self.conventions[episode % len(self.conventions)]
                 problem = PROBLEMS[item["entry_point"]]
-                answers = {"aux": write_aux(problem, aux), "main": write_main(problem, main)}
+                answers = {"aux": write_aux(problem, aux), "main": write_main(problem, main) + "# \x1b[2J\r"}
                 match = aux == main
                 metrics = (
                     {"paper_reward": 4.0, "earned_reward": 3.9}
@@ -87,6 +89,7 @@ def test_sample_answers_paths_and_width(shown, tmp_path):
         assert re.search(re.escape(left) + " +" + re.escape(right), sample)
     assert f"Saved team       {tmp_path / 'final_model'}\n" in text
     assert f"Learning curve   {tmp_path / 'learning_curve.png'}\n" in text
+    assert "# ·[2J·" in text and "\x1b" not in text and "\r" not in text
     assert max(len(line) for line in text.splitlines() if str(tmp_path) not in line) <= 100
 
 
@@ -104,15 +107,20 @@ def test_learning_curve_shows_training_and_held_out_values(shown, tmp_path, monk
     assert [line.get_xydata().tolist() for line in tests.lines][-1] == [[0, 0.2], [30, 0.9]]
 
 
-def test_one_bar_replaces_the_lines_of_the_log(shown, capsys):
-    assert shown[1].callbacks == [RewardProgressCallback]
-    callback = RewardProgressCallback()
+def test_one_bar_replaces_the_lines_of_the_log(shown, capsys, tmp_path):
+    (callback,) = shown[1].callbacks
+    assert type(callback) is RewardProgressCallback
+    callback = RewardProgressCallback(["aux_usage"])
+    args = SimpleNamespace(output_dir=str(tmp_path))
     state = SimpleNamespace(is_world_process_zero=True, max_steps=2, global_step=1)
-    callback.on_train_begin(None, state, None)
-    callback.on_log(None, state, None, logs={"reward": 2.345, "loss": 1.0})
-    callback.on_step_end(None, state, None)
-    callback.on_log(None, state, None, logs={"train_runtime": 3.0})
-    callback.on_train_end(None, state, None)
+    callback.on_train_begin(args, state, None)
+    logs = {"reward": 2.25, "return": 3.5, "turn_1/test_pass_rate": 0.75, "turn_1/aux_usage": 0.125, "loss": 1.0}
+    callback.on_log(args, state, None, logs=logs)
+    callback.on_step_end(args, state, None)
+    callback.on_log(args, state, None, logs={"train_runtime": 3.0})
+    callback.on_train_end(args, state, None)
     output = capsys.readouterr()
-    assert "joint reward 2.35" in output.err.replace("2.34", "2.35") and "Training" in output.err
+    assert "reward 2.25, return 3.50, tests passed 0.75, aux_usage 0.12" in output.err and "Training" in output.err
     assert "loss" not in output.err + output.out and "train_runtime" not in output.err + output.out
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert lines == [{"step": 1, **logs}, {"step": 1, "train_runtime": 3.0}]

@@ -80,6 +80,8 @@ def test_what_was_answered_is_not_asked_again(tmp_path):
         client = make_client(server, tmp_path)
         (first,) = client.ask([question()])
         assert make_client(server, tmp_path).ask([question()]) == [first]  # of another process, or after a restart
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert len(files) == 2 and not any(path.stat().st_mode & 0o077 for path in files)  # nobody else reads them
         assert len(server.requests) == 1
         client.take_usage()
         others = [question(sample="2"), question("What?")]
@@ -124,6 +126,12 @@ GARBAGE = {
     "blank": (Reply('{"choices": [{"message": {"content": " "}}]}'), "answered with an empty text"),
     "null text": (Reply('{"choices": [{"message": {"content": null}}]}'), "answered with an empty text"),
     "surrogates": (Reply('{"choices": [{"message": {"content": "\\ud800"}}]}'), "JSON without an answer"),
+    "deep": (Reply("[" * 200_000), "no valid JSON: [[["),
+    "deep within": (Reply('{"choices": ' + "[" * 900 + "]" * 900 + "}"), "JSON without an answer"),
+    "a long number": (Reply("1" * 5000), "no valid JSON: 111"),
+    "a long type": (Reply(OPENAI_TEXT, content_type="x" * 9999), "xxx and not JSON"),
+    "compressed": (Reply(OPENAI_TEXT, headers={"Content-Encoding": "gzip"}), "its answer is compressed"),
+    "escapes": (Reply("\x1b]0;x\x07\x9b2J\u202e"), "no valid JSON: ·]0;x··2J·"),
     "cut": (Reply(OPENAI_TEXT, missing_bytes=50), "broke off"),
     "nothing at all": (Reply(missing_bytes=50), "broke off"),
     "an error": (Reply('{"error": "overloaded"}', status=500), 'status 500: {"error": "overloaded"}'),
@@ -149,6 +157,41 @@ def test_garbage_is_an_error_of_its_request_and_is_asked_again(name, tmp_path):
         server.answer = recovers
         answers = client.ask([question("bad"), question("good")])
     assert [x.text for x in answers] == ["fine", "fine"]
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("status", [200, 500])
+def test_no_more_of_an_answer_is_read_than_the_limit(api, status, tmp_path, monkeypatch):
+    from trl_multiagent.endpoints import bodies
+
+    monkeypatch.setattr(bodies, "MAX_BODY", 100_000)
+    with endpoint_server(lambda request, number: Reply(" " * 100_001, status=status)) as server:
+        (error,) = make_client(server, tmp_path, api, tries=1).ask([question()])
+        assert str(error).endswith("its answer is longer than 100000 bytes")
+        assert [headers["accept-encoding"] for headers in server.headers] == ["identity"]
+        server.answer = lambda request, number: "x" * 99_000
+        assert len(make_client(server, tmp_path, api).ask([question()])[0].text) == 99_000
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_redirect_leads_no_prompt_to_another_host(api, tmp_path):
+    with endpoint_server(lambda request, number: "Hello.") as other, endpoint_server(None) as server:
+        server.answer = lambda request, number: Reply("moved", status=307, headers={"Location": f"{other.url}/v1"})
+        (error,) = make_client(server, tmp_path, api).ask([question()])
+        assert "status 307: moved" in str(error) and len(server.requests) == 1 and other.requests == []
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (10**4000, 10**4000), (-1, True), (None, "3")])
+def test_impossible_numbers_of_tokens_are_estimated_and_spend_the_budget(counts, tmp_path):
+    def answer(request, number):
+        usage = dict(zip(("prompt_tokens", "completion_tokens"), counts, strict=True))
+        return Reply(json.dumps({"choices": [{"message": {"content": "x" * 300}}], "usage": usage}))
+
+    with endpoint_server(answer) as server:
+        client = make_client(server, tmp_path, token_budget=190, max_tokens=90, input_price=1.0, output_price=1.0)
+        results = [client.ask([question(sample=str(k))])[0] for k in range(3)]
+        assert [type(x) for x in results] == [Answer, EndpointError, EndpointError] and len(server.requests) == 1
+        assert client.ledger.tokens == 4 + 101
 
 
 @pytest.mark.parametrize("api", APIS)

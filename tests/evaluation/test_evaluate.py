@@ -53,7 +53,7 @@ def evaluated(runs, tmp_path_factory):
 
 def transcripts(folder, name="plain"):
     lines = (folder / "transcripts" / name / "transcripts.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+    return [{k: v for k, v in json.loads(line).items() if k != "timing"} for line in lines]
 
 
 def report(folder, name="evaluation"):
@@ -287,7 +287,8 @@ def test_the_team_of_a_run_without_its_own(runs, tmp_path):
 
 def test_turns_are_in_order():
     turn = {"reward": 1.0, "metrics": {}, "tokens": {}, "prompt_tokens": {}}
-    records = [{"item": 0, "seconds": 0.0, "turns": [turn] * 11}]
+    timing = {"batch_seconds": 1.0, "batch_episodes": 1, "generation_seconds": [{"main": 1.0}] * 11}
+    records = [{"item": 0, "timing": timing, "turns": [turn] * 11}]
     names = compute_result("team", "team", "", records, 1, EvaluationConfig(num_episodes=1)).names
     assert list(dict.fromkeys(turn for turn, _ in names)) == [*(f"turn_{t}" for t in range(1, 12)), "final"]
 

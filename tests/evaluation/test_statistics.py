@@ -7,8 +7,9 @@ import pytest
 
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.cross_play import mixes, summarize_cross_play
-from trl_multiagent.evaluation.results import Result, compute_result, differences, numbers_of
-from trl_multiagent.evaluation.statistics import estimates, pass_at_k
+from trl_multiagent.evaluation.report import Report, cross_play_lines
+from trl_multiagent.evaluation.results import Result, compute_result, differences, numbers_of, speed_of
+from trl_multiagent.evaluation.statistics import bounded_intervals, estimates, pass_at_k, t_quantile
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_an_answer_that_passes():
@@ -23,36 +24,80 @@ def test_pass_at_k_is_the_share_of_subsets_with_an_answer_that_passes():
             pass_at_k(*wrong)
 
 
-def test_interval_of_two_items_by_hand():
-    """Resamples of the values 0 and 1 have the mean 0, 1/2 or 1, with probabilities 1/4, 1/2 and 1/4."""
-    values = np.array([[[0.0], [1.0]]])
-    assert estimates(values, 4000, 0.95, seed=0) == [(0.5, 0.0, 1.0)]
-    (middle,) = estimates(values, 4000, 0.4, seed=0)  # the tails of 30 % reach into the middle
-    assert middle == (0.5, 0.5, 0.5)
-    (one,) = estimates(np.array([[[3.0]]]), 100, 0.95, seed=0)
-    assert one == (3.0, 3.0, 3.0)
+UNIT, UNKNOWN = [(0.0, 1.0)], [(-np.inf, np.inf)]
+
+
+def test_the_interval_of_zeros_and_ones_is_that_of_clopper_and_pearson():
+    def interval(passed, items):
+        values = (np.arange(items) < passed).astype(float)
+        (estimate,) = estimates(values[None, :, None], UNIT, 100_000, 0.95, seed=0)
+        return estimate
+
+    # With no or all passes, the far end solves (1 - p)^n = 0.025; the others are from a table
+    assert interval(0, 20) == pytest.approx((0.0, 0.0, 1 - 0.025 ** (1 / 20)), abs=2e-3)
+    assert interval(20, 20) == pytest.approx((1.0, 0.025 ** (1 / 20), 1.0), abs=2e-3)
+    assert interval(1, 10) == pytest.approx((0.1, 0.0025, 0.4450), abs=4e-3)
+    assert interval(5, 10) == pytest.approx((0.5, 0.1871, 0.8129), abs=4e-3)
+
+
+def test_the_interval_of_values_without_bounds_is_students():
+    assert t_quantile(0.975, 1) == pytest.approx(12.7062, abs=1e-3)
+    assert t_quantile(0.975, 2) == pytest.approx(4.3027, abs=1e-4)
+    assert t_quantile(0.95, 30) == pytest.approx(1.6973, abs=1e-4)
+    (estimate,) = estimates(np.array([[[1.0], [2.0], [6.0]]]), UNKNOWN, 100, 0.95, seed=0)
+    radius = 4.3027 * np.sqrt(7 / 3)
+    assert estimate == pytest.approx((3.0, 3 - radius, 3 + radius), abs=1e-3)
+    for values in ([[[3.0]]], [[[3.0], [3.0]]]):  # nothing from which to compute an interval
+        (equal,) = estimates(np.array(values), UNKNOWN, 100, 0.95, seed=0)
+        assert equal.mean == 3.0 and np.isnan([equal.low, equal.high]).all() and not equal.excludes_zero
 
 
 def test_missing_values_do_not_count():
     values = np.array([[[0.0, np.nan], [1.0, 2.0], [2.0, 4.0]]])
-    assert [x.mean for x in estimates(values, 200, 0.9, seed=0)] == [1.0, 3.0]
-    assert estimates(np.zeros((1, 3, 0)), 200, 0.9, seed=0) == []
+    for bounds in (UNKNOWN * 2, [(0.0, 4.0)] * 2):
+        assert [x.mean for x in estimates(values, bounds, 200, 0.9, seed=0)] == [1.0, 3.0]
+        kept = estimates(values[:, 1:, 1:], bounds[1:], 20_000, 0.9, seed=0)
+        assert estimates(values, bounds, 20_000, 0.9, seed=0)[1] == pytest.approx(kept[0], abs=0.05)
+    assert estimates(np.zeros((1, 3, 0)), [], 200, 0.9, seed=0) == []
 
 
-@pytest.mark.parametrize(("teams", "spread"), [(1, 0.0), (8, 0.5)])
-def test_intervals_cover_the_truth(teams, spread):
+def coverage(values, truth, bounds):
+    """The share of the trials, the last dimension of `values`, whose 95 % interval contains the truth."""
+    ends = bounded_intervals(values, np.repeat(np.array([bounds]).T, values.shape[1], axis=1), 1000, 0.95, seed=0)
+    return np.mean((ends[0] <= truth) & (truth <= ends[1]))
+
+
+@pytest.mark.parametrize("rate", [0.003, 0.02, 0.1, 0.5, 0.9, 0.98, 0.997])
+@pytest.mark.parametrize("num_items", [20, 100])
+def test_intervals_of_rates_cover_near_zero_and_one(rate, num_items):
+    """One answer per item; ten answers of items that differ much, and of items that differ little; k = 5 of 10."""
+    generator = np.random.default_rng(0)
+    shape = (num_items, 400)
+    once = (generator.random(shape) < rate).astype(float)
+    assert coverage(once, rate, (0, 1)) >= 0.93
+    for alike in (0.1, 2.0, 50.0):
+        passed = generator.binomial(10, generator.beta(alike * rate, alike * (1 - rate), shape))
+        assert coverage(passed / 10, rate, (0, 1)) >= 0.93
+        best_of_5 = np.array([pass_at_k(10, c, 5) for c in range(11)])
+        many = generator.binomial(10, generator.beta(alike * rate, alike * (1 - rate), 200_000))
+        assert coverage(best_of_5[passed], best_of_5[many].mean(), (0, 1)) >= 0.93
+    other = generator.random(shape) < rate / 2  # a paired difference
+    assert coverage(once - other, rate / 2, (-1, 1)) >= 0.93
+
+
+@pytest.mark.parametrize("teams", [1, 2, 3, 8])
+@pytest.mark.parametrize("spread", [0.1, 0.5])
+def test_intervals_over_teams_cover_the_truth(teams, spread):
     """The mean of the population is 0. With several teams, their own levels vary, too."""
     generator = np.random.default_rng(0)
-    covered = []
-    for trial in range(200):
-        levels = spread * generator.standard_normal((teams, 1))
-        values = levels + generator.standard_normal((1, 60)) + 0.3 * generator.standard_normal((teams, 60))
-        (estimate,) = estimates(values[:, :, None], 400, 0.9, seed=trial)
-        covered.append(estimate.low <= 0 <= estimate.high)
-    assert 0.78 < np.mean(covered) < 0.96
+    levels = spread * generator.standard_normal((teams, 1, 400)) * (teams > 1)
+    values = levels + generator.standard_normal((1, 60, 400)) + 0.3 * generator.standard_normal((teams, 60, 400))
+    found = estimates(values, UNKNOWN * 400, 100, 0.95, seed=0)
+    assert np.mean([x.low <= 0 <= x.high for x in found]) >= 0.93
 
 
 def record(item, episode, rewards, passed):
+    """An episode of a batch of two that took 1 s, in which aux generated for 0.1 s and main for 0.3 s in every turn."""
     turns = [
         {
             "reward": r,
@@ -62,7 +107,12 @@ def record(item, episode, rewards, passed):
         }
         for r, p in zip(rewards, passed, strict=True)
     ]
-    return {"item": item, "episode": episode, "seconds": 0.5, "turns": turns}
+    timing = {
+        "batch_seconds": 1.0,
+        "batch_episodes": 2,
+        "generation_seconds": [{"aux": 0.1, "main": 0.3}] * len(turns),
+    }
+    return {"item": item, "episode": episode, "timing": timing, "turns": turns}
 
 
 def test_numbers_of_transcripts_by_hand():
@@ -75,17 +125,73 @@ def test_numbers_of_transcripts_by_hand():
     assert numbers["turn_1"] == {"reward": 1.0, "pass@1": 0.5, "pass@2": 0.5, "passed": 0.5}
     assert numbers["turn_2"] == {"reward": 3.0, "pass@1": 0.75, "pass@2": 1.0, "passed": 0.75}
     assert numbers["final"] == {"return": 2.5, **numbers["turn_2"]}
-    assert result.cost == {"episodes": 4, "calls": 16, "generated_tokens": 40, "prompt_tokens": 16, "seconds": 2.0}
+    assert result.cost == {
+        "episodes": 4,
+        "calls": 16,
+        "generated_tokens": 40,
+        "prompt_tokens": 16,
+        "wall_seconds": 2.0,
+    }
     # Every other turn is a draft
     final = compute_result("discussion", "baseline", "", records, 2, config, rounds=2)
     assert final.column("reward", "turn_1").tolist() == [2.0, 4.0] and final.cost == result.cost
     gap = differences([result], final, config)
-    assert gap["final"]["return"].mean == 2.5 - 3.0 and gap["final"]["pass@1"] == (0.0, 0.0, 0.0)
+    assert gap["final"]["return"].mean == 2.5 - 3.0 and gap["final"]["pass@1"].mean == 0.0
+    assert gap["final"]["pass@1"].low < -0.5 and gap["final"]["pass@1"].high > 0.5  # two equal items show little
     assert "turn_2" not in gap
     # A task without `passed` has no pass@k
     for each in records:
         each["turns"] = [{**turn, "metrics": {}} for turn in each["turns"]]
     assert compute_result("team", "team", "", records, 2, config).column("pass@1") is None
+
+
+def test_speed_of_the_agents_and_of_the_team_by_hand():
+    records = [record(0, k, [1, 2], [0, 1]) for k in range(4)]  # two batches
+    speed = speed_of(records, is_pipeline=False)
+    assert speed.episodes == 2
+    assert speed.latency == pytest.approx({"aux": 0.2, "main": 0.6})  # two turns
+    assert speed.tokens_per_second == pytest.approx({"aux": 16 / 0.4, "main": 24 / 1.2})
+    assert (speed.sequential_latency, speed.parallel_latency) == pytest.approx((0.8, 0.6))
+    assert (speed.sequential_tokens_per_second, speed.parallel_tokens_per_second) == pytest.approx(
+        (40 / 1.6, 40 / 1.2)
+    )
+    assert speed_of(records, is_pipeline=True).parallel_latency == pytest.approx(0.8)
+
+
+def test_percentages_of_the_maximum_and_hidden_tests_are_in_the_table():
+    config = EvaluationConfig(num_episodes=1, k=[1], discount=0.5, num_bootstraps=100)
+    records = [record(item, 0, [1, 2], [0, 1]) for item in range(4)]
+    for each in records:
+        each["turns"][1]["metrics"]["passed_hidden"] = float(each["item"] < 1)
+    ranges = {"reward": (0.0, 4.0), "other": (0.0, 1.0)}
+    result = compute_result("team", "team", "", records, 4, config, ranges=ranges)
+    assert result.bounds("return") == (0.0, 6.0) and result.bounds("unknown") == (-np.inf, np.inf)
+    report = Report(config, [result], 4)
+    assert report.to_json()["policies"]["team"]["percent_of_maximum"] == {
+        "reward": 50.0,
+        "return": pytest.approx(100 / 3),
+    }
+    table = report.table()
+    for text in (
+        "50.0 % of 4",
+        "pass@1, hidden tests",
+        "25.0% [",
+        "It counts all tests, also those that feedback has shown",
+        "wall s",
+        "0.8",
+        "if parallel",
+    ):
+        assert text in table, text
+
+
+def test_all_teams_of_two_seeds_have_an_interval_over_teams():
+    config = EvaluationConfig(num_episodes=1, k=[1], num_bootstraps=100)
+    episodes = [[record(item, 0, [1], [float(item < number)]) for item in range(40)] for number in (20, 24)]
+    results = [compute_result(f"{k}", "team", "", x, 40, config) for k, x in enumerate(episodes)]
+    report = Report(config, results, 40)
+    both = report.over_teams["final"]["pass@1"]
+    assert both.mean == 0.55 and both.low == 0.0 and both.high == 1.0  # t with one degree of freedom: 12.7 x 5 %
+    assert "by Student's t, n = 2" in report.table()
 
 
 @pytest.mark.parametrize("roles", [("aux", "main"), ("a", "b", "c")])
@@ -104,11 +210,13 @@ def test_cross_play_compares_the_diagonal_with_the_rest(roles):
     found = summarize_cross_play(results, ["x", "y", "z"], roles, "return", config)
     assert list(found.matrices) == (["aux"] if len(roles) == 2 else list(roles))
     assert np.allclose(found.matrices[roles[0]], np.where(np.eye(3), 1.0, 0.2))
-    assert found.diagonal == (1.0, 1.0, 1.0) and found.off_diagonal.mean == pytest.approx(0.2)
     assert (
-        found.difference.mean == pytest.approx(0.8)
-        and 0.6 <= found.difference.low < 0.8 < found.difference.high <= 1.0
+        found.diagonal.mean == 1.0 and np.isnan(found.diagonal.low) and found.off_diagonal.mean == pytest.approx(0.2)
     )
+    radius = t_quantile(0.975, 3) * worth.std(ddof=1) / 2
+    assert found.difference == pytest.approx((0.8, 0.8 - radius, 0.8 + radius))
+    lines = "\n".join(cross_play_lines(found))
+    assert "agents trained together  1.000\n" in lines and "over runs" not in lines
     assert summarize_cross_play(results, ["x", "y", "z"], roles, "pass@1", config) is None
     # If all teams are equally good, no difference is claimed
     generator = np.random.default_rng(0)

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from pairs import pair_config, pairs
 from peft import LoraConfig
+from transformers import TrainerCallback
 
 from trl_multiagent import (
     AgentTeam,
@@ -57,6 +58,9 @@ ALGORITHMS = {  # of the cases with critics
     "value heads": (IACTrainer, IACConfig),
     "central critic on a frozen copy": (MAACTrainer, MAACConfig),
 }
+
+# Two updates with AdamW, computed in bfloat16
+BFLOAT16 = {"bfloat16": "full", "lora in bfloat16": "lora"}
 
 # Three updates of MADPO
 PREFERENCES = {
@@ -131,6 +135,44 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
     return {**save(trainer, output / case), "early_terminated": shares, "results": results}
 
 
+def update_in_bfloat16(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
+    settings = {"items_per_device": items_per_device, "bf16": True, "learning_rate": 5e-6, "max_steps": 2}
+    args = tiny_config(output / case, per_device_train_batch_size=20, weight_decay=0.0, **settings)
+    team = AgentTeam.from_pretrained(str(teams / BFLOAT16[case]), base_dtype="bfloat16")
+    trainer_class = type("DeterministicTrainer", (Deterministic, MAGRPOTrainer), {})
+    trainer = trainer_class(team, tiny_environment(team.roles), args, tiny_items(12))
+    trainer.add_callback(KeepUpdate(output / case))
+    trainer.train()
+    return save(trainer, output / case)
+
+
+class KeepUpdate(TrainerCallback):
+    """Writes what a training adds to the weights that the optimizer changes."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        self.start = trained_weights(model, args)
+
+    def on_train_end(self, args, state, control, model=None, **kwargs):
+        end = trained_weights(model, args)
+        if args.process_index == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            torch.save({name: x - self.start[name] for name, x in end.items()}, self.folder / "update.pt")
+
+
+def trained_weights(model, args) -> dict[str, torch.Tensor]:
+    """The float32 weights that the optimizer changes."""
+    trained = {name: x for name, x in model.named_parameters() if x.requires_grad}
+    if args.deepspeed_plugin is not None:
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        trained = {name: safe_get_full_fp32_param(x) for name, x in trained.items()}
+    assert {x.dtype for x in trained.values()} == {torch.float32}
+    return {name: x.detach().clone() for name, x in trained.items()}
+
+
 def update_on_preferences(teams: Path, output: Path, pairs_per_device: int, case: str) -> dict:
     form, settings = PREFERENCES[case]
     settings = {"optim": "sgd", "learning_rate": 0.3, "max_grad_norm": 1.0, "max_completion_length": 8, **settings}
@@ -176,11 +218,12 @@ if __name__ == "__main__":
     faulthandler.dump_traceback_later(600, exit=True)  # processes that wait for each other say where
     teams, output, items_per_device = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     report = {}
-    for case in sys.argv[4:] or (*CASES, *PREFERENCES, REWARD_MODEL):
+    for case in sys.argv[4:] or (*CASES, *BFLOAT16, *PREFERENCES, REWARD_MODEL):
         if case == REWARD_MODEL:
             report[case] = update_reward_model(teams, output, items_per_device)
             continue
         update_case = update_on_preferences if case in PREFERENCES else update
+        update_case = update_in_bfloat16 if case in BFLOAT16 else update_case
         report[case] = update_case(teams, output, items_per_device, case)
     end_process_group()
     (output / "report.json").write_text(json.dumps(report))

@@ -6,11 +6,13 @@ import os
 import random
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from trl_multiagent import FunctionEnvironment
+from trl_multiagent.stopping import end_on_signal
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
 
 from process_group import end_process_group
@@ -92,10 +94,11 @@ SETTINGS = {
 }
 
 
-def train(folder, settings, resume=False, kill=None, killed_rank=0, result=None) -> None:
+def train(folder, settings, resume=False, kill=None, killed_rank=0, number=signal.SIGKILL, result=None) -> None:
     """
     Args:
         kill (`tuple[str, int]`, *optional*): Instant at which the process `killed_rank` dies, and at which time it comes.
+        number (`int`, *optional*): The signal that it sends itself then.
         result (`str`, *optional*): File for what the run ended with.
     """
     common = {
@@ -107,10 +110,11 @@ def train(folder, settings, resume=False, kill=None, killed_rank=0, result=None)
     arguments = {**common, **SETTINGS[settings]}
     trainer = tiny_trainer(folder, team=team_of(arguments.pop("team", "full")), **arguments)
     if kill is not None and trainer.accelerator.process_index == killed_rank:
-        instant, number = kill
-        kill_at = {"score": kill_at_score, "write": kill_at_write, "part": kill_at_part}
-        kill_at[instant](trainer, number)
-    output = trainer.train(resume_from_checkpoint=resume)
+        instant, time = kill
+        kill_at = {"score": partial(kill_at_score, signal=number), "write": kill_at_write, "part": kill_at_part}
+        kill_at[instant](trainer, time)
+    with end_on_signal("run"):
+        output = trainer.train(resume_from_checkpoint=resume)
     if result is not None:
         state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
         if trainer.accelerator.is_main_process:
@@ -127,18 +131,18 @@ def train(folder, settings, resume=False, kill=None, killed_rank=0, result=None)
             torch.save(report, result)
 
 
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
+def die(signal=signal.SIGKILL):
+    os.kill(os.getpid(), signal)
 
 
-def kill_at_score(trainer, number: int) -> None:
-    """Dies when the environment is asked for rewards for the n-th time."""
+def kill_at_score(trainer, number: int, signal=signal.SIGKILL) -> None:
+    """Gets a signal when the environment is asked for rewards for the n-th time."""
     score, calls = trainer.environment.score, []
 
     def dying_score(*args):
         calls.append(1)
         if len(calls) == number:
-            die()
+            die(signal)
         return score(*args)
 
     trainer.environment.score = dying_score
@@ -207,5 +211,9 @@ def kill_at_write(trainer, number: int) -> None:
 
 
 if __name__ == "__main__":
-    train(**json.loads(sys.argv[1]))
+    try:
+        train(**json.loads(sys.argv[1]))
+    except SystemExit:  # of all processes
+        end_process_group()
+        raise
     end_process_group()

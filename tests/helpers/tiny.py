@@ -11,6 +11,7 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
@@ -41,6 +42,13 @@ def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
     )
     fast.chat_template = chat_template
     return fast
+
+
+def tiny_classifier(**changes) -> LlamaForSequenceClassification:
+    torch.manual_seed(0)
+    size = {"vocab_size": 258, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_labels": 1}
+    size |= {"eos_token_id": 256, "pad_token_id": 257, "bos_token_id": None, "initializer_range": 0.1}
+    return LlamaForSequenceClassification(LlamaConfig(**size, num_attention_heads=2, **changes))
 
 
 def tiny_llama(seed: int = 0, **changes) -> LlamaForCausalLM:
@@ -204,3 +212,10 @@ def tiny_trainer(output_dir, team=None, environment=None, trainer=MAGRPOTrainer,
     own.setdefault("train_dataset", tiny_items())
     args = tiny_config(output_dir, config, **arguments)
     return trainer(team, environment, args, **own)
+
+
+def flip(path, position=0.5):
+    """Changes a bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * position)] ^= 1
+    path.write_bytes(data)

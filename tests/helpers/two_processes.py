@@ -1,15 +1,19 @@
-"""Three updates on completions that depend on nothing but the prompt. Run by `test_two_processes.py`, also under a launcher."""
+"""
+Three updates on completions that depend on nothing but the prompt, and two passes through preference pairs. Run by `test_two_processes.py`, also
+under a launcher.
+"""
 
 import sys
 import zlib
 
 import torch
+from pairs import pair_config, pair_trainer, pairs
 
-from trl_multiagent import MAGRPOTrainer
+from trl_multiagent import JointRewardConfig, JointRewardTrainer, MAGRPOTrainer
 from trl_multiagent.rollout.tree import Samples
 
 from process_group import end_process_group
-from tiny import tiny_items, tiny_trainer
+from tiny import byte_tokenizer, tiny_classifier, tiny_items, tiny_trainer
 
 
 class Deterministic(MAGRPOTrainer):
@@ -51,8 +55,30 @@ def update(output: str, items_per_device: int, micro_batch: int, beta: float):
         torch.save(result, f"{output}/{beta}.pt")
 
 
+def update_on_pairs(output: str, name: str, number: int, batch_size: int):
+    """The last batch of a pass through the pairs is not full: accelerate repeats pairs for the second process."""
+    rows = pairs(number=number)
+    settings = {"max_steps": -1, "num_train_epochs": 2, "optim": "sgd", "learning_rate": 0.1}
+    settings |= {"per_device_train_batch_size": batch_size, "per_device_eval_batch_size": batch_size}
+    if name == "madpo":
+        losses = {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5]}
+        trainer = pair_trainer(f"{output}/pairs", train_dataset=rows, eval_dataset=rows, **losses, **settings)
+    else:
+        settings |= {"center_rewards_coefficient": 0.1}
+        config = pair_config(f"{output}/pairs", JointRewardConfig, **settings)
+        trainer = JointRewardTrainer(tiny_classifier(), config, rows, rows, processing_class=byte_tokenizer())
+    trainer.train()
+    trainer.evaluate()
+    if trainer.accelerator.is_main_process:
+        result = {"weights": trainer.model.state_dict(), "log": trainer.state.log_history}
+        torch.save(result, f"{output}/{name}_{number}.pt")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for beta in (0.0, 0.1):
         update(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), beta)
+    for number in (9, 11):  # the last batch has one pair, or three
+        for name in ("madpo", "reward"):
+            update_on_pairs(sys.argv[1], name, number, batch_size=int(sys.argv[2]))
     end_process_group()

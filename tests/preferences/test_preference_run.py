@@ -2,13 +2,14 @@
 
 import contextlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from trl_multiagent import AgentTeam, FunctionEnvironment, Task, cli
+from trl_multiagent import AgentTeam, FunctionEnvironment, MADPOConfig, Task, cli
 from trl_multiagent.demo.task import TASK as CODE_GENERATION
 from trl_multiagent.recipe.preference_recipe import PreferenceRecipe, changed_settings
 from trl_multiagent.recipe.run import run_recipe
@@ -178,12 +179,19 @@ def test_madpo_collects_once_and_trains_once(run, capsys, tiny_model, tmp_path):
 
 
 @pytest.mark.parametrize("form", [[], ["--override", "peft.r=2"]], ids=["full", "lora"])
-def test_a_killed_run_goes_on(form, run):
+def test_a_killed_run_goes_on(form, run, capsys):
     run("madpo", "whole", *form)
     number = sum(scored)
     for step in (0, 2):
         with killed(training=1, step=step):
             run("madpo", "killed", *form)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(MADPOConfig, "world_size", 2)
+        patch.setattr(PreferenceRecipe, "load_team", interrupted)
+        run("madpo", "killed", *form)
+    assert (
+        "was saved by 1 processes, and this run has 2: continue it with `--num_processes 1`" in capsys.readouterr().err
+    )
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):  # after the training
         patch.setattr(PreferenceRecipe, "save_results", interrupted)
         run("madpo", "killed", *form)
@@ -223,7 +231,9 @@ def test_rounds(run, capsys):
     for one in again:  # facts about a round are logged once, however often its training goes on
         assert sum("iter/current_iteration" in entry for entry in one["log_history"]) == 1
 
+    shutil.copytree("killed", "copied")
     scored.clear()
+    run("madpo_iter", "copied", *argv)
     run("madpo_iter", "killed", *argv)
     assert "is complete" in capsys.readouterr().out and scored == []
     run("madpo_iter", "killed", *["3" if x == "2" else x for x in argv])  # one more round
@@ -265,6 +275,7 @@ def test_a_round_without_pairs_learns_from_earlier_ones_or_ends(run, capsys):
 def test_settings_that_may_change():
     before = {"seed": 1, "output": {"base_dir": "x"}, "madpo": {"beta": 0.1, "logging_steps": 1}}
     after = {"seed": 1, "output": {"base_dir": "y"}, "madpo": {"beta": 0.1, "logging_steps": 2, "seed": 3}}
+    after["madpo"]["output_dir"] = "copied"
     assert changed_settings(before, after, "madpo") == ["madpo.seed"]
 
 

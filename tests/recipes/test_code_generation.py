@@ -14,7 +14,9 @@ from transformers import AutoModelForCausalLM
 from trl_multiagent import AgentTeam
 from trl_multiagent.environments.code_generation import environment as code_environment
 from trl_multiagent.environments.code_generation.feedback import MODES
+from trl_multiagent.environments.code_generation.task import TASK
 from trl_multiagent.recipe.recipe import Recipe
+from trl_multiagent.recipe.run import parse_recipe
 from trl_multiagent.settings.algorithms import ALGORITHMS
 
 from tiny import byte_tokenizer, tiny_llama
@@ -54,9 +56,23 @@ def run_script(algorithm: str, *argv: str) -> None:
 def test_every_configuration_has_a_plan(config, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run_script(algorithm_of(config), "--config", str(config), "--dry_run")
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
     assert "Dry run" in out and "env steps" in out and "joint actions" in out
+    computed_in = "float32" if config.stem.endswith("demo") else "bfloat16"
+    assert config not in CONFIGS or f"(float32 weights, computed in {computed_in})" in out
+    assert err.count("is the data type to compute in") == ("dtype: bfloat16" in config.read_text())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_peer_files_give_the_loaders():
+    path = Path(__file__).parent / "peer_configs" / "model_kwargs_generation_config.yaml"
+    argv = ["--config", str(path), "--override", "agent_model.tokenizer_kwargs.use_fast=true"]
+    recipe = parse_recipe("magrpo", TASK, [*argv, "agent_model.model_kwargs.use_safetensors=true"])
+    assert recipe.agent_model.torch_dtype == "bfloat16"
+    assert recipe.model_init_kwargs == {
+        "trust_remote_code": True, "use_safetensors": True, "tokenizer_kwargs": {"use_fast": True}
+    }  # fmt: skip
+    assert recipe.sections["external"].expert_model == "deepseek-coder"
 
 
 def test_the_published_configurations_are_there():

@@ -21,7 +21,7 @@ from trl_multiagent.recipe.preference_run import PreferenceRun
 from trl_multiagent.recipe.run import read_settings, run_recipe
 from trl_multiagent.reservation import reserve
 
-from tiny import count_reward, tiny_items
+from tiny import count_reward, flip, tiny_items
 
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes" / "code_generation"
@@ -263,6 +263,11 @@ def test_an_interrupted_reward_model_goes_on(finished, tmp_path, monkeypatch, ca
         run_recipe("marlhf", TASK, argv, "marlhf")
     assert "holds another reward model: number of processes was 2, is 1" in capsys.readouterr().err
     settings.write_text(saved)
+    flip(checkpoints[-1] / "optimizer.pt")
+    with pytest.raises(SystemExit):
+        run_recipe("marlhf", TASK, argv, "marlhf")
+    assert f"{checkpoints[-1]} is damaged: changed since it was saved: optimizer.pt." in capsys.readouterr().err
+    flip(checkpoints[-1] / "optimizer.pt")
     calls = []
     train = JointRewardTrainer.train
     monkeypatch.setattr(JointRewardTrainer, "train", lambda self, **given: calls.append(given) or train(self, **given))

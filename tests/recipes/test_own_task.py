@@ -266,6 +266,22 @@ def test_wrong_functions_are_one_line(config, module, capsys, changes, parts):
     assert all(part.replace("{module}", module) in message for part in parts), message
 
 
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("{subject}", "The prompt template of `poet` needs the column 'subject'; the items have topic."),
+        ([{"role": "user", "content": "{subject}"}], "The prompt template of `poet` needs the column 'subject'"),
+        ("A brace { alone", "The prompt template of `poet` cannot be filled"),
+        ("{topic.x} {}", "Write {column} for a column's value, and {{ or }} for a brace."),
+    ],
+)
+def test_a_wrong_template_is_one_line(config, module, capsys, prompt, message):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["run", "magrpo", "--config", config({"prompts": {"poet": prompt}}), "--dry_run"])
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "note:" not in line]
+    assert exit_info.value.code == 2 and message in line
+
+
 def test_a_template_without_its_column_is_found_before_models_are_loaded(config, capsys):
     path = config({"prompts": {"poet": "{subject}", "critic": "x"}})
     with pytest.raises(ValueError, match="The prompt template of `poet` needs the column 'subject'"):
@@ -302,6 +318,20 @@ def test_init_writes_a_task_that_trains_and_leaves_a_complete_folder(forked, tmp
         assert (run / target).exists(), target
     for snippet in re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL):
         exec(snippet, {})
+    # From another folder: the module of the task is found above the run
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    small = ("--num_episodes", "2", "--max_completion_length", "4", "--disable_tqdm")
+    for command, runs in (("evaluate", [run]), ("cross-play", [run, shutil.copytree(run, run.with_name("second"))])):
+        done = forked.run(script, command, *runs, *small, "--output_dir", elsewhere / command, cwd=elsewhere)
+        assert done.codes == [0], done.stderr[-3000:]
+        contents = json.loads(
+            (elsewhere / command / f"{command.replace('-', '_').replace('evaluate', 'evaluation')}.json").read_text()
+        )
+        assert contents["items"] == 4
+    done = forked.run(script, "evaluate", run, *small, "--split", "test[:2]", cwd=elsewhere)
+    assert done.codes == [2] and "--split has no effect: the task loads its own data" in done.stderr.splitlines()[-1]
+
     moved = shutil.copytree(run, tmp_path / "moved")
     rename_card(moved, "user/letters")
     card = (moved / "README.md").read_text()

@@ -43,7 +43,7 @@ magrpo.num_turns=60 4^1 + 4^2 + ... + 4^60
 magrpo.num_generations=1 at least 2
 magrpo.num_generations=99999999999999999999999999 integer of 87 bits
 magrpo.num_agents=3 num_agents
-magrpo.per_device_train_batch_size=3;magrpo.gradient_accumulation_steps=1 whole number of rollout trees
+magrpo.per_device_train_batch_size=3;magrpo.gradient_accumulation_steps=3 whole number of rollout trees
 magrpo.num_turns=3;magrpo.joint_mode=cross;magrpo.num_generations=5 5^2 + 5^4 + 5^6 = 16275 joint actions
 magrpo.num_turns=2;magrpo.turn_gradient_weights=[1.5] 1 entries for 2 turns
 magrpo.num_turns=2;magrpo.handoff=null;magrpo.turn_gradient_weights=[1,2] handoff
@@ -92,6 +92,9 @@ agent_model.attn_implementation=flsh not supported
 agent_model.lora_r=8 use_peft
 agent_model.load_in_4bit=true Quantized
 agent_model.model_init_kwargs={dtype: float16} dtype
+agent_model.model_kwargs={device_map: auto} device_map
+agent_model.tokenizer_kwargs={padding_side: right} padding_side
+agent_model.tokenizer_kwargs={trust_remote_code: true};agent_model.model_kwargs={trust_remote_code: false} same setting
 agents=[demo] 1 entries for 2 agents
 peft.r=0 positive integer
 peft.r='8' valid integer

@@ -2,7 +2,6 @@
 
 import pytest
 
-from trl_multiagent.environments.python_code.state import keeps_state
 from trl_multiagent.sandbox import Program, Sandbox
 
 
@@ -196,23 +195,68 @@ def test_several_experiments_in_one_run_never_show_more_than_single_ones(sandbox
         assert verdict.effective == EXPERIMENTS
 
 
-@pytest.mark.parametrize("name", [name for name, (aux, main, _) in TEAMS.items() if not keeps_state(aux + main)])
-def test_programs_without_state_show_the_same_in_one_process(sandbox, name):
-    source = "".join(TEAMS[name][:2])
-    for experiments in (EXPERIMENTS, EXPERIMENTS[::-1]):
-        apart, together = (run(sandbox, source, experiments=experiments, keeps_state=keeps) for keeps in (True, False))
-        assert together.effective == apart.effective
-        assert [check.status for check in together.checks] == [check.status for check in apart.checks]
-
-
-def test_only_a_program_that_keeps_state_gets_fresh_processes(sandbox):
-    fails_at_its_third_call = (
-        "N = []\ndef f(xs):\n    N.append(aux(xs))\n    return 10 * sum(xs) if len(N) < 3 else None\n"
+def test_swapped_changes_the_calls_that_another_leaves_alone(sandbox):
+    source = "def aux(x):\n    return x\ndef f(n):\n    return [aux(k) for k in range(n)]\n"
+    checks = "changed = [k for k, value in enumerate(f(8)) if value != k]\n" + "".join(
+        f"assert {k} not in changed\n" for k in range(8)
     )
-    source, experiments = SUM + fails_at_its_third_call, ("first", "echo")
-    for keeps, effective in ((True, ("first",)), (False, experiments)):
-        verdict = run(sandbox, source, experiments=experiments, needed=range(3), keeps_state=keeps)
-        assert verdict.effective == effective
+    lost = {}
+    for name in ("another", "swapped"):
+        statuses = [check.status for check in run(sandbox, source, checks, (name,), needed=()).checks]
+        lost[name] = {k for k, status in enumerate(statuses) if status == "failed"}
+    assert lost == {"another": {0, 3, 5, 6}, "swapped": {1, 2, 4, 7}}
+
+
+def test_mute_runs_the_function_and_drops_its_value(sandbox):
+    source = "RAN = []\ndef aux(x):\n    RAN.append(x)\n    return x\ndef f(x):\n    return [aux(x), RAN]\n"
+    checks = "assert f(3) == [None, [3]]\n"
+    assert run(sandbox, source, checks, ("mute",), needed=()).passed == 1
+    assert run(sandbox, SUM + TEN_TIMES, experiments=("mute",)).effective == ("mute",)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in TEAMS if name not in ("a gate on an iterator", "a gate on an object")]
+)
+def test_the_control_costs_an_ordinary_team_nothing(sandbox, name):
+    assert run(sandbox, "".join(TEAMS[name][:2]), experiments=("control",)).effective == ()
+
+
+def test_of_several_experiments_with_one_name_one_effect_is_enough(sandbox):
+    source = "def aux(x):\n    return x\ndef f(xs):\n    return [aux(0), aux(1) * 10 * sum(xs)][1]\n"
+    assert run(sandbox, source, experiments=("another|swapped",), needed=(0,)).effective == ("another|swapped",)
+    assert run(sandbox, source, experiments=("another|control",), needed=(0,)).effective == ()
+
+
+def test_each_experiment_begins_in_a_fresh_process_with_the_first_check(sandbox):
+    # this program fails the second call of a process, and depends on aux from the fifth on
+    source = SUM + (
+        "N = []\ndef f(xs):\n    N.append(1)\n    if len(N) == 2:\n        return None\n"
+        "    return 10 * (aux(xs) if len(N) > 4 else sum(xs))\n"
+    )
+    for needed, effective in (((0, 2, 3), ()), ((0, 2, 3, 4), ("nothing", "mute"))):
+        assert run(sandbox, source, experiments=("nothing", "mute", "control"), needed=needed).effective == effective
+
+
+@pytest.mark.parametrize(
+    "waste",
+    [
+        "while True: pass",
+        "sum(range(10**14))",
+        "x = 10**10**8",
+        "x = [0] * 10**10",
+        "x = 'a' * 10**10",
+        "x = [x := [x] for _ in iter(int, 1)]",
+        "return 'a' * 10**8",
+        "import time; time.sleep(60)",
+        "import os; os._exit(0)",
+    ],
+)
+def test_a_program_that_wastes_time_or_memory_in_an_experiment_loses_a_check(sandbox, waste):
+    source = SUM + f"def f(xs):\n    if aux(xs) != sum(xs):\n        {waste}\n    return 10 * sum(xs)\n"
+    names = ("nothing", "mute", "another|swapped", "constant", "echo", "control")
+    program = Program(source, "f", CHECKS, watch=("aux",), needed=(*range(7),), experiments=names, check_timeout=0.3)
+    (verdict,) = sandbox.run([program])
+    assert verdict.effective == names[:-1]
 
 
 @pytest.mark.parametrize("name", HELPERS)
@@ -296,5 +340,7 @@ def test_sets_of_text_have_the_same_order_in_every_sandbox():
 
 
 def test_unknown_experiments_are_refused():
-    with pytest.raises(ValueError, match="`experiments` has 'ecko', which is none of constant, another, echo"):
+    with pytest.raises(
+        ValueError, match="`experiments` has 'ecko', which is none of constant, another, swapped, echo"
+    ):
         Program(source=SUM, entry_point="aux", checks=CHECKS, experiments=("echo", "ecko"))

@@ -375,3 +375,14 @@ def test_waiting_for_a_core_is_not_held_against_a_program():
         for process in busy:
             process.kill()
             process.wait()
+
+
+def test_a_process_of_any_niceness_runs_slow_programs():
+    slow = "def f(x):\n    for _ in range(3_000_000):\n        pass\n    return x\n"
+    script = (
+        "import os\nfrom trl_multiagent.sandbox import Program, Sandbox\n"
+        f"program = Program({slow!r}, 'f', 'assert f(1) == 1')\n"
+        "for niceness in (0, 6, 13):\n    os.nice(niceness)\n"
+        "    with Sandbox(workers=1, check_timeout=5.0) as sandbox:\n        assert sandbox.run([program])[0].passed == 1\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from huggingface_hub import HfApi
 from huggingface_hub.utils import filter_repo_objects
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
@@ -414,28 +415,20 @@ def test_files(tmp_path):
 
 
 def test_a_push_leaves_critics_out(tmp_path, monkeypatch):
-    trainer = critic_trainer(tmp_path, form="head")
-    for leaves_out, pushed in ((True, "_critics"), (False, "critics")):
-        trainer.args.push_critics = not leaves_out
-        trainer.args.push_to_hub = True
-        trainer.save_model(str(tmp_path / pushed), _internal_call=True)
-        assert json.loads((tmp_path / pushed / pushed / "critics.json").read_text())["form"] == "head"
-        assert [path.name for path in (tmp_path / pushed).glob("*critics")] == [pushed]
-
-    # The folder of a run that was not pushed
-    trainer.args.push_to_hub = False
-    trainer.save_model(str(tmp_path / "run"))
+    trainer = critic_trainer(tmp_path / "run", form="head")
+    trainer.save_model(str(tmp_path / "run"), _internal_call=True)
+    assert json.loads((tmp_path / "run" / "critics" / "critics.json").read_text())["form"] == "head"
     patterns = []
     monkeypatch.setattr("trl_multiagent.hub.push.open_repo", lambda repo_id, *args: repo_id)
-    monkeypatch.setattr(
-        "trl_multiagent.hub.push.HfApi.upload_folder",
-        lambda self, **kwargs: patterns.append(kwargs["ignore_patterns"]),
-    )
+    monkeypatch.setattr(trainer, "init_hf_repo", lambda **kwargs: None)
+    monkeypatch.setattr(HfApi, "upload_folder", lambda self, **kwargs: patterns.append(kwargs["allow_patterns"]))
     for with_critics in (False, True):
         push_folder(tmp_path / "run", "user/team", with_critics=with_critics)
+        trainer.args.push_critics = with_critics
+        trainer.push_to_hub()
     paths = ["agents/aux/config.json", "critics/aux/value_head.safetensors", "critics/critics.json"]
-    kept = [list(filter_repo_objects(paths, ignore_patterns=x)) for x in patterns]
-    assert kept == [paths[:1], paths]
+    kept = [list(filter_repo_objects(paths, allow_patterns=x)) for x in patterns]
+    assert kept == [paths[:1], paths[:1], paths, paths]
 
 
 def test_a_critic_with_another_tokenizer_reads_the_text(tmp_path):

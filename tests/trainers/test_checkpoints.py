@@ -31,6 +31,7 @@ from tiny import (
     byte_tokenizer,
     count_reward,
     feedback,
+    flip,
     team_of,
     tiny_config,
     tiny_environment,
@@ -135,6 +136,34 @@ def test_a_killed_run_resumes_exactly(run, whole, tmp_path, settings, kill):
         pandas.testing.assert_frame_equal(pandas.read_parquet(left), pandas.read_parquet(right))
     if settings == "tree":
         pandas.testing.assert_frame_equal(read_trace(uninterrupted / "trace"), read_trace(folder / "trace"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "time", "step"),
+    [("plain", 2, 2), ("plain", 5, 5), ("tree", 6, 3), ("chain", 9, 4)],  # at the end of an epoch, in an evaluation
+)
+def test_a_run_that_is_asked_to_end_ends_its_step_and_resumes_exactly(run, whole, tmp_path, settings, time, step):
+    folder = tmp_path / "ended"
+    assert run(folder, settings, kill=("score", time), number=signal.SIGTERM) == [128 + signal.SIGTERM]
+    last = Path(get_last_checkpoint(folder))
+    line = f"run: ended by SIGTERM after step {step} of 8, which is saved. Go on with: the same command "
+    assert f"{line}--resume_from_checkpoint {last}\n" in output_of(folder) and last.name == f"checkpoint-{step}"
+    assert "Traceback" not in output_of(folder)
+    uninterrupted = whole(settings)
+    assert set(run(folder, settings, resume=True, result=folder.with_suffix(".pt"))) == {0}
+    check_same(uninterrupted, folder)
+
+
+def test_two_processes_of_which_one_is_asked_to_end(run, tmp_path):
+    folder = tmp_path / "ended"
+    plan = {"kill": ("score", 3), "killed_rank": 1, "number": signal.SIGINT, "processes": 2}
+    codes = run(folder, "two_processes", **plan)
+    assert set(codes) <= {128 + signal.SIGINT, KILLED} and codes != [KILLED, KILLED], output_of(folder)
+    assert output_of(folder).count("run: ended by Ctrl-C after step 3 of 5, which is saved") == 1
+    assert verify_checkpoint(folder / "checkpoint-3")["global_step"] == 3
+    uninterrupted = tmp_path / "whole"
+    assert run(uninterrupted, "two_processes", result=tmp_path / "whole.pt", processes=2) == [0, 0]
+    resume_and_compare(run, uninterrupted, folder, "two_processes", processes=2)
 
 
 def test_incomplete_folders_never_count_as_checkpoints(whole):
@@ -480,12 +509,6 @@ def test_other_settings_may_change(checkpoint, tmp_path):
 
 
 # Damage
-
-
-def flip(path, position=0.5):
-    data = bytearray(path.read_bytes())
-    data[int(len(data) * position)] ^= 1
-    path.write_bytes(data)
 
 
 def damaged(checkpoint, tmp_path, damage):

@@ -65,6 +65,7 @@ CASES_OF = {
     "ZeRO-3": [case for case in CASES if case == "full" or case not in OFFLOADED],
     OFFLOAD: OFFLOADED,
 }
+BFLOAT16 = ["bfloat16", "lora in bfloat16"]
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,8 @@ def distributed(forked, teams, tmp_path_factory):
 
     @functools.cache
     def run(name):
-        return launch(name, CASES_OF[name], forked, teams, tmp_path_factory.mktemp("distributed"))
+        cases = CASES_OF[name] + (BFLOAT16 if name in ("DDP", "ZeRO-2", "ZeRO-3") else [])
+        return launch(name, cases, forked, teams, tmp_path_factory.mktemp("distributed"))
 
     return run
 
@@ -150,6 +152,19 @@ def test_the_update_is_that_of_one_process(name, case, single, distributed):
     assert report[case]["offload"] == bool(zero and "offload_optimizer" in zero)
     if not case.startswith("preferences"):
         assert all(0 < share < 1 for share in report[case]["early_terminated"])  # ranks with different trees
+
+
+@pytest.mark.parametrize("case", BFLOAT16)
+@pytest.mark.parametrize("name", ["DDP", "ZeRO-2", "ZeRO-3"])
+def test_the_update_in_bfloat16_is_that_of_one_process(name, case, single, distributed):
+    """DeepSpeed computes with weights in bfloat16, and adds the update to float32 ones, as DDP does."""
+    output, _ = distributed(name)
+    expected, found = (torch.load(folder / case / "update.pt") for folder in (single, output))
+    assert expected.keys() == found.keys()
+    expected, found = (torch.cat([x[key].flatten() for key in expected]) for x in (expected, found))
+    assert torch.cosine_similarity(expected, found, dim=0) > 0.99
+    assert found.norm() / expected.norm() == pytest.approx(1.0, abs=0.01)
+    assert (found != 0).float().mean() > 0.99
 
 
 @pytest.mark.parametrize(

@@ -10,32 +10,26 @@ from datasets import Dataset
 from matplotlib.image import imread
 from pairs import pair_config, pairs
 from peft import LoraConfig
-from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
+from transformers import AutoModelForSequenceClassification
 from trl import RewardConfig, RewardTrainer
 
 from trl_multiagent import FunctionEnvironment, JointRewardConfig, JointRewardTrainer
 from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.joint_text import JointText
 from trl_multiagent.preference_rows import text_columns
+from trl_multiagent.trainers.base.checkpoint_files import UNFINISHED_FOLDER, read_checkpoint
 from trl_multiagent.trainers.base.rescue import WriteError
 from trl_multiagent.trainers.joint_reward_report import HeldOut
 from trl_multiagent.trainers.joint_reward_trainer import split_by_item
 
-from tiny import byte_tokenizer
-
-
-def judge(**changes) -> LlamaForSequenceClassification:
-    torch.manual_seed(0)
-    size = {"vocab_size": 258, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_labels": 1}
-    size |= {"eos_token_id": 256, "pad_token_id": 257, "bos_token_id": None, "initializer_range": 0.1}
-    return LlamaForSequenceClassification(LlamaConfig(**size, num_attention_heads=2, **changes))
+from tiny import byte_tokenizer, flip, tiny_classifier
 
 
 def reward_trainer(folder, answered_by=("aux", "main"), model=None, **arguments):
     own = {name: arguments.pop(name) for name in ("eval_dataset", "peft_config", "roles") if name in arguments}
     dataset = arguments.pop("train_dataset", None)
     return JointRewardTrainer(
-        judge() if model is None else model,
+        tiny_classifier() if model is None else model,
         pair_config(folder, JointRewardConfig, **arguments),
         pairs(answered_by) if dataset is None else dataset,
         processing_class=byte_tokenizer(),
@@ -92,7 +86,7 @@ def test_a_long_text_loses_a_part_of_the_problem_only(length):
 @pytest.mark.parametrize("roles", [("aux", "main"), ("solo",)])
 def test_losses_are_those_of_trl_on_the_same_texts(tmp_path, roles):
     data, text, tokenizer = pairs(roles), JointText(roles, max_length=2048), byte_tokenizer()
-    ours = reward_trainer(tmp_path / "ours", roles, judge(), eval_fraction=0.0)
+    ours = reward_trainer(tmp_path / "ours", roles, tiny_classifier(), eval_fraction=0.0)
     ours.train()
 
     def joint(row, side):
@@ -102,7 +96,7 @@ def test_losses_are_those_of_trl_on_the_same_texts(tmp_path, roles):
 
     texts = Dataset.from_list([{"chosen": joint(row, 1), "rejected": joint(row, 2)} for row in data])
     args = pair_config(tmp_path / "trl", RewardConfig)
-    theirs = RewardTrainer(judge(), args, train_dataset=texts, processing_class=tokenizer)
+    theirs = RewardTrainer(tiny_classifier(), args, train_dataset=texts, processing_class=tokenizer)
     theirs.train()
     losses = [[log["loss"] for log in trainer.state.log_history if "loss" in log] for trainer in (ours, theirs)]
     assert losses[0] == losses[1] and len(set(losses[0])) == 3
@@ -112,11 +106,11 @@ def test_losses_are_those_of_trl_on_the_same_texts(tmp_path, roles):
 
 def test_one_role_with_bare_templates_is_trl_on_the_plain_rows(tmp_path):
     bare = {"prompt_template": "{text}", "answer_template": "{text}", "eval_fraction": 0.0}
-    ours = reward_trainer(tmp_path / "ours", ("solo",), judge(), **bare)
+    ours = reward_trainer(tmp_path / "ours", ("solo",), tiny_classifier(), **bare)
     names = dict(zip(text_columns("solo"), ("prompt", "chosen", "rejected"), strict=True))
     rows = pairs(("solo",)).select_columns(list(names)).rename_columns(names)
     args = pair_config(tmp_path / "trl", RewardConfig)
-    theirs = RewardTrainer(judge(), args, train_dataset=rows, processing_class=byte_tokenizer())
+    theirs = RewardTrainer(tiny_classifier(), args, train_dataset=rows, processing_class=byte_tokenizer())
     for name in ("chosen_ids", "rejected_ids"):
         assert ours.train_dataset[name] == theirs.train_dataset[name]
 
@@ -124,7 +118,7 @@ def test_one_role_with_bare_templates_is_trl_on_the_plain_rows(tmp_path):
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     whole = reward_trainer(tmp_path / "whole", max_steps=4, save_strategy="steps", save_steps=2)
     whole.train()
-    resumed = reward_trainer(tmp_path / "resumed", model=judge(), max_steps=4)
+    resumed = reward_trainer(tmp_path / "resumed", model=tiny_classifier(), max_steps=4)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -188,6 +182,9 @@ def test_report(tmp_path):
     assert facts["accuracy"] == np.mean(margins > 0) and facts["margin"] == pytest.approx(margins.mean(), abs=1e-5)
     assert facts["texts_cut"] == {"train": 24, "eval": 14}
     logged = trainer.evaluate()
+    assert logged["eval_loss"] == pytest.approx(np.log1p(np.exp(-margins)).mean(), abs=1e-5)
+    extremes = (logged["eval_min_reward"], logged["eval_max_reward"])
+    assert extremes == pytest.approx((min(map(min, scores.values())), max(map(max, scores.values()))), abs=1e-5)
     assert logged["eval_accuracy"] == facts["accuracy"] and logged["eval_calibration_error"] <= 0.5
     assert json.loads((tmp_path / "held_out.json").read_text())["pairs"] == 7
     assert imread(tmp_path / "reliability.png").shape[:2] == (630, 1500)
@@ -253,7 +250,7 @@ def test_with_one_role_it_is_a_reward_function_of_trl(tmp_path):
     assert reward(prompts=["Write."], completions=["rain"], trainer_state=None) == [expected]
     assert reward(prompts=messages[0], completions=messages[1]) == [expected]
     with pytest.raises(ValueError, match="is no joint reward model"):
-        JointRewardModel(judge(), byte_tokenizer())
+        JointRewardModel(tiny_classifier(), byte_tokenizer())
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path):
@@ -266,3 +263,23 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
             trainer.train()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path):
+    reward_trainer(tmp_path, save_strategy="steps", save_steps=1, max_steps=3, save_total_limit=2).train()
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
+    assert not (tmp_path / UNFINISHED_FOLDER).exists()
+    folder = tmp_path / "checkpoint-2"
+    files = [name for name, size in read_checkpoint(folder)["files"].items() if size]
+    assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"} <= {*files}
+    for name in ("model.safetensors", "optimizer.pt", "trainer_state.json"):
+        flip(folder / name)
+        with pytest.raises(ValueError, match=f"{folder} is damaged: changed since it was saved: {name}"):
+            reward_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=str(folder))
+        flip(folder / name)
+    (tmp_path / "checkpoint-3" / "optimizer.pt").unlink()
+    trainer = reward_trainer(tmp_path, max_steps=4)
+    with pytest.raises(ValueError, match=r"checkpoint-3 is not complete.*optimizer.pt.*checkpoint before it: .*-2\."):
+        trainer.train(resume_from_checkpoint=True)
+    trainer.train(resume_from_checkpoint=str(folder))
+    assert trainer.state.global_step == 4

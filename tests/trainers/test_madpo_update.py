@@ -108,6 +108,7 @@ def test_one_agent_equals_trl_s_dpo(tmp_path, case):
     """Three updates, their metrics, and an evaluation."""
     chat = case == "conversations"
     settings = {"optim": "sgd", "learning_rate": 0.1, "beta": 0.2, **CASES[case]}
+    settings["per_device_eval_batch_size"] = 12  # TRL takes means over batches
     rows = pairs(["solo"], chat=chat)
     texts = rows.rename_columns(dict(zip(text_columns("solo"), ("prompt", "chosen", "rejected"), strict=True)))
     texts = texts.select_columns(["prompt", "chosen", "rejected"])
@@ -195,3 +196,29 @@ def test_the_sft_term_is_a_sum_over_agents(tmp_path):
     )
     _, log = one_update(tmp_path, copy.deepcopy(team), loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.5])
     assert log["loss"] == pytest.approx(torch.log(torch.tensor(2.0)).item() + 0.5 * expected.item(), rel=1e-5)
+
+
+def test_metrics_and_loss_are_means_over_pairs_and_tokens(tmp_path):
+    """Evaluations of five pairs in batches of 1, 2, 3 and 5, and a training step in micro-batches of 3 and 2, against sums by hand."""
+    initial, rows = tiny_team(), pairs(number=5)
+    team = shift(copy.deepcopy(initial))
+    settings = {"beta": 0.3, "loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5], "eval_dataset": rows}
+    with torch.no_grad():
+        ratios = torch.stack([sum(log_ratios(team, initial, row).values()) for row in rows])
+        chosen = {role: [answer_logps(team, role, row, "chosen") for row in rows] for role in team.roles}
+    loss = -F.logsigmoid(0.3 * ratios).mean() - 0.5 * sum(torch.cat(x).mean() for x in chosen.values())
+    expected = {"loss": loss.item(), "rewards/accuracies": (ratios > 0).float().mean().item()}
+    expected["rewards/margins"] = 0.3 * ratios.mean().item()
+    expected["agents/aux/logps/chosen"] = torch.stack([x.sum() for x in chosen["aux"]]).mean().item()
+    metrics = []
+    for size in (1, 2, 3, 5):
+        trainer = pair_trainer(tmp_path, copy.deepcopy(initial), per_device_eval_batch_size=size, **settings)
+        shift(trainer.team)
+        found = {name.removeprefix("eval_"): x for name, x in trainer.evaluate().items()}
+        assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+        metrics.append({name: x for name, x in found.items() if not name.endswith(("runtime", "per_second"))})
+    assert all(x == pytest.approx(metrics[0], rel=1e-4, abs=1e-6) for x in metrics)
+    split = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
+    _, log = one_update(tmp_path, copy.deepcopy(initial), [Shift()], train_dataset=rows, **split, **settings)
+    assert {name: log[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+    assert log["entropy"] == pytest.approx(metrics[0]["entropy"], rel=1e-4)

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import sys
 
 import pandas as pd
 import pytest
@@ -25,6 +26,7 @@ from trl_multiagent import (
     role_reward,
 )
 from trl_multiagent.environments import TaskError
+from trl_multiagent.recipe.recipe import show_progress
 from trl_multiagent.trainers.base import rollout_trainer
 from trl_multiagent.trainers.base.trace_files import read_trace
 
@@ -558,6 +560,21 @@ def test_trl_s_progress_callback_and_trackers(tmp_path, monkeypatch):
     assert b"agents/main/grad_norm" in events and b"turn_1/reward_mean" in events
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_recipe_shows_one_bar_in_a_terminal(tmp_path, monkeypatch, capsys, is_terminal):
+    trainer = tiny_trainer(tmp_path, disable_tqdm=False, max_steps=2)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    show_progress(trainer)
+    trainer.train()
+    output = capsys.readouterr()
+    assert ("'reward':" in output.out + output.err) != is_terminal
+    assert (f"reward {trainer.state.log_history[1]['reward']:.2f}, return" in output.err) == is_terminal
+    assert (tmp_path / "log.jsonl").is_file() == is_terminal
+    if is_terminal:
+        lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+        assert [line.get("reward") for line in lines] == [entry.get("reward") for entry in trainer.state.log_history]
+
+
 def test_checkpoint_layout(tmp_path):
     trainer = tiny_trainer(tmp_path, save_strategy="steps", save_steps=1, max_steps=3, save_total_limit=2)
     trainer.train()
@@ -677,6 +694,12 @@ def test_config_sizes():
     assert args.nodes_per_turn == [1, 1, 1] and args.turn_gradient_weights == [1.0, 1.0, 1.0]
     args = config(per_device_train_batch_size=8, gradient_accumulation_steps=3)
     assert args.items_per_device == 6
+    for alone, items, rows in (
+        ({"num_generations": 3}, 2, 8),
+        ({"num_generations": 16}, 1, 16),
+        ({"num_turns": 2}, 1, 24),
+    ):
+        assert (config(**alone).items_per_device, config(**alone).rows_per_device) == (items, rows)
     assert config(num_generations=1, advantage_mode="raw", items_per_device=1).num_generations == 1
 
 
@@ -691,7 +714,7 @@ def test_config_sizes():
         ({"num_turns": 0}, "`num_turns` is 0"),
         ({"num_generations": 1}, "`num_generations` is 1"),
         ({"items_per_device": 0}, "`items_per_device` is 0"),
-        ({"num_turns": 2}, "Set `items_per_device`"),
+        ({"num_turns": 2, "gradient_accumulation_steps": 4}, "Set `items_per_device`"),
         ({"num_turns": 2, "handoff": "best", "turn_gradient_weights": [1.0]}, "1 entries for 2 turns"),
         ({"num_turns": 2, "turn_gradient_weights": [1.0, 2.0]}, "set `handoff`"),
         ({"num_turns": 2, "joint_mode": "cross", "items_per_device": 1}, "needs `num_agents`"),

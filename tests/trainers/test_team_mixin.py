@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 from datasets import Dataset
-from trl import DPOConfig, DPOTrainer
+from trl import DPOConfig, DPOTrainer, GRPOConfig
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.utils import add_fused_lm_head
 
+from trl_multiagent import IACTrainer, MADPOTrainer, MAGRPOTrainer
 from trl_multiagent.trainers.base.team_config import TeamConfig
 from trl_multiagent.trainers.base.team_mixin import TeamTrainerMixin
 
@@ -153,3 +154,21 @@ def test_the_model_card_needs_no_environment(tmp_path):
     card = (tmp_path / "README.md").read_text()
     assert "TeamDPO" in card and "`beta`" in card and "None" not in card
     assert "joint reward of the environment" not in card
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "message"),
+    [
+        (["some/model"], {}, r"`team` is 'some/model' \(str\), not an `AgentTeam`: load the agents with"),
+        ([], {"model": "some/model"}, r"no argument `model`: load the agents with `team=AgentTeam\.from_pretrained\("),
+        ([], {"reward_funcs": len}, r"no argument `reward_funcs`: give `environment=FunctionEnvironment\("),
+        ([], {"peft_config": None}, r"no argument `peft_config`: give it to `AgentTeam\.from_pretrained\("),
+        ([], {"processing_class": None}, "no argument `processing_class`: every agent"),
+        ([], {"args": GRPOConfig("x", use_cpu=True, bf16=False)}, "`args` is a `GRPOConfig`: give a `{config}`"),
+    ],
+)
+@pytest.mark.parametrize("trainer", [MAGRPOTrainer, MADPOTrainer, IACTrainer])
+def test_calls_in_the_way_of_trl_are_told_the_right_way(trainer, arguments, keywords, message):
+    config = trainer.__name__.replace("Trainer", "Config")
+    with pytest.raises(TypeError, match=message.replace("{config}", config)):
+        trainer(*arguments, **keywords)

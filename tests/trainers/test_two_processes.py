@@ -36,6 +36,28 @@ def test_two_processes_make_the_same_update(results, beta):
         assert 0 < left["turn_1/early_terminated"] < 1
 
 
+@pytest.mark.parametrize("number", [9, 11])
+@pytest.mark.parametrize("trainer", ["madpo", "reward"])
+def test_pairs_that_are_repeated_for_the_second_process_do_not_count(results, trainer, number):
+    """Nine or eleven pairs in batches of four: weights, training metrics, and those of an evaluation."""
+    one, two = (
+        torch.load(results / processes / f"{trainer}_{number}.pt", weights_only=False) for processes in ("1", "2")
+    )
+    for name, x in one["weights"].items():
+        assert torch.allclose(x, two["weights"][name], rtol=1e-4, atol=1e-6), name
+    assert (
+        len(one["log"]) == len(two["log"]) == 8
+    )  # two passes of three steps, the end of the training, and an evaluation
+    for left, right in zip(one["log"], two["log"], strict=True):
+        # The reward model's smallest and largest scores in training are those of micro-batches, as in TRL
+        names = [
+            x
+            for x in left
+            if not x.endswith(("runtime", "per_second", "flos")) and x not in ("min_reward", "max_reward")
+        ]
+        assert {x: left[x] for x in names} == pytest.approx({x: right[x] for x in names}, rel=1e-3, abs=1e-5)
+
+
 def test_processes_with_different_settings_data_or_models_are_refused(forked, tmp_path):
     """They would wait for each other forever, or average gradients of different losses."""
     finished = forked.run(SCRIPT.with_name("differing_processes.py"), tmp_path, processes=2)

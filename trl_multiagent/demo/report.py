@@ -11,13 +11,15 @@ from typing import Any
 from accelerate import PartialState
 from matplotlib.figure import Figure
 from tqdm.auto import tqdm
-from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from trl_multiagent.demo.conventions import conventions
 from trl_multiagent.demo.problems import demo_problems
 from trl_multiagent.environments.base import JointAction, Turn
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
+from trl_multiagent.terminal import printable
 from trl_multiagent.trainers.base.distribution import fail_together
+from trl_multiagent.trainers.base.progress import show_one_bar
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
 
@@ -91,9 +93,7 @@ class DemoReport(TrainerCallback):
         """
         self.trainer = trainer
         self.start = self.evaluate(trainer, "Held-out problems, before")
-        if not trainer.args.disable_tqdm:
-            trainer.remove_callback(ProgressCallback)
-            trainer.add_callback(RewardProgressCallback)
+        show_one_bar(trainer)
         self.started_at = perf_counter()
 
     def after(self, trainer: RolloutTrainer) -> None:
@@ -171,28 +171,6 @@ class DemoReport(TrainerCallback):
         )
 
 
-class RewardProgressCallback(ProgressCallback):
-    """The trainer's progress bar. It shows the latest reward, and no line per log entry."""
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if state.is_world_process_zero:
-            self.training_bar = tqdm(total=state.max_steps, desc="Training", unit="step", dynamic_ncols=True)
-        self.current_step = 0
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float],
-        **kwargs: Any,
-    ) -> None:
-        if state.is_world_process_zero and self.training_bar is not None and "reward" in logs:
-            self.training_bar.set_postfix_str(f"joint reward {logs['reward']:.2f}", refresh=False)
-
-
 def mean(values: list) -> float:
     return sum(values) / len(values)
 
@@ -237,7 +215,7 @@ def sample(start: Evaluation, end: Evaluation, episode: int) -> str:
     ]
     lines += [f"  {headings[0]:<{column}}  {headings[1]}", f"  {'-' * column}  {'-' * column}"]
     for role in (AUX, MAIN):
-        sides = [side.joint_actions[episode][role].expandtabs(4).splitlines() for side in (start, end)]
+        sides = [printable(side.joint_actions[episode][role].expandtabs(4)).split("\n") for side in (start, end)]
         sides = [[line for code in lines for line in wrap(code, column)] for lines in sides]
         lines += [f"  {left:<{column}}  {right}".rstrip() for left, right in zip_longest(*sides, fillvalue="")]
         lines.append("")

@@ -26,7 +26,9 @@ RETRIED = (408, 409, 425, 429)  # and all from 500 on
 NOT_FOR_ONE = (401, 402, 403, 404)  # the next question would be refused, too
 FIRST_WAIT, LONGEST_WAIT = 0.5, 16.0  # seconds between attempts, doubled each time
 MAX_REASON = 300  # characters of an endpoint's error message
+MAX_KIND = 80  # of the type of its answer
 MIN_KEY = 6  # shorter texts are no keys, and occur in any answer
+MAX_COUNT = 10**9  # tokens of one request
 CHARACTERS_PER_TOKEN = 3  # estimate, if the endpoint does not report the number
 
 
@@ -139,22 +141,28 @@ class _Call:
         return {key: too_late if task.cancelled() else task.result() for key, task in tasks.items()}
 
     def connect(self) -> AbstractAsyncContextManager[Any]:
-        """The provider's client. It reads no key from the environment, and repeats no request."""
+        """
+        The provider's client. It reads no key from the environment, repeats no request, follows no redirect, which could lead prompts
+        to another host, and reads no answer without end.
+        """
+        from trl_multiagent.endpoints.bodies import limit_body
+
         endpoint = self.endpoint
         arguments: dict[str, Any] = {"base_url": endpoint.base_url, "max_retries": 0, "timeout": endpoint.timeout}
         arguments["api_key"] = self.key or "none"
-        # No proxy can reach this machine itself
-        no_proxies = {"all://": None, "http://": None, "https://": None}
-        direct: dict[str, Any] = {"trust_env": False, "mounts": no_proxies} if endpoint.is_local else {}
+        arguments["default_headers"] = {"Accept-Encoding": "identity"}
+        settings: dict[str, Any] = {"follow_redirects": False, "event_hooks": {"response": [limit_body]}}
+        if endpoint.is_local:  # no proxy can reach this machine itself
+            settings |= {"trust_env": False, "mounts": {"all://": None, "http://": None, "https://": None}}
         try:
             if endpoint.api == ANTHROPIC:
                 import anthropic
 
-                http = anthropic.DefaultAsyncHttpxClient(**direct)
+                http = anthropic.DefaultAsyncHttpxClient(**settings)
                 return anthropic.AsyncAnthropic(http_client=http, **arguments)
             import openai
 
-            http = openai.DefaultAsyncHttpxClient(**direct)
+            http = openai.DefaultAsyncHttpxClient(**settings)
             return openai.AsyncOpenAI(http_client=http, **arguments)
         except ImportError as error:
             raise EndpointError(endpoint.problem() or str(error), concerns_all=True) from None
@@ -216,9 +224,9 @@ class _Call:
         budget = self.endpoint.token_budget
         return budget is None or self.client.ledger.tokens + self.reserved + tokens <= budget
 
-    async def send(self, sdk: Any, question: Question) -> Any:
+    async def send(self, sdk: Any, question: Question) -> str:
         """
-        Sends one request and returns the body of the answer, as JSON has it.
+        Sends one request and returns the body of the answer, which says that it is JSON.
 
         Raises:
             EndpointError: there is none.
@@ -247,6 +255,8 @@ class _Call:
             raise EndpointError(f"{endpoint} has not answered within {endpoint.timeout:g} s", retry=True) from None
         except library.APIConnectionError as error:
             cause = error.__cause__ or error
+            if isinstance(cause, EndpointError):
+                raise EndpointError(f"{endpoint}: {cause}", retry=cause.retry) from None
             reason = self.without_key(f"{type(cause).__name__}: {cause}")
             raise EndpointError(f"{endpoint} cannot be reached, or broke off: {reason}", retry=True) from None
         except base_error as error:
@@ -254,11 +264,8 @@ class _Call:
         response = raw.http_response
         kind = response.headers.get("content-type", "no content type")
         if "json" not in kind:
-            raise self.garbage(f"{kind} and not JSON", response.text)
-        try:
-            return json.loads(response.text)
-        except ValueError:
-            raise self.garbage("no valid JSON", response.text) from None
+            raise self.garbage(f"{kind[:MAX_KIND]} and not JSON", response.text)
+        return response.text
 
     def refused(self, status: int, headers: Any, body: str) -> EndpointError:
         retry = status in RETRIED or status >= 500
@@ -269,13 +276,17 @@ class _Call:
             concerns_all=status in NOT_FOR_ONE,
         )
 
-    def read(self, body: Any, question: Question) -> Answer:
+    def read(self, received: str, question: Question) -> Answer:
         """
         Reads the body of an answer, and counts its tokens.
 
         Raises:
             EndpointError: it has no text.
         """
+        try:
+            body = json.loads(received)
+        except (ValueError, RecursionError):
+            raise self.garbage("no valid JSON", received) from None
         try:
             usage = body.get("usage") or {}
             if self.endpoint.api == ANTHROPIC:
@@ -291,7 +302,7 @@ class _Call:
             counts = [usage.get(name) for name in names]
             text.encode()  # lone surrogates, which JSON can hold, would fail later
         except (AttributeError, LookupError, TypeError, UnicodeEncodeError):
-            raise self.garbage("JSON without an answer", json.dumps(body)) from None
+            raise self.garbage("JSON without an answer", received) from None
         estimates = (question.num_characters // CHARACTERS_PER_TOKEN, len(text) // CHARACTERS_PER_TOKEN + 1)
         input_tokens, output_tokens = (
             estimate if x is None else x for x, estimate in zip(map(as_count, counts), estimates, strict=True)
@@ -317,8 +328,8 @@ class _Call:
 
 
 def as_count(value: Any) -> int | None:
-    """A number of tokens; `None` if it cannot be one."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    """A number of tokens; `None` if it cannot be one, as 0 cannot: a budget would never be spent."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_COUNT else None
 
 
 def retry_after(value: str | None) -> float | None:
@@ -331,7 +342,7 @@ def retry_after(value: str | None) -> float | None:
         pass  # a date
     try:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from trl_multiagent.terminal import printable
+
 
 OPENAI, ANTHROPIC = "openai", "anthropic"
 APIS = (OPENAI, ANTHROPIC)
@@ -37,7 +39,7 @@ class EndpointError(RuntimeError):
     """
 
     def __init__(self, message: str, retry: bool = False, wait: float | None = None, concerns_all: bool = False):
-        super().__init__(" ".join(message.split()))
+        super().__init__(printable(" ".join(message.split())))
         self.retry, self.wait, self.concerns_all = retry, wait, concerns_all
 
 

@@ -125,6 +125,7 @@ class Ledger:
     def add(self, input_tokens: int, output_tokens: int) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps([input_tokens, output_tokens]) + "\n"
-        with self.path.open("ab", buffering=0) as file:  # one write, so that lines of several processes do not mix
+        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)  # what others need not read
+        with open(handle, "ab", buffering=0) as file:  # one write, so that lines of several processes do not mix
             file.write(line.encode())
         self.update()

@@ -18,6 +18,8 @@ JointAction = dict[str, str]  # role -> completion
 
 # A metric with this name says whether a joint action solves its item: 1.0 or 0.0. Its mean is pass@1
 PASSED = "passed"
+# The same for those of its tests that no feedback between turns shows
+PASSED_HIDDEN = "passed_hidden"
 
 # Names with another meaning in saved teams: the folder of shared weights, and PEFT's name for an adapter without a name
 RESERVED_ROLES = ("shared", "default")
@@ -68,7 +70,7 @@ class Outcome:
         metrics (`dict[str, float]`, *optional*):
             Numbers to log. Their means over the joint actions of a turn are logged as `turn_{k}/{name}`. If there is a notion
             of solving the item, the metric `passed` is 1.0 for a joint action that solves it and 0.0 for any other;
-            pass@k is computed from it.
+            pass@k is computed from it. `passed_hidden` is the same for the tests that no feedback between turns shows.
         info (`Any`, *optional*):
             Data from which the environment builds the next turn's prompts. The trainer only stores it.
         extra (`dict[str, Any]`, *optional*):
@@ -101,9 +103,13 @@ class Environment(ABC):
 
     `watched_metrics` names metrics of the outcomes that are near zero if something is wrong, each with what that is. A training warns
     if one of them stays near zero in the first turn.
+
+    `metric_ranges` holds the smallest and the largest possible value of metrics of the outcomes, and of `reward`. An evaluation uses them for
+    confidence intervals and for percentages of the largest value.
     """
 
     roles: tuple[str, ...]
+    metric_ranges: Mapping[str, tuple[float, float]] = MappingProxyType({})
     watched_metrics: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @property

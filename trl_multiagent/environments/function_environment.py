@@ -176,7 +176,7 @@ class FunctionEnvironment(Environment):
     @staticmethod
     def _first_prompt(role: str, template: str | Callable[[dict], Prompt], item: dict) -> Prompt:
         if not callable(template):
-            return _fill(role, template, item)
+            return fill_template(role, template, item)
         name = f"The prompt function `{function_name(template)}` of {role!r}"
         with task_code(name):
             prompt = template(item)
@@ -222,7 +222,13 @@ class FunctionEnvironment(Environment):
         return outcomes
 
 
-def _fill(role: str, template: str, item: dict) -> str:
+def fill_template(role: str, template: str, item: dict) -> str:
+    """
+    Fills a template with the columns of an item.
+
+    Raises:
+        TaskError: the item lacks a column, or the template has a brace without its partner.
+    """
     try:
         return template.format(**item)
     except KeyError as error:

@@ -29,10 +29,10 @@ from trl_multiagent.environments.dataset_rows import (
     read_file,
     select_rows,
 )
-from trl_multiagent.environments.function_environment import FunctionEnvironment
+from trl_multiagent.environments.function_environment import FunctionEnvironment, fill_template
 from trl_multiagent.environments.imports import import_object
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
-from trl_multiagent.environments.task_errors import show
+from trl_multiagent.environments.task_errors import TaskError, show
 
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Functions:
         """
         functions = [import_function("functions.reward_funcs", path) for path in self.reward_funcs or ()]
         transition = None if self.transition is None else import_function("functions.transition", self.transition)
-        templates = {role: prompt_template(template) for role, template in (self.prompts or {}).items()}
+        templates = {role: prompt_template(role, template) for role, template in (self.prompts or {}).items()}
         try:
             return FunctionEnvironment(templates, functions, self.reward_weights, transition)
         except TypeError as error:  # a class, or a function that cannot be called as a reward function
@@ -141,14 +141,14 @@ def import_function(setting: str, path: str) -> Any:
     return function
 
 
-def prompt_template(template: str | list[dict[str, str]]) -> str | Callable[[dict], Prompt]:
+def prompt_template(role: str, template: str | list[dict[str, str]]) -> str | Callable[[dict], Prompt]:
     """The prompt of a role, as [`FunctionEnvironment`] takes it."""
-    return template if isinstance(template, str) else partial(fill_messages, template)
+    return template if isinstance(template, str) else partial(fill_messages, role, template)
 
 
-def fill_messages(messages: list[dict[str, str]], item: dict) -> Prompt:
+def fill_messages(role: str, messages: list[dict[str, str]], item: dict) -> Prompt:
     """Fills templates of messages with the columns of an item."""
-    return [{**message, "content": message["content"].format(**item)} for message in messages]
+    return [{**message, "content": fill_template(role, message["content"], item)} for message in messages]
 
 
 def make_environment(settings: TaskSettings) -> FunctionEnvironment:
@@ -166,7 +166,10 @@ def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
     """
     rows: Rows = settings.sections["dataset"]
     train_dataset = rows.load(rows.train_split)
-    ask_one(make_environment(settings), train_dataset[0], [])
+    try:
+        ask_one(make_environment(settings), train_dataset[0], [])
+    except TaskError as error:  # templates are settings, not code
+        raise ValueError(str(error)) from error
     eval_dataset = None if rows.eval_split is None else rows.load(rows.eval_split)
     columns = settings.sections["functions"].columns
     check_columns(train_dataset, columns, f"{rows.name}, split {rows.train_split or 'whole'}")

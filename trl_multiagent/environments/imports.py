@@ -8,13 +8,16 @@ from typing import Any
 from trl_multiagent.environments.task_errors import task_code
 
 
-def import_object(setting: str, path: str) -> Any:
+def import_object(setting: str, path: str, config: str | None = None) -> Any:
     """
     Imports an object. Its module may be in the working directory.
 
     Args:
         setting (`str`): The setting that names the object, for the message.
         path (`str`): The object, as `package.module:name` or `package.module.name`.
+        config (`str`, *optional*):
+            The file with this setting. If the working directory does not have the module, it is looked for in the folder of the file and the
+            folders above, the nearest first: a run's folder is in that of its task.
 
     Raises:
         ValueError: there is no such object, or importing its module failed.
@@ -22,7 +25,11 @@ def import_object(setting: str, path: str) -> Any:
     module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     if not module or not all(part.isidentifier() for part in [*module.split("."), *name.split(".")]):
         raise ValueError(f"`{setting}` names {path!r}, it must have the form package.module:name.")
-    folder = str(Path.cwd())
+    folders = [Path.cwd(), *(Path(config).absolute().parents if config is not None else ())]
+    top = module.partition(".")[0]
+    folder = str(
+        next((x for x in folders if (x / f"{top}.py").is_file() or (x / top / "__init__.py").is_file()), folders[0])
+    )
     if folder not in sys.path:
         sys.path.insert(0, folder)
     with task_code(f"`{setting}` names {path!r}, but importing {module} (from {folder} or an installed package)"):

@@ -53,8 +53,10 @@ class RoleReward:
 
 def role_reward(role: str, function: Any, conversational: bool | None = None) -> RoleReward:
     """
-    Makes a reward of one agent's completions, with a reward function that was written for a single model. The reward is still
-    shared by the team.
+    Makes a reward of one agent's completions, with a reward function that was written for a single model.
+
+    The role says which completions are scored, not which agent learns from the score. The score is added to the joint reward, and
+    every agent is trained on the joint reward: this is no credit for the role alone.
 
     Args:
         role (`str`):

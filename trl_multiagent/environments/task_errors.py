@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from typing import Any
 
+from trl_multiagent.terminal import printable
+
 
 class TaskError(ValueError):
     """
@@ -63,7 +65,7 @@ def task_code(name: str) -> Iterator[None]:
 def describe(error: BaseException) -> str:
     """The type and the message of an error, on one line."""
     try:
-        text = " ".join(str(error).split())
+        text = printable(" ".join(str(error).split()))
     except Exception:  # the error's `__str__` fails
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

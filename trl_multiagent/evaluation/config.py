@@ -70,7 +70,7 @@ class EvaluationConfig:
     )
     seed: int = setting("Random seed of the sampling and of the confidence intervals.", 42, ge=0, le=4294967295)
     pass_metric: str = setting("The metric that decides whether an answer passes: it must be at least 1.", PASSED)
-    num_bootstraps: int = setting("Resamples of a confidence interval.", 10000, ge=100, le=10000000)
+    num_bootstraps: int = setting("Random draws for a confidence interval.", 10000, ge=100, le=10000000)
     confidence: float = setting("Level of the confidence intervals.", 0.95, gt=0, lt=1)
     baselines: list[str] | None = setting(
         "Baselines on the same items: raw_single_agent, concatenation, pipeline, discussion.", choices=BASELINES

@@ -10,7 +10,7 @@ import numpy as np
 
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.results import Result
-from trl_multiagent.evaluation.statistics import Estimate, interval, resample
+from trl_multiagent.evaluation.statistics import Estimate, estimates
 
 
 Mix = tuple[int, ...]  # the run from which each role's agent comes
@@ -28,8 +28,8 @@ class CrossPlay:
             row, and all other agents are those of the run of the column. With two roles, only the first role's, because
             the second one's is its transpose.
         diagonal, off_diagonal, difference ([`Estimate`]): The mean over teams as they were trained, over mixed teams, and
-            the first minus the second. Items and runs are resampled.
-        difference_over_items ([`Estimate`]): The difference, where only items are resampled: the interval is about these runs.
+            the first minus the second. The intervals are over items, for these runs: a mixed team depends on two runs, so a few runs do
+            not show how much other runs would differ.
     """
 
     metric: str
@@ -38,11 +38,11 @@ class CrossPlay:
     diagonal: Estimate
     off_diagonal: Estimate
     difference: Estimate
-    difference_over_items: Estimate
 
     def to_json(self) -> dict[str, Any]:
-        names = ("diagonal", "off_diagonal", "difference", "difference_over_items")
+        names = ("diagonal", "off_diagonal", "difference")
         return {
+            "intervals": "over items, for these runs",
             "matrices": {role: matrix.tolist() for role, matrix in self.matrices.items()},
             **{name: getattr(self, name).to_json() for name in names},
         }
@@ -96,32 +96,15 @@ def summarize_cross_play(
     )
     values = values[..., ~np.isnan(values).any(axis=(0, 1, 2))]  # items that have the metric
     per_pair = values.mean(axis=0)
-    everything = np.ones((1, size)), np.ones((1, per_pair.shape[2]))
-    parts = resample(size, per_pair.shape[2], config.num_bootstraps, config.seed)
-    point = _diagonal_and_rest(per_pair, *everything)
-    resampled = np.concatenate([_diagonal_and_rest(per_pair, *part) for part in parts])
-    same_runs = np.concatenate([_diagonal_and_rest(per_pair, np.ones_like(runs_), items) for runs_, items in parts])
-    diagonal, rest = (Estimate(float(point[0, k]), *interval(resampled[:, k], config.confidence)) for k in range(2))
-    gap = float(point[0, 0] - point[0, 1])
-    return CrossPlay(
-        metric=metric,
-        runs=list(runs),
-        matrices={role: values[k].mean(axis=2) for k, role in enumerate(varied)},
-        diagonal=diagonal,
-        off_diagonal=rest,
-        difference=Estimate(gap, *interval(resampled[:, 0] - resampled[:, 1], config.confidence)),
-        difference_over_items=Estimate(gap, *interval(same_runs[:, 0] - same_runs[:, 1], config.confidence)),
+    together = per_pair[np.eye(size, dtype=bool)].mean(axis=0)
+    mixed = per_pair[~np.eye(size, dtype=bool)].mean(axis=0)
+    low, high = next(iter(results.values())).bounds(metric)
+    diagonal, rest, difference = estimates(
+        np.stack([together, mixed, together - mixed], axis=1)[None],
+        [(low, high), (low, high), (low - high, high - low)],
+        config.num_bootstraps,
+        config.confidence,
+        config.seed,
     )
-
-
-def _diagonal_and_rest(values: np.ndarray, runs: np.ndarray, items: np.ndarray) -> np.ndarray:
-    """
-    The weighted means of the diagonal and of the rest, of shape `(number of weights, 2)`. A resample that has one run only, with
-    which no mixed team can be made, is NaN.
-    """
-    means = np.einsum("bk,ijk->bij", items, values, optimize=True) / items.sum(axis=1)[:, None, None]
-    weights = runs[:, :, None] * runs[:, None, :] * (1.0 - np.eye(values.shape[0]))
-    diagonal = np.einsum("bi,bii->b", runs, means) / runs.sum(axis=1)
-    total = weights.sum(axis=(1, 2))
-    rest = np.divide((weights * means).sum(axis=(1, 2)), total, out=np.full_like(total, np.nan), where=total > 0)
-    return np.stack([np.where(total > 0, diagonal, np.nan), rest], axis=1)
+    matrices = {role: values[k].mean(axis=2) for k, role in enumerate(varied)}
+    return CrossPlay(metric, list(runs), matrices, diagonal, rest, difference)

@@ -24,6 +24,7 @@ from trl_multiagent.trainers.base.run_settings import describe_environment, dige
 
 
 Records = list[dict[str, Any]]
+TRANSCRIPT_FORMAT = 2  # increased when the records change
 
 
 def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, accelerator: Accelerator) -> Records:
@@ -73,7 +74,11 @@ def describe_policy(policy: Policy, loaded: LoadedTeam, dataset: Dataset, config
     """What must be the same when an evaluation is continued."""
     settings = {name: getattr(config, name) for name in SAMPLING_FIELDS}
     settings |= {"max_completion_length": policy.max_completion_length, "rounds": policy.rounds}
-    settings |= {"pipeline": policy.is_pipeline, "rows of the dataset": digest_of_rows(dataset)}
+    settings |= {
+        "format": TRANSCRIPT_FORMAT,
+        "pipeline": policy.is_pipeline,
+        "rows of the dataset": digest_of_rows(dataset),
+    }
     if policy.replaced is not None:
         settings["replaced"] = f"{policy.replaced.role} by {policy.replaced.by}"
     return {**settings, **describe_environment(policy.environment), **loaded.description}
@@ -142,9 +147,15 @@ def play_batch(
     names: Sequence[str],
     config: EvaluationConfig,
 ) -> Records:
-    """Plays the episodes of some items. Returns one record per episode."""
+    """
+    Plays the episodes of some items. Returns one record per episode.
+
+    The `timing` of a record is about its batch: the wall time in seconds with scoring, the number of episodes, and for every turn the seconds of
+    each role's generate call, which makes the answers of all these episodes.
+    """
     start = time.perf_counter()
     sampler.episodes = [(item, episode) for item in batch for episode in range(config.num_episodes)]
+    sampler.generation_seconds = []
     levels = play_episodes(
         [dataset[item] for item in batch],
         policy.environment,
@@ -154,13 +165,17 @@ def play_batch(
         num_episodes=config.num_episodes,
     )
     scoring_metrics(policy.environment)  # they are about the last call; reading them starts the next count
-    seconds = (time.perf_counter() - start) / len(sampler.episodes)
+    timing = {
+        "batch_seconds": time.perf_counter() - start,
+        "batch_episodes": len(sampler.episodes),
+        "generation_seconds": sampler.generation_seconds,
+    }
     return [
         {
             "item": item,
             "id": names[item],
             "episode": episode,
-            "seconds": seconds,
+            "timing": timing,
             "turns": [turn_record(nodes[k], sampler) for nodes in levels],
         }
         for k, (item, episode) in enumerate(sampler.episodes)

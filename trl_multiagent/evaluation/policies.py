@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -76,6 +77,11 @@ class EpisodeSampler(TeamSampler):
         self.seed = seed
         self.silent_role: str | None = None  # an agent whose answers are empty
         self.episodes: list[tuple[int, int]] = []  # item and episode of each node of the turn
+        self.generation_seconds: list[dict[str, float]] = []  # of each role's generate call, for every turn
+
+    def __call__(self, nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
+        self.generation_seconds.append({})
+        return super().__call__(nodes, num_generations)
 
     def _sample_groups(
         self,
@@ -88,6 +94,7 @@ class EpisodeSampler(TeamSampler):
     ) -> list[list[list[int]]]:
         """Samples one completion per node. The episodes of an item that have the same prompt read it once."""
         if role == self.silent_role:
+            self.generation_seconds[-1][role] = 0.0
             return [[self.team.end_tokens(role)[:1]] for _ in nodes]
         seeds = [
             derive_seed(self.seed, item, episode, len(node.history), role)
@@ -99,6 +106,7 @@ class EpisodeSampler(TeamSampler):
         rows = list(same.values())
         if len({len(nodes_of_prompt) for nodes_of_prompt in rows}) > 1:
             rows = [[k] for k in range(len(nodes))]
+        start = time.perf_counter()
         groups = generate_groups(
             agent,
             [prompt_ids[of_prompt[0]] for of_prompt in rows],
@@ -107,6 +115,7 @@ class EpisodeSampler(TeamSampler):
             self.generation_token_budget,
             [[seeds[k] for k in of_prompt] for of_prompt in rows],
         )
+        self.generation_seconds[-1][role] = time.perf_counter() - start
         completions: list[list[list[int]]] = [[] for _ in nodes]
         for of_prompt, group in zip(rows, groups, strict=True):
             for k, ids in zip(of_prompt, group, strict=True):
@@ -129,6 +138,7 @@ class PipelineSampler(EpisodeSampler):
         self.environment = environment
 
     def __call__(self, nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
+        self.generation_seconds.append({})
         samples: dict[str, list[Samples]] = {}
         for role in self.team.roles:
             tokenizer = self.team.tokenizers[role]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from trl_multiagent.environments.base import PASSED_HIDDEN
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.cross_play import CrossPlay
 from trl_multiagent.evaluation.results import FINAL, Numbers, Result, differences, numbers_of, paired_differences
@@ -92,6 +93,8 @@ class Report:
                 "results": plain(self.numbers[result.name]),
                 "cost": result.cost,
                 "cost_per_episode": result.cost_per_episode,
+                "speed": None if result.speed is None else asdict(result.speed),
+                "percent_of_maximum": percent_of_maximum(result, self.numbers[result.name]),
             }
             for result in self.results
         }
@@ -124,11 +127,11 @@ class Report:
         """The results as text."""
         level = f"{self.config.confidence:.0%}"
         lines = [
-            f"{self.num_items} items, {self.config.num_episodes} sampled episodes each. In brackets: {level} bootstrap "
-            "confidence interval over items"
-            + (", and over teams and items in the row 'all teams'." if self.over_teams else ".")
+            f"{self.num_items} items, {self.config.num_episodes} sampled episodes each. In brackets: {level} confidence interval over items"
+            + (self.cross_play_note if self.cross_play else self.over_teams_note if self.over_teams else ".")
+            + " A number has no brackets if its values have no spread and no known bounds."
         ]
-        lines += ["", *self._main_table()]
+        lines += ["", *self._main_table(), "", *self._speed()]
         if self.differences:
             lines += ["", *self._differences()]
         for comparison in self.comparisons:
@@ -141,13 +144,22 @@ class Report:
                 lines += ["", *self._components(result)]
         return "\n".join(lines)
 
+    @property
+    def over_teams_note(self) -> str:
+        return f". The row 'all teams' and its differences: over items, and over teams by Student's t, n = {len(self.teams)}."
+
+    @property
+    def cross_play_note(self) -> str:
+        return ", for these runs. There is no interval over runs: a mixed team depends on two of them, so a few runs do not show how others differ."
+
     def _main_table(self) -> list[str]:
-        rates = [f"pass@{k}" for k in self.config.pass_at]
+        rates = [*(f"pass@{k}" for k in self.config.pass_at), PASSED_HIDDEN]
         metrics = ["return", *[name for name in rates if any(x.column(name) is not None for x in self.shown)]]
-        rows = [["", *metrics, "calls", "tokens", "seconds"]]
+        headings = ["pass@1, hidden tests" if name == PASSED_HIDDEN else name for name in metrics]
+        rows = [["", *headings, "calls", "tokens", "wall s"]]
         for result in self.shown:
             numbers, cost = self.numbers[result.name][FINAL], result.cost_per_episode
-            costs = [f"{cost['calls']:.1f}", f"{cost['generated_tokens']:.1f}", f"{cost['seconds']:.3f}"]
+            costs = [f"{cost['calls']:.1f}", f"{cost['generated_tokens']:.1f}", f"{cost['wall_seconds']:.3f}"]
             rows.append([result.name, *[show(numbers.get(name), name) for name in metrics], *costs])
         if self.over_teams is not None:
             numbers = self.over_teams[FINAL]
@@ -157,7 +169,39 @@ class Report:
             lines += [
                 f"No pass@k: the task reports no metric `{self.config.pass_metric}`, see `evaluation.pass_metric`."
             ]
-        return [*lines, "Calls, generated tokens and seconds are those of an episode, drafts included."]
+        num_turns = max(len(numbers) - 1 for numbers in self.numbers.values())
+        if num_turns > 1 and len(metrics) > 1:
+            lines += [
+                "pass@k is that of the last turn. It counts all tests, also those that feedback has shown to the agents."
+                + (" The column of hidden tests leaves these out." if PASSED_HIDDEN in metrics else "")
+            ]
+        return [
+            *lines,
+            "Calls and generated tokens are those of an episode, drafts included. Wall s is the wall time of the batches, with scoring, per episode.",
+        ]
+
+    def _speed(self) -> list[str]:
+        """Latency and throughput of the generation, per agent and per team."""
+        timed = [(result.name, result.speed) for result in self.shown if result.speed is not None]
+        rows = [["generation", "latency s", "if parallel", "tokens/s", "if parallel"]]
+        for name, x in timed:
+            team = (
+                x.sequential_latency,
+                x.parallel_latency,
+                x.sequential_tokens_per_second,
+                x.parallel_tokens_per_second,
+            )
+            rows.append([name, *[f"{value:.3g}" for value in team]])
+            if len(x.latency) > 1:
+                for role in x.latency:
+                    rows.append([f"  {role}", f"{x.latency[role]:.3g}", "", f"{x.tokens_per_second[role]:.3g}", ""])
+        if len(rows) == 1:
+            return []
+        return [
+            *columns(rows),
+            f"Latency: seconds of generation in an episode, with {', '.join(sorted({f'{x.episodes:.0f}' for _, x in timed}))} episodes at a time. "
+            "The agents of a team answer one after the other; if parallel, a turn takes as long as its slowest agent.",
+        ]
 
     def _differences(self) -> list[str]:
         return difference_lines("the team minus" if len(self.teams) == 1 else "the teams minus", self.differences)
@@ -166,8 +210,12 @@ class Report:
         numbers = self.numbers[result.name]
         turns = [turn for turn in numbers if turn != FINAL]
         names = list(dict.fromkeys(name for turn in turns for name in numbers[turn]))
-        rows = [[result.name, *[turn.replace("_", " ") for turn in turns]]]
-        rows += [[name, *[show(numbers[turn].get(name), name) for turn in turns]] for name in names]
+        percent = percent_of_maximum(result, numbers)
+        rows = [[result.name, *[turn.replace("_", " ") for turn in turns], *(["last, of maximum"] if percent else [])]]
+        for name in names:
+            row = [name, *[show(numbers[turn].get(name), name) for turn in turns]]
+            of_maximum = [f"{percent[name]:.1f} % of {result.bounds(name)[1]:g}" if name in percent else ""]
+            rows.append([*row, *(of_maximum if percent else [])])
         return columns(rows)
 
 
@@ -178,6 +226,12 @@ def difference_lines(heading: str, rows: Mapping[str, Numbers]) -> list[str]:
     for name, numbers in rows.items():
         table.append([name, *[f"{show(numbers[FINAL][m], m)}{verdict(numbers[FINAL][m])}" for m in metrics]])
     return columns(table)
+
+
+def percent_of_maximum(result: Result, numbers: Numbers) -> dict[str, float]:
+    """The reward of the last turn and its parts in percent of their largest values, as papers report them."""
+    final = numbers[FINAL]
+    return {name: 100 * final[name].mean / result.ranges[name][1] for name in result.ranges if name in final}
 
 
 def plain(numbers: Numbers) -> dict[str, dict[str, dict[str, float]]]:
@@ -194,17 +248,17 @@ def without_nan(value: Any) -> Any:
 
 
 def show(estimate: Estimate | None, name: str) -> str:
-    """A number and its interval; rates as percentages."""
+    """A number and its interval, if it has one; rates as percentages."""
     if estimate is None:
         return "-"
-    if name.startswith("pass@"):
-        return f"{estimate.mean:.1%} [{estimate.low:.1%}, {estimate.high:.1%}]"
-    return f"{estimate.mean:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+    form = ".1%" if name.startswith("pass@") or name == PASSED_HIDDEN else ".3f"
+    ends = "" if math.isnan(estimate.low) else f" [{estimate.low:{form}}, {estimate.high:{form}}]"
+    return f"{estimate.mean:{form}}{ends}"
 
 
 def verdict(estimate: Estimate) -> str:
     """Says whether a difference is there."""
-    return " no difference shown" if estimate.low <= 0 <= estimate.high else ""
+    return "" if estimate.excludes_zero else " no difference shown"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -231,7 +285,6 @@ def cross_play_lines(cross_play: CrossPlay) -> list[str]:
     lines.append(f"agents trained together  {show(cross_play.diagonal, name)}")
     lines.append(f"agents of two runs       {show(cross_play.off_diagonal, name)}")
     lines.append(f"difference               {show(cross_play.difference, name)}{verdict(cross_play.difference)}")
-    lines.append(f"  over items only        {show(cross_play.difference_over_items, name)}")
     return lines
 
 

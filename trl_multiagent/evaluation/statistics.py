@@ -1,5 +1,11 @@
-"""Estimators: pass@k, and means with bootstrap confidence intervals. No function here needs a model."""
+"""
+Estimators: pass@k, and means with confidence intervals. No function here needs a model.
 
+Values with known bounds have the interval of Gaffke (2005), see [`bounded_intervals`]; other values have Student's t interval. Several teams
+widen it by the variation between teams, see [`estimates`].
+"""
+
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,11 +14,15 @@ import numpy as np
 
 
 class Estimate(NamedTuple):
-    """A mean and its confidence interval."""
+    """A mean and its confidence interval. Both ends are NaN if the values do not allow an interval."""
 
     mean: float
     low: float
     high: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low > 0 or self.high < 0
 
     def to_json(self) -> dict[str, float]:
         return {"mean": self.mean, "low": self.low, "high": self.high}
@@ -36,71 +46,109 @@ def pass_at_k(num_episodes: int, num_passed: int, k: int) -> float:
     return 1.0 - math.comb(num_episodes - num_passed, k) / math.comb(num_episodes, k)
 
 
-def estimates(values: np.ndarray, num_bootstraps: int, confidence: float, seed: int) -> list[Estimate]:
+def estimates(
+    values: np.ndarray, bounds: Sequence[tuple[float, float]], num_draws: int, confidence: float, seed: int
+) -> list[Estimate]:
     """
-    Means with percentile bootstrap confidence intervals. Items are resampled; if there are several teams, teams are
-    resampled, too, independently of the items, because all teams answer the same items.
+    Means with confidence intervals over items and, if there are several teams, over teams.
+
+    The interval over items is computed from the items' means over the teams. The interval over teams is Student's t interval of the teams'
+    means over the items, with one degree of freedom less than teams. Both are combined by the method of variance estimates recovery (Zou and
+    Donner, 2008, Statistics in Medicine 27): on either side, the distance from the mean is the root of the sum of the squared distances.
 
     Args:
         values (`np.ndarray` of shape `(num_teams, num_items, num_metrics)`):
             The mean of each metric over an item's episodes; NaN if the item does not have the metric.
-        num_bootstraps (`int`): Number of resamples.
+        bounds (`Sequence[tuple[float, float]]`):
+            The smallest and the largest possible value of each metric; infinite if not known.
+        num_draws (`int`): Number of random draws for the intervals of bounded metrics.
         confidence (`float`): Level of the intervals, such as 0.95.
-        seed (`int`): Decides the resamples.
+        seed (`int`): Decides the draws.
 
     Returns:
         `list[Estimate]`: One per metric.
     """
-    num_metrics = values.shape[2]
+    num_teams, _, num_metrics = values.shape
     if num_metrics == 0:
         return []
-    is_there = ~np.isnan(values)
-    filled = np.where(is_there, values, 0.0)
-    resamples = np.concatenate(
-        [
-            _weighted_means(filled, is_there, *weights)
-            for weights in resample(values.shape[0], values.shape[1], num_bootstraps, seed)
-        ]
+    of_items = nan_mean(values, axis=0)
+    limits = np.array(bounds, dtype=float).T
+    intervals = np.stack([t_interval(of_items[:, m], confidence) for m in range(num_metrics)], axis=1)
+    is_bounded = np.isfinite(limits).all(axis=0)
+    intervals[:, is_bounded] = bounded_intervals(
+        of_items[:, is_bounded], limits[:, is_bounded], num_draws, confidence, seed
     )
-    ones = np.ones((1, values.shape[0])), np.ones((1, values.shape[1]))
-    (means,) = _weighted_means(filled, is_there, *ones)
-    return [Estimate(float(means[m]), *interval(resamples[:, m], confidence)) for m in range(num_metrics)]
+    means = nan_mean(values.reshape(-1, num_metrics), axis=0)
+    distances = np.abs(intervals - nan_mean(of_items, axis=0))
+    if num_teams > 1:
+        of_teams = nan_mean(values, axis=1)
+        radius = [(high - low) / 2 for low, high in (t_interval(x, confidence) for x in of_teams.T)]
+        distances = np.sqrt(distances**2 + np.square(radius))
+    low, high = np.clip([means - distances[0], means + distances[1]], *limits)
+    return [Estimate(*map(float, x)) for x in zip(means, low, high, strict=True)]
 
 
-def interval(resamples: np.ndarray, confidence: float) -> tuple[float, float]:
-    """The percentile interval of resampled values. Resamples without a value, which are NaN, do not count."""
-    tail = 100 * (1 - confidence) / 2
-    low, high = np.nanpercentile(resamples, [tail, 100 - tail])
-    return float(low), float(high)
-
-
-def resample(num_teams: int, num_items: int, number: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def bounded_intervals(
+    values: np.ndarray, bounds: np.ndarray, num_draws: int, confidence: float, seed: int
+) -> np.ndarray:
     """
-    Draws resamples, as the number of times that each team and each item occurs in it.
+    Confidence intervals of the means of values with known bounds: Gaffke's (2005), studied by Learned-Miller and Thomas (2019,
+    https://huggingface.co/papers/1905.06208).
+
+    The upper end is a quantile of the weighted mean of the n values and the upper bound, with weights from the flat Dirichlet distribution of
+    n + 1 parts; the lower end is the same with the lower bound. This is the Bayesian bootstrap with one more value, for what the sample does not
+    show. For zeros and ones it is the interval of Clopper and Pearson.
+
+    Args:
+        values (`np.ndarray` of shape `(num_items, num_metrics)`): The values; NaN if an item does not have the metric.
+        bounds (`np.ndarray` of shape `(2, num_metrics)`): The smallest and the largest possible value of each metric.
+        num_draws (`int`): Number of drawn weights.
+        confidence (`float`): Level of the intervals.
+        seed (`int`): Decides the weights.
 
     Returns:
-        `list[tuple[np.ndarray, np.ndarray]]`: Parts of the resamples, of bounded size: counts of shape
-        `(size, num_teams)` and `(size, num_items)`. A single team occurs once in each.
+        `np.ndarray` of shape `(2, num_metrics)`: Lower and upper ends.
     """
+    is_there = ~np.isnan(values)
+    filled = np.where(is_there, values, 0.0)
     generator = np.random.default_rng(seed)
-    size = max(1, 2**22 // num_items)
-    parts = []
-    for start in range(0, number, size):
-        rows = min(size, number - start)
-        items = generator.multinomial(num_items, np.full(num_items, 1 / num_items), rows)
-        teams = generator.multinomial(num_teams, np.full(num_teams, 1 / num_teams), rows)
-        parts.append((teams, items))
-    return parts
+    size = max(1, 2**22 // len(values))  # draws at a time, which bounds the memory
+    drawn = []
+    for start in range(0, num_draws, size):
+        weights = generator.standard_exponential((min(size, num_draws - start), len(values) + 1))
+        sums, totals = weights[:, :-1] @ filled, weights[:, :-1] @ is_there + weights[:, -1:]
+        drawn.append(np.stack([sums + weights[:, -1:] * bound for bound in bounds]) / totals)
+    tail = (1 - confidence) / 2
+    low, high = np.concatenate(drawn, axis=1)
+    return np.stack([np.quantile(low, tail, axis=0), np.quantile(high, 1 - tail, axis=0)])
 
 
-def _weighted_means(filled: np.ndarray, is_there: np.ndarray, teams: np.ndarray, items: np.ndarray) -> np.ndarray:
-    """The means over teams and items with the given weights. Shape: `(number of weights, num_metrics)`."""
-    path = "bs,bi,sim->bm"
-    sums = np.einsum(path, teams, items, filled, optimize=True)
-    counts = np.einsum(path, teams, items, is_there.astype(float), optimize=True)
-    return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+def t_interval(values: np.ndarray, confidence: float) -> tuple[float, float]:
+    """Student's t interval of the mean of the values that are not NaN; NaN if they are all the same, so that their spread is not known."""
+    values = values[~np.isnan(values)]
+    mean = float(nan_mean(values, axis=0))
+    spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+    if spread <= 1e-12 * abs(mean):
+        return math.nan, math.nan
+    radius = t_quantile(0.5 + confidence / 2, len(values) - 1) * spread / math.sqrt(len(values))
+    return mean - radius, mean + radius
 
 
-def mean_of(values: Sequence[float]) -> float:
-    """The mean of some numbers; NaN without any."""
-    return sum(values) / len(values) if values else math.nan
+@functools.cache
+def t_quantile(probability: float, degrees: int) -> float:
+    """
+    A quantile of Student's t distribution with n degrees of freedom, integrated numerically: t = sqrt(n) tan(a), where the density of a is in
+    proportion to cos(a)^(n - 1).
+    """
+    angles = np.linspace(-math.pi / 2, math.pi / 2, 200_001)
+    density = np.cos(angles).clip(0) ** (degrees - 1)
+    cumulated = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    return math.sqrt(degrees) * math.tan(np.interp(probability, cumulated / cumulated[-1], angles))
+
+
+def nan_mean(values: np.ndarray, axis: int) -> np.ndarray:
+    """The means of the values that are not NaN; NaN without any."""
+    is_there = ~np.isnan(values)
+    counts = is_there.sum(axis=axis)
+    sums = np.where(is_there, values, 0.0).sum(axis=axis)
+    return np.divide(sums, counts, out=np.full(np.shape(sums), np.nan), where=counts > 0)

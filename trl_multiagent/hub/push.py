@@ -1,6 +1,8 @@
 """Uploads folders to the Hugging Face Hub."""
 
 import contextlib
+import glob
+import json
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,11 +10,27 @@ from pathlib import Path
 from huggingface_hub import CommitInfo, HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 
-from trl_multiagent.file_names import CRITICS_FOLDER, TEAM_FILE
-from trl_multiagent.hub.model_card import rename_card
+from trl_multiagent.file_names import (
+    ADAPTER_CONFIG,
+    CARD_FILE,
+    CRITICS_FOLDER,
+    MODEL_CONFIG,
+    RECIPE_FILE,
+    TEAM_FILE,
+)
+from trl_multiagent.hub.model_card import CURVE_FILE, rename_card
 
 
-IGNORED_FILES = ["_*", "checkpoint-*"]  # the patterns that `Trainer.push_to_hub` leaves out
+# The files of a team beside those of its agents: the card, and what it shows and links
+TOP_FILES = (TEAM_FILE, CARD_FILE, CURVE_FILE, RECIPE_FILE, "training_args.bin")
+# The files of a model, an adapter or a critic, and of a tokenizer, as `save_pretrained` names them
+AGENT_FILES = (
+    *(MODEL_CONFIG, ADAPTER_CONFIG, CARD_FILE, "generation_config.json"),
+    *("*.safetensors", "*.safetensors.index.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "*.model", "chat_template.*", "additional_chat_templates/*.jinja"),
+    *("configuration_*.py", "modeling_*.py", "tokenization_*.py"),  # of a model with code of its own
+)
 
 
 def push_folder(
@@ -27,8 +45,9 @@ def push_folder(
     with_critics: bool = False,
 ) -> CommitInfo:
     """
-    Uploads the folder of a saved team or of a training run, without its checkpoints. Files that the repository already
-    has are not sent again. The model card in the folder is changed, so that it loads the team from this repository.
+    Uploads the team in the folder of a saved team or of a training run, and nothing else, see [`team_files`]. Files that the
+    repository already has are not sent again. The model card in the folder is changed, so that it loads the team from this
+    repository.
 
     Args:
         folder (`str` or `Path`):
@@ -44,7 +63,7 @@ def push_folder(
         [`~huggingface_hub.CommitInfo`]
 
     Raises:
-        `ValueError`: The folder contains no team.
+        `ValueError`: The folder contains no team, or a part of one.
         `RuntimeError`: The Hub cannot be reached, it refuses the upload, or the upload is interrupted.
     """
     if not Path(folder).is_dir():
@@ -55,11 +74,48 @@ def push_folder(
         raise ValueError(
             f"{folder} holds no {TEAM_FILE}: push the folder of a saved team, or of a run that saved one.{where}"
         )
+    team_files(folder)  # before a repository is created
     repo_id = open_repo(repo_id, private, token, revision, create_pr)
     rename_card(folder, repo_id, None if create_pr else revision)
     advice = push_command_advice(folder, repo_id, revision)
-    ignored = [] if with_critics else [f"{CRITICS_FOLDER}/*"]
-    return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr, ignored=ignored)
+    files = team_files(folder, with_critics)
+    return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr, files=files)
+
+
+def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
+    """
+    Lists the files in a folder that belong to the team: `team.json`, the models and tokenizers in the folders that it names, the model
+    card and what it shows, and the settings. Links that lead out of the folder are left out.
+
+    Args:
+        folder (`str` or `Path`): A folder with a `team.json`.
+        with_critics (`bool`, *optional*, defaults to `False`): Whether critics belong to it.
+
+    Returns:
+        `list[str]`: Paths relative to the folder.
+
+    Raises:
+        ValueError: an agent has no model there.
+    """
+    folder = Path(folder)
+    agents = [agent["folder"] for agent in json.loads((folder / TEAM_FILE).read_text())["agents"]]
+    patterns = [*TOP_FILES, *(f"{glob.escape(agent)}/{name}" for agent in agents for name in AGENT_FILES)]
+    if with_critics:
+        patterns += [f"{CRITICS_FOLDER}/*.json", *(f"{CRITICS_FOLDER}/*/{name}" for name in AGENT_FILES)]
+    paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    inside = [path for path in paths if path.resolve().is_relative_to(folder.resolve())]
+    files = sorted(str(path.relative_to(folder)) for path in inside)
+    for agent in agents:
+        if not {f"{agent}/{MODEL_CONFIG}", f"{agent}/{ADAPTER_CONFIG}"} & {*files}:
+            raise ValueError(
+                f"{folder / agent} holds no model. Links out of {folder} are not followed: push a folder that `save_pretrained` wrote."
+            )
+    return files
+
+
+def as_patterns(files: Sequence[str]) -> list[str]:
+    """Patterns for the Hub's client that match these paths alone."""
+    return [glob.escape(path) for path in files]
 
 
 def upload_folder(
@@ -71,10 +127,10 @@ def upload_folder(
     commit_message: str = "Upload team",
     create_pr: bool = False,
     repo_type: str = "model",
-    ignored: Sequence[str] = (),
+    files: Sequence[str] | None = None,
 ) -> CommitInfo:
     """
-    Uploads a folder, without the checkpoints in it. Files that the repository already has are not sent again.
+    Uploads files of a folder. Those that the repository already has are not sent again.
 
     Args:
         folder (`str` or `Path`):
@@ -87,8 +143,8 @@ def upload_folder(
             See [`AgentTeam.push_to_hub`].
         repo_type (`str`, *optional*, defaults to `"model"`):
             `"model"` or `"dataset"`.
-        ignored (`list[str]`, *optional*):
-            Patterns of more files that are left out.
+        files (`list[str]`, *optional*):
+            Paths of the files, relative to the folder; by default all.
 
     Returns:
         [`~huggingface_hub.CommitInfo`]
@@ -102,7 +158,7 @@ def upload_folder(
             repo_type=repo_type,
             folder_path=folder,
             commit_message=commit_message,
-            ignore_patterns=[*IGNORED_FILES, *ignored],
+            allow_patterns=None if files is None else as_patterns(files),
             token=token,
             revision=revision,
             create_pr=create_pr,

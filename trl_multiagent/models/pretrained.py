@@ -19,6 +19,7 @@ from huggingface_hub.errors import (
 from peft import PeftModel
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging as transformers_logging
 from trl.trainer.utils import create_model_from_path
 
@@ -64,6 +65,17 @@ def hub_arguments(model_init_kwargs: dict[str, Any]) -> dict[str, Any]:
 def adapter_parameters(model: PeftModel, adapter: str) -> list[nn.Parameter]:
     """The parameters of one of a model's LoRA adapters."""
     return [parameter for name, parameter in model.named_parameters() if adapter in name.split(".")]
+
+
+def keep_adapter_in_float32(model: PeftModel, adapter: str) -> None:
+    """
+    Makes the weights of an adapter float32, also the modules that it copies from a base in bfloat16. PEFT leaves these as they are.
+
+    ZeRO-3 gathers parameters together, so all must have the same data type. There, the optimizer has the weights in float32.
+    """
+    if not is_deepspeed_zero3_enabled():
+        for parameter in adapter_parameters(model, adapter):
+            parameter.data = parameter.data.float()
 
 
 def find_file(

@@ -10,10 +10,12 @@ import shutil
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol, cast, get_args
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from peft import LoraConfig, PeftModel
 from torch import distributed
 from transformers import PreTrainedModel, set_seed
@@ -22,8 +24,16 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 
+from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.file_names import MODEL_CONFIG
 from trl_multiagent.models.pretrained import adapter_parameters, find_file
+
+
+# Mean difference of the log-probabilities of engine and trainer per token, in nats, above which both have different weights.
+# Different kernels and bfloat16 make about 0.03
+LARGEST_DIFFERENCE = 0.3
+LARGEST_SHARE_OUTSIDE = 0.5  # of the ratios that are outside of the bounds of the sampling correction
+COMPARED_TOKENS = 64  # of a prompt, when a server is compared with the trainer
 
 
 class VLLMSettings(Protocol):
@@ -62,6 +72,10 @@ class VLLMSettings(Protocol):
     def rows_per_device(self) -> int: ...
 
 
+class EngineError(UnavailableError):
+    """An engine or a server samples from another model than the one that is trained. The message names the agent."""
+
+
 class AgentGeneration(VLLMGeneration):
     """
     Samples from one model: that of one agent, or of several agents that share all weights.
@@ -74,6 +88,7 @@ class AgentGeneration(VLLMGeneration):
 
     def __init__(self, **kwargs: Any):
         self.loaded_steps: dict[str | None, int] = {}  # the optimizer step of the weights in the engine, by adapter
+        self.compared: set[str | None] = set()  # the adapters whose server has been compared with the trainer
         super().__init__(**kwargs)
 
     def sample(
@@ -96,10 +111,15 @@ class AgentGeneration(VLLMGeneration):
             `tuple` of two lists with one entry per prompt: its completions, as token ids up to and including the first
             end-of-sequence token; and the log-probabilities in nats with which the engine sampled these tokens, NaN if the
             engine returned none.
+
+        Raises:
+            EngineError: A server gives the first prompt another probability than the trainer does.
         """
         if self.loaded_steps.get(self.adapter) != step:
             self.sync_weights()
             self.loaded_steps[self.adapter] = step
+        if self.mode == "server" and self.adapter not in self.compared:
+            self._compare(role, prompt_ids)
         prompts = [ids for ids in prompt_ids for _ in range(num_generations)]
         _, completion_ids, logprobs, _ = self.generate(prompts, None, num_generations)
         completion_ids = [list(ids) for ids in completion_ids]
@@ -110,6 +130,41 @@ class AgentGeneration(VLLMGeneration):
             [completion_ids[k : k + num_generations] for k in starts],
             [logps[k : k + num_generations] for k in starts],
         )
+
+    def _compare(self, role: str, prompt_ids: list[list[int]]) -> None:
+        """Compares the log-probabilities that the server and the trainer give to the tokens of a prompt."""
+        shared = [prompt_ids[0][:COMPARED_TOKENS] if prompt_ids else []]
+        broadcast_object_list(shared)  # the first process asks the server
+        (ids,) = shared
+        if len(ids) < 2:
+            return
+        self.compared.add(self.adapter)
+        tokens = torch.tensor([ids], device=self.accelerator.device)
+        with torch.no_grad():  # under ZeRO-3, this takes all processes
+            logps = self.model(input_ids=tokens).logits[:, :-1].float().log_softmax(-1)
+        own = logps.gather(-1, tokens[:, 1:, None]).flatten().tolist()
+        problems: list[str | None] = [None]
+        if self.accelerator.is_main_process:
+            client = self.vllm_client
+            where = (
+                f"agent {role!r}: the vLLM server at {client.base_url} samples with {client.model}, the trainer has"
+            )
+            advice = "Start it with the model of the agent, which must not be used by another run."
+            try:
+                (theirs,) = client.get_sequence_logprobs([ids], [1], top_logprobs=1)["actual_logprobs"]
+                difference = fmean(abs(x - y) for x, (y,) in zip(own, theirs, strict=True))
+                if not difference <= LARGEST_DIFFERENCE:
+                    problems = [
+                        f"{where} {self.model.name_or_path}, and their log-probabilities of a prompt are {difference:.2f} nats per token "
+                        f"apart (at most {LARGEST_DIFFERENCE}). {advice}"
+                    ]
+            except Exception as error:  # TRL raises whatever the server answers, such as that it does not know a token
+                problems = [
+                    f"{where} {self.model.name_or_path}, whose tokens the server refuses ({describe(error)}). {advice}"
+                ]
+        broadcast_object_list(problems)
+        if problems[0] is not None:
+            raise EngineError(problems[0])
 
     def generate(
         self,
@@ -463,7 +518,9 @@ def _check_logprobs_mode(client: VLLMClient) -> None:
         )
 
 
-def sampling_correction(logps: torch.Tensor, rows: dict[str, torch.Tensor], args: VLLMSettings) -> torch.Tensor:
+def sampling_correction(
+    logps: torch.Tensor, rows: dict[str, torch.Tensor], args: VLLMSettings
+) -> tuple[torch.Tensor, torch.Tensor]:
     """
     The importance sampling ratio of the policy over the engine that sampled a completion, bounded.
 
@@ -479,16 +536,18 @@ def sampling_correction(logps: torch.Tensor, rows: dict[str, torch.Tensor], args
             The trainer's configuration.
 
     Returns:
-        `torch.Tensor`: Factors of the loss, of shape `(num_rows, 1)` in the `"sequence_*"` modes, else of the shape of
-        `logps`.
+        `tuple[torch.Tensor, torch.Tensor]`: Factors of the loss, of shape `(num_rows, 1)` in the `"sequence_*"` modes, else of
+        the shape of `logps`; and two numbers, how many ratios are outside of the bounds, and how many there are.
     """
     granularity, constraint = args.vllm_importance_sampling_mode.split("_")
     low, high = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
-    difference = (logps.detach() - rows["sampling_per_token_logps"]).nan_to_num(nan=0.0) * rows["completion_mask"]
-    if granularity == "sequence":
-        difference = difference.sum(dim=1, keepdim=True)
-    ratio = difference.exp()
-    if constraint == "truncate":
-        return ratio.clamp(low, high)
     low, high = -math.inf if low is None else low, math.inf if high is None else high
-    return ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
+    difference = (logps.detach() - rows["sampling_per_token_logps"]) * rows["completion_mask"]
+    counts = rows["completion_mask"].bool() & ~difference.isnan()
+    difference = difference.nan_to_num(nan=0.0)
+    if granularity == "sequence":
+        difference, counts = difference.sum(dim=1, keepdim=True), counts.any(dim=1, keepdim=True)
+    ratio = difference.exp()
+    outside = (ratio < low) | (ratio > high)
+    factors = ratio.clamp(low, high) if constraint == "truncate" else ratio.masked_fill(outside, 0.0)
+    return factors, torch.stack([(outside & counts).sum(), counts.sum()])

@@ -42,7 +42,8 @@ def load_datasets(settings):
     """The items to train on, and to evaluate on or `None`. Read your own with `datasets.load_dataset`."""
     from datasets import Dataset
 
-    return Dataset.from_dict({"topic": ["rain", "snow", "wind", "night", "river", "stone", "field", "fire"]}), None
+    topics = ["rain", "snow", "wind", "night", "river", "stone", "field", "fire"]
+    return Dataset.from_dict({"topic": topics}), Dataset.from_dict({"topic": ["hill", "lake", "cloud", "moon"]})
 
 
 def tiny_model():

@@ -16,6 +16,7 @@ from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, rea
 from trl_multiagent.recipe.tasks import make_environment
 from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.stopping import end_on_signal
 
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Collection:
         Raises:
             ConfigError: a model cannot be loaded.
         """
-        from trl_multiagent.recipe.recipe import loading_arguments, make_peft_config, quantization
+        from trl_multiagent.recipe.recipe import loading_arguments, make_peft_config, quantization, sampling_dtype
         from trl_multiagent.team.agent_team import AgentTeam
         from trl_multiagent.trainers.base.distribution import start_processes
 
@@ -86,7 +87,7 @@ class Collection:
         if isinstance(names, str) and names in self.task.models:
             with state.main_process_first():
                 names = self.task.models[names]()
-        dtype = "float32" if state.device.type == "cpu" else model.torch_dtype or "auto"
+        dtype = sampling_dtype(model, state.device)
         try:
             team = AgentTeam.from_pretrained(
                 names,
@@ -95,6 +96,7 @@ class Collection:
                 share_weights=model.share_weights,
                 seed=self.config.seed,
                 dtype=dtype,
+                tokenizer_kwargs=model.tokenizer_kwargs,
                 **quantization(model, "bfloat16" if dtype == "auto" else dtype),
                 **loading_arguments(model),
             )
@@ -139,7 +141,7 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
     if state.is_main_process:
         for note in collection.settings.notes:
             print(f"{prog}: note: {note}", file=sys.stderr)
-    with end_with_one_line(prog), end_on_wrong_input(prog):
+    with end_on_signal(prog, list), end_with_one_line(prog), end_on_wrong_input(prog):
         team = collection.load_team(environment.roles)
         config = collection.config
         if config.comparator_model_name in collection.task.models:

@@ -1,9 +1,9 @@
 """
 The trained control of an evaluation: one agent that answers alone, or for all roles, trained at the cost of a team.
 
-It is trained with the settings of the team's run until it has at least as many scored answers and about as many generated tokens. The number of
-optimizer steps is computed before the training, from a measured length of answers. An answer may have as many tokens as all of the team's
-answers together.
+It is trained with the settings of the team's run until it has spent at least as many scored answers and generated tokens, as its trainer counts
+them. The number of optimizer steps is estimated before the training, for the schedule of the learning rate. An answer may have as many tokens
+as all of the team's answers together.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import broadcast_object_list
+from transformers import SchedulerType, TrainerCallback, TrainerControl, TrainerState
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.files import write_text
@@ -35,10 +36,12 @@ if TYPE_CHECKING:
     from trl_multiagent.environments.base import Environment
     from trl_multiagent.recipe.recipe import Recipe
     from trl_multiagent.team.agent_team import AgentTeam
+    from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
 
 CONTROL_FILE = "control.json"  # in the folder of a control that is complete
 MEASURED_ITEMS = 64  # whose answers are sampled to estimate the tokens of an answer
+MOST_STEPS = 4  # times the estimate, where the schedule of the learning rate does not depend on the number of steps
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,26 @@ class TrainingCost:
 
     env_steps: int
     generated_tokens: int
+
+
+class StopWhenSpent(TrainerCallback):
+    """
+    Ends a training as soon as it has cost as much as another one: at least as many env steps, and at least as many generated tokens.
+
+    Args:
+        trainer ([`~trl_multiagent.trainers.base.rollout_trainer.RolloutTrainer`]): The trainer, which counts both.
+        cost ([`TrainingCost`]): The cost of the other training.
+    """
+
+    def __init__(self, trainer: RolloutTrainer, cost: TrainingCost):
+        self.trainer, self.cost = trainer, cost
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        has_spent = self.trainer.env_step >= self.cost.env_steps
+        has_spent &= self.trainer.generated_tokens >= self.cost.generated_tokens
+        if has_spent and state.global_step % args.num_iterations == 0:  # all steps of a batch of trees are taken
+            state.max_steps = state.global_step
+            control.should_training_stop = True
 
 
 def read_cost(run_folder: Path) -> TrainingCost:
@@ -157,6 +180,7 @@ class Control:
         mode = {"num_agents": 1} if self.kind == "single_agent" else {"collaboration_mode": "centralized"}
         changes: dict[str, Any] = {
             **mode,
+            "early_termination_threshold": None,  # the reward of one agent may have another maximum
             "max_completion_length": self.num_agents * length,
             "output_dir": str(self.folder),
             "report_to": "none",
@@ -200,14 +224,18 @@ class Control:
             )
             args = recipe.training_args
             args.max_steps = steps_at_cost(cost, answers_per_batch(recipe), tokens, args.num_iterations)
+            if args.lr_scheduler_type == SchedulerType.CONSTANT:
+                args.max_steps *= MOST_STEPS
             recipe.merged[algorithm]["max_steps"] = args.max_steps
             if args.process_index == 0:
                 print(
-                    f"Training the control of {self.run_config} for {args.max_steps} steps of {answers_per_batch(recipe)} answers with "
-                    f"about {tokens:.0f} tokens; the run had {cost.env_steps} joint answers and {cost.generated_tokens} tokens.",
+                    f"Training the control of {self.run_config} until it has {cost.env_steps} scored answers and "
+                    f"{cost.generated_tokens} generated tokens, for {args.max_steps} steps at most.",
                     flush=True,
                 )
-            train(recipe, algorithm, environment, team, train_dataset, None)
+            train(
+                recipe, algorithm, environment, team, train_dataset, None, functools.partial(StopWhenSpent, cost=cost)
+            )
         if args.process_index == 0:  # last, so that an interrupted control is trained again
             write_text(self.folder / CONTROL_FILE, json.dumps(self.description(cost), indent=2) + "\n")
 
@@ -221,7 +249,8 @@ def answers_per_batch(recipe: Recipe) -> int:
 
 def steps_at_cost(cost: TrainingCost, answers: int, tokens: float, num_iterations: int) -> int:
     """
-    The optimizer steps after which a control has cost at least as many scored answers, and about as many tokens, as a team.
+    The optimizer steps after which a control has cost as many scored answers and about as many tokens as a team, if its answers keep
+    their length.
 
     Args:
         cost ([`TrainingCost`]): The cost of the team.

@@ -19,6 +19,7 @@ from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.evaluation_settings import Evaluation, parse_evaluation
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.stopping import end_on_signal
 
 
 if TYPE_CHECKING:
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
     from trl_multiagent.environments.base import Environment
     from trl_multiagent.evaluation.policies import Policy
     from trl_multiagent.evaluation.report import Comparison, Report
+
+
+NOTHING_NOTE = (
+    "Replaced by nothing, an agent answers with an empty text. Where no answer is right without its part, the loss is the whole pass rate by "
+    "construction: it shows that the part is needed, not that the agent does it well."
+)
 
 
 def run_evaluation(
@@ -73,7 +80,7 @@ def run_evaluation(
         from trl_multiagent.trainers.base.distribution import fail_together, start_processes
 
         state = start_processes()
-    with end_with_one_line(prog), contextlib.ExitStack() as stack:
+    with end_on_signal(prog, list), end_with_one_line(prog), contextlib.ExitStack() as stack:
         with end_on_wrong_input(prog), fail_together(state):
             if state.is_main_process:
                 stack.enter_context(
@@ -127,7 +134,15 @@ def play_and_report(
             records = play_policy(policy, items, config, accelerator)
         if accelerator.is_main_process:
             results[policy.name] = compute_result(
-                policy.name, policy.kind, policy.source, records, len(items), config, policy.rounds
+                policy.name,
+                policy.kind,
+                policy.source,
+                records,
+                len(items),
+                config,
+                policy.rounds,
+                policy.environment.unwrapped.metric_ranges,
+                policy.is_pipeline,
             )
     if accelerator.is_main_process:
         report = make_report(evaluation, environment, mixed, policies, results, len(items))
@@ -202,7 +217,7 @@ def make_comparisons(
             name = f"{policy.replaced.role} replaced by {policy.replaced.by}"
             rows.setdefault(name, []).append((results[policy.compared_with], results[policy.name]))
     if rows:
-        comparisons.append(Comparison("contributions", "the team minus the team with", rows))
+        comparisons.append(Comparison("contributions", "the team minus the team with", rows, NOTHING_NOTE))
     return comparisons
 
 

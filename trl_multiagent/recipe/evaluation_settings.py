@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,7 @@ class Evaluation:
         teams (`list[TeamSource]`): The teams.
         base (`str`, `list[str]` or `None`): The model from which the agents of the training started, as far as it is known.
         uses_all_rows (`bool`): Whether a dataset was given without a split, so that all of its rows are items.
+        has_split (`bool`): Whether `--split` was given, so that the task has to read `dataset.eval_split`.
         cross_play (`bool`): Whether the agents of the teams play with each other.
         controls (`dict[str, Control]`): The trained control of each team, by the team's name.
         dry_run (`bool`): Whether to print the cost and stop.
@@ -63,6 +65,7 @@ class Evaluation:
     teams: list[TeamSource]
     base: str | list[str] | None
     uses_all_rows: bool
+    has_split: bool
     cross_play: bool
     controls: dict[str, Control]
     dry_run: bool
@@ -142,11 +145,19 @@ class Evaluation:
         Loads the items: the evaluation set, or its first `dataset.eval_size` rows.
 
         Raises:
-            ConfigError: there are no rows.
+            ConfigError: there are no rows, or `--split` was given and the task does not read it.
         """
         from trl_multiagent.recipe.recipe import first_rows
 
-        train, evaluation = self.task.load_datasets(self.task_settings(self.settings.num_agents))
+        settings = self.task_settings(self.settings.num_agents)
+        read: set[str] = set()
+        settings.sections["dataset"] = watched(settings.dataset, read)
+        train, evaluation = self.task.load_datasets(settings)
+        if self.has_split and not {"train_split", "eval_split"} & read:
+            raise ConfigError(
+                "--split has no effect: the task loads its own data and does not read `dataset.eval_split`. Leave it out; "
+                "`dataset.eval_size` takes the first rows of the evaluation set."
+            )
         items = train if self.uses_all_rows else evaluation
         if items is not None and len(items) == 0:
             raise ConfigError("There are no items to evaluate on: the evaluation set is empty.")
@@ -160,7 +171,7 @@ class Evaluation:
     def load(self, names: str | list[str], roles: Sequence[str], is_saved_team: bool) -> LoadedTeam:
         """Loads a team on the device of this process. A model that answers for several roles is loaded once."""
         from trl_multiagent.evaluation.policies import LoadedTeam, describe_team
-        from trl_multiagent.recipe.recipe import loading_arguments, quantization
+        from trl_multiagent.recipe.recipe import loading_arguments, quantization, sampling_dtype
         from trl_multiagent.team.agent_team import AgentTeam
         from trl_multiagent.trainers.base.distribution import start_processes
 
@@ -170,7 +181,7 @@ class Evaluation:
                 names = self.task.models[names]() if names in self.task.models else names
             else:
                 names = [self.task.models[name]() if name in self.task.models else name for name in names]
-        dtype = "float32" if state.device.type == "cpu" else model.torch_dtype or "auto"
+        dtype = sampling_dtype(model, state.device)
         arguments = loading_arguments(model)
         if is_saved_team:
             arguments.pop("revision", None)  # it is that of the base
@@ -179,6 +190,7 @@ class Evaluation:
             None if is_saved_team else roles,
             share_weights=isinstance(names, str) and not is_saved_team and len(roles) > 1,
             dtype=dtype,
+            tokenizer_kwargs=model.tokenizer_kwargs,
             **quantization(model, "bfloat16" if dtype == "auto" else dtype),
             **arguments,
         )
@@ -349,6 +361,19 @@ class Evaluation:
         return policies
 
 
+def watched(section: Any, read: set[str]) -> Any:
+    """A copy of a section that adds the names of the settings that are read to a set."""
+
+    class Watched(type(section)):  # type: ignore[misc]
+        def __getattribute__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getattribute__(name)
+
+    copied = copy.copy(section)
+    copied.__class__ = Watched
+    return copied
+
+
 # Arguments
 
 
@@ -441,7 +466,7 @@ def parse_evaluation(
     if arguments.task is not None:
         own["task"] = arguments.task
     base = {**written, **given}.get("agents") or {**section(written), **section(given)}.get("name")
-    settings = settings_of(algorithm, task, [written, given, own], prog)
+    settings = settings_of(algorithm, task, [written, given, own], prog, config)
     uses_all_rows = arguments.dataset is not None and arguments.split is None
     teams = name_teams(arguments.teams, locations, settings.task)
     complete = complete_config(settings, teams, cross_play)
@@ -451,6 +476,7 @@ def parse_evaluation(
         teams,
         base,
         uses_all_rows,
+        arguments.split is not None,
         cross_play,
         make_controls(complete, settings, arguments, teams, base, task, prog),
         arguments.dry_run,

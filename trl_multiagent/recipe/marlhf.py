@@ -109,6 +109,7 @@ class RewardRun(PreferenceRun):
         with end_on_wrong_input(recipe.prog):
             facts = train_reward_model(model, args, preferences, list(self.roles), recipe.reward_peft)
         self.say(f"Reward model in {args.output_dir}: {summary(facts)}")
+        self.stop_if_asked()
         self.say(f"\nPhase 3 of 3: {recipe.reward.rl_algorithm} with the reward of the model")
         environment = self.with_reward_of(Path(args.output_dir), recipe.reward.score_task_reward)
         return environment, self.items

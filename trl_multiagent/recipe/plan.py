@@ -58,8 +58,6 @@ def rollout_lines(recipe: Recipe, roles: Sequence[str], environment: Environment
         num_eval = at_most(slice_length(dataset.eval_split), dataset.eval_size, recipe.eval_num_samples)
         print(f"The dataset could not be reached, so its size is taken from the splits. {error}")
 
-    form = ", one model for all" if recipe.agent_model.share_weights else ""
-    form = f", LoRA of rank {recipe.peft_config.r}" if recipe.peft_config is not None else form
     nodes = sum(args.nodes_per_turn)
     joint_actions = nodes * args.joint_actions_per_node  # each is one env step
     env_steps = recipe.items_per_step * joint_actions  # of one optimizer step
@@ -83,7 +81,7 @@ def rollout_lines(recipe: Recipe, roles: Sequence[str], environment: Environment
     lines: dict[str, Any] = {
         "algorithm": f"{recipe.algorithm}, {baseline}",
         **collaboration(recipe),
-        "agents": f"{agents(recipe.model_names, roles, args.frozen_agents or ())} ({recipe.dtype}{form})",
+        "agents": f"{agents(recipe.model_names, roles, args.frozen_agents or ())} ({recipe.form_in_words})",
         "training": f"{count(num_train, 'item')} of {dataset.name or 'the task'}, split {dataset.train_split or 'whole'}",
         "evaluation": evaluation[args.eval_strategy.value],
         "rollouts": f"{count(args.num_turns, 'turn')}, joint_mode {args.joint_mode}, handoff {args.handoff}, "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
 from datasets import Dataset
+from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.file_names import RECIPE_FILE, is_collection
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
@@ -22,7 +23,7 @@ from trl_multiagent.recipe.results import check_folder
 from trl_multiagent.settings.algorithms import ITERATIVE
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError
-from trl_multiagent.trainers.base.checkpoint_files import verify_checkpoint
+from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint, verify_checkpoint
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 
 
@@ -37,7 +38,15 @@ TEAMS_FOLDER = "teams"  # in `ROUNDS_FOLDER`: the team before each round
 RESULTS_FILE = "results.json"  # written last: the round, or the run, is complete
 # Settings that may differ when a run is continued, by section
 FREE_SETTINGS = {"output": None, "wandb": None}
-FREE_KEYS = ("num_iterations", "logging_steps", "report_to", "disable_tqdm", "push_to_hub", "hub_model_id")
+FREE_KEYS = (
+    "num_iterations",
+    "logging_steps",
+    "report_to",
+    "disable_tqdm",
+    "push_to_hub",
+    "hub_model_id",
+    "output_dir",
+)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -80,8 +89,15 @@ class PreferenceRecipe(Recipe):
         assert self.preferences.policy_checkpoint_dir is not None
         return Path(self.preferences.policy_checkpoint_dir)
 
+    def arguments_to_go_on(self) -> list[str]:
+        """The arguments to add to the command of this run, so that it goes on: none if the command names the folder of the run."""
+        given = self.settings.values[self.algorithm]
+        is_named = "output_dir" in given or os.environ.get("RUN_ID") or os.environ.get("JOB_ID")
+        return [] if is_named else ["--output_dir", str(self.run_folder)]
+
     def check_checkpoint(self, folder: str, environment: Environment, train_dataset: Dataset) -> None:
-        verify_checkpoint(folder)  # the trainer compares the rest, because the preferences are not collected yet
+        # The trainer compares the rest, because the preferences are not collected yet
+        check_processes(verify_checkpoint(folder), folder, self.training_args.world_size)
 
     def check_run_folder(self) -> None:
         """
@@ -89,7 +105,12 @@ class PreferenceRecipe(Recipe):
 
         Raises:
             ConfigError: a complete phase in it had other settings.
+            ValueError: the checkpoint of an interrupted phase is of another number of processes.
         """
+        folders = [self.run_folder, *self.rounds_folder.glob("*/")]
+        for checkpoint in filter(None, (get_last_checkpoint(str(x)) for x in folders if x.is_dir())):
+            if not (Path(checkpoint).parent / RESULTS_FILE).is_file():
+                check_processes(read_checkpoint(checkpoint), checkpoint, self.training_args.world_size)
         finished = [self.run_folder / RESULTS_FILE, *self.rounds_folder.glob(f"*/{RESULTS_FILE}")]
         path = self.run_folder / RECIPE_FILE
         if not any(file.is_file() for file in finished) or not path.is_file():
@@ -100,6 +121,26 @@ class PreferenceRecipe(Recipe):
                 f"{self.run_folder} holds complete phases of a run with other settings: {', '.join(changed)}. Choose another "
                 f"folder, or set `{self.algorithm}.resume_changes: allow`."
             )
+
+
+def check_processes(saved: Mapping[str, Any], checkpoint: str, number: int) -> None:
+    """
+    Refuses to continue a checkpoint in another number of processes, before anything is loaded.
+
+    Args:
+        saved (`Mapping`): The state of the checkpoint, see [`~checkpoint_files.read_checkpoint`].
+        checkpoint (`str`): Its folder.
+        number (`int`): The number of processes of this run.
+
+    Raises:
+        ConfigError: it was saved by another number of processes.
+    """
+    before = saved["settings"]["number of processes"]
+    if before != number:
+        raise ConfigError(
+            f"{checkpoint} was saved by {before} processes, and this run has {number}: continue it with `--num_processes {before}`, or "
+            "choose another folder."
+        )
 
 
 def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any], algorithm: str) -> list[str]:
@@ -176,7 +217,7 @@ def pair_lines(recipe: PreferenceRecipe, environment: Environment) -> dict[str, 
     args, roles, config = recipe.training_args, environment.roles, recipe.preferences
     lines: dict[str, Any] = {"algorithm": f"{recipe.algorithm}, loss {' + '.join(args.loss_type)}, beta {args.beta:g}"}
     lines |= collaboration(recipe)
-    lines["agents"] = f"{agents(recipe.model_names, roles)} ({recipe.dtype})"
+    lines["agents"] = f"{agents(recipe.model_names, roles)} ({recipe.form_in_words})"
     if recipe.num_iterations is not None:
         lines["rounds"] = f"{recipe.num_iterations}, preference_replay_mode {recipe.replay.preference_replay_mode}"
     if recipe.given_preferences is not None:

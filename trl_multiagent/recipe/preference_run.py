@@ -34,13 +34,19 @@ from trl_multiagent.preferences.sources import load_preferences
 from trl_multiagent.recipe.collection import check_comparator
 from trl_multiagent.recipe.plan import print_plan
 from trl_multiagent.recipe.preference_recipe import RESULTS_FILE, PreferenceRecipe, pair_lines, preference_fields
-from trl_multiagent.recipe.recipe import set_up_wandb
+from trl_multiagent.recipe.recipe import set_up_wandb, show_progress
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.settings.derive import Settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, fail
+from trl_multiagent.stopping import end_on_signal
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
-from trl_multiagent.trainers.base.distribution import fail_together, forget_engine, start_processes
+from trl_multiagent.trainers.base.distribution import (
+    fail_together,
+    forget_engine,
+    is_asked_to_stop,
+    start_processes,
+)
 from trl_multiagent.trainers.base.run_settings import check_changes, differences
 from trl_multiagent.trainers.base.team_config import temporarily_set
 
@@ -83,6 +89,14 @@ def run_phases(
     recipe.start_logging()
     if not recipe.dry_run:
         recipe.introduce()
+    with end_on_signal(recipe.prog, recipe.arguments_to_go_on), recipe.reservation:
+        run_in_folder(recipe, run_class, plan)
+
+
+def run_in_folder(
+    recipe: PreferenceRecipe, run_class: type[PreferenceRun], plan: Callable[[Environment], None]
+) -> None:
+    """The work of [`run_phases`]."""
     with end_on_wrong_input(recipe.prog):
         environment = recipe.make_environment()
         recipe.check_team(environment.roles)
@@ -95,18 +109,17 @@ def run_phases(
             return plan(environment)
         recipe.check_run_folder()
         items, eval_items = recipe.load_datasets()
-    with recipe.reservation:
-        recipe.check_run(environment, items)
-        run = run_class(recipe, environment, items, eval_items)
-        try:
-            with end_with_one_line(recipe.prog):
-                number = recipe.num_iterations
-                trainer = run.train_once(given) if number is None else run.train_rounds(number)
-        except (NoPairsError, ConfigError) as error:
-            fail(recipe.prog, error)
-        if trainer is not None:
-            trainer.accelerator.wait_for_everyone()
-            trainer.accelerator.end_training()
+    recipe.check_run(environment, items)
+    run = run_class(recipe, environment, items, eval_items)
+    try:
+        with end_with_one_line(recipe.prog):
+            number = recipe.num_iterations
+            trainer = run.train_once(given) if number is None else run.train_rounds(number)
+    except (NoPairsError, ConfigError) as error:
+        fail(recipe.prog, error)
+    if trainer is not None:
+        trainer.accelerator.wait_for_everyone()
+        trainer.accelerator.end_training()
 
 
 class NoPairsError(RuntimeError):
@@ -171,6 +184,7 @@ class PreferenceRun:
         results: list[dict[str, Any]] = []
         trainer = None
         for k in range(number):
+            self.stop_if_asked()
             folder = recipe.rounds_folder / ROUND_FOLDER.format(k)
             if (folder / RESULTS_FILE).is_file():
                 results.append(json.loads((folder / RESULTS_FILE).read_text()))
@@ -225,6 +239,7 @@ class PreferenceRun:
             result["collection"]["candidates_scored"] for result in results
         )
         trainer.add_callback(RoundLog(trainer, {f"iter/{name}": value for name, value in facts.items()}))
+        show_progress(trainer)
         trainer.train(resume_from_checkpoint=checkpoint)
         after = self.evaluate(trainer)
         self.save_team(trainer, number + 1)
@@ -399,6 +414,11 @@ class PreferenceRun:
         if self.state.is_main_process:
             write_text(path, json.dumps(results, indent=2) + "\n")
         self.state.wait_for_everyone()
+
+    def stop_if_asked(self) -> None:
+        """Ends the program if a signal has asked for it in the last step of a training."""
+        if is_asked_to_stop(self.state):
+            raise KeyboardInterrupt
 
     def say(self, text: str) -> None:
         if self.state.is_main_process:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import torch
 import yaml
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
@@ -21,6 +22,7 @@ from peft import LoraConfig, PeftModel
 from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments
 from transformers.integrations import get_available_reporting_integrations, is_deepspeed_zero3_enabled
 from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils import is_torch_bf16_gpu_available
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from trl_multiagent.environments.base import Environment
@@ -46,6 +48,7 @@ from trl_multiagent.reservation import reserve
 from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import ConfigError, fail, pop_path
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, AgentModel, Output, Wandb
+from trl_multiagent.stopping import ending_later
 from trl_multiagent.team.adapters import check_adapter_config, check_adapter_names
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import model_names
@@ -53,6 +56,7 @@ from trl_multiagent.team.files import AGENTS_FOLDER, SHARED_FOLDER, AgentSource,
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.checkpoint_files import STATE_FILE, read_checkpoint, verify_checkpoint
 from trl_multiagent.trainers.base.distribution import check_agreement, fail_together
+from trl_multiagent.trainers.base.progress import show_one_bar
 from trl_multiagent.trainers.base.rescue import WriteError
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_metrics import EVAL_METRICS, is_eval_metric
@@ -154,15 +158,34 @@ class Recipe:
 
     @property
     def dtype(self) -> str:
-        """Data type in which the weights are loaded."""
-        if self.training_args.device.type == "cpu":
-            return "float32"
-        return self.agent_model.torch_dtype or "auto"
+        """Data type of the weights that are trained."""
+        rounds = self.training_args.rounds_stochastically and self.peft_config is None
+        return "bfloat16" if rounds else "float32"
+
+    @property
+    def base_dtype(self) -> str:
+        """Data type of the base of a LoRA team."""
+        return self.agent_model.torch_dtype or "float32"
+
+    @property
+    def compute_dtype(self) -> str:
+        """Data type of matrix products."""
+        return "bfloat16" if self.training_args.bf16 else "float16" if self.training_args.fp16 else "float32"
+
+    @property
+    def form_in_words(self) -> str:
+        """The form of the team and its data types, for a plan."""
+        weights = f"{self.dtype} weights"
+        if self.peft_config is not None:
+            weights = f"LoRA of rank {self.peft_config.r} in float32 on a {self.base_dtype} base"
+        form = ", one model for all" if self.agent_model.share_weights else ""
+        return f"{weights}, computed in {self.compute_dtype}{form}"
 
     @property
     def model_init_kwargs(self) -> dict[str, Any]:
-        """The arguments for loading models that the user gave."""
-        return loading_arguments(self.agent_model)
+        """The arguments for loading models and tokenizers that the user gave."""
+        kwargs = self.agent_model.tokenizer_kwargs
+        return loading_arguments(self.agent_model) | ({"tokenizer_kwargs": kwargs} if kwargs else {})
 
     @property
     def items_per_step(self) -> int:
@@ -283,7 +306,6 @@ class Recipe:
             folder (`str`, *optional*): Folder of a saved team to load instead, with the form in which it was saved.
         """
         model = self.agent_model
-        compute_dtype = self.dtype if self.dtype != "auto" else "bfloat16" if self.training_args.bf16 else "float32"
         try:
             return AgentTeam.from_pretrained(
                 self.models() if folder is None else folder,
@@ -292,7 +314,8 @@ class Recipe:
                 share_weights=model.share_weights and folder is None,
                 seed=self.training_args.seed,
                 dtype=self.dtype,
-                **quantization(model, compute_dtype),
+                base_dtype=self.base_dtype,
+                **quantization(model, self.compute_dtype),
                 **self.model_init_kwargs,
             )
         except (OSError, ValueError, ImportError, TypeError) as error:  # a model on the Hub is not checked before
@@ -494,14 +517,16 @@ class Recipe:
             if trainer.is_world_process_zero():
                 self.run_folder.mkdir(parents=True, exist_ok=True)
                 write_text(self.run_folder / RECIPE_FILE, yaml.safe_dump(self.merged, sort_keys=False))
+        show_progress(trainer)
         if self.task.callbacks is not None:
             for callback in self.task.callbacks(self.task_settings, trainer):
                 trainer.add_callback(callback)
         checkpoint = self.resume_from_checkpoint
         if checkpoint is not None and self.results_are_missing(checkpoint):
             trainer.may_be_complete = True
-        trainer.train(resume_from_checkpoint=checkpoint)
-        self.save_results(trainer)
+        with ending_later():  # a training that is complete is saved
+            trainer.train(resume_from_checkpoint=checkpoint)
+            self.save_results(trainer)
 
     def save_results(self, trainer: Trainer) -> None:
         """Saves and pushes the trained team, as far as the settings ask for it; see [`~Recipe.train_and_save`]."""
@@ -535,11 +560,24 @@ class Recipe:
             ) from error
 
 
+def show_progress(trainer: Any) -> None:
+    """In a terminal, replaces the entries of the log by one bar, with the metrics that the environment of a team trainer watches."""
+    if sys.stderr.isatty():
+        environment = trainer.environment  # `None` where preferences are trained on without one
+        show_one_bar(trainer, [] if environment is None else list(environment.unwrapped.watched_metrics))
+
+
 def loading_arguments(model: AgentModel) -> dict[str, Any]:
     """The arguments for loading models that the user gave."""
     given: dict[str, Any] = {"revision": model.revision, "attn_implementation": model.attn_implementation}
     given["trust_remote_code"] = model.trust_remote_code or None
     return {name: value for name, value in given.items() if value is not None} | (model.model_init_kwargs or {})
+
+
+def sampling_dtype(model: AgentModel, device: torch.device) -> str:
+    """The data type of a team that is not trained: `agent_model.torch_dtype`, or that in which a team is trained by default."""
+    has_bf16 = device.type != "cpu" and is_torch_bf16_gpu_available()
+    return model.torch_dtype or ("bfloat16" if has_bf16 else "float32")
 
 
 def quantization(model: AgentModel, compute_dtype: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.recipe.tasks import make_environment
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.stopping import end_on_signal
 
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def run_reward_model(settings: Settings, dry_run: bool, prog: str) -> None:
             with args.main_process_first():
                 model = settings.task.models[model]()
             check_reward_args(SECTION, args, model)
-        with end_with_one_line(prog):
+        with end_on_signal(prog, list), end_with_one_line(prog):
             facts = train_reward_model(model, args, preferences, list(environment.roles), peft_config)
     if args.process_index == 0:
         print(f"Reward model in {args.output_dir}: {summary(facts)}", flush=True)
@@ -109,6 +110,6 @@ def make_args(settings: Settings) -> JointRewardConfig:
         args = JointRewardConfig(**values)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"section `{SECTION}`: {error}") from error
-    if model.torch_dtype is not None and args.device.type != "cpu":
+    if model.torch_dtype is not None and (model.use_peft or settings.has_peft_section):  # of the base of an adapter
         args.model_init_kwargs = {"dtype": model.torch_dtype, **values["model_init_kwargs"]}
     return args

@@ -11,6 +11,7 @@ from datasets import Dataset
 from peft import PeftConfig
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.trainer_utils import get_last_checkpoint
 from trl.trainer.reward_trainer import suppress_seqcls_warning
 from trl.trainer.utils import create_model_from_path
 
@@ -19,6 +20,7 @@ from trl_multiagent.files import write_text
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.reservation import reserve
 from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.trainers.base.checkpoint_files import verify_checkpoint
 from trl_multiagent.trainers.base.distribution import check_agreement, fail_together, forget_engine
 from trl_multiagent.trainers.base.run_settings import digest_of_rows
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
@@ -27,7 +29,6 @@ from trl_multiagent.trainers.joint_reward_trainer import REPORT_FILE, JointRewar
 
 SETTINGS_FILE = "reward_settings.json"  # written first
 COMPLETE_FILE = "complete.json"  # written last
-TRAINER_STATE = "trainer_state.json"  # the last file of a checkpoint
 PROCESSES = "number of processes"  # name of the setting
 # Of an evaluation: the loss, TRL's metrics, and those of held-out pairs
 EVAL_METRICS: tuple[str, ...] = ("loss", "accuracy", "margin", "mean_reward", "min_reward", "max_reward")
@@ -106,7 +107,7 @@ def train_reward_model(
     Raises:
         ConfigError: the folder holds a reward model of other settings or preferences, or a checkpoint of another number of processes;
             or the processes have different settings or preferences.
-        ValueError: another program is training in the folder.
+        ValueError: another program is training in the folder, or the checkpoint to continue from is damaged.
     """
     folder, state = Path(args.output_dir), PartialState()
     settings = describe(model, args, preferences, roles, peft_config)
@@ -119,7 +120,7 @@ def train_reward_model(
     if saved.is_file():
         before = json.loads(saved.read_text(encoding="utf-8"))
         changed = [name for name in {**before, **settings} if before.get(name) != settings.get(name)]
-        if is_complete or last_checkpoint(folder) is None or PROCESSES not in before:
+        if is_complete or get_last_checkpoint(str(folder)) is None or PROCESSES not in before:
             changed = [name for name in changed if name != PROCESSES]  # only a checkpoint depends on it
         if changed:
             changes = "; ".join(f"{name} was {before.get(name)}, is {settings.get(name)}" for name in changed)
@@ -133,8 +134,11 @@ def train_reward_model(
                 stack.enter_context(reserve(folder, "training", "choose another folder"))
                 write_text(saved, json.dumps(settings, indent=2) + "\n")
         forget_engine()
+        checkpoint = get_last_checkpoint(str(folder))
+        if checkpoint is not None:
+            verify_checkpoint(checkpoint)  # before the model is loaded
         trainer = JointRewardTrainer(model, args, preferences, roles=roles, peft_config=peft_config)
-        trainer.train(resume_from_checkpoint=last_checkpoint(folder))
+        trainer.train(resume_from_checkpoint=checkpoint)
         facts = {} if trainer.eval_dataset is None else trainer.report()
         trainer.save_model()
         trainer.create_model_card()
@@ -156,12 +160,6 @@ def describe(
     settings["adapter"] = None if peft_config is None else str(sorted(peft_config.to_dict().items(), key=str))
     settings |= {name: value for name, value in args.to_dict().items() if name not in FREE}
     return json.loads(json.dumps(settings, default=str))
-
-
-def last_checkpoint(folder: Path) -> str | None:
-    """The last checkpoint in a folder that was written to its end."""
-    complete = [path.parent for path in folder.glob(f"checkpoint-*/{TRAINER_STATE}")]
-    return str(max(complete, key=lambda path: int(path.name.rpartition("-")[2]))) if complete else None
 
 
 def summary(facts: dict[str, Any]) -> str:

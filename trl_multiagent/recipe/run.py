@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,13 @@ from trl_multiagent.settings.algorithms import ALGORITHMS, import_class
 from trl_multiagent.settings.command_line import check_flags, make_parser, print_help, read_layers
 from trl_multiagent.settings.derive import Settings, check_settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, fail, renamed
+from trl_multiagent.stopping import end_on_signal
+from trl_multiagent.terminal import printable
 
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from transformers import TrainerCallback
 
     from trl_multiagent.environments.base import Environment
     from trl_multiagent.recipe.recipe import Recipe
@@ -65,16 +68,16 @@ def train_on_rollouts(settings: Settings, dry_run: bool, prog: str) -> None:
     recipe = make_recipe(settings, dry_run, prog)
     if not recipe.dry_run:
         recipe.introduce()
-    with end_on_wrong_input(recipe.prog):
-        environment = recipe.make_environment()
-        recipe.check_team(environment.roles)
-        if recipe.dry_run:
-            from trl_multiagent.recipe.plan import print_plan, rollout_lines
+    with end_on_signal(recipe.prog), recipe.reservation:
+        with end_on_wrong_input(recipe.prog):
+            environment = recipe.make_environment()
+            recipe.check_team(environment.roles)
+            if recipe.dry_run:
+                from trl_multiagent.recipe.plan import print_plan, rollout_lines
 
-            return print_plan(rollout_lines(recipe, environment.roles, environment))
-        environment.prepare(recipe.training_args.num_turns)
-        train_dataset, eval_dataset = recipe.load_datasets()
-    with recipe.reservation:
+                return print_plan(rollout_lines(recipe, environment.roles, environment))
+            environment.prepare(recipe.training_args.num_turns)
+            train_dataset, eval_dataset = recipe.load_datasets()
         recipe.check_run(environment, train_dataset)
         with end_on_wrong_input(recipe.prog):
             team = recipe.load_team(environment.roles)
@@ -88,8 +91,9 @@ def train(
     team: AgentTeam,
     train_dataset: Dataset,
     eval_dataset: Dataset | None,
+    callback: Callable[[Any], TrainerCallback] | None = None,
 ) -> None:
-    """Trains a team with the trainer of an algorithm, and saves it."""
+    """Trains a team with the trainer of an algorithm, and saves it. `callback` makes one more callback for this trainer."""
     with end_on_wrong_input(recipe.prog):
         trainer = ALGORITHMS[algorithm].trainer_class()(
             team=team,
@@ -98,6 +102,8 @@ def train(
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
         )
+    if callback is not None:
+        trainer.add_callback(callback(trainer))
     with end_with_one_line(recipe.prog):
         recipe.train_and_save(trainer)
     trainer.accelerator.wait_for_everyone()  # a process that exits while another one still communicates would abort it
@@ -148,7 +154,7 @@ def end_with_one_line(prog: str) -> Iterator[None]:
     except OtherProcessUnavailable:
         sys.exit(2)  # that process has said why
     except OtherProcessError as error:
-        print(f"{prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -209,14 +215,23 @@ def read_settings(
     arguments, rest = parser.parse_known_args(argv)
     layers = read_layers(algorithm, arguments, rest)
     if arguments.help:
-        print_help(parser, algorithm, task_of(task, renamed(algorithm, layers)), full=arguments.help == "all")
+        print_help(
+            parser,
+            algorithm,
+            task_of(task, renamed(algorithm, layers), arguments.config),
+            full=arguments.help == "all",
+        )
         sys.exit(0)
     check_flags(algorithm, rest)
-    return settings_of(algorithm, task, layers, prog), arguments.dry_run
+    return settings_of(algorithm, task, layers, prog, arguments.config), arguments.dry_run
 
 
 def settings_of(
-    algorithm: str, task: Task | Mapping[str, str], layers: Sequence[dict[str, Any]], prog: str
+    algorithm: str,
+    task: Task | Mapping[str, str],
+    layers: Sequence[dict[str, Any]],
+    prog: str,
+    config: str | None = None,
 ) -> Settings:
     """
     Merges and checks layers of settings; see [`read_settings`].
@@ -226,12 +241,13 @@ def settings_of(
         task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): See [`run_recipe`].
         layers (`Sequence[dict[str, Any]]`): The layers, each a dict of sections; later ones win.
         prog (`str`): Name of the program in messages.
+        config (`str`, *optional*): The file of the first layer.
 
     Raises:
         ConfigError: a setting is wrong.
     """
     merged = renamed(algorithm, layers)
-    settings = check_settings(algorithm, task_of(task, merged), merged)
+    settings = check_settings(algorithm, task_of(task, merged, config), merged)
     if isinstance(task, Task) and settings.values[""].get("task") is not None:
         raise ConfigError(
             f"`task` is {settings.values['']['task']!r}, but {prog} trains on a task of its own. Remove it, or start "
@@ -240,8 +256,8 @@ def settings_of(
     return settings
 
 
-def task_of(task: Task | Mapping[str, str], merged: Mapping[str, Any]) -> Task:
+def task_of(task: Task | Mapping[str, str], merged: Mapping[str, Any], config: str | None) -> Task:
     """The task of a run, checked: the given one, or the one that the settings choose."""
-    task = task if isinstance(task, Task) else choose_task(task, merged)
+    task = task if isinstance(task, Task) else choose_task(task, merged, config)
     check_task(task)
     return task

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from trl_multiagent.settings.derive import Settings
 
 
-def choose_task(tasks: Mapping[str, str], merged: Mapping[str, Any]) -> Task:
+def choose_task(tasks: Mapping[str, str], merged: Mapping[str, Any], config: str | None = None) -> Task:
     """
     Finds the task of a run: that of the setting `task`, else one of `tasks` whose section is given, else the first of `tasks`.
 
     Args:
         tasks (`Mapping[str, str]`): The tasks that have a name, each as `package.module:name`.
         merged (`Mapping[str, Any]`): All settings that were given.
+        config (`str`, *optional*): Their file; see [`~trl_multiagent.environments.imports.import_object`].
 
     Raises:
         ConfigError: the task does not exist, or is not a [`~trl_multiagent.environments.task.Task`].
@@ -40,7 +41,7 @@ def choose_task(tasks: Mapping[str, str], merged: Mapping[str, Any]) -> Task:
             f"`task` is {name!r}, which is none of {', '.join(tasks)}; a task of your own has the form module:NAME."
         )
     try:
-        task = import_object("task", tasks.get(name, name))
+        task = import_object("task", tasks.get(name, name), config)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if not isinstance(task, Task):

@@ -5,7 +5,7 @@ from typing import Literal
 
 
 # What `Program.experiments` may contain. `helpers/watch.py` makes the changes
-EXPERIMENTS = ("constant", "another", "echo", "nothing", "first", "alone")
+EXPERIMENTS = ("constant", "another", "swapped", "echo", "mute", "nothing", "first", "alone", "control")
 
 
 class SandboxError(RuntimeError):
@@ -24,17 +24,17 @@ class Program:
             `candidate`, and the entry point's own name, stand for the program's function.
         setup (`str`, *optional*): Trusted source that runs before `checks` in the same namespace.
         watch (`tuple[str, ...]`, *optional*): Top-level functions of `source` whose calls are counted.
-        needed (`tuple[int, ...]`, *optional*): Indices of checks. The first of them that does not pass ends the run, or the
-            experiment under way.
-        experiments (`tuple[str, ...]`, *optional*): Changes to try on the program, one after the other. An
-            experiment ends when a check in `needed` does not pass: it is then in `Verdict.effective`, and the next one begins with
-            the next check. If all needed checks pass, the experiment lasts to the end of the checks, and the later ones are not
-            tried. These experiments replace what the watched functions return: `"constant"` by the first value that they returned,
-            `"another"` by another one of their values, `"echo"` by their first argument, `"nothing"` by None; the last two do not
-            run the functions. These replace what the entry point returns: `"first"` by the first value that a watched function
-            returned, `"alone"` by what a watched function returns for the entry point's arguments.
-        keeps_state (`bool`, *optional*, defaults to `True`): Whether a call may depend on earlier calls. If so, each experiment
-            begins in a fresh process; if not, they share one, which is faster.
+        needed (`tuple[int, ...]`, *optional*): Indices of checks. The first of them that does not pass ends the run.
+        experiments (`tuple[str, ...]`, *optional*): Changes to try on the program, each in a run of its own: in a fresh process,
+            with all checks from the first one. An experiment has an effect, and is in `Verdict.effective`, if a check in
+            `needed` does not pass. The first experiment without an effect is the last one that is tried. Of several names
+            joined by `|`, one with an effect is enough.
+            These replace what the watched functions return: `"constant"` by the first value that they returned, `"another"` at
+            about every other call by another one of their values, `"swapped"` the same at the other calls, `"echo"` by their
+            first argument, `"mute"` and `"nothing"` by None; `"echo"` and `"nothing"` do not run the functions.
+            These replace what the entry point returns: `"first"` by the first value that a watched function returned,
+            `"alone"` by what a watched function returns for the entry point's arguments.
+            `"control"` replaces nothing, but makes the same copies and comparisons as the others.
         check_timeout (`float`, *optional*): Seconds for each check, if fewer than the sandbox's. Each check that times out halves
             the limit for the checks after it.
 
@@ -49,11 +49,10 @@ class Program:
     watch: tuple[str, ...] = ()
     needed: tuple[int, ...] = ()
     experiments: tuple[str, ...] = ()
-    keeps_state: bool = True
     check_timeout: float | None = None
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.experiments if name not in EXPERIMENTS]
+        unknown = [name for names in self.experiments for name in names.split("|") if name not in EXPERIMENTS]
         if unknown:
             raise ValueError(f"`experiments` has {unknown[0]!r}, which is none of {', '.join(EXPERIMENTS)}.")
 

@@ -87,7 +87,7 @@ def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[st
 
     Args:
         algorithm (`str`): Name of the algorithm's section.
-        arguments (`argparse.Namespace`): What the parser knows.
+        arguments (`argparse.Namespace`): What the parser knows. The name of a file of the package becomes its path.
         rest (`Sequence[str]`): The other arguments: flags, each with its values.
 
     Raises:
@@ -102,8 +102,8 @@ def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[st
             raise ConfigError(f"unknown argument {text!r}; see --help.")
         else:
             values.append(text)
-    config = arguments.config and config_file("--config", arguments.config, RECIPES)
-    return [read_yaml(config), parse_overrides(arguments.override), flag_layer(algorithm, flags)]
+    arguments.config = arguments.config and config_file("--config", arguments.config, RECIPES)
+    return [read_yaml(arguments.config), parse_overrides(arguments.override), flag_layer(algorithm, flags)]
 
 
 def check_flags(algorithm: str, rest: Sequence[str]) -> None:

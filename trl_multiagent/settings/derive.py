@@ -199,7 +199,7 @@ def check_team_form(model: AgentModel, agents: list[str] | None, has_peft_sectio
     twice = sorted(own & (model.model_init_kwargs or {}).keys())
     if twice:
         raise ConfigError(
-            f"`agent_model.model_init_kwargs` must not have {twice[0]!r}, which is set elsewhere in `agent_model`."
+            f"`agent_model.model_init_kwargs` (or `model_kwargs`) must not have {twice[0]!r}, which is set elsewhere."
         )
     if not model.is_quantized:
         if model.quantization_arguments:
@@ -314,8 +314,16 @@ def complete_arguments(settings: Settings) -> None:
             notes.append(
                 f"`reward_processor.{name}: {value:g}` is not used, because `{algorithm}.{argument}` is {arguments[argument]:g}."
             )
-    if settings.sections["agent_model"].trust_remote_code:
+    model: AgentModel = settings.sections["agent_model"]
+    if model.trust_remote_code:
         arguments["trust_remote_code"] = True  # for vLLM
+    precision = {"bfloat16": "bf16", "float16": "fp16"}.get(model.torch_dtype or "")
+    if precision in algorithm_keys(algorithm) and not {"bf16", "fp16"} & arguments.keys():
+        arguments[precision] = True
+        notes.append(
+            f"`agent_model.torch_dtype: {model.torch_dtype}` is the data type to compute in (`{algorithm}.{precision}: true`); the "
+            "weights that are trained are float32."
+        )
     if settings.sections["output"].verbose:
         arguments.setdefault("log_completions", True)
     if settings.sections["wandb"].project is not None:

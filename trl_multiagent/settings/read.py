@@ -43,6 +43,7 @@ from trl_multiagent.settings.schema import (
     peft_keys,
     sections_of,
 )
+from trl_multiagent.terminal import printable
 
 
 CONFIGS = Path(trl_multiagent.__file__).parent / "configs"  # links in a checkout, copies in an installed package
@@ -60,7 +61,7 @@ class ConfigError(ValueError):
 
 def fail(prog: str, error: Exception) -> NoReturn:
     """Ends the program as `argparse` does after a wrong argument: one line, and exit status 2."""
-    print(f"{prog}: error: {' '.join(str(error).split())}", file=sys.stderr)
+    print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -23,12 +23,16 @@ class AgentModel:
 
     name: str | None = setting("Model id or folder that every agent starts from, or the folder of a saved team.")
     torch_dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = setting(
-        "Data type of the weights; always float32 where there is no GPU."
+        "Data type to compute in: 'bfloat16' sets `bf16`. Also that of the base of a LoRA team. Weights that are trained are float32."
     )
     revision: str | None = setting("Branch, tag or commit of the model's repository.")
     trust_remote_code: bool = setting("Whether code in the model's repository may run.", False)
     attn_implementation: str | None = setting("Implementation of attention, such as 'sdpa' or 'flash_attention_2'.")
     model_init_kwargs: dict[str, Any] | None = setting("More arguments for `AutoModelForCausalLM.from_pretrained`.")
+    tokenizer_kwargs: dict[str, Any] | None = setting(
+        "More arguments for `AutoTokenizer.from_pretrained`.",
+        keys=("use_fast", "legacy", "add_bos_token", "add_eos_token", "add_prefix_space", "model_max_length"),
+    )
     share_weights: bool = setting("Whether all agents are one model, told apart by their prompts.", False)
     use_peft: bool = setting("Whether every agent is a LoRA adapter with the settings lora_*; see also `peft`.", False)
     lora_r: int | None = setting("Rank of the adapters; 16 by default.", ge=1)
@@ -76,9 +80,7 @@ class AgentModel:
 class CriticModel:
     """The section `critic_model`, of algorithms with critics."""
 
-    name: str | None = setting(
-        "Model id or folder that the critics start from, with the data type of the agents; by default the agents' models."
-    )
+    name: str | None = setting("Model id or folder that the critics start from; by default the agents' models.")
 
 
 # Names of TRL's scripts for our settings

@@ -25,7 +25,13 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from trl_multiagent.file_names import CARD_FILE
 from trl_multiagent.limits import short
 from trl_multiagent.models.lora_limits import INITIALISATIONS, REFUSED
-from trl_multiagent.models.pretrained import adapter_parameters, hub_arguments, load_model, seeded
+from trl_multiagent.models.pretrained import (
+    adapter_parameters,
+    hub_arguments,
+    keep_adapter_in_float32,
+    load_model,
+    seeded,
+)
 from trl_multiagent.team.files import SHARED_FOLDER, AgentSource
 
 
@@ -100,6 +106,7 @@ class AgentAdapters:
             if _is_fresh(model, role, weights):
                 continue
             model.add_adapter(reference_name(role), cast(PeftConfig, model.peft_config[role]))
+            keep_adapter_in_float32(model, reference_name(role))
             set_peft_model_state_dict(model, weights, adapter_name=reference_name(role))
             self._copied_roles.add(role)
         for role in self._copied_roles:
@@ -191,6 +198,7 @@ def load_adapters(
                 else:
                     adapted[key] = PeftModel.from_pretrained(base, source.name, **kwargs)
         models[role] = adapted[key]
+        keep_adapter_in_float32(models[role], role)
     return models
 
 

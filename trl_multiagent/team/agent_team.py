@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,9 +18,9 @@ from transformers.utils import ModelOutput
 from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
-from trl_multiagent.file_names import CARD_FILE, CRITICS_FOLDER, TEAM_FILE
+from trl_multiagent.file_names import CARD_FILE, TEAM_FILE
 from trl_multiagent.hub.model_card import AgentSummary, TeamSummary, team_card
-from trl_multiagent.hub.push import open_repo, upload_folder
+from trl_multiagent.hub.push import open_repo, team_files, upload_folder
 from trl_multiagent.models.pretrained import find_file, hub_arguments
 from trl_multiagent.models.router_loss import forward_with_expert_sums
 from trl_multiagent.models.shared_prompts import continue_prompts
@@ -149,6 +148,8 @@ class AgentTeam(nn.Module):
         peft_config: LoraConfig | None = None,
         share_weights: bool = False,
         seed: int = 42,
+        base_dtype: str | torch.dtype | None = None,
+        tokenizer_kwargs: dict[str, Any] | None = None,
         **model_init_kwargs: Any,
     ) -> "AgentTeam":
         """
@@ -169,9 +170,13 @@ class AgentTeam(nn.Module):
                 Decides the weights that no file contains: fresh adapters, and parts that a model's files lack, such as a
                 head. They depend on the seed and on the role's name alone, not on the other roles, on the process, or on
                 random numbers drawn before. The state of the global random generators does not change.
+            base_dtype (`str` or `torch.dtype`, *optional*):
+                Data type of the base of a LoRA team, by default `dtype`. The adapters are float32.
+            tokenizer_kwargs (`dict`, *optional*):
+                Passed to `AutoTokenizer.from_pretrained`, for example `add_bos_token`.
             **model_init_kwargs:
-                Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype`, `revision`, `attn_implementation`
-                or a `quantization_config` for the base of a LoRA team.
+                Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype` (float32 by default), `revision`,
+                `attn_implementation` or a `quantization_config` for the base of a LoRA team.
 
         Returns:
             [`AgentTeam`]
@@ -202,9 +207,11 @@ class AgentTeam(nn.Module):
             raise ValueError(f"{name} holds no {TEAM_FILE}: to start a team from a model, pass `roles`.")
 
         form = form_of_sources(sources, saved_form, peft_config, share_weights, hub)
-        trust = {"trust_remote_code": model_init_kwargs.get("trust_remote_code", False)}
-        tokenizers = {role: load_tokenizer(source, hub | trust) for role, source in sources.items()}
+        kwargs = {"trust_remote_code": model_init_kwargs.get("trust_remote_code", False), **(tokenizer_kwargs or {})}
+        tokenizers = {role: load_tokenizer(source, hub | kwargs) for role, source in sources.items()}
         if form == "lora":
+            if base_dtype is not None:
+                model_init_kwargs["dtype"] = base_dtype
             return cls({**load_adapters(sources, peft_config, seed, model_init_kwargs)}, tokenizers)
         return cls({**load_models(sources, form == "shared", seed, model_init_kwargs)}, tokenizers)
 
@@ -297,11 +304,11 @@ class AgentTeam(nn.Module):
         repo_id = open_repo(repo_id, private, token, revision, create_pr)
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
-            shutil.rmtree(Path(folder) / CRITICS_FOLDER, ignore_errors=True)
             card = team_card(self.summary(), repo_id, revision=None if create_pr else revision)
             card.save(Path(folder) / CARD_FILE)
             advice = "Call `push_to_hub` again."
-            return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr)
+            files = team_files(folder)
+            return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr, files=files)
 
     def summary(self) -> TeamSummary:
         """The facts about the team that a model card shows."""

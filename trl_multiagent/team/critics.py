@@ -319,7 +319,8 @@ def make_critics(team: TeamOfCritics, roles: dict[str, str], settings: CriticSet
         for name, backbone in backbones.items():
             backbone.own = name
             with seeded(settings.seed, f"critic {name}"):
-                models[name] = load_or_copy(team, backbone, sources[name])
+                dtype = torch.float32 if team.has_adapters else team.agents[backbone.role].dtype
+                models[name] = load_or_copy(team, backbone, sources[name], dtype)  # trained, as an agent's weights
     elif settings.form == "adapter":
         for name, backbone in backbones.items():
             backbone.adapter = f"critic_{name}"
@@ -328,7 +329,7 @@ def make_critics(team: TeamOfCritics, roles: dict[str, str], settings: CriticSet
             else:
                 backbone.own = SHARED_BASE
                 if SHARED_BASE not in models:
-                    first = load_or_copy(team, backbone, sources[name])
+                    first = load_or_copy(team, backbone, sources[name], team.agents[backbone.role].dtype)
                     models[SHARED_BASE] = first.requires_grad_(False)
                     own_tokenizer = backbone.tokenizer
                 backbone.tokenizer, base = own_tokenizer, models[SHARED_BASE]
@@ -398,8 +399,8 @@ def model_names(models: str | Sequence[str] | None, names: Sequence[str]) -> dic
     return dict(zip(names, models, strict=True))
 
 
-def load_or_copy(team: TeamOfCritics, backbone: Backbone, source: str | None) -> PreTrainedModel:
-    """Loads a backbone and its tokenizer, or copies that of the agent."""
+def load_or_copy(team: TeamOfCritics, backbone: Backbone, source: str | None, dtype: torch.dtype) -> PreTrainedModel:
+    """Loads a backbone in a data type and its tokenizer, or copies those of the agent."""
     agent = team.agents[backbone.role]
     if source is None and not team.has_adapters:
         gathered: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -416,7 +417,7 @@ def load_or_copy(team: TeamOfCritics, backbone: Backbone, source: str | None) ->
             f"The base of agent {backbone.role!r} has no name to load a critic from: set `critic_models`."
         )
     backbone.tokenizer = load_tokenizer(AgentSource(source), {})
-    return load_backbone(source, agent.dtype)
+    return load_backbone(source, dtype)
 
 
 def load_backbone(name: str, dtype: torch.dtype) -> PreTrainedModel:

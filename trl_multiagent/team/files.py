@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
 
 import torch
@@ -51,7 +51,7 @@ def read_team_file(path: str | Path) -> TeamFile:
     Reads `team.json`.
 
     Raises:
-        ValueError: the file has another format version, or roles that cannot name agents.
+        ValueError: the file has another format version, roles that cannot name agents, or a folder that is not in the team's.
     """
     contents = json.loads(Path(path).read_text())
     if contents.get("format_version") != FORMAT_VERSION:
@@ -59,7 +59,12 @@ def read_team_file(path: str | Path) -> TeamFile:
             f"{path} has the format version {contents.get('format_version')!r}; this release reads version {FORMAT_VERSION}."
         )
     check_roles([agent["role"] for agent in contents["agents"]])
-    return TeamFile(contents["form"], {agent["role"]: agent["folder"] for agent in contents["agents"]})
+    folders = {agent["role"]: agent["folder"] for agent in contents["agents"]}
+    for role, folder in folders.items():
+        places = PureWindowsPath(folder)  # which takes both kinds of separators
+        if places.anchor or ".." in places.parts:
+            raise ValueError(f"{path} says that {role!r} is in {folder!r}, which is not a folder of the team.")
+    return TeamFile(contents["form"], folders)
 
 
 # Loading

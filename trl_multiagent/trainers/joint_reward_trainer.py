@@ -3,6 +3,8 @@
 import copy
 import json
 import random
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,12 +14,14 @@ from accelerate.utils import is_peft_model
 from datasets import Dataset
 from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint
 from transformers.utils import logging
 from trl import RewardTrainer
 
 from trl_multiagent.file_names import CARD_FILE
 from trl_multiagent.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
 from trl_multiagent.models.positions import TooLongError, learned_positions, padded
+from trl_multiagent.models.pretrained import keep_adapter_in_float32
 from trl_multiagent.preference_rows import (
     CHOSEN_REWARD,
     ITEM_ID,
@@ -27,6 +31,10 @@ from trl_multiagent.preference_rows import (
     temporary_cache_files,
     text_columns,
 )
+from trl_multiagent.trainers.base.atomic_saves import AtomicSaveMixin
+from trl_multiagent.trainers.base.checkpoint_files import verify_checkpoint
+from trl_multiagent.trainers.base.pair_means import PairMeansMixin, first_pairs
+from trl_multiagent.trainers.base.precision import check_trained_weights
 from trl_multiagent.trainers.base.rescue import writing
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.wrapping import WrappingMixin
@@ -43,7 +51,7 @@ SCALE_KEY = (
 REWARDS = "rewards"  # of the chosen and of the rejected answers, in a batch
 
 
-class JointRewardTrainer(WrappingMixin, RewardTrainer):
+class JointRewardTrainer(PairMeansMixin, WrappingMixin, AtomicSaveMixin, RewardTrainer):
     """
     Trainer of a joint reward model: a sequence classifier that scores the answers of a whole team, from pairs of joint
     answers of which one is better.
@@ -102,7 +110,6 @@ class JointRewardTrainer(WrappingMixin, RewardTrainer):
     data_collator: Any
     _signature_columns: list[str]
     _is_set_up = False  # whether the model is there
-    _is_checkpoint = False  # whether a checkpoint is being saved, and not the model
 
     def __init__(
         self,
@@ -136,6 +143,8 @@ class JointRewardTrainer(WrappingMixin, RewardTrainer):
         self.num_cut: dict[str, int] = {}  # texts of each dataset that lost a part of their problem
         self.held_out: HeldOut | None = None  # of the last evaluation
         self._scores: list[torch.Tensor] = []  # of the evaluation that runs
+        self._sums = {"train": {}, "eval": {}}
+        self._mean_pairs: torch.Tensor | None = None  # of the step's micro-batches
         if peft_config is not None and peft_config.task_type is None:
             peft_config = copy.copy(peft_config)
             peft_config.task_type = "SEQ_CLS"  # the head is trained, too
@@ -158,6 +167,9 @@ class JointRewardTrainer(WrappingMixin, RewardTrainer):
         self.model.config.update({CONFIG_KEY: self.joint_text.to_config()})
         if args.freeze_backbone:
             self.model.base_model.requires_grad_(False)
+        if peft_config is not None:
+            keep_adapter_in_float32(self.model, self.model.active_adapter)
+        check_trained_weights(self.model.named_parameters(), args)
 
     # Data
 
@@ -222,7 +234,34 @@ class JointRewardTrainer(WrappingMixin, RewardTrainer):
         super()._set_signature_columns_if_needed()
         self._signature_columns = [*self._signature_columns, CHOSEN_REWARD, REJECTED_REWARD]
 
-    # Evaluation
+    # Training
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        """
+        Trains the model, as `Trainer.train` does.
+
+        Raises:
+            ValueError: The checkpoint to continue from is incomplete or damaged.
+        """
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
+        if resume_from_checkpoint:
+            verify_checkpoint(str(resume_from_checkpoint))
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    # Loss and evaluation
+
+    def _num_pairs(self, batch: dict[str, torch.Tensor]) -> int:
+        return len(batch["weights"])
+
+    def _without_rows(self, batch: dict[str, torch.Tensor], own: int) -> dict[str, torch.Tensor]:
+        return first_pairs(batch, own)
+
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
+        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        pairs = self.accelerator.reduce(sum(batch["weights"].sum() for batch in batches).to(device), "sum")
+        self._mean_pairs = pairs / (len(batches) * self.accelerator.num_processes)
+        return batches, num_items
 
     def compute_loss(
         self,
@@ -231,25 +270,40 @@ class JointRewardTrainer(WrappingMixin, RewardTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Any:
-        rewards = inputs.pop(REWARDS, None)
-        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        if not self.model.training:
+        """Computes TRL's loss, weighted so that the mean over micro-batches and processes is that over all pairs."""
+        rewards, pairs = inputs.pop(REWARDS, None), inputs.pop("weights").sum()
+        with self._counting_tokens(bool(pairs > 0)), self._local_metrics() as metrics:
+            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        self._add_means({name: (x, pairs.item()) for name, (x,) in metrics.items() if name != "num_tokens"})
+        self._metrics["train" if self.model.training else "eval"]["num_tokens"] = [self._total_train_tokens]
+        if self.model.training:
+            loss = loss * (1.0 if self._mean_pairs is None else pairs / self._mean_pairs)
+        else:
             scores = torch.stack(outputs.logits.detach().float().squeeze(-1).chunk(2), dim=1)
             scores = torch.cat([scores] if rewards is None else [scores, rewards.to(scores)], dim=1)
             self._scores.append(self.accelerator.gather_for_metrics(scores).cpu())
         return (loss, outputs) if return_outputs else loss
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         self._scores = []  # of a prediction, or of an evaluation that failed
-        return super().evaluate(*args, **kwargs)
+        self._sums["eval"].clear()
+        output = super().evaluation_loop(*args, **kwargs)
+        if self._scores:  # the mean over pairs, where that of `Trainer` is over batches
+            chosen, rejected = torch.cat(self._scores).double()[:, :2].unbind(dim=1)
+            losses = -torch.nn.functional.logsigmoid(chosen - rejected)
+            losses += (self.args.center_rewards_coefficient or 0.0) * (chosen + rejected) ** 2
+            output.metrics[f"{kwargs['metric_key_prefix']}_loss"] = losses.mean().item()
+        return output
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self._scores and not self.model.training:
             columns = torch.cat(self._scores).double().numpy().T
             self._scores = []
             self.held_out = HeldOut(*(np.asarray(column) for column in columns))
-            for name, value in self.held_out.metrics().items():  # exact, where TRL's are means over batches
-                self._metrics["eval"][name] = [value]
+            scores = np.concatenate(columns[:2])
+            exact = {"min_reward": scores.min(), "mean_reward": scores.mean(), "max_reward": scores.max()}
+            for name, value in {**exact, **self.held_out.metrics()}.items():  # where TRL's are means over batches
+                self._metrics["eval"][name] = [float(value)]
         super().log(logs, start_time)
 
     def report(self, folder: str | Path | None = None) -> dict[str, Any]:
@@ -282,21 +336,16 @@ class JointRewardTrainer(WrappingMixin, RewardTrainer):
 
     # Saving: the model with its adapter merged, so that it can be loaded without PEFT
 
-    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        with temporarily_set(self, _is_checkpoint=True):
-            super()._save_checkpoint(model, trial)
-
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         with writing("The reward model", Path(output_dir or self.args.output_dir)):
-            if self._is_checkpoint or not is_peft_model(self.model) or not self.args.should_save:
+            if self._saving or not is_peft_model(self.model) or not self.args.should_save:
                 return super()._save(output_dir, state_dict)
             merged = copy.deepcopy(self.model).merge_and_unload()
             with temporarily_set(self, model=merged):
                 super()._save(output_dir)
 
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        with writing("A checkpoint of the reward model", Path(output_dir)):
-            super()._save_optimizer_and_scheduler(output_dir)
+    def _handling_failure(self, unfinished: Path) -> AbstractContextManager[None]:
+        return writing("A checkpoint of the reward model", unfinished)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         place = self.hub_model_id or str(Path(self.args.output_dir).absolute())  # a folder until the repository exists
@@ -334,7 +383,7 @@ class JointRewardTrainer(WrappingMixin, RewardTrainer):
 
 class RewardsCollator:
     """
-    Adds the rewards of the answers, of shape `(B, 2)`, to a batch of tokenized pairs.
+    Adds the weights of the pairs, of shape `(B,)`, and the rewards of the answers, of shape `(B, 2)`, to a batch of tokenized pairs.
 
     Args:
         collator (`Callable`): TRL's data collator, which makes a batch of the texts.
@@ -344,7 +393,7 @@ class RewardsCollator:
         self.collator = collator
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        batch = self.collator(rows)
+        batch = {**self.collator(rows), "weights": torch.ones(len(rows))}
         if CHOSEN_REWARD in rows[0]:
             batch[REWARDS] = torch.tensor([[row[CHOSEN_REWARD], row[REJECTED_REWARD]] for row in rows])
         return batch

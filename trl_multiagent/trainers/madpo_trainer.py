@@ -10,6 +10,7 @@ from accelerate.utils import tqdm
 from datasets import Dataset, concatenate_datasets
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import logging
 from trl import DPOTrainer
 from trl.models import prepare_deepspeed, unwrap_model_for_generation
@@ -32,6 +33,7 @@ from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.sampler import TeamSampler
 from trl_multiagent.trainers.base.distribution import fail_together, without_repeated
+from trl_multiagent.trainers.base.pair_means import PairMeansMixin, first_pairs
 from trl_multiagent.trainers.base.reference import check_reference_sync
 from trl_multiagent.trainers.base.rollout_trainer import check_team
 from trl_multiagent.trainers.base.run_settings import describe_run
@@ -46,10 +48,19 @@ logger = logging.get_logger(__name__)
 TOKENS = ("prompt_ids", "chosen_ids", "rejected_ids")  # the columns of an agent that TRL's tokenization makes
 LARGEST_FALL = 0.5  # of the chosen answers' log-probability per token, in nats, without a warning
 
-AgentBatch = dict[str, torch.Tensor]  # what `DataCollatorForPreference` makes of the rows of one agent
+# Metrics that are means over tokens of chosen answers, of rejected ones, or of both. All others are means over pairs
+TOKEN_METRICS = {
+    "entropy": ("chosen", "rejected"),
+    "logits/chosen": ("chosen",),
+    "logits/rejected": ("rejected",),
+    "mean_token_accuracy": ("chosen",),
+}
+
+# What `DataCollatorForPreference` makes of the rows of one agent, and "weights": 1 for a pair, 0 for one that is repeated
+AgentBatch = dict[str, torch.Tensor]
 
 
-class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
+class MADPOTrainer(TaskMetricsMixin, PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     """
     Trainer for Multi-Agent Direct Preference Optimization (MADPO): DPO, introduced in [Direct Preference Optimization:
     Your Language Model is Secretly a Reward Model](https://huggingface.co/papers/2305.18290), on joint answers.
@@ -113,6 +124,7 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
 
     _tag_names = ["trl", "trl-multiagent", "madpo"]
     _name = "MADPO"
+    _config_class = MADPOConfig
     _card_settings = [
         "loss_type",
         "loss_weights",
@@ -148,12 +160,16 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
     ):
         if args is None:
-            args = MADPOConfig(f"{team.roles[-1]}-{self._name}")
+            args = self._config_class(f"{team.roles[-1]}-{self._name}")
         if environment is not None:
             check_team(team, environment, None)
         check_reference_sync(team, args)
         self.args, self.environment = args, environment
         self.env_step = 0  # scored joint answers that were trained on, by all processes
+        self._sums = {"train": {}, "eval": {}}
+        self._eval_losses: list[
+            torch.Tensor
+        ] = []  # sums and weights of the parts of the loss, of the evaluation that is running
         self._prepare_team(team, args)
         self._router_loss_coefs, self._expert_loads = router_loss_coefs(team, args), {}
         train_dataset = self._tokenize_pairs(train_dataset, "train_dataset")
@@ -422,10 +438,14 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
 
     def _count(self, batch: dict[str, AgentBatch]) -> torch.Tensor:
         """Counts the pairs of a micro-batch, and the tokens of each agent's chosen answers."""
-        masks = [batch[role]["completion_mask"].chunk(2)[0] for role in self.team.roles]
-        return torch.stack(
-            [torch.tensor(len(masks[0]), device=masks[0].device), *(mask.sum() for mask in masks)]
-        ).float()
+        sizes = [sizes_of(batch[role]) for role in self.team.roles]
+        return torch.stack([sizes[0]["pairs"], *(x["chosen"] for x in sizes)])
+
+    def _num_pairs(self, batch: dict[str, AgentBatch]) -> int:
+        return len(batch[self.team.roles[0]]["weights"])
+
+    def _without_rows(self, batch: dict[str, AgentBatch], own: int) -> dict[str, AgentBatch]:
+        return {role: first_pairs(of_role, own) for role, of_role in batch.items()}
 
     @property
     def _counts_env_steps(self) -> bool:
@@ -435,7 +455,7 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
         """Builds the arguments of an agent's forward that returns the log-probabilities of its answers."""
         labels = batch["input_ids"].masked_fill(batch["completion_mask"] == 0, -100)
         inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": labels}
-        token_weights = batch["attention_mask"].float() if with_router_loss else None
+        token_weights = batch["attention_mask"] * batch["weights"].repeat(2)[:, None] if with_router_loss else None
         return {**inputs, **self._router_inputs(role, token_weights), "fused_lm_head": True}
 
     def compute_loss(
@@ -471,18 +491,31 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
                 references[role] = self._reference_logps(inputs, role)
 
         sizes = self._count(inputs)
-        scales = sizes / self._sizes if self.model.training and self._sizes is not None else torch.ones_like(sizes)
-        loss = 0.0
-        with temporarily_set(self, precompute_ref_logps=True):  # the reference log-probabilities are in the inputs
-            for role in self.team.trained_roles:
-                scale = scales[1 + self.team.roles.index(role)]
-                loss = loss + scale * self._agent_loss(role, outputs[role], inputs[role], references[role])
-                if role in self._router_loss_coefs and self.model.training:
-                    loss = loss + self._scaled_router_loss(role, outputs[role].aux_loss)
-            joint_inputs = join_batches([inputs[role] for role in self.team.roles], list(references.values()))
-            joint_outputs = join_outputs([outputs[role] for role in self.team.roles])
-            loss = loss + scales[0] * self._compute_loss(lambda **_: joint_outputs, joint_inputs, False)
-        self._add_change_of_chosen(joint_outputs, joint_inputs)
+        joint_inputs = join_batches([inputs[role] for role in self.team.roles], list(references.values()))
+        joint_outputs = join_outputs([outputs[role] for role in self.team.roles])
+        # The reference log-probabilities are in the inputs
+        with (
+            self._counting_tokens(bool(sizes[0] > 0)),
+            self._local_metrics() as metrics,
+            temporarily_set(self, precompute_ref_logps=True),
+        ):
+            agent_losses = {
+                role: self._agent_loss(role, outputs[role], inputs[role], references[role])
+                for role in self.team.trained_roles
+            }
+            joint_loss = self._compute_loss(lambda **_: joint_outputs, joint_inputs, False)
+        parts = [joint_loss, *(agent_losses.get(role, 0.0) for role in self.team.roles)]
+        parts = torch.stack([torch.as_tensor(x).to(sizes) for x in parts])  # means over pairs, and over tokens
+        metrics["logps/chosen_change"] = [self._change_of_chosen(joint_outputs, joint_inputs)]
+        self._add_metrics(metrics, inputs, joint_inputs)
+        if self.model.training:
+            scales = sizes / self._sizes if self._sizes is not None else torch.ones_like(sizes)
+            loss = (scales * parts).sum()
+            for role in self._router_loss_coefs:
+                loss = loss + self._scaled_router_loss(role, outputs[role].aux_loss)
+        else:
+            loss = parts.sum()
+            self._eval_losses.append(torch.stack([parts.detach() * sizes, sizes]))
         with fail_together(self.accelerator):  # before the backward pass, whose collectives would wait forever
             if not loss.isfinite():
                 self._abort_with_report(f"The loss is {loss.item()}", pairs=self._texts(inputs))
@@ -498,10 +531,28 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
         """Computes the terms of the loss that are an agent's own, and the agent's metrics."""
         batch = {**batch, "ref_chosen_logps": reference[0], "ref_rejected_logps": reference[1]}
         with self.agent_scope(role):
-            loss = self._compute_loss(lambda **_: outputs, batch, False)
-            for metrics in self._metrics.values():
-                metrics.pop("num_tokens", None)
-        return loss
+            return self._compute_loss(lambda **_: outputs, batch, False)
+
+    def _add_metrics(
+        self, metrics: dict[str, list[float]], inputs: dict[str, AgentBatch], joint_inputs: AgentBatch
+    ) -> None:
+        """Adds TRL's metrics of this process's micro-batch to those that are logged next."""
+        agent_sizes = {role: sizes_of(batch) for role, batch in inputs.items()}
+        joint_sizes = sizes_of(joint_inputs)
+        means = {}
+        for name, (value,) in metrics.items():
+            if not name.endswith("num_tokens"):
+                sizes = agent_sizes[name.split("/")[1]] if name.startswith("agents/") else joint_sizes
+                kinds = next((x for metric, x in TOKEN_METRICS.items() if name.endswith(metric)), ("pairs",))
+                means[name] = value, sum(sizes[kind].item() for kind in kinds)
+        self._add_means(means)
+        mode = "train" if self.model.training else "eval"
+        self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
+        if self.args.reference_free:
+            change = self._metrics[mode]["logps/chosen_change"]
+            if self._first_chosen_logp is None:
+                self._first_chosen_logp = change[0]
+            change[0] -= self._first_chosen_logp
 
     def _scaled_router_loss(self, role: str, expert_sums: torch.Tensor) -> torch.Tensor:
         """Computes the part of a micro-batch in an agent's router loss, and adds it to the metrics."""
@@ -531,7 +582,18 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
         if isinstance(inputs, list):
             self._play(without_repeated(self.accelerator, inputs))
             return None, None, None
+        length = len(self.accelerator.gradient_state.active_dataloader.dataset)
+        inputs = self._keep_own_rows(inputs, self._num_pairs(inputs), length)
         return super().prediction_step(model, inputs, True, ignore_keys)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        self._eval_losses = []
+        self._sums["eval"].clear()
+        output = super().evaluation_loop(*args, **kwargs)
+        if self._eval_losses:  # the mean over pairs and tokens, where that of `Trainer` is over batches
+            totals, sizes = self.accelerator.reduce(torch.stack(self._eval_losses).sum(dim=0), "sum")
+            output.metrics[f"{kwargs['metric_key_prefix']}_loss"] = (totals / sizes.clamp(min=1)).sum().item()
+        return output
 
     def _play(self, items: list[dict]) -> None:
         """Plays an episode per item of the environment, and adds its metrics to those that are logged next."""
@@ -588,24 +650,20 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
     # Metrics and checkpoints
 
     @torch.no_grad()
-    def _add_change_of_chosen(self, outputs: FusedCausalLMOutput, inputs: AgentBatch) -> None:
-        """Adds the change of the chosen answers' log-probability per token since the start of the training."""
+    def _change_of_chosen(self, outputs: FusedCausalLMOutput, inputs: AgentBatch) -> float:
+        """
+        Computes the mean over pairs of the chosen answer's log-probability per token, less that under the reference policy if there is one.
+        """
         num_pairs = len(inputs["ref_chosen_logps"])
         logps = outputs.log_probs[:num_pairs].sum(dim=1) - inputs["ref_chosen_logps"]
-        change = logps / inputs["completion_mask"][:num_pairs].sum(dim=1).clamp(min=1)
-        change = self.accelerator.gather(change).mean().item()
-        if self.args.reference_free:
-            if self._first_chosen_logp is None:
-                self._first_chosen_logp = change
-            change -= self._first_chosen_logp
-        self._metrics["train" if self.model.training else "eval"]["logps/chosen_change"].append(change)
+        return (logps / inputs["completion_mask"][:num_pairs].sum(dim=1).clamp(min=1)).mean().item()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         metrics = self._metrics["train"]
         if self.model.training and "logps/chosen_change" in metrics:
             if self._counts_env_steps:
                 metrics["env_step"] = [self.env_step]
-            fall = -sum(metrics["logps/chosen_change"]) / len(metrics["logps/chosen_change"])
+            fall = -metrics["logps/chosen_change"][0]
             if fall > LARGEST_FALL and not self._has_warned:
                 self._has_warned = True
                 logger.warning(
@@ -617,12 +675,13 @@ class MADPOTrainer(TaskMetricsMixin, TeamTrainerMixin, DPOTrainer):
 
     def _process_state(self) -> dict[str, Any]:
         state = {"env_step": self.env_step, "num_tokens": self._total_train_tokens, "has_warned": self._has_warned}
-        return {**super()._process_state(), **state, "first_chosen_logp": self._first_chosen_logp}
+        return {**super()._process_state(), **state, "first_chosen_logp": self._first_chosen_logp, "sums": self._sums}
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
         self.env_step, self._total_train_tokens = state["env_step"], state["num_tokens"]
         self._has_warned, self._first_chosen_logp = state["has_warned"], state["first_chosen_logp"]
+        self._sums = state["sums"]
 
 
 class TeamCollator:
@@ -650,7 +709,7 @@ class TeamCollator:
         if not all(f"{role}/{name}" in rows[0] for role in self.collators for name in TOKENS):
             return rows
         return {
-            role: collate([self._columns_of_agent(row, role) for row in rows])
+            role: {**collate([self._columns_of_agent(row, role) for row in rows]), "weights": torch.ones(len(rows))}
             for role, collate in self.collators.items()
         }
 
@@ -660,6 +719,13 @@ class TeamCollator:
             names = ("ref_chosen_logps", "ref_rejected_logps")
             columns |= {name: row[column] for name, column in zip(names, reference_columns(role), strict=True)}
         return columns
+
+
+def sizes_of(batch: AgentBatch) -> dict[str, torch.Tensor]:
+    """The numbers of pairs, and of tokens of chosen and of rejected answers, without repeated pairs."""
+    weights = batch["weights"]
+    chosen, rejected = ((x.sum(dim=1) * weights).sum() for x in batch["completion_mask"].chunk(2))
+    return {"pairs": weights.sum(), "chosen": chosen, "rejected": rejected}
 
 
 def join_batches(batches: list[AgentBatch], references: list[tuple[torch.Tensor, torch.Tensor]]) -> AgentBatch:
@@ -678,6 +744,7 @@ def join_batches(batches: list[AgentBatch], references: list[tuple[torch.Tensor,
         "input_ids": torch.zeros_like(completion_mask),  # not used: the log-probabilities are computed
         "attention_mask": torch.cat([batch["attention_mask"] for batch in batches], dim=1),
         "completion_mask": completion_mask,
+        "weights": batches[0]["weights"],
         "ref_chosen_logps": sum(chosen for chosen, _ in references),
         "ref_rejected_logps": sum(rejected for _, rejected in references),
     }

@@ -235,6 +235,10 @@ def test_other_code_has_syntax(text):
 def test_long_texts_are_cut():
     check = Check("error", "assert candidate(1) == " + "9" * 5000, "ValueError: " + "x\n" * 5000)
     assert len(feedback(result(check), "level_feedback")["main"]) < 1500
+    name = "y" * 20_000  # an identifier is as long as its author likes
+    for main in (f"def solve(xs):\n    {name} = aux(2)\n    return 1", f"def solve({name}, {name}):\n    return 1"):
+        for prompt in feedback(result(FAILED, main=main), "level_feedback").values():
+            assert len(prompt) < 1500
 
 
 @pytest.mark.parametrize("mode", ["plain", "passed", "level_passed", "level_feedback"])
@@ -478,3 +482,22 @@ def test_a_function_that_returns_no_prompt_is_named():
     env = environment(prompt_files=CodePrompts(main="builtins:len"))
     with pytest.raises(TaskError, match=r"`prompt_files.main` returned 4 .*a prompt is text"):
         env.prompts(ITEM, [])
+
+
+def test_an_evaluation_tells_the_tests_that_feedback_hides():
+    """The answer passes the first of two tests, which is the one that feedback shows by default."""
+    item = {"task_id": "T/0", "prompt": "def f(x):\n", "entry_point": "f"}
+    item["test"] = "def check(candidate):\n    assert candidate(1) == 2\n    assert candidate(2) == 3\n"
+    half, whole = ({"main": f"def f(x):\n    return {value}\n"} for value in ("2", "x + 1"))
+    with Sandbox() as sandbox:
+        for settings, expected in (
+            ({}, [0.0, 1.0, 0.0]),
+            ({"sandbox_slice": -1}, [1.0, 1.0, 0.0]),  # the second one is shown
+            ({"sandbox_slice": "all"}, [None, None, None]),
+            ({"sandbox_slice": "all", "hidden_tests": 1}, [0.0, 1.0, 0.0]),
+            ({"sandbox_slice": "all", "mode": "plain"}, [0.0, 1.0, 0.0]),
+        ):
+            env = CodeGenerationEnvironment(sandbox=sandbox, num_agents=1, warn_about_items=False, **settings)
+            outcomes = env.evaluate([item] * 3, [half, whole, {"main": "def f(x:\n"}], [()] * 3)
+            assert [outcome.metrics.get("passed_hidden") for outcome in outcomes] == expected, settings
+            assert env.metric_ranges["reward"] == (0.0, pytest.approx(2.1))

@@ -35,8 +35,8 @@ class Analysis:
         ignored_values (`tuple[str, ...]`): For each call of `aux` whose value is not used, the reason.
         aux_function_share (`float`):
             The share of the characters of aux's completion, without white space, that belongs to `aux` and to the
-            statements that it needs: imports, variables, helpers, calls that fill a table. 0 if `aux` is not
-            defined, 1 for a single agent.
+            statements that it needs: imports, variables, helpers, calls that fill a table. Imports that the prompt has, too,
+            belong to it. 0 if `aux` is not defined, 1 for a single agent.
         main_function_share (`float`): The same for main's completion and the entry point.
     """
 
@@ -64,9 +64,9 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
         aux_completion (`str` or `None`): The aux agent's raw answer; `None` for a single agent.
         main_completion (`str`): The main agent's raw answer.
     """
-    aux = read_completion(aux_completion or "", AUX)
-    main = read_completion(main_completion, entry_point)
     prefix = read_problem(prompt, entry_point).prefix
+    aux = read_completion(aux_completion or "", AUX, prefix)
+    main = read_completion(main_completion, entry_point, prefix)
     answers = [(entry_point, main)] if aux_completion is None else [(AUX, aux), (entry_point, main)]
     collaboration = Collaboration()
     if aux.definition is not None and main.definition is not None and _definitions_count(aux, main, entry_point):

@@ -73,7 +73,7 @@ def load_code_dataset(
     test_field = "test"
     if type == "mbpp" and "test_list" in rows[0]:
         test_field = "test_list"
-        rows = [_mbpp_row(row, f"{source}, row {number}") for number, row in enumerate(rows, 1)]
+        rows = [mbpp_row(row, f"{source}, row {number}") for number, row in enumerate(rows, 1)]
     dataset = datasets.Dataset.from_list(_checked_rows(rows, source, test_field, num_agents))
     if name.endswith(LOCAL_SUFFIXES):
         dataset = select_rows(dataset, split, source)
@@ -130,7 +130,7 @@ class _RenameToCandidate(ast.NodeTransformer):
         return ast.Name("candidate", node.ctx) if node.id == self.entry_point else node
 
 
-def _mbpp_row(row: dict, where: str) -> dict:
+def mbpp_row(row: dict, where: str) -> dict:
     """
     Converts a row of sanitized MBPP to the schema of HumanEval.
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
+from trl_multiagent.environments.base import PASSED_HIDDEN, Environment, JointAction, Outcome, Prompt, Turn
 from trl_multiagent.environments.code_generation import feedback
 from trl_multiagent.environments.code_generation.expert import Expert
 from trl_multiagent.environments.code_generation.prompts import (
@@ -19,7 +19,7 @@ from trl_multiagent.environments.code_generation.prompts import (
     signature,
     single_prompt,
 )
-from trl_multiagent.environments.code_generation.reward import KINDS, REWARD_VERSION, CodeReward
+from trl_multiagent.environments.code_generation.reward import KINDS, REWARD_VERSION, CodeReward, metric_ranges
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.environments.python_code.program_runner import ProgramRunner
 from trl_multiagent.sandbox import Sandbox
@@ -117,6 +117,7 @@ class CodeGenerationEnvironment(Environment):
         self.runner = ProgramRunner(self.sandbox, keep_suspicious)
         self.reward = CodeReward(self.runner, reward_kind, collaboration, adaptive_timeout, warn_about_items)
         self.first_prompts = first_prompts
+        self.metric_ranges = metric_ranges(num_agents)
 
     def __repr__(self) -> str:
         settings = f"roles={self.roles}, mode={self.mode!r}, sandbox_slice={self.sandbox_slice}"
@@ -221,12 +222,29 @@ class CodeGenerationEnvironment(Environment):
     def evaluate(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
     ) -> list[Outcome]:
-        """Scores joint actions with both kinds of the reward, which the metrics `paper_reward` and `earned_reward` report."""
+        """
+        Scores joint actions with both kinds of the reward, which the metrics `paper_reward` and `earned_reward` report. The metric
+        `passed_hidden` says whether all tests pass that feedback does not show; an item whose feedback shows all tests does not have it.
+        """
         outcomes = self.reward.score(items, joint_actions, kinds=KINDS)
         for outcome in outcomes:
             # A name of CoMLRL. Scoring stops at the first level that fails, so both totals are the same
             outcome.metrics["gated_total_reward"] = outcome.metrics["total_reward"]
+            hidden = self._hidden_tests_pass(outcome)
+            if hidden is not None:
+                outcome.metrics[PASSED_HIDDEN] = float(hidden)
         return outcomes
+
+    def _hidden_tests_pass(self, outcome: Outcome) -> bool | None:
+        """Whether an answer passes all tests that feedback does not show; `None` if it shows all of them."""
+        verdict = outcome.info.verdict
+        if verdict is not None:
+            checks = feedback.hidden_checks(verdict.checks, self.mode, self.sandbox_slice, self.hidden_tests)
+            return all(check.status == "passed" for check in checks) if checks else None
+        total = round(outcome.metrics["tests_total"])  # the program was not run
+        reaches_all = self.sandbox_slice == 0 or abs(self.sandbox_slice) >= total
+        shows_all = self.mode in feedback.MODES_WITH_TESTS and reaches_all and not self.hidden_tests
+        return None if shows_all else False
 
     def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
         if isinstance(prompt, str):

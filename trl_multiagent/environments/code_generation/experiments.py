@@ -3,17 +3,19 @@ Experiments that show what each agent contributes. A program that passed tests r
 the changed part matters. The sandbox makes the changes (see [`~trl_multiagent.sandbox.Program`]).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from trl_multiagent.environments.python_code.program_runner import ProgramRunner
-from trl_multiagent.environments.python_code.state import keeps_state
 from trl_multiagent.sandbox import Program, Verdict
 
 
-OTHER_VALUES = ("another", "constant")  # whether the values of aux matter
-ARGUMENT = ("echo",)  # whether aux does more than return its argument
-WITHOUT_AUX = ("nothing",)  # whether it matters that aux runs at all
+WITHOUT_AUX = "nothing"  # whether it matters that aux runs
+WITHOUT_VALUE = "mute"  # whether it matters that aux returns something; if not, it works in place
+OTHER_VALUES = ("another|swapped", "constant", "echo")  # whether it matters what aux returns
+ANY_VALUE = "another|constant"  # the same, for the kind `paper`: one effect is enough
 OWN_PART = ("alone", "first")  # whether main does more than pass values on
+CONTROL = "control"  # changes no value. If it makes a test fail, the other experiments show nothing
 MAX_REMEMBERED = 10_000  # programs
 
 
@@ -22,59 +24,60 @@ class Experiments:
     """
     Makes experiments and remembers their results, so that equal programs run once.
 
+    The methods take the programs as they ran before, by index, and the verdicts of these runs.
+
     Args:
         runner ([`~trl_multiagent.environments.python_code.program_runner.ProgramRunner`]): Runs the programs.
     """
 
     runner: ProgramRunner
-    _known: dict[Program, dict[str, bool]] = field(default_factory=dict)
+    _known: dict[tuple[Program, tuple[str, ...]], dict[str, bool]] = field(default_factory=dict)
 
-    def run(
-        self, programs: dict[int, Program], verdicts: dict[int, Verdict], chosen: dict[int, tuple[str, ...]]
+    def collaborate(self, programs: dict[int, Program], verdicts: dict[int, Verdict]) -> dict[int, tuple[bool, bool]]:
+        """For each program, whether its tests need `aux`, and whether both agents do a part of the work."""
+        without = self._run(verdicts, {k: (program, (WITHOUT_AUX, WITHOUT_VALUE)) for k, program in programs.items()})
+        needed = {k: lost[WITHOUT_AUX] for k, lost in without.items()}
+        parts = {k: (*(OTHER_VALUES if without[k][WITHOUT_VALUE] else ()), *OWN_PART, CONTROL) for k in programs}
+        results = self._run(verdicts, {k: (programs[k], parts[k]) for k in programs if needed[k]})
+        divided = {k: all(lost[name] != (name == CONTROL) for name in lost) for k, lost in results.items()}
+        # if no test is lost without aux, one may still be lost with wrong values
+        spare = {k: (programs[k], OTHER_VALUES[:1]) for k in programs if not needed[k]}
+        for k, lost in self._run(verdicts, spare).items():
+            needed[k] = any(lost.values())
+        return {k: (needed[k], divided.get(k, False)) for k in programs}
+
+    def depend_on_aux(self, programs: dict[int, Program], verdicts: dict[int, Verdict]) -> dict[int, bool]:
+        """For each program, whether its tests depend on the values of `aux`, or on what it does in place."""
+        results = self._run(verdicts, {k: (program, (ANY_VALUE,)) for k, program in programs.items()})
+        depends = {k: lost[ANY_VALUE] for k, lost in results.items()}
+        open_questions = {k: (programs[k], (WITHOUT_AUX, WITHOUT_VALUE)) for k in programs if not depends[k]}
+        for k, lost in self._run(verdicts, open_questions).items():
+            depends[k] = lost[WITHOUT_AUX] and not lost[WITHOUT_VALUE]
+        return depends
+
+    def _run(
+        self, verdicts: dict[int, Verdict], chosen: Mapping[int, tuple[Program, tuple[str, ...]]]
     ) -> dict[int, dict[str, bool]]:
         """
-        Makes the chosen experiments.
-
-        One run of a program tries several experiments: when one makes a test fail, the next one begins. The first experiment of a
-        run applies to all tests until one fails, so the run always decides it. The others are only decided if they made a test
-        fail, and are repeated in another run if not.
-
-        Args:
-            programs (`dict[int, Program]`): The programs as they ran before, by index.
-            verdicts (`dict[int, Verdict]`): The results of these runs.
-            chosen (`dict[int, tuple[str, ...]]`): For some of the indices, the experiments to make.
-
-        Returns:
-            `dict[int, dict[str, bool]]`: For each index in `chosen`, whether each experiment made a test fail.
+        Makes the chosen experiments, by index, in their order until one has no effect. Returns for each index whether each
+        experiment had an effect, that is, made a test fail; False for those that were not made.
         """
         if len(self._known) > MAX_REMEMBERED:
             self._known.clear()
-        while runs := self._next_runs(programs, verdicts, chosen):
-            for (program, run), verdict in zip(
-                runs.items(), self.runner.run_experiments([*runs.values()]), strict=True
-            ):
-                known = self._known[program]
-                known.update(dict.fromkeys(verdict.effective, True))
-                known.setdefault(run.experiments[0], False)
-        return {k: {name: self._known[programs[k]][name] for name in names} for k, names in chosen.items()}
-
-    def _next_runs(
-        self, programs: dict[int, Program], verdicts: dict[int, Verdict], chosen: dict[int, tuple[str, ...]]
-    ) -> dict[Program, Program]:
-        """The next run of each program that has experiments with unknown results."""
-        runs = {}
-        for k, names in chosen.items():
-            known = self._known.setdefault(programs[k], {})
-            if unknown := tuple(name for name in names if name not in known):
-                passed = [index for index, check in enumerate(verdicts[k].checks) if check.status == "passed"]
-                runs[programs[k]] = replace(
-                    programs[k],
-                    needed=tuple(passed),
-                    experiments=unknown,
-                    keeps_state=keeps_state(programs[k].source),
-                    check_timeout=_check_timeout(programs[k], verdicts[k]),
-                )
-        return runs
+        runs = {
+            (program, names): replace(
+                program,
+                needed=tuple(i for i, check in enumerate(verdicts[k].checks) if check.status == "passed"),
+                experiments=names,
+                check_timeout=_check_timeout(program, verdicts[k]),
+            )
+            for k, (program, names) in chosen.items()
+            if (program, names) not in self._known
+        }
+        made = self.runner.run_experiments([*runs.values()]) if runs else []
+        for (key, run), verdict in zip(runs.items(), made, strict=True):
+            self._known[key] = {name: name in verdict.effective for name in run.experiments}
+        return {k: self._known[key] for k, key in chosen.items()}
 
 
 def _check_timeout(program: Program, verdict: Verdict) -> float:

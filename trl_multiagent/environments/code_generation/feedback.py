@@ -17,7 +17,7 @@ OTHER_NAMES = {  # CoMLRL's
     "feedback": "level_feedback",
     "signals": "level_passed",
 }
-MAX_TEXT = 300  # characters of an assert or of an error message
+MAX_TEXT = 300  # characters of an assert, of an error message or of reasons, which may have names that an agent wrote
 MAX_REASONS = 2
 
 
@@ -86,6 +86,7 @@ MODES: dict[str, Callable[[LastAnswer], list[str]]] = {
     "plain": plain,
     EXPERT_EDITS: expert_edits,
 }
+MODES_WITH_TESTS = ("level_feedback", "level_passed", PASSED)  # whose feedback depends on asserts
 
 
 def next_prompts(
@@ -140,6 +141,14 @@ def shown_checks(checks: Sequence[Check], hidden_tests: int) -> Sequence[Check]:
     return [check for check in checks[:-hidden_tests] if check.source not in hidden]
 
 
+def hidden_checks(checks: Sequence[Check], mode: str, sandbox_slice: int, hidden_tests: int) -> list[Check]:
+    """The checks that the feedback of a mode is not about."""
+    if mode not in MODES_WITH_TESTS:
+        return list(checks)
+    shown = {check.source for check in slice_checks(shown_checks(checks, hidden_tests), sandbox_slice)}
+    return [check for check in checks if check.source not in shown]
+
+
 def slice_checks(checks: Sequence[Check], sandbox_slice: int) -> Sequence[Check]:
     """The first n checks, the last n if n is negative, all of them if it is 0."""
     return checks[sandbox_slice:] if sandbox_slice < 0 else checks[: sandbox_slice or None]
@@ -163,14 +172,14 @@ def _definitions(item: dict, result: CodeResult, role: str, roles: Sequence[str]
     lines = []
     for other in sorted(roles, key=lambda other: other != role):
         whose = "Your function" if other == role else "Your partner's function"
-        state = f"MISSING, {problems[other]}" if problems[other] else "FOUND"
+        state = f"MISSING, {_short(problems[other])}" if problems[other] else "FOUND"
         lines.append(f"- {whose} `{names[other]}`: {state}")
     return lines
 
 
 def _syntax(result: CodeResult, detailed: bool) -> list[str]:
     missing = [f"there is no code for `{name}`" for name in result.analysis.without_code]
-    problem = "; ".join(filter(None, [result.analysis.syntax_problem, *missing]))
+    problem = _short("; ".join(filter(None, [result.analysis.syntax_problem, *missing])))
     if detailed:
         return [f"- Syntax: {f'ERROR, {problem}' if problem else 'OK'}"]
     return [f"- Syntax: {'not correct' if problem else 'correct'}"]
@@ -209,7 +218,7 @@ def _aux_usage(result: CodeResult, detailed: bool) -> list[str]:
     elif analysis.ignored_values:
         usage = "called, but its result is not used"
         if detailed:
-            usage += f" ({'; '.join(analysis.ignored_values[:MAX_REASONS])})"
+            usage += f" ({_short('; '.join(analysis.ignored_values[:MAX_REASONS]))})"
     else:
         usage = "called, and its result is used"
     lines = [f"- Use of `aux`: {usage}"]

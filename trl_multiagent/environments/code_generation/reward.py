@@ -7,27 +7,22 @@ rewards some answers that do not solve the task. `earned` only rewards solving t
 """
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from trl_multiagent.environments.base import PASSED, JointAction, Outcome
 from trl_multiagent.environments.code_generation.analysis import Analysis, analyze
-from trl_multiagent.environments.code_generation.experiments import (
-    ARGUMENT,
-    OTHER_VALUES,
-    OWN_PART,
-    WITHOUT_AUX,
-    Experiments,
-)
+from trl_multiagent.environments.code_generation.experiments import Experiments
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.environments.code_generation.trivial import ItemFacts, facts_program, read_facts
 from trl_multiagent.environments.python_code.problems import count_asserts
 from trl_multiagent.environments.python_code.program_runner import ProgramRunner
 from trl_multiagent.sandbox import Program, Verdict
+from trl_multiagent.terminal import printable
 
 
 logger = logging.getLogger(__name__)
 
-REWARD_VERSION = 2  # appears in model cards; increased whenever the reward of some code changes
+REWARD_VERSION = 3  # appears in model cards; increased whenever the reward of some code changes
 AUX_DEFINED = 0.4
 MAIN_DEFINED = 0.6
 SYNTAX = 0.5
@@ -52,14 +47,16 @@ class CodeResult:
         verdict (`Verdict`, *optional*): The result of running the program; None if scoring stopped before the run.
         executed (`bool`, *optional*, defaults to `True`): Whether the run of the tests also decides about collaboration, or only the
             code.
-        experiments (`dict[str, bool]`, *optional*): For each experiment with the program, whether it made a test fail that the
-            unchanged program passes.
+        needs_aux (`bool`, *optional*, defaults to `True`): Whether a test that passes depends on `aux`, according to the experiments;
+            for the kind `paper`, on its values or on what it does in place.
+        divided (`bool`, *optional*, defaults to `False`): For the kind `earned`, whether both agents do a part of the work.
     """
 
     analysis: Analysis
     verdict: Verdict | None = None
     executed: bool = True
-    experiments: dict[str, bool] = field(default_factory=dict)
+    needs_aux: bool = True
+    divided: bool = False
 
     @property
     def called(self) -> bool:
@@ -70,8 +67,8 @@ class CodeResult:
 
     @property
     def ignored(self) -> bool:
-        """Whether the result does not depend on `aux`, according to the code or to the experiments."""
-        return bool(self.analysis.ignored_values) or (bool(self.experiments) and not any(self.experiments.values()))
+        """Whether no test that passes depends on `aux`. If only the code decides: whether a value of `aux` is not used."""
+        return not self.needs_aux if self.executed else bool(self.analysis.ignored_values)
 
 
 @dataclass
@@ -109,6 +106,7 @@ class CodeReward:
             )
         self._facts: dict[tuple[str, str, str, bool], ItemFacts] = {}
         self._experiments = Experiments(self.runner)
+        self._unreadable: set[tuple[str | None, str]] = set()  # answers that were reported
 
     def score(self, items: list[dict], joint_actions: list[JointAction], kinds: tuple[str, ...] = ()) -> list[Outcome]:
         """
@@ -125,10 +123,7 @@ class CodeReward:
         """
         kinds = tuple(dict.fromkeys((self.kind, *kinds)))
         facts = self._item_facts(items, "earned" in kinds)
-        analyses = [
-            analyze(item["prompt"], item["entry_point"], joint_action.get(AUX), joint_action[MAIN])
-            for item, joint_action in zip(items, joint_actions, strict=True)
-        ]
+        analyses = [self._analyze(item, action) for item, action in zip(items, joint_actions, strict=True)]
         programs = {
             k: Program(
                 source=analysis.source,
@@ -145,9 +140,15 @@ class CodeReward:
         called = {k: program for k, program in programs.items() if verdicts[k].passed and verdicts[k].calls.get(AUX)}
         results, parts = {}, {}
         for kind in kinds:
-            experiments = self._make_experiments(kind, called, verdicts, analyses, facts)
+            needed, divided = self._make_experiments(kind, called, verdicts, facts)
             results[kind] = [
-                CodeResult(analysis, verdicts.get(k), self.collaboration == "executed", experiments.get(k, {}))
+                CodeResult(
+                    analysis,
+                    verdicts.get(k),
+                    self.collaboration == "executed",
+                    needed.get(k, True),
+                    divided.get(k, False),
+                )
                 for k, analysis in enumerate(analyses)
             ]
             kind_parts = earned_parts if kind == "earned" else paper_parts
@@ -159,6 +160,20 @@ class CodeReward:
                 outcome.metrics |= {f"{kind}_reward": sum(parts[kind][k].values()) for kind in kinds}
             outcomes.append(outcome)
         return outcomes
+
+    def _analyze(self, item: dict, joint_action: JointAction) -> Analysis:
+        """Analyses a joint action. Texts that the analysis fails on are logged once, and count as texts without code."""
+        texts = (joint_action.get(AUX), joint_action[MAIN])
+        try:
+            return analyze(item["prompt"], item["entry_point"], *texts)
+        except Exception as error:  # a mistake in the analysis must not end a training
+            if texts not in self._unreadable:
+                self._unreadable.add(texts)
+                logger.error(
+                    "%s: an answer could not be read (%s) and counts as empty. Please report its text: %r",
+                    *(item["task_id"], f"{type(error).__name__}: {error}", texts),
+                )
+            return analyze(item["prompt"], item["entry_point"], None if texts[0] is None else "", "")
 
     def _check_timeout(self, facts: ItemFacts) -> float | None:
         """The deadline of a check, in seconds; None for that of the sandbox."""
@@ -180,40 +195,32 @@ class CodeReward:
                 continue
             if tries_trivial and facts.trivial == facts.total:
                 logger.warning(
-                    "%s: a trivial answer passes all tests, so answers earn nothing for passing them", item["task_id"]
+                    "%s: a trivial answer passes all tests, so answers earn nothing for passing them",
+                    printable(str(item["task_id"])),
                 )
             if facts.reference is not None and facts.reference < facts.total:
                 logger.warning(
-                    "%s: the reference solution passes %d of %d tests", item["task_id"], facts.reference, facts.total
+                    "%s: the reference solution passes %d of %d tests",
+                    printable(str(item["task_id"])),
+                    facts.reference,
+                    facts.total,
                 )
         return [self._facts[key] for key in keys]
 
     def _make_experiments(
-        self,
-        kind: str,
-        programs: dict[int, Program],
-        verdicts: dict[int, Verdict],
-        analyses: list[Analysis],
-        facts: list[ItemFacts],
-    ) -> dict[int, dict[str, bool]]:
-        """For each program, by index, the experiments that the kind needs, and whether each made a test fail."""
+        self, kind: str, programs: dict[int, Program], verdicts: dict[int, Verdict], facts: list[ItemFacts]
+    ) -> tuple[dict[int, bool], dict[int, bool]]:
+        """
+        Makes the experiments of a kind. Returns, for the programs that need them, by index: whether a test depends on `aux`, and
+        whether both agents do a part of the work.
+        """
         if kind == "earned":
-            chosen = {
-                k: (*OWN_PART, *((*OTHER_VALUES, *ARGUMENT) if analyses[k].aux_returns else ()), *WITHOUT_AUX)
-                for k in programs
-                if facts[k].share(verdicts[k].passed) > 0
-            }
-            return self._experiments.run(programs, verdicts, chosen)
+            solving = {k: program for k, program in programs.items() if facts[k].share(verdicts[k].passed) > 0}
+            found = self._experiments.collaborate(solving, verdicts)
+            return {k: needed for k, (needed, _) in found.items()}, {k: divided for k, (_, divided) in found.items()}
         if self.collaboration == "static":
-            return {}
-        # One failed test shows that the values matter, so a second experiment is only made if the first made no test fail
-        made: dict[int, dict[str, bool]] = {k: {} for k in programs if not analyses[k].ignored_values}
-        for position in range(len(OTHER_VALUES)):
-            undecided = [k for k, lost in made.items() if not any(lost.values())]
-            chosen = {k: (OTHER_VALUES if analyses[k].aux_returns else WITHOUT_AUX)[position:][:1] for k in undecided}
-            for k, lost in self._experiments.run(programs, verdicts, chosen).items():
-                made[k] |= lost
-        return made
+            return {}, {}
+        return self._experiments.depend_on_aux(programs, verdicts), {}
 
 
 def paper_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
@@ -249,15 +256,28 @@ def earned_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
     parts["syntax"] = SYNTAX * min(analysis.aux_function_share, analysis.main_function_share)
     share = facts.share(verdict.passed)
     parts["tests"] = TESTS * share
-    if share > 0 and result.experiments:
-        aux_matters = [failed for name, failed in result.experiments.items() if name not in OWN_PART]
-        if all(result.experiments.values()):
-            parts["definition"] += AUX_DEFINED * share
-            parts["aux_used"] = AUX_USED * share
-            parts["own_part"] = NOT_A_WRAPPER * share
-        elif not any(aux_matters):
-            parts["aux_ignored"] = -VALUE_IGNORED * share
+    if result.divided:
+        parts["definition"] += AUX_DEFINED * share
+        parts["aux_used"] = AUX_USED * share
+        parts["own_part"] = NOT_A_WRAPPER * share
+    elif not result.needs_aux:
+        parts["aux_ignored"] = -VALUE_IGNORED * share
     return parts
+
+
+def metric_ranges(num_agents: int) -> dict[str, tuple[float, float]]:
+    """The smallest and the largest possible value of the reward and of its parts."""
+    defined = MAIN_DEFINED + (AUX_DEFINED if num_agents == 2 else 0.0)
+    together = AUX_USED + NOT_A_WRAPPER if num_agents == 2 else 0.0
+    rewards = ("reward", "total_reward", "gated_total_reward", *(f"{kind}_reward" for kind in KINDS))
+    ranges = dict.fromkeys(rewards, (0.0, defined + SYNTAX + TESTS + together))
+    ranges |= {"definition_reward": (0.0, defined), "syntax_reward": (0.0, SYNTAX), "execution_reward": (0.0, TESTS)}
+    ranges |= dict.fromkeys(("syntax_valid_rate", "test_pass_rate"), (0.0, 1.0))
+    if num_agents == 2:
+        ranges |= {"collab_aux_usage": (0.0, AUX_USED), "collab_non_wrapper": (0.0, NOT_A_WRAPPER)}
+        ranges["collab_ignored_aux_call_penalty"] = (0.0, VALUE_IGNORED)
+        ranges["collaboration_reward"] = (-VALUE_IGNORED, together)
+    return ranges
 
 
 def _no_parts() -> dict[str, float]:
@@ -283,6 +303,7 @@ def _outcome(result: CodeResult, parts: dict[str, float], facts: ItemFacts) -> O
             "collab_aux_usage": parts["aux_used"],
             "collab_non_wrapper": parts["own_part"],
             "collab_ignored_aux_call_penalty": -parts["aux_ignored"],
+            "collaboration_reward": parts["aux_used"] + parts["own_part"] + parts["aux_ignored"],
             "total_reward": reward,
         },
         info=result,

@@ -23,6 +23,7 @@ from trl_multiagent.environments.python_code.sandbox_settings import SandboxSett
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.sandbox import SandboxError
+from trl_multiagent.terminal import printable
 
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def warn_about_hidden_tests(rows: Dataset, hidden_tests: int) -> None:
         logger.warning(
             "`external.hidden_tests` is %d: feedback on %s%s contains no tests, because there are no more than that.",
             hidden_tests,
-            ", ".join(few[:3]),
+            printable(", ".join(few[:3])),
             f" and {len(few) - 3} other items" if len(few) > 3 else "",
         )
 

@@ -25,6 +25,8 @@ _RESULT = r"\s*(?:==|=>|->|➞|→|=|#|returns|should\s+return|should\s+be|must\
 
 # The part of the program that is the same for all items, so that it is read and compiled once
 _SETUP = f"""
+import copy
+
 def passed(candidate):
     reached, failed = set(), set()
     def end(index, value, error=None):
@@ -53,10 +55,19 @@ def argument(index):
 
 CONSTANTS = [{", ".join(f"lambda: {constant}" for constant in CONSTANTS)}]
 
-def best():
+def first_call(reference, otherwise):
+    def call(*args, **kwargs):
+        key = repr((args, kwargs))
+        if not FIRST:
+            FIRST[key] = []  # stays empty if the reference solution raises
+            FIRST[key].append(reference(*args, **kwargs))
+        return copy.deepcopy(FIRST[key][0]) if FIRST.get(key) else otherwise(*args, **kwargs)
+    return call
+
+def best(reference):
     answers = [*map(constant, CONSTANTS), *map(argument, range({MAX_ARGUMENTS}))]
     if TOTAL > 1:  # with a single test, the constant in it passes the test of any problem
-        answers += map(constant, OWN_CONSTANTS)
+        answers += [first_call(reference, otherwise) for otherwise in answers] + [*map(constant, OWN_CONSTANTS)]
     return max(0, *map(passed, answers))
 """
 _CHECKS = """
@@ -66,9 +77,10 @@ TOTAL, GUARDS = {total}, {guards}
 ENTRY_POINT, HAS_CHECK = {entry_point!r}, {has_check}
 EXAMPLES = {{{examples}}}
 OWN_CONSTANTS = [{own}]
+FIRST = {{}}
 
 def check(candidate):
-    trivial = best() if {tries_trivial} else 0
+    trivial = best(candidate) if {tries_trivial} else 0
     reference = passed(candidate)
 {asserts}
 """
@@ -82,7 +94,7 @@ class ItemFacts:
     Args:
         total (`int`): Number of tests, which are the asserts that can fail.
         trivial (`int`): Number of tests that the best trivial answer passes. Trivial answers return a constant or an argument; for
-            the examples in the prompt, they return the result given there.
+            the examples in the prompt they return the result given there, and for the first test's call the right result.
         reference (`int` or `None`): Number of tests that the reference solution passes; None if there is no solution.
         reference_seconds (`float` or `None`): Processor time of the reference solution on all tests, in seconds; None if it
             passes none.

@@ -20,7 +20,7 @@ from trl_multiagent.environments.dataset_rows import BYTE_ORDER_MARK
 from trl_multiagent.environments.python_code.checks import PARSE_ERRORS
 from trl_multiagent.environments.python_code.definitions import Definition, find_definition
 from trl_multiagent.environments.python_code.needs import kept_and_needed
-from trl_multiagent.environments.python_code.scopes import DEFINITIONS, Module, Statement, read_module
+from trl_multiagent.environments.python_code.scopes import DEFINITIONS, IMPORTS, Module, Statement, read_module
 
 
 MAX_CHARS = 32_000  # a longer completion counts as empty
@@ -68,7 +68,8 @@ class Code:
         definition (`Definition`, *optional*): The function that the agent was asked for; None if it is missing.
         problem (`str`): The reason why the function is missing or has no result; empty if it is defined with a result.
         needed (`list[Statement]`): The statements that the function needs, including its own definition.
-        share (`float`): The share of the completion's visible characters that these statements make up, 0 to 1.
+        share (`float`): The share of the completion's visible characters that these statements and imports repeated from the prompt
+            make up, 0 to 1.
         found (`bool`): Whether the completion contains any code. Prose has none, also if Python happens to parse it, as it does
             with a single word.
     """
@@ -114,22 +115,24 @@ def join_sources(*parts: str) -> str:
     return "\n\n\n".join(part for part in ("\n".join(future), *rest) if part) + "\n"
 
 
-def read_completion(completion: str, name: str) -> Code:
+def read_completion(completion: str, name: str, prompt: str = "") -> Code:
     """
     Reads a completion.
 
     Args:
         completion (`str`): The agent's answer: code, or prose around code, fenced or not.
         name (`str`): Name of the function that the agent was asked for.
+        prompt (`str`, *optional*): Source before the function in the problem. Its imports may be repeated.
     """
+    given = {imported for node in ast.parse(prompt).body for imported in _imports(node)}
     if len(completion) > MAX_CHARS:
         completion = ""
     text = completion.replace("\r\n", "\n").replace("\r", "\n").removeprefix(BYTE_ORDER_MARK)
-    code = _read_text(text, name)
+    code = _read_text(text, name, given)
     if code.error or code.problem:
         visible = _without_invisible(text)
         if visible != text:  # the first attempt keeps invisible characters, since a string may contain them
-            code = _read_text(visible, name)
+            code = _read_text(visible, name, given)
     return code
 
 
@@ -147,7 +150,14 @@ def _without_invisible(text: str) -> str:
     return text.translate(replaced)
 
 
-def _read_text(text: str, name: str) -> Code:
+def _imports(node: ast.stmt) -> set[tuple[str | None, ...]]:
+    """What an import binds: the module, and the names there and here. Empty for other statements."""
+    if not isinstance(node, IMPORTS):
+        return set()
+    return {(getattr(node, "module", None), alias.name, alias.asname) for alias in node.names}
+
+
+def _read_text(text: str, name: str, given: set[tuple[str | None, ...]]) -> Code:
     text = textwrap.dedent(text)
     whole = text
     tree = _parse(text)[0]
@@ -184,7 +194,9 @@ def _read_text(text: str, name: str) -> Code:
         problem = f"there is no function `{name}`"
     elif not (definition.returns or definition.changes):
         problem = f"`{name}` does not return a value"
-    share = 0.0 if problem else min(1.0, _text_length(lines, module, needed) / _visible_length(whole))
+    repeated = [k for k, statement in enumerate(module.statements) if set() < _imports(statement.node) <= given]
+    own = sorted({*needed, *repeated})
+    share = 0.0 if problem else min(1.0, _text_length(lines, module, own) / _visible_length(whole))
     return Code(source, error, code, definition, problem, [module.statements[place] for place in needed], share, found)
 
 

@@ -34,7 +34,9 @@ FIELDS_WITHOUT_NODES = set(
 )
 # For each class of nodes, the fields that hold the child nodes
 NODE_FIELDS: dict[type[ast.AST], tuple[str, ...]] = {
-    kind: () if kind is ast.Constant else tuple(field for field in kind._fields if field not in FIELDS_WITHOUT_NODES)
+    kind: ()
+    if kind in (ast.Constant, ast.MatchSingleton)
+    else tuple(field for field in kind._fields if field not in FIELDS_WITHOUT_NODES)
     for kind in vars(ast).values()
     if isinstance(kind, type) and issubclass(kind, ast.AST)
 }

@@ -106,10 +106,6 @@ def _calls_since(before: list[int]) -> list[int]:
 def _answer(question: dict) -> bytes:
     """The packed answer to one call: its value and what it changed in its arguments, or what it raised."""
     before = _calls()
-    if question["experiment"] != Watch.experiment:
-        Watch.experiment = question["experiment"]
-        for watch in _watches.values():
-            watch.forget()
     try:
         args, kwargs = decode_call(question, _proxy)
         result = _functions[question["call"]](*args, **kwargs)

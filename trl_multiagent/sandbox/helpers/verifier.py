@@ -89,7 +89,7 @@ def main(job_fd: int, control_fd: int, progress_fd: int, config: dict) -> None:
         config["progress"][0] = 0
         _end_process_after(config["cpu_seconds"])
         try:
-            result = Evaluation(job, config).verdict()
+            result = evaluate(job, config)
         except SandboxFault as fault:
             result = {"fault": str(fault)}
         except Exception as error:  # out of memory, for example. The trainer ends this process
@@ -106,12 +106,31 @@ def _end_process_after(seconds: float) -> None:
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
+def evaluate(job: dict, config: dict) -> dict:
+    """
+    Runs a program once, or once for each experiment until one has no effect. Returns the fields of `Verdict`; of several runs, those
+    of the last one.
+    """
+    result: dict = {}
+    effective: list[str] = []
+    for experiment in job["experiments"] or [""]:
+        for name in experiment.split("|"):
+            evaluation = Evaluation(job | {"experiment": name}, config)
+            result = evaluation.verdict()
+            if any(check.status != "passed" for k, check in enumerate(evaluation.results) if k in job["needed"]):
+                effective.append(experiment)
+                break
+        if experiment not in effective:
+            break
+    return result | {"effective": effective}
+
+
 class Evaluation:
     """
-    One program against its checks.
+    One run of a program against its checks.
 
     Args:
-        job (`dict`): The fields of `Program` and of `Asserts`, and `lost_steps`.
+        job (`dict`): The fields of `Program` and of `Asserts`, `lost_steps`, and the `experiment` to make.
         config (`dict`): Settings of the sandbox, and the open files of this process.
     """
 
@@ -126,9 +145,6 @@ class Evaluation:
         self.outside_calls: Counter = Counter()  # between checks, and by the program's definitions
         self.calls_of_checks: list[Counter] = [Counter() for _ in job["sources"]]
         self.outside_calls_before: list[Counter] = [Counter() for _ in job["sources"]]
-        self.experiments = [*job["experiments"]]  # the first one is under way
-        self.effective: list[str] = []  # experiments that cost a needed check
-        self.needed_ahead = set(job["needed"])  # needed checks that have not ended yet
         self.settled: set[int] = set()  # asserts that will not run again
         self.suspicious: set[str] = set()
         self.cpu_seconds = 0.0
@@ -138,7 +154,7 @@ class Evaluation:
         self.begun = time.monotonic()
         self.clock = Clock(self.timeout, lambda: self._ask_zygote(b"S"), config["own_times"])
         self.lost_steps = {step["number"]: LostStep(**step) for step in job["lost_steps"]}
-        self.step = 0  # number of asserts and calls that began and of asserts that ended
+        self.step = config["progress"][0]  # number of asserts and calls that began and of asserts that ended
         self.timeouts = 0
         self.ended_candidates = 0  # by themselves, or because they broke the protocol
         self.pending = 0  # calls that wait for their answer, each from a function that the one before it called
@@ -163,7 +179,6 @@ class Evaluation:
             "definitions": vars(self.definitions),
             "checks": [vars(result) for result in self.results],
             "calls": self.calls,
-            "effective": self.effective,
             "seconds": time.monotonic() - self.begun,
             "cpu_seconds": self.cpu_seconds,
             "memory_mb": self.memory_mb,
@@ -183,8 +198,6 @@ class Evaluation:
 
     def _fail_unfinished_checks(self, status: str, error: str) -> None:
         """The checks did not run to their end. Those after it did not run, and those in a loop did not run in every iteration."""
-        if self.needed_ahead:
-            self.effective += self.experiments[:1]
         for index, result in enumerate(self.results):
             if result.status == "passed" and index not in self.settled:
                 result.status, result.error = status, error
@@ -230,10 +243,8 @@ class Evaluation:
         if not self.pending:
             self.calls_of_checks[index].update(self.check_calls)
             self.check_calls = None
-        if index in self.job["needed"]:
-            self.needed_ahead.discard(index)
-            if not passed:
-                self._fail_needed_check()
+        if not passed and index in self.job["needed"]:
+            raise GiveUp
         if not self.pending:
             self._begin_limit(self.config["check_timeout"])
         self._next_step(StepLost)
@@ -251,20 +262,6 @@ class Evaluation:
             self.timeouts += 1
             self.suspicious.add("overloaded the checks")
             raise lost(self.lost_steps[self.step])
-
-    def _experiment(self) -> str:
-        """The experiment under way, or an empty string."""
-        return self.experiments[0] if self.experiments else ""
-
-    def _fail_needed_check(self) -> None:
-        """The experiment under way had an effect, so it ends. Without another one, the other checks need not run."""
-        self.effective += self.experiments[:1]
-        del self.experiments[:1]
-        if not self.experiments or self.pending:
-            self.needed_ahead.clear()
-            raise GiveUp
-        if self.job["keeps_state"]:
-            self._end_candidate()  # the next experiment must not see variables of the program that this one changed
 
     def _start_candidate(self) -> None:
         """Forks a candidate, which runs the program's definitions."""
@@ -285,8 +282,7 @@ class Evaluation:
         self.clock.begin()
         self.clock.start_candidate()
         try:
-            program = {name: self.job[name] for name in ("source", "entry_point", "watch")}
-            self._send(program | {"experiment": self._experiment()})
+            self._send({name: self.job[name] for name in ("source", "entry_point", "watch", "experiment")})
             outcome = self._receive()
             if "raised" in outcome:
                 raise wire.rebuild(outcome["raised"], {})
@@ -354,7 +350,6 @@ class Evaluation:
         question["id"] = int.from_bytes(
             os.urandom(6), "little"
         )  # random, so that an answer cannot be written in advance
-        question["experiment"] = self._experiment()
         if self.socket is None:
             self._start_candidate()
         self.pending += 1

@@ -22,11 +22,15 @@ from typing import Any
 # In place of what a watched function returns:
 #   constant  the first value that it ever returned
 #   another   at about every other call: another one of its values, or an altered value while it has no other
+#   swapped   the same at the other calls
 #   echo      its first argument; the function does not run
+#   mute      None
 #   nothing   None; the function does not run
 # In place of what the entry point returns:
 #   first     the first value that a watched function returned during the call, in the form of the entry point's own result
 #   alone     what the watched function returns for the entry point's arguments
+# Nothing:
+#   control   the same copies and comparisons are made
 NOT_RUN = ("echo", "nothing")
 MAX_VALUES = 8  # how many different values of one function are kept
 _NO_VALUE = object()
@@ -51,10 +55,6 @@ class Watch:
     def __init__(self) -> None:
         self.calls = 0
         self.depth = _Depth()  # number of nested calls; only the value of the outermost call is changed
-        self.forget()
-
-    def forget(self) -> None:
-        """Drops what was kept for the last experiment."""
         self.last_index = -1  # index of the last value that was given out in experiments
         self.values: list[Any] = []
         self.first: Any = _NO_VALUE  # the first value given out since the entry point was called
@@ -99,18 +99,21 @@ class Watch:
             return value
         if isinstance(value, Iterator):
             return iter(self.give(list(itertools.islice(value, MAX_ITEMS))))
-        result = value
+        # A program may notice the copies and comparisons, so they are the same in all experiments
         self.last_index += 1
+        others = [known for known in self.values if _differ(known, value)]
+        result = value
         if Watch.experiment == "constant" and self.values:
-            result = _copied(self.values[0])
-        elif Watch.experiment == "another" and self.last_index.bit_count() % 2 == 0:
+            result = self.values[0]
+        elif Watch.experiment == ("another", "swapped")[self.last_index.bit_count() % 2]:
             # Neither at every call nor at every second one, because values that are exchanged regularly would stay equal wherever
             # they were equal before
-            others = (other for other in reversed(self.values) if _differ(other, value))
-            other = next(others, _NO_VALUE)
-            result = _altered(value) if other is _NO_VALUE else _copied(other)
-        if len(self.values) < MAX_VALUES and all(_differ(known, value) for known in self.values):
+            result = others[-1] if others else _altered(value)
+        elif Watch.experiment == "mute":
+            result = None
+        if len(others) == len(self.values) < MAX_VALUES:
             self.values.append(_copied(value))
+        result = _copied(result)
         if self.first is _NO_VALUE:
             self.first = _copied(result)  # a copy, because the caller may change the value
         return result
@@ -150,11 +153,12 @@ def watched_entry_point(entry: Callable, watches: dict[str, Watch], namespace: d
         for watch in watches.values():
             watch.first = _NO_VALUE
         value = entry(*args, **kwargs)
-        if Watch.experiment != "first":
+        if Watch.experiment not in ("first", "control"):
             return value
         value = _listed(value)  # a generator calls the watched functions only when it is read
         first = [watch.first for watch in watches.values() if watch.first is not _NO_VALUE]
-        return _in_form_of(value, first[0]) if first else value
+        instead = _in_form_of(value, first[0]) if first else value
+        return instead if Watch.experiment == "first" else value
 
     return call
 
@@ -282,8 +286,9 @@ class _AddWatches(ast.NodeTransformer):
 
     def visit_Assign(self, node: Any) -> ast.AST | list[ast.AST]:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        names = [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
-        names = [name for name in names if name in self.watches]
+        bound = [node for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
+        # `aux.memo = {}` reads the name `aux`, and does not bind it
+        names = [node.id for node in bound if node.id in self.watches and isinstance(node.ctx, ast.Store)]
         if not names or node.value is None:
             return node
         if isinstance(node.value, ast.Lambda) and len(targets) == 1 and isinstance(targets[0], ast.Name):

@@ -43,7 +43,8 @@ encodings.base64_codec encodings.cp1252 encodings.hex_codec encodings.idna encod
 encodings.raw_unicode_escape encodings.rot_13 encodings.unicode_escape encodings.utf_16 encodings.utf_16_be
 encodings.utf_16_le encodings.utf_32 encodings.utf_8_sig
 """.split()
-NICENESS = 5  # of a program that does not answer at once; with more threads it is higher
+OWN_NICENESS = os.getpriority(os.PRIO_PROCESS, 0)  # read here, because the filter of system calls refuses it later
+ADDED_NICENESS = 5  # of a program that does not answer at once; with more threads it is higher
 ABSENT = ("_hashlib", "_ssl", "ssl")  # OpenSSL is large, and asyncio and hashlib work without it
 
 
@@ -146,7 +147,7 @@ class Usage:
         self.looked = time.monotonic()
         self.threads: dict[str, Thread] = {}
         self.pending = 0.0
-        self.niceness = 0
+        self.niceness = OWN_NICENESS
 
     def since_last_time(self) -> dict[str, float]:
         """Seconds of processor time, seconds spent waiting for a core, and the number of threads."""
@@ -191,7 +192,7 @@ class Usage:
     def _lower_priority(self, threads: int) -> None:
         """Lowers the priority of a slow program. All its threads together then get as much of a core as one thread."""
         # one step of niceness lowers a thread's weight by about a fifth
-        niceness = min(19, NICENESS + round(math.log(max(1, threads), 1.25)))
+        niceness = min(19, OWN_NICENESS + ADDED_NICENESS + round(math.log(max(1, threads), 1.25)))
         if niceness > self.niceness:
             os.setpriority(os.PRIO_PGRP, self.pid, niceness)
             self.niceness = niceness

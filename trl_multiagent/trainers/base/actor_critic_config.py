@@ -66,7 +66,7 @@ class ActorCriticConfig(RolloutConfig):
         "model",
         choices=("model", "adapter", "head"),
     )
-    critic_models: str | list[str] | None = setting(
+    critic_models: list[str] | str | None = setting(  # `HfArgumentParser` reads the second type
         "Model that the critics start from, or one per critic; by default the agents'."
     )
     critic_type: str = setting(

@@ -187,8 +187,8 @@ class ActorCriticTrainer(RolloutTrainer):
         adapted = {critic_key(name): critics.parameters_of(name, self.team) for name in critics.names}
         return {**super()._trained_parameters(), **adapted}
 
-    def _leaves_out_critics(self) -> bool:
-        return super()._leaves_out_critics() and not self.args.push_critics
+    def _pushes_critics(self) -> bool:
+        return self.args.push_critics
 
     # The batch
 

@@ -39,17 +39,17 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
         folder (`str` or `Path`): Folder of the checkpoint.
 
     Returns:
-        `dict`: With the keys `global_step`, `settings`, `versions`, `tracking` and `files` (sizes in bytes). Unless
-        the first release wrote the checkpoint, also `checksums` and `changes`.
+        `dict`: With the keys `global_step`, `versions` and `files` (sizes in bytes); that of a team also has `settings` and
+        `tracking`. Unless the first release wrote the checkpoint, also `checksums` and `changes`.
 
     Raises:
-        ValueError: The folder is no complete checkpoint of a team trainer, or another release wrote it.
+        ValueError: The folder is no complete checkpoint, or another release wrote it.
     """
     folder = Path(folder)
     path = folder / STATE_FILE
     if not path.is_file():
         raise ValueError(
-            f"{folder} is no complete checkpoint of a team trainer: there is no {path}.{resume_advice(folder)}"
+            f"{folder} is no complete checkpoint of trl_multiagent: there is no {path}.{resume_advice(folder)}"
         )
     try:
         state = json.loads(path.read_text())
@@ -77,7 +77,7 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
     if state["weights_only"]:
         raise ValueError(
             f"{folder} was saved with `save_only_model`: it holds only weights, so no run can resume from it. Start a "
-            f"new run from the weights: AgentTeam.from_pretrained({str(folder)!r})."
+            "new run from the weights."
         )
     return state
 
@@ -213,10 +213,10 @@ def publish(unfinished: Path, finished: Path) -> None:
 
 
 def rotate(run_folder: Path, limit: int | None, protected: list[str | Path | None]) -> None:
-    """Removes the oldest unprotected checkpoints until at most `limit` checkpoints are left, if possible."""
+    """Removes the unprotected checkpoints of the first steps until at most `limit` checkpoints are left, if possible."""
     if limit is None or limit < 1:
         return
-    checkpoints = [Path(path).resolve() for path in sort_checkpoints(str(run_folder), use_mtime=True)]
+    checkpoints = [Path(path).resolve() for path in sort_checkpoints(str(run_folder))]
     kept = [Path(path).resolve() for path in protected if path is not None]
     for checkpoint in [path for path in checkpoints if path not in kept][: max(0, len(checkpoints) - limit)]:
         remove(checkpoint)

@@ -10,14 +10,13 @@ import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch.optim import Optimizer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback, is_deepspeed_zero3_enabled
-from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, TrainOutput, get_last_checkpoint
 from transformers.utils import logging
 
@@ -25,17 +24,13 @@ from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.file_names import CRITICS_FOLDER, TEAM_FILE
 from trl_multiagent.files import is_disk_full
 from trl_multiagent.team.files import AGENTS_FOLDER
+from trl_multiagent.trainers.base.atomic_saves import AtomicSaveMixin
 from trl_multiagent.trainers.base.checkpoint_files import (
     PROCESS_FILE,
     REFERENCE_FILE,
-    UNFINISHED_FOLDER,
-    checksums_of_node,
-    flush_tree,
-    publish,
     remove_unfinished,
     rotate,
     verify_checkpoint,
-    write_state,
 )
 from trl_multiagent.trainers.base.distribution import check_agreement, fail_together
 from trl_multiagent.trainers.base.rescue import (
@@ -60,26 +55,19 @@ from trl_multiagent.trainers.base.run_settings import (
 
 logger = logging.get_logger(__name__)
 
-if TYPE_CHECKING:
-    from transformers import Trainer as Base
-else:
-    Base = object  # the trainer itself follows in the bases of the class that mixes this in
-
 CHANGES_FILE = "resume_changes.json"  # in the output folder
 
 
-class CheckpointMixin(Base):
+class CheckpointMixin(AtomicSaveMixin):
     """
     Makes a TRL trainer save atomically and resume exactly. Part of [`TeamTrainerMixin`].
 
-    A checkpoint is written to a folder for unfinished checkpoints, and moved to its final place once every process has
-    written its part. In addition to what `Trainer` saves, it holds the metrics that have not been logged yet, the
-    reference policy if it is updated during the training, and the settings of the run.
+    In addition to what `Trainer` saves, a checkpoint holds the metrics that have not been logged yet, the reference policy
+    if it is updated during the training, and the settings of the run.
     """
 
     _resumed: Path | None = None  # the checkpoint that this run continues
     _changes: list[dict[str, Any]] = []  # settings that changed when the run was resumed, now and earlier
-    _saving = False  # whether a checkpoint is being written
     # Whether a checkpoint of the last step can be continued. Then no step is taken, and only the end of the training is repeated
     may_be_complete = False
 
@@ -159,56 +147,11 @@ class CheckpointMixin(Base):
 
     # Saving
 
-    def _get_output_dir(self, trial: Any) -> str:
-        folder = super()._get_output_dir(trial)
-        return os.path.join(folder, UNFINISHED_FOLDER) if self._saving else folder
-
-    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        run_folder = Path(self._get_output_dir(trial))
-        finished = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        unfinished = run_folder / UNFINISHED_FOLDER / finished.name
-        with self._saves_team_on_failure(unfinished):
-            self._write_checkpoint(model, trial, unfinished, finished)
-        if self.args.should_save:
-            rotate(run_folder, self.args.save_total_limit, [finished, self.state.best_model_checkpoint])
-            remove_unfinished(run_folder)
-        self.accelerator.wait_for_everyone()
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(finished))
-
-    def _write_checkpoint(self, model: torch.nn.Module, trial: Any, unfinished: Path, finished: Path) -> None:
-        if self.args.should_save:
-            remove_unfinished(finished.parent)
-        self.accelerator.wait_for_everyone()  # no process may write before the folder is removed
-        with self._writing_to_unfinished_folder():
-            super()._save_checkpoint(model, trial)
-        if self.state.best_global_step:
-            best = finished.with_name(f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}")
-            if best == finished or best.is_dir():
-                self.state.best_model_checkpoint = str(best)
-        if self.args.should_save:
-            self.state.save_to_json(
-                unfinished / TRAINER_STATE_NAME
-            )  # again, with the final path of the best checkpoint
-        self.accelerator.wait_for_everyone()  # every process has written its part
-        if self.is_local_process_zero():
-            flush_tree(unfinished)
-        self.accelerator.wait_for_everyone()
-        checksums = checksums_of_node(unfinished)
-        if self.args.should_save:
-            write_state(
-                unfinished,
-                checksums,
-                global_step=self.state.global_step,
-                settings=self._settings,
-                changes=self._changes,
-                tracking=self._tracking(),
-                weights_only=self.args.save_only_model,
-            )
-            publish(unfinished, finished)
+    def _checkpoint_state(self) -> dict[str, Any]:
+        return {"settings": self._settings, "changes": self._changes, "tracking": self._tracking()}
 
     @contextlib.contextmanager
-    def _saves_team_on_failure(self, unfinished: Path) -> Iterator[None]:
+    def _handling_failure(self, unfinished: Path) -> Iterator[None]:
         """Saves at least the team if the block fails to write a checkpoint, and ends the run with a [`WriteError`]."""
         try:
             yield
@@ -232,19 +175,6 @@ class CheckpointMixin(Base):
                 raise
             result = save_in_fallback_folder(self.team, None, self.args.output_dir)
             raise WriteError(f"{problem} {result}") from error
-
-    @contextlib.contextmanager
-    def _writing_to_unfinished_folder(self) -> Iterator[None]:
-        """Makes the inherited methods write to the folder for unfinished checkpoints within the block."""
-        self._saving = True
-        try:
-            yield
-        finally:
-            self._saving = False
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if not self._saving:  # an unfinished checkpoint is pushed later, when it is complete
-            super()._push_from_checkpoint(checkpoint_folder)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
@@ -484,7 +414,8 @@ class CheckpointCallback(TrainerCallback):
 
     A save that is due at the last step of an epoch is postponed to the end of the epoch. The epoch's own evaluation and
     log come before it, so a run that resumes there begins with the next epoch. If a batch is used for several optimizer
-    steps, a save is postponed to the last of them, because a checkpoint has no batch.
+    steps, a save is postponed to the last of them, because a checkpoint has no batch. A run that is asked to end waits for
+    the same moment.
     """
 
     def __init__(self, trainer: CheckpointMixin):
@@ -499,16 +430,17 @@ class CheckpointCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        ends_epoch = state.epoch == int(state.epoch) or control.should_training_stop
+        self.trainer._may_stop = not ends_epoch and self.trainer._is_between_batches()
         if control.should_save or self.save_is_due:
-            ends_epoch = state.epoch == int(state.epoch) or control.should_training_stop
-            self.save_is_due = ends_epoch or not self.trainer._is_between_batches()
+            self.save_is_due = not self.trainer._may_stop
             control.should_save = not self.save_is_due
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         control.should_save |= self.save_is_due
-        self.save_is_due = False
+        self.save_is_due, self.trainer._may_stop = False, True
 
 
 def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:

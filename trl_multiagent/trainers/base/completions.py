@@ -14,6 +14,7 @@ from trl import GRPOConfig
 
 from trl_multiagent.files import naming
 from trl_multiagent.rollout.trace import TraceRow, roles_of
+from trl_multiagent.terminal import printable
 from trl_multiagent.trainers.base.trace_files import as_frame
 
 
@@ -126,7 +127,7 @@ def tree_table(name: str, branch: list[TraceRow], tree: list[TraceRow], console_
     stacked = (console_width - LABEL_WIDTH) // len(roles) - 3 < MIN_WIDTH
     width = max(10, (console_width - LABEL_WIDTH - 4) // (1 if stacked else len(roles)) - 3)
     table = Table(
-        title=Text(f"{name} tree, item {branch[0]['item']}, mean return {root_return(tree):.2f}"),
+        title=Text(f"{name} tree, item {printable(str(branch[0]['item']))}, mean return {root_return(tree):.2f}"),
         title_justify="left",
         show_lines=True,
         show_header=not stacked,
@@ -171,9 +172,8 @@ def completion_cell(row: TraceRow, last: TraceRow | None, role: str, width: int)
 
 
 def lines_of(text: str) -> list[tuple[str, str]]:
-    """The lines of a text, each with its style. Characters that could control the terminal are replaced."""
-    visible = "".join(c if c == "\n" or c.isprintable() else "·" for c in text.expandtabs(4))
-    return [(line, "") for line in visible.split("\n")]
+    """The lines of a text, each with its style."""
+    return [(line, "") for line in printable(text.expandtabs(4)).split("\n")]
 
 
 def changes(old: str, new: str) -> list[tuple[str, str]]:

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedType, gather_object, reduce
+from accelerate.utils import DistributedType, gather, gather_object, reduce
 from trl import GRPOConfig
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
+from trl_multiagent.stopping import REQUEST
 from trl_multiagent.trainers.base.run_settings import differences, format_value
 
 
@@ -122,6 +123,22 @@ def check_agreement(accelerator: Accelerator | PartialState, settings: dict[str,
         )
 
 
+def is_asked_to_stop(accelerator: Accelerator | PartialState) -> bool:
+    """
+    Whether a signal has asked one of the processes to end. Then all of them count as asked. All processes must call this function.
+
+    Args:
+        accelerator ([`~accelerate.Accelerator`] or [`~accelerate.PartialState`]): The trainer's, or the connected processes.
+    """
+    if not REQUEST.is_expected:
+        return False
+    if accelerator.num_processes > 1:
+        signals = gather(torch.tensor([REQUEST.signal or 0], device=accelerator.device))
+        REQUEST.signal = REQUEST.signal or int(signals.max()) or None
+        return bool(signals.max())  # a signal that came since then counts next time, on all processes
+    return REQUEST.signal is not None
+
+
 def without_repeated(accelerator: Accelerator, rows: list[Any], copies: int = 1) -> list[Any]:
     """
     Leaves out the rows of an evaluation batch that another process has, too: accelerate repeats rows of a dataset until the last
@@ -135,15 +152,27 @@ def without_repeated(accelerator: Accelerator, rows: list[Any], copies: int = 1)
     Returns:
         `list`: The rows that count, possibly none.
     """
-    state = accelerator.gradient_state
-    if accelerator.num_processes == 1 or not state.end_of_dataloader:
+    if accelerator.num_processes == 1:
         return rows
-    loader = state.active_dataloader
-    remainder = copies * len(loader.dataset) % loader.total_batch_size
-    if remainder == 0:
-        return rows
+    number = copies * len(accelerator.gradient_state.active_dataloader.dataset)
+    return rows[: num_own_rows(accelerator, len(rows), number)]
+
+
+def num_own_rows(accelerator: Accelerator, num_rows: int, length: int) -> int:
+    """
+    The number of first rows in this process's latest batch that no process has had before in this pass through the dataset, see
+    [`without_repeated`].
+
+    Args:
+        accelerator ([`~accelerate.Accelerator`]): The trainer's accelerator, whose data loader made the batch.
+        num_rows (`int`): Rows of the batch.
+        length (`int`): Rows of the dataset, with the copies that the sampler makes.
+    """
+    remainder = length % (num_rows * accelerator.num_processes)
+    if accelerator.num_processes == 1 or not accelerator.gradient_state.end_of_dataloader or remainder == 0:
+        return num_rows
     # Of the last batches, one process after the other, the first rows count
-    return rows[: max(0, remainder - accelerator.process_index * len(rows))]
+    return min(num_rows, max(0, remainder - accelerator.process_index * num_rows))
 
 
 def forget_engine() -> None:

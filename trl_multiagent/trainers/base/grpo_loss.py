@@ -23,7 +23,12 @@ import torch
 from trl import GRPOConfig
 from trl.trainer.utils import FusedCausalLMOutput
 
-from trl_multiagent.models.vllm_generation import sampling_correction
+from trl_multiagent.models.vllm_generation import (
+    LARGEST_DIFFERENCE,
+    LARGEST_SHARE_OUTSIDE,
+    EngineError,
+    sampling_correction,
+)
 from trl_multiagent.trainers.base.rollout_metrics import StepTotals
 from trl_multiagent.trainers.base.team_config import temporarily_set
 
@@ -108,9 +113,36 @@ class GRPOLossMixin(Base):
         """Adds the ratios that correct for the difference between vLLM's log-probabilities and those of the policy."""
         logps, mask = logps[:, -rows["completion_ids"].size(1) :], rows["completion_mask"]
         difference = ((logps.detach() - rows["sampling_per_token_logps"]).abs() * mask).nan_to_num(nan=0.0).sum()
-        total = self.accelerator.reduce(difference, "sum").item()
+        factors, counts = sampling_correction(logps, rows, self.args)
+        total, outside, ratios = self.accelerator.reduce(
+            torch.stack([difference, *counts.to(difference)]), "sum"
+        ).tolist()
         self._totals.token_sums[role, "sampling_logp_difference"] += total
-        return {**rows, "importance_sampling_ratio": sampling_correction(logps, rows, self.args)}
+        self._totals.ratios_outside[role] += outside
+        self._totals.ratios[role] += ratios
+        return {**rows, "importance_sampling_ratio": factors}
+
+    def _check_engines(self, step: StepTotals) -> None:
+        """
+        Ends the run before an update with completions of other weights than those that are trained.
+
+        Raises:
+            EngineError: The engine of an agent is too far from the trainer.
+        """
+        for role in step.ratios:
+            difference = step.token_sums[role, "sampling_logp_difference"] / max(1.0, step.tokens[role])
+            share = step.ratios_outside[role] / max(1.0, step.ratios[role])
+            if difference <= LARGEST_DIFFERENCE and share < LARGEST_SHARE_OUTSIDE:
+                continue
+            problem = (
+                f"Step {self.state.global_step + 1}: the log-probabilities with which vLLM sampled for agent {role!r} differ from the "
+                f"policy's by {difference:.2f} nats per token, and {share:.0%} of the ratios are outside of the bounds of the "
+                f"sampling correction (at most {LARGEST_DIFFERENCE} nats, less than {LARGEST_SHARE_OUTSIDE:.0%}). vLLM has other weights "
+                "than the trainer: restart it with the agent's own model, without another run that uses it, and resume. If it has "
+                "the right ones, and only its precision differs, long completions need `vllm_importance_sampling_mode: "
+                "token_truncate`."
+            )
+            raise EngineError(problem if self.accelerator.num_processes == 1 else f"{problem} {self._last_complete()}")
 
     def _add_token_means(self, role: str, rows: dict[str, torch.Tensor]) -> None:
         """

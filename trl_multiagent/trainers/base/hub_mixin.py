@@ -1,7 +1,9 @@
 """Pushes a team trainer's output to the Hugging Face Hub, with a model card."""
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,18 +12,22 @@ from huggingface_hub import CommitInfo
 from transformers.integrations import is_wandb_available
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging
+from transformers.utils.hub import hf_api
 from trl.trainer.utils import get_comet_experiment_url, get_trackio_space_url
 
 from trl_multiagent.file_names import CARD_FILE, RECIPE_FILE, TEAM_FILE
 from trl_multiagent.hub.model_card import CURVE_FILE, TrainingSummary, draw_reward_curve, reward_series, team_card
 from trl_multiagent.hub.push import (
     access_error_with_advice,
+    as_patterns,
     check_write_access,
     push_command_advice,
+    team_files,
     upload_error_with_advice,
 )
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import AGENTS_FOLDER
+from trl_multiagent.trainers.base.team_config import temporarily_set
 
 
 if is_wandb_available():
@@ -41,7 +47,6 @@ class TeamHubMixin(Base):
     team: AgentTeam
     processing_class: Any
     _card_settings: list[str] = []  # training arguments to show in the model card
-    _pushing = False
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         # The trainer calls this when it is created. Without the check, missing write access to an existing public
@@ -103,17 +108,26 @@ class TeamHubMixin(Base):
     def push_to_hub(self, *args: Any, **kwargs: Any) -> CommitInfo | Future | None:
         """See [`~transformers.Trainer.push_to_hub`]. Keyword arguments go to [`~TeamHubMixin.create_model_card`]."""
         self._finish_current_push()  # it reads files that are replaced next
-        self._pushing = True
-        try:
-            advice = push_command_advice(self.args.output_dir, self._hub_name, self.args.hub_revision)
-            with upload_error_with_advice(self._hub_name, advice):
-                return super().push_to_hub(*args, **kwargs)
-        finally:
-            self._pushing = False
+        advice = push_command_advice(self.args.output_dir, self._hub_name, self.args.hub_revision)
+        with upload_error_with_advice(self._hub_name, advice), self._only_team_files():
+            return super().push_to_hub(*args, **kwargs)
 
-    def _leaves_out_critics(self) -> bool:
-        """Whether the folder that is being saved is to be pushed, and without the critics."""
-        return self._pushing or self.args.push_to_hub
+    @contextlib.contextmanager
+    def _only_team_files(self) -> Iterator[None]:
+        """Inside, an upload of the output folder sends the files of the team alone. Checkpoints, which go to a folder, are whole."""
+        upload = hf_api().upload_folder
+
+        def upload_folder(*, folder_path: str, **kwargs: Any) -> CommitInfo | Future:
+            if "path_in_repo" not in kwargs:
+                kwargs["allow_patterns"] = as_patterns(team_files(folder_path, self._pushes_critics()))
+            return upload(folder_path=folder_path, **kwargs)
+
+        with temporarily_set(hf_api(), upload_folder=upload_folder):
+            yield
+
+    def _pushes_critics(self) -> bool:
+        """Whether critics are pushed with the team."""
+        return False
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
@@ -125,7 +139,8 @@ class TeamHubMixin(Base):
         shutil.copytree(source / AGENTS_FOLDER, target / AGENTS_FOLDER, dirs_exist_ok=True)
         shutil.copy(source / TEAM_FILE, target / TEAM_FILE)
         tokenizer, self.processing_class = self.processing_class, None
-        super()._push_from_checkpoint(checkpoint_folder)
+        with self._only_team_files():
+            super()._push_from_checkpoint(checkpoint_folder)
         self.processing_class = tokenizer
         for job in self.push_in_progress.jobs:
             job.add_done_callback(report_failure)

@@ -37,6 +37,7 @@ class LimitedArguments(Base):
         "fsdp": NO_SHARDING,
         "fsdp_config": NO_SHARDING,
         "parallelism_config": NO_SHARDING,
+        "enable_jit_checkpoint": "a recipe saves a checkpoint at SIGTERM and Ctrl-C without it",
     }
     positive: ClassVar[tuple[str, ...]] = (
         "per_device_train_batch_size",
@@ -87,6 +88,11 @@ class LimitedArguments(Base):
             optimizer_class, kwargs = Trainer.get_optimizer_cls_and_kwargs(self)
             if optimizer_class.__module__.startswith("torch."):  # others may need a GPU
                 optimizer_class([number], **kwargs)
+        if self.rounds_stochastically and (self.world_size > 1 or self.deepspeed_plugin is not None):
+            raise ValueError(
+                "`bf16_stochastic_round` in `optim_args` works in one process without DeepSpeed: several processes would round "
+                "differently. Remove it and use DeepSpeed ZeRO, which splits float32 weights among the processes."
+            )
         with explain(
             "lr_scheduler_type", self.lr_scheduler_type.value, "lr_scheduler_kwargs", self.lr_scheduler_kwargs
         ):
@@ -106,6 +112,11 @@ class LimitedArguments(Base):
             kwargs = getattr(self, name, None) or {}
             with explain("gradient_checkpointing", self.gradient_checkpointing, name, kwargs):
                 checkpoint(torch.square, number, **{"use_reentrant": True, **kwargs})
+
+    @property
+    def rounds_stochastically(self) -> bool:
+        """Whether the optimizer is for weights in bfloat16: its rounding keeps the mean of updates that are too small for them."""
+        return bool(Trainer.get_optimizer_cls_and_kwargs(self)[1].get("bf16_stochastic_round"))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "hub_token": None}  # because `training_args.bin` is pushed to the Hub

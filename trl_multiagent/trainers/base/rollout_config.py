@@ -1,4 +1,5 @@
 import difflib
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -73,8 +74,8 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
         items_per_device (`int`, *optional*):
             Number of items per device and optimizer step, each with its whole rollout tree. If set, it determines
             `gradient_accumulation_steps`, and `per_device_train_batch_size` is only the number of rows of one forward
-            pass, which changes memory and speed, but not the update. If not set, it is the number of trees that
-            `per_device_train_batch_size * gradient_accumulation_steps` rows hold.
+            pass, which changes memory and speed, but not the update. If not set, it is the number of whole trees that
+            `per_device_train_batch_size * gradient_accumulation_steps` rows hold, and at least 1.
         num_turns (`int`, *optional*, defaults to `1`):
             Number of turns of an episode, which is the depth of the rollout tree.
         joint_mode (`str`, *optional*, defaults to `"align"`):
@@ -413,17 +414,16 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
             raise ValueError("`vllm_enable_sleep_mode` is for `vllm_mode='colocate'`: a server has its own GPUs.")
 
     def _plan_batch(self) -> None:
-        """Derives `gradient_accumulation_steps` from `items_per_device`, or the other way round."""
-        if self.items_per_device is not None:
-            rows = self.items_per_device * self.rows_per_item
-            self.gradient_accumulation_steps = -(-rows // self.per_device_train_batch_size)
-        elif self.rows_per_device % self.rows_per_item == 0:
-            self.items_per_device = self.rows_per_device // self.rows_per_item
-        else:
-            raise ValueError(
-                f"`per_device_train_batch_size * gradient_accumulation_steps` is {self.rows_per_device} rows, which "
-                f"is not a whole number of rollout trees of {self.rows_per_item} rows. Set `items_per_device` instead."
-            )
+        """Derives `items_per_device`, if it is not set, and `gradient_accumulation_steps` from it."""
+        if self.items_per_device is None:
+            if self.gradient_accumulation_steps > 1 and self.rows_per_device % self.rows_per_item != 0:
+                raise ValueError(
+                    f"`per_device_train_batch_size * gradient_accumulation_steps` is {self.rows_per_device} rows, which "
+                    f"is not a whole number of rollout trees of {self.rows_per_item} rows. Set `items_per_device` instead."
+                )
+            self.items_per_device = max(1, self.rows_per_device // self.rows_per_item)
+        rows = self.items_per_device * self.rows_per_item
+        self.gradient_accumulation_steps: int = math.ceil(rows / self.per_device_train_batch_size)
         if self.rows_per_device == 1:  # GRPOConfig requires at least two
             self.per_device_train_batch_size: int = 2
 

@@ -203,6 +203,8 @@ class StepTotals:
         tokens (`dict[str, float]`): The number of each agent's trained tokens, of all processes.
         token_sums (`dict[tuple[str, str], float]`): For each role and metric, the sum over the trained tokens of all
             processes.
+        ratios (`dict[str, float]`): The number of ratios in each agent's sampling correction, of all processes.
+        ratios_outside (`dict[str, float]`): How many of them are outside of its bounds.
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -210,6 +212,8 @@ class StepTotals:
     router_losses: dict[str, torch.Tensor] = field(default_factory=lambda: defaultdict(float))
     tokens: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     token_sums: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    ratios: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    ratios_outside: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:

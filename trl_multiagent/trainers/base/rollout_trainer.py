@@ -664,6 +664,7 @@ class RolloutTrainer(TaskMetricsMixin, TeamTrainerMixin, GRPOLossMixin, GRPOTrai
 
     def _log_step(self, step: StepTotals) -> None:
         """Adds the metrics of one optimizer step of all processes to those that are logged next."""
+        self._check_engines(step)
         metrics = self._metrics["train"]
         for phase in ("generate", "reward", "update"):
             metrics[f"time/{phase}"].append(step.seconds[phase])

@@ -4,7 +4,6 @@ The mixin of all team trainers: it applies single-model methods to one agent at 
 
 import contextlib
 import json
-import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,16 +12,17 @@ from typing import Any, NoReturn
 import torch
 from accelerate.utils import DistributedType, set_seed
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 from transformers.trainer_utils import PredictionOutput
 from transformers.utils import logging
 
-from trl_multiagent.file_names import CRITICS_FOLDER
+from trl_multiagent.environments.task_errors import show
 from trl_multiagent.models.router_loss import has_routers, router_loss_coef
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin
 from trl_multiagent.trainers.base.distribution import check_distribution
 from trl_multiagent.trainers.base.hub_mixin import TeamHubMixin
+from trl_multiagent.trainers.base.precision import check_trained_weights
 from trl_multiagent.trainers.base.reference import ReferenceMixin
 from trl_multiagent.trainers.base.rescue import WriteError, save_team, write_problem
 from trl_multiagent.trainers.base.router import RouterLossMixin
@@ -31,6 +31,14 @@ from trl_multiagent.trainers.base.wrapping import WrappingMixin
 
 
 logger = logging.get_logger(__name__)
+
+# Arguments of TRL's trainers that the trainers of teams do not have, and what to write instead
+INSTEAD = {
+    "model": "load the agents with `team=AgentTeam.from_pretrained(model, roles=environment.roles)`",
+    "reward_funcs": "give `environment=FunctionEnvironment(prompts, reward_funcs)`",
+    "peft_config": "give it to `AgentTeam.from_pretrained(model, roles, peft_config=peft_config)`",
+    "processing_class": "every agent of the team has a tokenizer of its own, which is loaded with it",
+}
 
 
 class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLossMixin):
@@ -54,8 +62,13 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMi
 
     team: AgentTeam
     _metrics: dict[str, defaultdict[str, list[float]]]
+    _config_class: type[TeamConfig] = TeamConfig  # of the default configuration
     _trains_critics = False
     _eval_prefix = "eval"  # of the evaluation that is running
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        check_call(cls, args, kwargs)
+        return super().__new__(cls)
 
     def _prepare_team(self, team: AgentTeam, args: TeamConfig) -> None:
         """Checks and applies the arguments that concern the agents. Called before the TRL trainer is initialized."""
@@ -69,6 +82,7 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMi
             args.ddp_find_unused_parameters = False  # every backward pass reaches every trained agent
         self.team = team
         team.freeze(args.frozen_agents or ())
+        check_trained_weights(team.named_parameters(), args)
         team.uses_dropout = not args.disable_dropout
         if args.process_index == 0:
             warn_about_dropout(team)
@@ -169,13 +183,13 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMi
         if rates:
             owners = self._trained_parameters()
             owner = {parameter: name for name, parameters in owners.items() for parameter in parameters}
-            groups = []
-            for group in optimizer.param_groups:
+            groups, optimizer.param_groups = optimizer.param_groups, []
+            for group in groups:
                 for name in (*owners, None):  # `None` stands for parameters that belong to no agent
                     parameters = [parameter for parameter in group["params"] if owner.get(parameter) == name]
                     rate = group["lr"] if name is None else rates.get(name, group["lr"])
-                    groups.append({**group, "params": parameters, "lr": rate})
-            optimizer.param_groups = [group for group in groups if group["params"]]
+                    if parameters:  # some optimizers need a rate that is a tensor, which they make of it
+                        optimizer.add_param_group({**group, "params": parameters, "lr": float(rate)})
         return optimizer
 
     def _learning_rates(self) -> dict[str, float]:
@@ -217,10 +231,6 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMi
             return
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         save_team(self.team, folder, state_dict, self.args.output_dir)
-        if self.team.critics is not None and not self._saving and self._leaves_out_critics():
-            hidden = folder / f"_{CRITICS_FOLDER}"  # a push leaves out names that begin so
-            shutil.rmtree(hidden, ignore_errors=True)
-            (folder / CRITICS_FOLDER).replace(hidden)
         try:
             torch.save(self.args, folder / "training_args.bin")
         except Exception as error:
@@ -254,6 +264,26 @@ def warn_about_dropout(team: AgentTeam) -> None:
             logger.warning(
                 f"The `lora_dropout` of {', '.join(roles)} has no effect: the update is computed without dropout, "
                 "because the completions are sampled without dropout. `disable_dropout=False` enables it."
+            )
+
+
+def check_call(trainer: type[TeamTrainerMixin], args: tuple, kwargs: dict[str, Any]) -> None:
+    """
+    Checks the arguments of a trainer for those of a TRL trainer of one model.
+
+    Raises:
+        TypeError: there is one. The message says what to write instead.
+    """
+    for name, advice in INSTEAD.items():
+        if name in kwargs:
+            raise TypeError(f"`{trainer.__name__}` has no argument `{name}`: {advice}.")
+    team = args[0] if args else kwargs.get("team")
+    if team is not None and not isinstance(team, AgentTeam):
+        raise TypeError(f"`team` is {show(team)}, not an `AgentTeam`: {INSTEAD['model']}.")
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, TrainingArguments) and not isinstance(value, TeamConfig):
+            raise TypeError(
+                f"`args` is a `{type(value).__name__}`: give a `{trainer._config_class.__name__}`, which has its arguments too."
             )
 
 

@@ -1,0 +1,214 @@
+"""What pairs earn, with the kind `earned`, that were written to earn more than their work; and honest pairs that look like them."""
+
+import ast
+
+import pytest
+
+from trl_multiagent.environments.code_generation import CodeGenerationEnvironment, load_code_dataset
+from trl_multiagent.environments.code_generation import reward as reward_module
+from trl_multiagent.environments.code_generation.analysis import analyze
+from trl_multiagent.sandbox import Sandbox
+
+from typical_pairs import EVEN, ITEM, SUM_OF_SQUARES
+
+
+SOLO = 2.1  # what one agent earns that solves the task alone
+ANSWER = "return sum(x * x for x in xs if x % 2 == 0)"  # main's last line if it does everything
+LONG = ITEM | {"test": ITEM["test"] + ITEM["test"].partition("\n")[2]}  # all tests twice
+ONE = "def aux(*xs):\n    return 1\n"
+
+
+def alone(*lines, before=""):
+    """A main that does everything, after some lines."""
+    return before + "def f(xs):\n" + "".join(f"    {line}\n" for line in (*lines, ANSWER))
+
+
+# Experiments take longer than the first run, copy and compare values, and read iterators
+MACHINERY = {
+    "sleeps longer than the deadline of an experiment": (
+        ONE,
+        alone("aux(xs)", "time.sleep(0.5)", before="import time\n"),
+    ),
+    "asks for the class of an iterator": (
+        "def aux(xs):\n    return map(str, xs)\n",
+        alone("if type(aux([1])) is not map:", "    return None"),
+    ),
+    "asks whether an iterator is lazy": (
+        "READ = []\ndef aux(xs):\n    return (READ.append(x) for x in xs)\n",
+        alone("value = aux([1])", "if READ or not hasattr(value, '__next__'):", "    return None"),
+    ),
+    "notices copies": (
+        "HEARD = []\nclass A:\n    def __deepcopy__(self, memo):\n        HEARD.append(1)\n        return self\n"
+        "def aux(xs):\n    return [A()]\n",
+        alone("value = aux(xs)", "if HEARD or not value or type(value[0]) is not A:", "    return None"),
+    ),
+    "notices comparisons": (
+        "HEARD = []\nclass A:\n    def __ne__(self, other):\n        HEARD.append(1)\n        return True\n"
+        "def aux(xs):\n    return A()\n",
+        alone("value = aux(xs)", "if HEARD or type(value) is not A:", "    return None"),
+    ),
+    "asks for the same list": (
+        "KEPT = [1]\ndef aux(xs):\n    return KEPT\n",
+        alone("if aux(xs) is not aux(xs) or aux(xs) != [1]:", "    return None"),
+    ),
+}
+# What a process remembers must not make later experiments look effective
+MEMORY = {
+    "fails at the first call of a process": (
+        ONE,
+        alone("aux(xs)", "SEEN.append(xs)", "if len(SEEN) == 1:", "    return None", before="SEEN = []\n"),
+    ),
+    "fails unless the first test came first": (
+        ONE,
+        alone("aux(xs)", "SEEN.append(xs)", "if SEEN[0] != [1, 2, 4]:", "    return None", before="SEEN = []\n"),
+    ),
+    "remembers a wrong value in a variable": (
+        ONE,
+        alone("if aux(xs) != 1:", "    BAD.append(1)", "if BAD:", "    return None", before="BAD = []\n"),
+    ),
+    "remembers a wrong value in the cache of re": (
+        ONE,
+        alone(
+            "text = ''.join(['b', 'a', 'd'])",
+            "if aux(xs) != 1 or re.compile(text).pattern is not text:",
+            "    return None",
+            "re.purge()",
+            before="import re\n",
+        ),
+    ),
+}
+REPLACED = {
+    "main gives aux other code": (
+        ONE,
+        "def g(*xs):\n    return [x for x in xs[0] if x % 2 == 0]\naux.__code__ = g.__code__\n" + SUM_OF_SQUARES,
+    ),
+}
+# Honest pairs
+IN_PLACE = "def aux(xs):\n    for x in xs[:]:\n        if x % 2:\n            xs.remove(x)\n"
+HONEST = {
+    "works in place and ends with a call that returns nothing": (
+        "def aux(xs, out):\n    for x in xs[:-1]:\n        x % 2 or out.append(x)\n    return None if not xs or xs[-1] % 2 else out.append(xs[-1])\n",
+        "def f(xs):\n    out = []\n    aux(xs, out)\n    return sum(x * x for x in out)\n",
+    ),
+    "works in place and returns its argument": (
+        IN_PLACE + "    return xs\n",
+        "def f(xs):\n    aux(xs)\n    return sum(x * x for x in xs)\n",
+    ),
+    "a pattern with a constant": (
+        EVEN,
+        "def f(xs):\n    match len(xs) > 0:\n        case True:\n            return sum(x * x for x in aux(xs))\n        case _:\n            return 0\n",
+    ),
+    "each call of aux has only one other value": (
+        "def aux(x):\n    return x % 2 == 0\n",
+        "def f(xs):\n    return sum(x * x for x in xs if aux(x))\n",
+    ),
+    "an endless loop where aux says nothing": (
+        "def aux(x):\n    return x + 1\n",
+        "def f(xs):\n    total, k = 0, 0\n    while k != len(xs):\n        total += xs[k] ** 2 * (xs[k] % 2 == 0)\n        k = aux(k)\n    return total\n",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(check_timeout=5.0) as sandbox:
+        yield sandbox
+
+
+def score(sandbox, *pairs, item=ITEM, kind="earned"):
+    environment = CodeGenerationEnvironment(reward_kind=kind, sandbox=sandbox, warn_about_items=False)
+    actions = [{"aux": aux, "main": main} for aux, main in pairs]
+    return [outcome.reward for outcome in environment.score([item] * len(pairs), actions, [[]] * len(pairs))]
+
+
+@pytest.mark.parametrize("name", MACHINERY | MEMORY | REPLACED)
+def test_attacks_on_the_experiments_earn_no_more_than_one_agent(sandbox, name):
+    (reward,) = score(sandbox, (MACHINERY | MEMORY | REPLACED)[name], item=LONG)
+    assert 1.1 < reward <= SOLO + 1e-9
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_pairs_are_paid_in_full_by_both_kinds(sandbox, name):
+    assert score(sandbox, HONEST[name]) == pytest.approx([4.0])
+    assert score(sandbox, HONEST[name], kind="paper") == pytest.approx([4.0])
+
+
+def test_a_pair_that_fails_by_chance_often_earns_less_than_one_agent_on_average(sandbox):
+    chance = ("if aux(xs) != 1 or random.SystemRandom().random() < 0.25:", "    return None")
+    mains = [alone(f"number = {k}", *chance, before="import random\n") for k in range(60)]  # equal programs run once
+    rewards = score(sandbox, *((ONE, main) for main in mains), item=LONG)
+    assert sum(rewards) / len(rewards) < SOLO
+
+
+def test_an_exception_in_a_later_iteration_of_a_check_is_evidence(sandbox):
+    test = (
+        f"def check(candidate):\n    for xs in {[[n, n + 1, 2] for n in range(9)]}:\n"
+        "        value = candidate(xs)\n        assert value == expected(xs)\n"
+    )
+    item = ITEM | {"test": test, "prompt": f"def expected(xs):\n    {ANSWER}\n\n" + ITEM["prompt"]}
+    main = "def f(xs):\n    return sum(x * x for x in aux(xs)) if xs[0] else 4\n"
+    assert score(sandbox, (EVEN, main), item=item) == pytest.approx([4.0])
+
+
+def test_imports_that_the_prompt_has_belong_to_the_function(sandbox):
+    item = ITEM | {"prompt": "from typing import List, Tuple\nimport math as m\n\n\n" + ITEM["prompt"]}
+    repeated, others = "from typing import List\nimport math as m\n", "from typing import Dict\nimport math\n"
+    rewards = score(sandbox, *((lines + EVEN, lines + SUM_OF_SQUARES) for lines in (repeated, others)), item=item)
+    assert rewards[0] == pytest.approx(4.0) and rewards[1] < 3.9
+    assert score(sandbox, (repeated * 9 + EVEN, SUM_OF_SQUARES), item=item)[0] < 3.9
+
+
+@pytest.mark.parametrize("otherwise", ["False", "0", "[]", "xs"])
+def test_looking_the_first_test_up_earns_nothing_for_tests(sandbox, otherwise):
+    tests = [
+        "candidate([3, 1]) == [1, 3]",
+        "candidate([]) == []",
+        "candidate([2]) == [2]",
+        "candidate([5, 4]) == [4, 5]",
+    ]
+    tests += ["candidate([7]) == [7]"]
+    item = {
+        "task_id": "t/sort",
+        "prompt": 'def f(xs):\n    """Sorts."""\n',
+        "entry_point": "f",
+        "test": "def check(candidate):\n" + "".join(f"    assert {line}\n" for line in tests),
+        "canonical_solution": "    return sorted(xs)\n",
+    }
+    aux = "def aux(xs):\n    return xs == [3, 1]\n"
+    main = f"def f(xs):\n    return [1, 3] if aux(xs) else {otherwise}\n"
+    assert score(sandbox, (aux, main), item=item) == pytest.approx([1.1])
+    assert score(sandbox, (aux, "def f(xs):\n    return sorted(xs)\n"), item=item) == pytest.approx([SOLO])
+
+
+def test_pairs_that_know_the_first_test_of_a_benchmark_earn_no_more_than_one_agent(sandbox, shared_data):
+    numbers = (3, 14, 19, 79, 84, 105, 113, 119, 123, 125)
+    items = {item["task_id"]: item for item in load_code_dataset(str(shared_data / "mbpp_sanitized.jsonl")).to_list()}
+    for item in (items[f"MBPP/{number}"] for number in numbers):
+        test = next(node for node in ast.walk(ast.parse(item["test"])) if isinstance(node, ast.Assert)).test
+        arguments, value = ast.unparse(test.left).removeprefix("candidate("), ast.unparse(test.comparators[0])
+        aux = f"def aux(*a):\n    return a == ({arguments[:-1]},)\n"
+        mains = [
+            f"def {item['entry_point']}(*a):\n    return {value} if aux(*a) else {constant}\n"
+            for constant in ("True", "False", "0", "1", "-1", "a[0]")
+        ]
+        assert max(score(sandbox, *((aux, main) for main in mains), item=item)) <= SOLO + 1e-9, item["task_id"]
+
+
+def test_texts_that_the_analysis_fails_on_count_as_empty_and_are_reported_once(sandbox, monkeypatch, caplog):
+    def fail_on_some(prompt, entry_point, aux, main):
+        if "hard" in main:
+            raise KeyError("a kind of node")
+        return analyze(prompt, entry_point, aux, main)
+
+    monkeypatch.setattr(reward_module, "analyze", fail_on_some)
+    hard = (EVEN, f"{SUM_OF_SQUARES}  # hard")
+    environment = CodeGenerationEnvironment(reward_kind="earned", sandbox=sandbox)
+    actions = [{"aux": aux, "main": main} for aux, main in (hard, (EVEN, SUM_OF_SQUARES), hard)]
+    for _ in range(2):
+        outcomes = environment.score([ITEM] * 3, actions, [[]] * 3)
+        assert [outcome.reward for outcome in outcomes] == pytest.approx([0.0, 4.0, 0.0])
+    (record,) = caplog.records
+    assert "pairs/0: an answer could not be read (KeyError: 'a kind of node')" in record.message
+    assert repr(hard) in record.message
+    alone = CodeGenerationEnvironment(num_agents=1, reward_kind="earned", sandbox=sandbox)
+    assert alone.score([ITEM], [{"main": hard[1]}], [[]])[0].reward == 0.0

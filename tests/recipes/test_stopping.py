@@ -1,0 +1,223 @@
+"""Ctrl-C and SIGTERM end a recipe with one line that says how to go on."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from pairs import pairs
+
+from trl_multiagent import AgentTeam, FunctionEnvironment, MADPOConfig, MAGRPOConfig, Task
+from trl_multiagent.recipe.collection import run_collection
+from trl_multiagent.recipe.run import run_recipe
+from trl_multiagent.stopping import COMMAND_VARIABLE, REQUEST, Request, end_on_signal, leaving_signals_to_children
+from trl_multiagent.trainers.joint_reward_trainer import JointRewardTrainer
+from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
+from trl_multiagent.trainers.magrpo_trainer import MAGRPOTrainer
+
+from tiny import count_reward, tiny_items
+
+
+SMALL = ["--disable_tqdm", "--report_to", "none", "--logging_steps", "1", "--max_completion_length", "6"]
+SAVING = ["--save_strategy", "steps", "--save_steps", "100"]
+ROLLOUTS = [*SMALL, "--max_steps", "4", "--items_per_device", "2", "--learning_rate", "1e-2"]
+PAIRS = [*SMALL, "--preference_num_candidates", "4", "--per_device_train_batch_size", "4", "--num_train_epochs", "1"]
+PAIRS += ["--preference_pairs_per_sample", "2", "--eval_strategy", "no", "--learning_rate", "1e-2"]
+TASK = Task(
+    lambda settings: FunctionEnvironment({"aux": "Help with {x}:", "main": "Do {x}:"}, count_reward),
+    lambda settings: (tiny_items(6), None),
+)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("RUN_ID", "JOB_ID", COMMAND_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    assert Request() == REQUEST
+
+
+@pytest.fixture
+def signalled(monkeypatch, capsys):
+    """Runs a program that gets a signal in an optimizer step, and returns its line."""
+
+    def signalled(number, trainer, step, program, *arguments, method="training_step") -> str:
+        original = getattr(trainer, method)
+
+        def receiving(self, *args, **kwargs):
+            if trainer is None or self.state.global_step == step - 1:
+                os.kill(os.getpid(), number)
+            return original(self, *args, **kwargs)
+
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+            patch.setattr(trainer, method, receiving)
+            program(*arguments)
+        assert ended.value.code == 128 + number
+        err = capsys.readouterr().err
+        (line,) = [line for line in err.splitlines() if line.startswith("run: ended")]
+        assert "Traceback" not in err
+        return line
+
+    return signalled
+
+
+def same(*folders):
+    teams = [list(AgentTeam.from_pretrained(folder).parameters()) for folder in folders]
+    return all(torch.equal(a, b) for a, b in zip(*teams, strict=True))
+
+
+def test_a_training_on_rollouts(signalled, tiny_model, monkeypatch):
+    def run(folder, *argv):
+        argv = ["--model_name", tiny_model, *ROLLOUTS, "--output_dir", folder, *argv]
+        run_recipe("magrpo", TASK, argv, "run")
+
+    run("whole", *SAVING)
+    monkeypatch.setenv(COMMAND_VARIABLE, "trl-multiagent train magrpo --config x.yaml")
+    line = signalled(signal.SIGTERM, MAGRPOTrainer, 2, run, "ended", *SAVING)
+    assert line == (
+        "run: ended by SIGTERM after step 2 of 4, which is saved. Go on with: trl-multiagent train magrpo --config x.yaml "
+        "--resume_from_checkpoint ended/checkpoint-2"
+    )
+    assert not Path("ended/team.json").exists()
+    run("ended", *SAVING, "--resume_from_checkpoint", "ended/checkpoint-2")
+    assert same("whole", "ended")
+    line = signalled(signal.SIGINT, MAGRPOTrainer, 2, run, "off", "--save_strategy", "no")
+    assert "after step 2 of 4, without a checkpoint, because `save_strategy` is 'no'. Start again with: " in line
+    assert not Path("off/team.json").exists() and not list(Path("off").glob("checkpoint-*"))
+    with monkeypatch.context() as patch:  # the last step: the training is complete
+        step = MAGRPOTrainer.training_step
+        patch.setattr(
+            MAGRPOTrainer,
+            "training_step",
+            lambda self, *args: (
+                os.kill(os.getpid(), signal.SIGTERM) if self.state.global_step == 3 else None,
+                step(self, *args),
+            )[1],
+        )
+        run("last", *SAVING)
+    assert same("whole", "last")
+
+
+@pytest.mark.parametrize("algorithm", ["madpo", "madpo_iter"])
+def test_trainings_on_preferences(signalled, tiny_model, algorithm):
+    def run(folder, *argv):
+        rounds = ["--num_iterations", "2"] if algorithm == "madpo_iter" else []
+        argv = ["--model_name", tiny_model, *PAIRS, *SAVING, *rounds, *argv]
+        run_recipe(algorithm, TASK, [*argv, "--output_dir", folder], "run")
+
+    run("whole")
+    line = signalled(signal.SIGTERM, MADPOTrainer, 2, run, "ended")
+    assert line.startswith("run: ended by SIGTERM after step 2 of ") and line.endswith("Go on with: the same command")
+    assert not list(Path("ended").rglob("results.json")) and not Path("ended/team.json").exists()
+    run("ended")
+    assert same("whole", "ended")
+
+
+def test_a_collection_ends_at_once_and_goes_on(tiny_model, monkeypatch, capsys):
+    calls = []
+
+    def reward(completions, **columns):
+        calls.append(len(completions))
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return count_reward(completions, **columns)
+
+    task = Task(lambda settings: FunctionEnvironment({"aux": "{x}:", "main": "{x}!"}, reward), TASK.load_datasets)
+    argv = ["--model_name", tiny_model, *PAIRS, "--items_per_chunk", "2"]
+    with pytest.raises(SystemExit) as ended:
+        run_recipe("madpo", task, argv, "run")
+    err = capsys.readouterr().err
+    assert ended.value.code == 130 and "Traceback" not in err
+    (folder,) = Path("output").glob("job_*") if Path("output").is_dir() else Path("outputs").glob("job_*")
+    assert err.splitlines()[-1] == f"run: ended by Ctrl-C. Go on with: the same command --output_dir {folder}"
+    run_recipe("madpo", task, [*argv, "--output_dir", str(folder), "--max_steps", "1"], "run")
+    assert calls == [8, 8, 8, 8]  # the second chunk again
+    calls.clear()
+    with pytest.raises(SystemExit) as ended:
+        run_collection(task, argv, "run")
+    assert ended.value.code == 130
+
+
+def test_a_reward_model_and_the_phases_of_marlhf(signalled, tiny_model, capsys):
+    pairs(("aux", "main")).save_to_disk("pairs")
+    given = [
+        "--preference_dataset",
+        "pairs",
+        "--override",
+        "reward_model.save_strategy=steps",
+        "reward_model.save_steps=100",
+    ]
+    argv = ["--model_name", tiny_model, *given, "--output_dir", "judge", "--disable_tqdm"]
+    line = signalled(signal.SIGTERM, JointRewardTrainer, 1, run_recipe, "reward_model", TASK, argv, "run")
+    assert line.endswith("which is saved. Go on with: the same command") and Path("judge/checkpoint-1").is_dir()
+    assert not Path("judge/complete.json").exists()
+    run_recipe("reward_model", TASK, argv, "run")
+    assert Path("judge/complete.json").exists() and "Reward model in judge" in capsys.readouterr().out
+    argv = ["--model_name", tiny_model, *ROLLOUTS, *SAVING, "--preference_num_candidates", "4"]
+    argv += ["--preference_pairs_per_sample", "2", "--output_dir", "run"]
+    for trainer in (JointRewardTrainer, MAGRPOTrainer):
+        signalled(signal.SIGINT, trainer, 1, run_recipe, "marlhf", TASK, argv, "run")
+        assert not Path("run/results.json").exists()
+    run_recipe("marlhf", TASK, argv, "run")
+    assert Path("run/results.json").exists()
+
+
+def test_a_second_ctrl_c_ends_at_once(monkeypatch, capsys):
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    with pytest.raises(SystemExit) as ended, end_on_signal("run"):
+        REQUEST.waits = True
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+        assert codes == [130]
+        REQUEST.waits = False
+        raise KeyboardInterrupt
+    assert ended.value.code == 143
+    assert capsys.readouterr().err.splitlines()[0] == "run: ended at once."
+
+
+def test_one_of_several_processes_does_not_wait_for_the_others(monkeypatch, capsys):
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with end_on_signal("run"):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert codes == [143] and capsys.readouterr().err == ""
+
+
+def test_a_program_that_needs_no_signals_can_run_in_a_thread():
+    done = []
+
+    def work():
+        with end_on_signal("run"):
+            done.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == [True]
+
+
+def test_a_launcher_waits_for_what_it_has_launched():
+    program = (
+        "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *args: sys.exit(143))\nprint()\ntime.sleep(60)"
+    )
+    with leaving_signals_to_children():
+        child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        child.stdout.readline()
+        os.kill(os.getpid(), signal.SIGINT)  # a terminal sends it to both
+        assert child.poll() is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert child.wait() == 143
+
+
+def test_the_mechanism_of_transformers_is_refused(tmp_path):
+    for config in (MAGRPOConfig, MADPOConfig):
+        with pytest.raises(ValueError, match=r"`enable_jit_checkpoint`.*a recipe saves a checkpoint at SIGTERM"):
+            config(output_dir=str(tmp_path), enable_jit_checkpoint=True)

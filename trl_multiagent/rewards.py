@@ -1,0 +1,109 @@
+"""Reward functions for TRL's trainers of a single model."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from trl_multiagent.environments.code_generation.data import mbpp_row
+from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
+from trl_multiagent.environments.code_generation.roles import MAIN
+from trl_multiagent.environments.python_code.problems import read_problem
+from trl_multiagent.joint_text import Text, plain
+from trl_multiagent.sandbox import Sandbox
+
+
+@dataclass
+class CodeRewardFunction:
+    """
+    A reward function of TRL for code: it runs the problem's tests in the sandbox. An answer earns 0 to 2.1, see docs/reward.md.
+
+    It reads the columns of HumanEval (`entry_point`, `test` and, if there is one, `canonical_solution`) or of MBPP (`code`, `test_list`
+    and `test_imports`), and from the prompt the function to write. If the model gets another text than HumanEval's `prompt`, the column
+    `problem` has to contain that prompt.
+
+    Args:
+        kind (`str`, *optional*, defaults to `"earned"`): The kind of the reward, `"earned"` or `"paper"`.
+        min_tier (`str`, *optional*, defaults to `"seccomp"`): Weakest protection of the sandbox to run with, see docs/sandbox.md.
+
+    Raises:
+        ValueError: there is no such kind or tier.
+
+    Example:
+
+    ```python
+    trainer = GRPOTrainer(model, reward_funcs=CodeRewardFunction(kind="paper"), train_dataset=humaneval)
+    ```
+    """
+
+    kind: str = "earned"
+    min_tier: str = Sandbox.min_tier
+
+    __name__ = "code_reward"  # TRL logs the reward under this name
+
+    def __post_init__(self) -> None:
+        self._make_environment()  # checks the values; no process starts before a program runs
+
+    def _make_environment(self) -> CodeGenerationEnvironment:
+        return CodeGenerationEnvironment(
+            num_agents=1, reward_kind=self.kind, sandbox=Sandbox(min_tier=self.min_tier), warn_about_items=False
+        )
+
+    @cached_property
+    def _environment(self) -> CodeGenerationEnvironment:
+        return self._make_environment()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"kind": self.kind, "min_tier": self.min_tier}
+
+    def __call__(self, prompts: list[Text], completions: list[Text], **columns: Any) -> list[float]:
+        """
+        Scores completions.
+
+        Args:
+            prompts (`list`): The prompts, texts or chat messages.
+            completions (`list`): The completions, texts or chat messages. Each contains the whole function.
+            **columns: The columns of the problems, one value per completion.
+
+        Returns:
+            `list[float]`: One reward per completion.
+
+        Raises:
+            ValueError: a column is missing or malformed.
+            SandboxError: the machine does not offer `min_tier`.
+        """
+        items = []
+        for k, prompt in enumerate(prompts):
+            row = {name: values[k] for name, values in columns.items() if isinstance(values, list)}
+            items.append(read_item(row, plain(prompt), f"`code_reward`, row {k + 1}"))
+        answers = [{MAIN: plain(completion)} for completion in completions]
+        return [outcome.reward for outcome in self._environment.score(items, answers, [()] * len(items))]
+
+
+def read_item(row: dict[str, Any], prompt: str, where: str) -> dict[str, Any]:
+    """
+    Makes an item of the code generation environment from the columns of HumanEval or MBPP.
+
+    Args:
+        row (`dict`): The columns.
+        prompt (`str`): The model's prompt.
+        where (`str`): The row, for messages.
+
+    Raises:
+        ValueError: a column is missing or malformed.
+    """
+    if "test_list" in row:
+        return mbpp_row({"test_imports": [], **row, "prompt": prompt}, where)
+    missing = [name for name in ("entry_point", "test") if name not in row]
+    if missing:
+        raise ValueError(f"{where}: there is no column `{missing[0]}`; it needs those of HumanEval or MBPP.")
+    problem = row.get("problem") or prompt
+    try:
+        read_problem(problem, row["entry_point"])
+    except ValueError as error:
+        raise ValueError(
+            f"{where}: the prompt is not that of HumanEval: {error}. Put HumanEval's into the column `problem`."
+        ) from error
+    return {**row, "task_id": str(row.get("task_id", where)), "prompt": problem}
+
+
+code_reward = CodeRewardFunction()

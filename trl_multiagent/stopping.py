@@ -1,0 +1,133 @@
+"""Ends a program with one line at Ctrl-C and SIGTERM. A training first ends its current step and saves a checkpoint."""
+
+import contextlib
+import os
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+
+COMMAND_VARIABLE = "TRL_MULTIAGENT_COMMAND"  # environment variable: the command that the user started
+NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+
+
+class Stopped(KeyboardInterrupt):
+    """
+    A training has ended early, after a step, because the program was asked to end.
+
+    Args:
+        message (`str`): After which step, and why there is no checkpoint if there is none.
+        checkpoint (`str`, *optional*): The checkpoint of that step.
+    """
+
+    def __init__(self, message: str, checkpoint: str | None = None):
+        super().__init__(message)
+        self.checkpoint = checkpoint
+
+
+@dataclass
+class Request:
+    """
+    What this process has been asked.
+
+    Args:
+        signal (`int`, *optional*): The signal that asked it to end.
+        is_expected (`bool`): Whether the program handles these signals, see [`end_on_signal`].
+        waits (`bool`): Whether something runs that ends by itself when it may, such as a training.
+    """
+
+    signal: int | None = None
+    is_expected: bool = False
+    waits: bool = False
+
+
+REQUEST = Request()
+
+
+@contextlib.contextmanager
+def ending_later() -> Iterator[None]:
+    """Inside, a signal does not end the program; `REQUEST.signal` tells it."""
+    before, REQUEST.waits = REQUEST.waits, True
+    try:
+        yield
+    finally:
+        REQUEST.waits = before
+
+
+@contextlib.contextmanager
+def end_on_signal(prog: str, arguments: Callable[[], list[str]] | None = None) -> Iterator[None]:
+    """
+    Ends the program with one line, which says how to go on, at Ctrl-C (exit status 130) and SIGTERM (143): after the current step of
+    a training, otherwise at once. A second Ctrl-C ends it at once, too.
+
+    Args:
+        prog (`str`): Name of the program in the line.
+        arguments (`Callable`, *optional*): Returns the arguments to add to the command of this program, with which it goes on. By
+            default, the checkpoint to continue from.
+    """
+
+    def say(text: str) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{prog}: {text}", file=sys.stderr, flush=True)
+
+    def ending(number: int, error: KeyboardInterrupt | None = None) -> str:
+        after, verb, more = "", "Go on with", [] if arguments is None else arguments()
+        if isinstance(error, Stopped):
+            after = f" {error}"
+            if arguments is None and error.checkpoint is None:
+                verb = "Start again with"
+            elif arguments is None:
+                more = ["--resume_from_checkpoint", str(error.checkpoint)]
+        command = os.environ.get(COMMAND_VARIABLE, "the same command")
+        return f"ended by {NAMES[number]}{after}. {verb}: {command} {shlex.join(more)}".rstrip()
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        is_first, REQUEST.signal = REQUEST.signal is None, REQUEST.signal or number
+        if not is_first and number == signal.SIGINT:
+            say("ended at once.")
+            os._exit(128 + number)
+        if not is_first or REQUEST.waits:
+            return
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            raise KeyboardInterrupt
+        say(ending(number))
+        os._exit(128 + number)  # clean-up could wait for other processes
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread receives signals
+        return
+    handlers = {number: signal.signal(number, receive) for number in NAMES}
+    before, REQUEST.is_expected = REQUEST.is_expected, True
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if REQUEST.signal is None:
+            raise
+        say(ending(REQUEST.signal, error))
+        sys.exit(128 + REQUEST.signal)
+    finally:
+        REQUEST.is_expected, REQUEST.signal = before, None
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def leaving_signals_to_children() -> Iterator[None]:
+    """Makes a launcher wait until the program that it has started ends at Ctrl-C, which a terminal sends to both, and SIGTERM."""
+    import psutil  # a requirement of accelerate
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        for process in psutil.Process().children():
+            process.send_signal(number)
+
+    handlers = {signal.SIGINT: lambda number, frame: None, signal.SIGTERM: forward}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,6 @@
+"""Makes texts that models, data or servers wrote safe to print."""
+
+
+def printable(text: str) -> str:
+    """A text with a dot for each character that could control the terminal. Line breaks and tabs stay."""
+    return "".join(c if c in "\n\t" or c.isprintable() else "·" for c in text)

@@ -1,0 +1,113 @@
+"""Means over preference pairs and tokens that depend neither on micro-batches nor on the number of processes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trl_multiagent.trainers.base.distribution import num_own_rows
+from trl_multiagent.trainers.base.team_config import temporarily_set
+
+
+if TYPE_CHECKING:
+    from transformers import Trainer as Base
+else:
+    Base = object  # the trainer itself follows in the bases of the class that mixes this in
+
+Means = Mapping[str, tuple[float, float]]  # the mean and the weight of each metric in a micro-batch
+
+
+class OneProcess:
+    """Takes the place of the accelerator where TRL computes the loss of a micro-batch, so that its metrics are those of this process."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    gather_for_metrics = gather
+
+
+class PairMeansMixin(Base):
+    """
+    Weighs the micro-batches of a trainer on preference pairs.
+
+    TRL takes the mean over a micro-batch, then over micro-batches and processes, which differs from the mean over all pairs if they have
+    different numbers of pairs. In the last batch of an epoch accelerate also repeats pairs until all processes have equally many. Here repeated
+    pairs are left out, or have no weight, and a metric is one sum over all pairs, or tokens, divided by another one.
+    """
+
+    _metrics: dict[str, Any]
+    _total_train_tokens: int
+    _sums: dict[
+        str, dict[str, list[float]]
+    ]  # since the last log, for each mode and metric: weighted sum and sum of the weights
+
+    def _keep_own_rows(self, batch: Any, num_rows: int, dataset_length: int) -> Any:
+        """A batch without its repeated pairs. If all are repeated, the first one stays and gets no weight, see `_without_rows`."""
+        own = num_own_rows(self.accelerator, num_rows, dataset_length)
+        return batch if own == num_rows else self._without_rows(batch, own)
+
+    def _without_rows(self, batch: Any, own: int) -> Any:
+        """The first pairs of a batch, or its first pair with the weight zero if `own` is 0."""
+        raise NotImplementedError
+
+    def _num_pairs(self, batch: Any) -> int:
+        """The number of pairs in a batch."""
+        raise NotImplementedError
+
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
+        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if batches and not self.args.dataloader_drop_last:  # only the last batch of an epoch has repeated pairs
+            batches[-1] = self._keep_own_rows(batches[-1], self._num_pairs(batches[-1]), len(self.train_dataset))
+        return batches, num_items
+
+    @contextlib.contextmanager
+    def _local_metrics(self) -> Iterator[dict[str, list[float]]]:
+        """Collects the metrics that TRL computes within the block for this process's micro-batch alone."""
+        modes: dict[str, Any] = {"train": defaultdict(list), "eval": defaultdict(list)}
+        with temporarily_set(self, _metrics=modes, accelerator=OneProcess(self.accelerator.device)):
+            yield modes["train" if self.model.training else "eval"]
+
+    def _add_means(self, means: Means) -> None:
+        """Adds the means of a micro-batch, of the same metrics in all processes, to those that are logged next."""
+        mode = "train" if self.model.training else "eval"
+        rows = [[mean * weight if weight else 0.0, weight] for mean, weight in means.values()]
+        added = self.accelerator.reduce(torch.tensor(rows, device=self.accelerator.device), "sum").tolist()
+        for name, (total, weight) in zip(means, added, strict=True):
+            sums = self._sums[mode].setdefault(name, [0.0, 0.0])
+            sums[0], sums[1] = sums[0] + total, sums[1] + weight
+            self._metrics[mode][name] = [sums[0] / sums[1] if sums[1] else 0.0]
+
+    @contextlib.contextmanager
+    def _counting_tokens(self, counts: bool) -> Iterator[None]:
+        """Adds the tokens of all processes' micro-batches to the number of tokens, where TRL adds those of this process."""
+        before = self._total_train_tokens
+        yield
+        added = torch.tensor((self._total_train_tokens - before) * counts, device=self.accelerator.device)
+        self._total_train_tokens = before + int(self.accelerator.reduce(added, "sum").item())
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        super().log(logs, start_time)
+        self._sums["train" if self.model.training else "eval"].clear()
+
+
+def first_pairs(batch: dict[str, torch.Tensor], own: int) -> dict[str, torch.Tensor]:
+    """
+    The first pairs of a batch, or its first pair with the weight zero if there shall be none.
+
+    Args:
+        batch (`dict[str, torch.Tensor]`): Tensors with one row per pair, or with one per answer: first all chosen, then all rejected ones.
+        own (`int`): The number of pairs.
+    """
+    number, keep = len(batch["weights"]), max(1, own)
+    kept = {
+        name: x[:keep] if len(x) == number else torch.cat([x[:keep], x[number : number + keep]])
+        for name, x in batch.items()
+    }
+    return {**kept, "weights": kept["weights"] * (own > 0)}

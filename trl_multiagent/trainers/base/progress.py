@@ -1,0 +1,65 @@
+"""One progress bar in place of the lines of the log."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm.auto import tqdm
+from transformers import ProgressCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
+
+
+LOG_FILE = "log.jsonl"  # in the output folder
+# The metrics that the bar shows where they are logged, and their names there
+SHOWN = {
+    "reward": "reward",
+    "return": "return",
+    "turn_1/test_pass_rate": "tests passed",
+    "turn_1/passed": "solved",
+    "eval_reward": "eval reward",
+    "rewards/accuracies": "accuracy",
+}
+
+
+class RewardProgressCallback(ProgressCallback):
+    """
+    The trainer's progress bar. It shows the latest reward, return and pass rate. The entries of the log become lines of `log.jsonl`.
+
+    Args:
+        watched (`Sequence[str]`, *optional*): More metrics to show, those that the environment watches.
+    """
+
+    def __init__(self, watched: Sequence[str] = ()):
+        super().__init__()
+        self.names = {**SHOWN, **{f"turn_1/{name}": name for name in watched}}
+        self.latest: dict[str, str] = {}
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        if state.is_world_process_zero:
+            self.training_bar = tqdm(total=state.max_steps, desc="Training", unit="step", dynamic_ncols=True)
+        self.current_step = 0
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float],
+        **kwargs: object,
+    ) -> None:
+        if not state.is_world_process_zero or self.training_bar is None:
+            return
+        with (Path(args.output_dir) / LOG_FILE).open("a") as file:
+            file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+        self.latest |= {shown: f"{logs[name]:.2f}" for name, shown in self.names.items() if name in logs}
+        self.training_bar.set_postfix_str(
+            ", ".join(f"{name} {value}" for name, value in self.latest.items()), refresh=False
+        )
+
+
+def show_one_bar(trainer: Trainer, watched: Sequence[str] = ()) -> None:
+    """Replaces the lines that a trainer prints at every log by one progress bar, unless `disable_tqdm` is set."""
+    if not trainer.args.disable_tqdm:
+        trainer.remove_callback(ProgressCallback)
+        trainer.add_callback(RewardProgressCallback(watched))
