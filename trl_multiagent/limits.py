@@ -8,6 +8,7 @@ checks both, for YAML files and for arguments from Python alike.
 import contextlib
 import dataclasses
 import functools
+import inspect
 import math
 import operator
 import re
@@ -26,6 +27,13 @@ STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=Tr
 WORDS = {"Value error, ": "", "greater than or equal to": "at least", "less than or equal to": "at most"}
 
 
+class Setting(dataclasses.Field):
+    """A field of a dataclass with the limits of its values, as [`setting`] makes it."""
+
+    __slots__ = ("limits",)
+    limits: dict[str, Any]
+
+
 def setting(help: str, default: Any = None, **limits: Any) -> Any:
     """
     Describes one setting. Use it as the default of a field in the dataclass of a section.
@@ -37,7 +45,10 @@ def setting(help: str, default: Any = None, **limits: Any) -> Any:
             list or dict apply to each entry. `keys=("a", "b")` are the allowed keys of a dict. By default, all values of the field's type are allowed. Numbers must be finite, and
             texts must not be blank.
     """
-    return dataclasses.field(default=default, metadata={"help": help, "limits": limits})
+    plain = dataclasses.field(default=default, metadata={"help": help})  # which `HfArgumentParser` gives to argparse
+    field = Setting(**{name: getattr(plain, name) for name in inspect.signature(dataclasses.Field).parameters})
+    field.limits = limits
+    return field
 
 
 def check_value(value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
@@ -87,9 +98,9 @@ def check_arguments(args: Any) -> None:
             continue
         if field.name in refused and (asks_for_something(value) or asks_for_something(field.default)):
             raise ValueError(f"`{field.name}` is {short(value)}, which is not supported: {refused[field.name]}.")
-        if "limits" in field.metadata:
+        if isinstance(field, Setting):
             try:
-                setattr(args, field.name, check_value(value, hints[field.name], field.metadata["limits"]))
+                setattr(args, field.name, check_value(value, hints[field.name], field.limits))
             except ValueError as error:
                 raise ValueError(f"`{field.name}` {error}") from error
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from trl_multiagent.environments.task import DatasetSource, Task
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.limits import hints_of, setting
+from trl_multiagent.limits import Setting, hints_of, setting
 from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, RL_ALGORITHMS, import_class
 
 
@@ -308,8 +308,8 @@ def keys_of(cls: type) -> dict[str, Key]:
     for field in dataclasses.fields(cls):
         hint = hints_of(cls)[field.name]
         default = None if field.default is dataclasses.MISSING else field.default
-        if "limits" in field.metadata:
-            limits = field.metadata["limits"]
+        if isinstance(field, Setting):
+            limits = field.limits
         elif field.name == "f_alpha_divergence_coef" or (isinstance(default, int | float) and default < 0):
             limits = {}
         else:
