@@ -120,7 +120,7 @@ def test_every_configuration_has_a_plan(config, tmp_path, capsys):
         ("madpo", ["--override", "madpo_iter.num_iterations=2"], "the section `madpo_iter` cannot be used"),
         ("madpo_iter", ["--num_iterations", "0"], "`madpo_iter.num_iterations` is 0"),
         ("madpo_iter", ["--preference_dataset", "x"], "every round collects its preferences"),
-        ("madpo_iter", ["--preference_replay_lambda", "2"], "must be between 0 and 1"),
+        ("madpo_iter", ["--preference_replay_lambda", "2"], "must be at most 1"),
         ("madpo_iter", ["--comparator_policy", "none"], "`pair_selection: comparator_reward` needs a comparator"),
         ("madpo_iter", ["--comparator_policy", "oracle"], "`madpo_iter.comparator_policy`"),
         ("madpo_iter", ["--comparator_policy", "api"], "needs `comparator_api_model`"),

@@ -75,6 +75,7 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
         "use_liger_kernel": "it replaces the forward that computes the log-probabilities",
         "activation_offloading": "it expects a single model",
         "pad_token": "every agent has a tokenizer of its own, set the token there",
+        "truncation_mode": "long answers lose their ends",
         "remove_unused_columns": "the columns of the roles are found by their names",
     }
     positive: ClassVar[tuple[str, ...]] = ("beta", "discopop_tau", "ref_model_sync_steps")
