@@ -258,7 +258,9 @@ def print_cost(evaluation: Evaluation, policies: Sequence[Policy], items: Datase
             if control.is_trained
             else f"is trained at the cost of the run, {cost.env_steps} scored answers"
         )
-        lines[f"{name}_control"] = f"{state} and {cost.generated_tokens} generated tokens, in {control.folder}"
+        lines[f"{name}_control, training"] = (
+            f"{state} and {cost.generated_tokens} generated tokens, in {control.folder}"
+        )
     for policy in policies:
         calls = episodes * policy.num_turns(config) * len(policy.environment.roles)
         done = count_episodes(transcripts_folder(config, policy))

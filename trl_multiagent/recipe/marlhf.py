@@ -18,7 +18,7 @@ from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.recipe.collection import Collection, plan_of
-from trl_multiagent.recipe.plan import print_plan, rollout_lines
+from trl_multiagent.recipe.plan import HEADING, print_plan, rollout_lines
 from trl_multiagent.recipe.preference_recipe import PreferenceRecipe, preference_fields
 from trl_multiagent.recipe.preference_run import PreferenceRun, run_phases, without_sharding
 from trl_multiagent.recipe.recipe import Recipe, check_models, first_rows
@@ -258,7 +258,8 @@ def print_phases(recipe: RewardRecipe, environment: Environment) -> None:
     number = recipe.num_iterations
     folder = recipe.run_folder if number is None else recipe.rounds_folder / ROUND_FOLDER.format(0)
     mode = recipe.replay.preference_replay_mode
-    print_plan({} if number is None else {"rounds": f"{number} of three phases, preference_replay_mode {mode}"})
+    rounds = "" if number is None else f"\n\n{number} rounds of three phases, preference_replay_mode {mode}"
+    print_plan({}, f"{HEADING}{rounds}")
     if recipe.given_preferences is not None:
         lines: dict[str, Any] = {"preferences": recipe.given_preferences}
     else:
