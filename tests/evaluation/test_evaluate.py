@@ -243,7 +243,7 @@ def test_wrong_input_is_one_line_and_loads_nothing(runs, tmp_path, capsys, monke
         ([plain, plain], "the same one twice"),
         ([plain, runs / "small" / ".." / "plain"], "the same one twice"),
         ([plain, "--baselines", "pipeline", "pipeline"], "Two of the policies to evaluate are called 'pipeline'"),
-        ([plain, "--baselines", "debate"], "must be one of 'raw_single_agent'"),
+        ([plain, "--baselines", "debate"], "must be 'raw_single_agent'"),
         ([runs / "small", "--split", "test", "--baselines", "pipeline"], "give `--baseline_model`"),
         ([plain, "--num_episode", "3"], "did you mean `--num_episodes`"),
         ([plain, "--config", tmp_path / "missing.yaml"], "no such file"),

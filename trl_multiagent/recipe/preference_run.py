@@ -32,10 +32,12 @@ from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.replay import replay
 from trl_multiagent.preferences.sources import load_preferences
 from trl_multiagent.recipe.collection import check_comparator
-from trl_multiagent.recipe.preference_recipe import RESULTS_FILE, PreferenceRecipe
+from trl_multiagent.recipe.plan import print_plan
+from trl_multiagent.recipe.preference_recipe import RESULTS_FILE, PreferenceRecipe, pair_lines, preference_fields
 from trl_multiagent.recipe.recipe import set_up_wandb, show_progress
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
-from trl_multiagent.recipe.settings import ConfigError, fail
+from trl_multiagent.settings.derive import Settings, make_training_args
+from trl_multiagent.settings.read import ConfigError, fail
 from trl_multiagent.stopping import end_on_signal
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
@@ -56,10 +58,25 @@ if TYPE_CHECKING:
 BEFORE_FILE = "before.json"  # of the first round: the task's reward of the base
 
 
+def run_preferences(settings: Settings, dry_run: bool, prog: str) -> None:
+    """
+    Collects preferences and trains a team on them, or prints the plan. Wrong settings end the program.
+
+    Args:
+        settings ([`~trl_multiagent.settings.derive.Settings`]): The settings.
+        dry_run (`bool`): Whether to print the plan only.
+        prog (`str`): Name of the program in messages.
+    """
+    with end_on_wrong_input(prog):
+        recipe = PreferenceRecipe(**preference_fields(settings, make_training_args(settings), dry_run))
+    recipe.prog = prog
+    run_phases(recipe, PreferenceRun, lambda environment: print_plan(pair_lines(recipe, environment)))
+
+
 def run_phases(
     recipe: PreferenceRecipe,
     run_class: type[PreferenceRun],
-    print_plan: Callable[[Any, Environment], None],
+    plan: Callable[[Environment], None],
 ) -> None:
     """
     Runs the phases that are not complete, or prints the plan if `--dry_run` is given. Wrong input ends the program.
@@ -67,17 +84,17 @@ def run_phases(
     Args:
         recipe ([`PreferenceRecipe`]): The settings.
         run_class (`type[PreferenceRun]`): The phases.
-        print_plan (`Callable`): `(recipe, environment) -> None`; prints the plan.
+        plan (`Callable`): `(environment) -> None`; prints the plan.
     """
     recipe.start_logging()
     if not recipe.dry_run:
         recipe.introduce()
     with end_on_signal(recipe.prog, recipe.arguments_to_go_on), recipe.reservation:
-        run_in_folder(recipe, run_class, print_plan)
+        run_in_folder(recipe, run_class, plan)
 
 
 def run_in_folder(
-    recipe: PreferenceRecipe, run_class: type[PreferenceRun], print_plan: Callable[[Any, Environment], None]
+    recipe: PreferenceRecipe, run_class: type[PreferenceRun], plan: Callable[[Environment], None]
 ) -> None:
     """The work of [`run_phases`]."""
     with end_on_wrong_input(recipe.prog):
@@ -89,7 +106,7 @@ def run_in_folder(
         else:
             given = load_preferences(recipe.given_preferences, environment.roles)
         if recipe.dry_run:
-            return print_plan(recipe, environment)
+            return plan(environment)
         recipe.check_run_folder()
         items, eval_items = recipe.load_datasets()
     recipe.check_run(environment, items)

@@ -18,8 +18,8 @@ from trl.trainer.utils import create_model_from_path
 from trl_multiagent.environments.task_errors import describe as describe_error
 from trl_multiagent.files import write_text
 from trl_multiagent.models.pretrained import quiet_loading
-from trl_multiagent.recipe.settings import ConfigError
 from trl_multiagent.reservation import reserve
+from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.trainers.base.checkpoint_files import verify_checkpoint
 from trl_multiagent.trainers.base.distribution import check_agreement, fail_together, forget_engine
 from trl_multiagent.trainers.base.run_settings import digest_of_rows
