@@ -187,7 +187,7 @@ def test_report(tmp_path):
     assert extremes == pytest.approx((min(map(min, scores.values())), max(map(max, scores.values()))), abs=1e-5)
     assert logged["eval_accuracy"] == facts["accuracy"] and logged["eval_calibration_error"] <= 0.5
     assert json.loads((tmp_path / "held_out.json").read_text())["pairs"] == 7
-    assert imread(tmp_path / "reliability.png").shape[:2] == (630, 1500)
+    assert imread(tmp_path / "reliability.png").shape[:2] == (600, 1500)
     trainer.create_model_card()
     card = (tmp_path / "README.md").read_text()
     assert f'pipeline(model="{tmp_path}"' in card  # the folder, until there is a repository

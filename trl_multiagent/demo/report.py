@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import Any
 
 from accelerate import PartialState
-from matplotlib.figure import Figure
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -17,6 +16,8 @@ from trl_multiagent.demo.conventions import conventions
 from trl_multiagent.demo.problems import demo_problems
 from trl_multiagent.environments.base import JointAction, Turn
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
+from trl_multiagent.report.pictures import COLORS, GREY, draw_curve, picture
+from trl_multiagent.report.tables import text_table
 from trl_multiagent.terminal import printable
 from trl_multiagent.trainers.base.distribution import fail_together
 from trl_multiagent.trainers.base.progress import show_one_bar
@@ -25,7 +26,6 @@ from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
 WIDTH = 98
 CHUNK = 16  # held-out problems that are played at once; the progress bar advances by this number
-SMOOTHING = 10  # width of the moving average in the learning curve, in steps
 
 
 @dataclass
@@ -176,23 +176,24 @@ def mean(values: list) -> float:
 
 
 def comparison(start: Evaluation, end: Evaluation, problems: int, num_episodes: int) -> str:
-    """The table of numbers before and after."""
-    title = f"{problems} held-out problems, {num_episodes} sampled answers each"
-    rewards = [[f"{mean(side.paper_rewards):.2f}", f"{mean(side.earned_rewards):.2f}"] for side in (start, end)]
-    rows = [
-        ("joint reward (0 to 4)", rewards[0][0], rewards[1][0]),
-        ("joint reward, kind `earned` (0 to 4)", rewards[0][1], rewards[1][1]),
-        ("tests passed", f"{start.test_pass_rate:.0%}", f"{end.test_pass_rate:.0%}"),
-        ("both agents follow the same convention", f"{start.agreed('A', 'B'):.0%}", f"{end.agreed('A', 'B'):.0%}"),
-        ("    A: aux keeps, main maps", f"{start.agreed('A'):.0%}", f"{end.agreed('A'):.0%}"),
-        ("    B: aux keeps and maps", f"{start.agreed('B'):.0%}", f"{end.agreed('B'):.0%}"),
-    ]
-    if start.num_turns > 1:
-        before, after = (f"{mean(side.first_rewards):.2f}" for side in (start, end))
-        rows.insert(0, ("joint reward of the first answers (0 to 4)", before, after))
-    lines = [f"\n{title:<50} {'before':>8} {'after':>8}", "-" * 68]
-    lines += [f"{name:<50} {first:>8} {second:>8}" for name, first, second in rows]
-    return "\n".join(lines)
+    """Returns the table of numbers before and after."""
+    before, after = numbers(start), numbers(end)
+    heading = [f"{problems} held-out problems, {num_episodes} sampled answers each", "before", "after"]
+    return "\n".join(["", *text_table([heading, *([name, before[name], after[name]] for name in before)])])
+
+
+def numbers(side: Evaluation) -> dict[str, str]:
+    """Returns the numbers of one side of the comparison by name."""
+    first = f"{mean(side.first_rewards):.2f}"
+    return {
+        **({"joint reward of the first answers (0 to 4)": first} if side.num_turns > 1 else {}),
+        "joint reward (0 to 4)": f"{mean(side.paper_rewards):.2f}",
+        "joint reward, kind `earned` (0 to 4)": f"{mean(side.earned_rewards):.2f}",
+        "tests passed": f"{side.test_pass_rate:.0%}",
+        "both agents follow the same convention": f"{side.agreed('A', 'B'):.0%}",
+        "    A: aux keeps, main maps": f"{side.agreed('A'):.0%}",
+        "    B: aux keeps and maps": f"{side.agreed('B'):.0%}",
+    }
 
 
 def sample_episodes(items: list[dict], num_episodes: int) -> list[int]:
@@ -239,17 +240,9 @@ def draw_learning_curve(log_history: list[dict], start: Evaluation, end: Evaluat
         ("Joint reward", reward, 4.0, (start.reward, end.reward)),
         ("Share of tests passed", f"{turn}/test_pass_rate", 1.0, (start.test_pass_rate, end.test_pass_rate)),
     )
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    for axes, (title, key, maximum, held_out) in zip(figure.subplots(1, 2), panels, strict=True):
-        values = [entry[key] for entry in logs]
-        smooth = [mean(values[max(0, k - SMOOTHING // 2) : k + SMOOTHING // 2]) for k in range(len(values))]
-        axes.axhline(maximum, color="0.6", linestyle=":", label="maximum")
-        axes.plot(steps, values, color="tab:blue", alpha=0.3, label="training batch")
-        axes.plot(steps, smooth, color="tab:blue", linewidth=2, label=f"training, mean of {SMOOTHING} steps")
-        axes.plot([0, steps[-1]], held_out, "o", color="tab:orange", markersize=8, label="held-out problems")
-        axes.set(title=title, xlabel="optimizer step", ylim=(0, maximum * 1.05))
-        axes.grid(alpha=0.2)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].legend(loc="lower right", frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with picture(path, panels=2) as every:
+        for axes, (title, key, maximum, held_out) in zip(every, panels, strict=True):
+            draw_curve(axes, steps, [entry[key] for entry in logs], "training")
+            axes.axhline(maximum, color=GREY, linestyle=":", label="maximum")
+            axes.plot([0, steps[-1]], held_out, "o", color=COLORS[1], markersize=8, label="held-out problems")
+            axes.set(title=title, xlabel="optimizer step", ylim=(0, maximum * 1.05))

@@ -19,11 +19,11 @@ from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.file_names import CARD_FILE, TEAM_FILE
-from trl_multiagent.hub.model_card import AgentSummary, TeamSummary, team_card
 from trl_multiagent.hub.push import open_repo, team_files, upload_folder
 from trl_multiagent.models.pretrained import find_file, hub_arguments
 from trl_multiagent.models.router_loss import forward_with_expert_sums
 from trl_multiagent.models.shared_prompts import continue_prompts
+from trl_multiagent.report.model_card import AgentFacts, team_card
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, judge_nodes
@@ -310,13 +310,14 @@ class AgentTeam(nn.Module):
             files = team_files(folder)
             return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr, files=files)
 
-    def summary(self) -> TeamSummary:
-        """The facts about the team that a model card shows."""
+    def summary(self) -> list[AgentFacts]:
+        """Returns the facts about each agent that a model card shows."""
         agents = []
         for role, agent in self.agents.items():
             revision = self.policies[role].peft_config[role].revision if self.has_adapters else None
-            agents.append(AgentSummary(role, get_config_model_id(agent.config), self.folder(role), revision))
-        return TeamSummary(agents, self.has_adapters)
+            base_model = get_config_model_id(agent.config)
+            agents.append(AgentFacts(role, base_model, self.folder(role), self.has_adapters, revision))
+        return agents
 
     @property
     def form(self) -> Form:

@@ -1,11 +1,12 @@
-"""What is known about a reward model from held-out pairs: accuracy, margin, calibration, accuracy by reward gap, and a picture."""
+"""Metrics and reliability plot of a reward model on held-out pairs."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from trl_multiagent.report.pictures import COLORS, GREY, draw_shares, picture
 
 
 BINS = 5  # of confidences, and of reward gaps
@@ -117,46 +118,30 @@ def bins(values: np.ndarray, is_correct: np.ndarray, edges: np.ndarray) -> list[
 
 def draw_report(held_out: HeldOut, path: Path) -> None:
     """
-    Draws the reliability of the model's confidence, and its accuracy by reward gap.
+    Plots a reliability diagram, and the accuracy by reward gap; without rewards, the distribution of the margins.
 
     Args:
         held_out ([`HeldOut`]): The scores of held-out pairs.
         path (`Path`): The PNG file to write.
     """
-    from matplotlib.figure import Figure  # takes long to import
-
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    left.plot([0.5, 1], [0.5, 1], color="0.6", linestyle=":", label="perfectly calibrated")
-    draw_bins(left, held_out.confidence_bins(), "tab:blue")
-    error = held_out.calibration_error
-    left.set(title=f"Reliability, calibration error {error:.2f}", xlabel="confidence of the model", xlim=(0.48, 1.02))
-    left.legend(loc="lower right", frameon=False)
-    gaps = held_out.gap_bins()
-    if gaps:
-        draw_bins(right, gaps, "tab:green")
-        right.axhline(0.5, color="0.6", linestyle=":", label="chance")
-        right.set(
-            title=f"Accuracy {held_out.metrics()['accuracy']:.0%}, by reward gap", xlabel="reward gap of the pair"
-        )
-        right.legend(loc="lower right", frameon=False)
-    else:
-        right.hist(held_out.margins, 16, color="tab:green")
-        right.set(title="Margins", xlabel="score of the chosen minus that of the rejected answer")
-    for axes in (left, right):
-        axes.grid(alpha=0.2)
-        axes.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with picture(path, panels=2) as (left, right):
+        left.plot([0.5, 1], [0.5, 1], color=GREY, linestyle=":", label="perfectly calibrated")
+        draw_bins(left, held_out.confidence_bins(), COLORS[0])
+        error = held_out.calibration_error
+        left.set(title=f"Reliability, calibration error {error:.2f}", xlabel="confidence of the model")
+        gaps = held_out.gap_bins()
+        if gaps:
+            right.axhline(0.5, color=GREY, linestyle="--", label="chance")
+            draw_bins(right, gaps, COLORS[2])
+            right.set(
+                title=f"Accuracy {held_out.metrics()['accuracy']:.0%}, by reward gap", xlabel="reward gap of the pair"
+            )
+        else:
+            right.hist(held_out.margins, 16, color=COLORS[2])
+            right.set(title="Margins", xlabel="score of the chosen minus that of the rejected answer", ylabel="pairs")
 
 
 def draw_bins(axes: Any, found: list[Bin], color: str) -> None:
-    """Draws accuracies with their standard errors, and the number of pairs at each point."""
-    errors = [math.sqrt(one.accuracy * (1 - one.accuracy) / one.count) for one in found]
-    accuracies = [one.accuracy for one in found]
-    axes.errorbar([one.mean for one in found], accuracies, errors, marker="o", color=color, capsize=3)
-    for one in found:
-        axes.annotate(
-            str(one.count), (one.mean, one.accuracy), xytext=(5, -12), textcoords="offset points", fontsize=8
-        )
-    axes.set(ylabel="share of pairs in the right order", ylim=(min(0.4, *accuracies) - 0.05, 1.05))
+    """Draws the accuracy of each bin with its standard error, and its number of pairs."""
+    draw_shares(axes, [x.mean for x in found], [x.accuracy for x in found], [x.count for x in found], color)
+    axes.set(ylabel="share of pairs in the right order")

@@ -31,6 +31,7 @@ from trl_multiagent.preference_rows import (
     temporary_cache_files,
     text_columns,
 )
+from trl_multiagent.report.tables import markdown_table
 from trl_multiagent.trainers.base.atomic_saves import AtomicSaveMixin
 from trl_multiagent.trainers.base.checkpoint_files import verify_checkpoint
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin, first_pairs
@@ -373,11 +374,11 @@ class JointRewardTrainer(PairMeansMixin, WrappingMixin, AtomicSaveMixin, RewardT
             f"This wording is in `config.json` under `{CONFIG_KEY}`, and `JointRewardModel` of trl_multiagent writes it."
         ]
         if self.held_out is not None:
-            lines += ["", "## Held-out pairs", "", "| number | value |", "| --- | --- |"]
-            lines += [f"| pairs | {len(self.held_out.margins)} |"]
-            lines += [f"| {name} | {value:.3f} |" for name, value in self.held_out.metrics().items()]
-            lines += [f"| texts that lost a part of the problem | {sum(self.num_cut.values())} |"]
-            lines += ["", f"![Reliability, and accuracy by reward gap](./{PICTURE_FILE})"]
+            rows: list[tuple[str, Any]] = [("number", "value"), ("pairs", len(self.held_out.margins))]
+            rows += [(name, f"{value:.3f}") for name, value in self.held_out.metrics().items()]
+            rows += [("texts that lost a part of the problem", sum(self.num_cut.values()))]
+            lines += ["", "## Held-out pairs", "", markdown_table(rows)]
+            lines += [f"![Reliability, and accuracy by reward gap](./{PICTURE_FILE})"]
         return "\n".join(lines) + "\n"
 
 

@@ -7,7 +7,7 @@ from accelerate.utils import gather_object
 from transformers.trainer_utils import EvalLoopOutput
 
 from trl_multiagent.environments.base import scoring_metrics
-from trl_multiagent.hub.model_card import environment_name
+from trl_multiagent.report.model_card import environment_name
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.distribution import fail_together
