@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,33 +20,8 @@ PACKAGES |= {"Datasets": "datasets", "Tokenizers": "tokenizers", "PEFT": "peft"}
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
-@dataclass
-class AgentFacts:
-    """
-    One agent of a team, as a card describes it.
-
-    Args:
-        role (`str`): The agent's role.
-        base_model (`str`): Name of the model that the agent started from: a Hub id, a folder, or empty.
-        folder (`str`): The agent's folder within the team's folder.
-        is_adapter (`bool`, *optional*, defaults to `False`): Whether the agent is a LoRA adapter.
-        base_revision (`str`, *optional*): Branch, tag or commit of the base model of an adapter.
-    """
-
-    role: str
-    base_model: str
-    folder: str
-    is_adapter: bool = False
-    base_revision: str | None = None
-
-    @property
-    def base(self) -> str | None:
-        """The base model if a reader of the card can load it."""
-        return hub_id(self.base_model)
-
-
 def team_card(
-    agents: Sequence[AgentFacts],
+    agents: Sequence[Mapping[str, Any]],
     repo_id: str,
     model_name: str | None = None,
     dataset_name: str | None = None,
@@ -59,8 +33,9 @@ def team_card(
     Writes the card of a team.
 
     Args:
-        agents (`Sequence[AgentFacts]`):
-            The agents, in the order of their roles.
+        agents (`Sequence[Mapping[str, Any]]`):
+            The `role` and `folder` of each agent, its `base` (the model that it started from, if that has a Hub id), and whether it is an
+            adapter, `is_adapter`, of the `base_revision`.
         repo_id (`str`):
             The repository or the folder that the team is loaded from.
         model_name (`str`, *optional*):
@@ -78,18 +53,12 @@ def team_card(
         [`~huggingface_hub.ModelCard`]
     """
     model_name = model_name or repo_id.split("/")[-1]
-    rows = [["role", "starts from", "folder"]]
-    for agent in agents:
-        base = (
-            f"[{agent.base}](https://huggingface.co/{agent.base})" if agent.base else "a model that is not on the Hub"
-        )
-        rows.append([f"`{agent.role}`", base, f"[`{agent.folder}`](./{agent.folder})"])
     has_environment = training is None or training["environment"] is not None
     several = f"A team of {len(agents)} language models"
     several += " that solve one task together, each with its own completion" if has_environment else ""
     return ModelCard.from_template(
         ModelCardData(
-            base_model=list(dict.fromkeys(agent.base for agent in agents if agent.base)) or None,
+            base_model=list(dict.fromkeys(agent["base"] for agent in agents if agent["base"])) or None,
             datasets=dataset_name,
             library_name="trl-multiagent",
             model_name=model_name,
@@ -102,7 +71,7 @@ def team_card(
         place=place(repo_id, revision),
         dataset_name=dataset_name,
         has_environment=has_environment,
-        agents=rows,
+        agents=agents,
         agent=agents[-1],
         training=training,
         table=markdown_table,

@@ -1,13 +1,13 @@
 """Draws the pictures of reports. They share one style: a title per panel, a faint grid, and one legend below the panels."""
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from trl_multiagent.files import replacing
 
@@ -74,16 +74,14 @@ def draw_curve(axes: Any, steps: Sequence[int], values: Sequence[float], label: 
         axes.plot(steps, values, color=COLORS[0], marker="o", markersize=4, label=label)
 
 
-def draw_shares(
-    axes: Any, places: Sequence[float], shares: Sequence[float], counts: Sequence[int], color: str
-) -> None:
-    """Draws shares with their standard errors, and the number of cases beside each."""
-    errors = [math.sqrt(share * (1 - share) / count) for share, count in zip(shares, counts, strict=True)]
-    axes.errorbar(places, shares, errors, marker="o", color=color, capsize=3)
-    for place, share, count in zip(places, shares, counts, strict=True):
-        axes.annotate(str(count), (place, share), xytext=(5, -12), textcoords="offset points", fontsize="small")
+def draw_shares(axes: Any, bins: pd.DataFrame, color: str) -> None:
+    """Draws the `accuracy` at the `mean` of each bin with its standard error, and its `count`."""
+    errors = (bins["accuracy"] * (1 - bins["accuracy"]) / bins["count"]) ** 0.5
+    axes.errorbar(bins["mean"], bins["accuracy"], errors, marker="o", color=color, capsize=3)
+    for place, accuracy, count in zip(bins["mean"], bins["accuracy"], bins["count"], strict=True):
+        axes.annotate(str(count), (place, accuracy), xytext=(5, -12), textcoords="offset points", fontsize="small")
     axes.margins(x=0.1)
-    axes.set(ylim=(min(0.4, *shares) - 0.05, 1.05))
+    axes.set(ylim=(min(0.4, bins["accuracy"].min()) - 0.05, 1.05))
 
 
 def draw_histograms(axes: Any, series: Mapping[str, Sequence[float]], bins: int) -> None:

@@ -23,7 +23,7 @@ from trl_multiagent.hub.push import open_repo, team_files, upload_folder
 from trl_multiagent.models.pretrained import find_file, hub_arguments
 from trl_multiagent.models.router_loss import forward_with_expert_sums
 from trl_multiagent.models.shared_prompts import continue_prompts
-from trl_multiagent.report.model_card import AgentFacts, team_card
+from trl_multiagent.report.model_card import hub_id, team_card
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, judge_nodes
@@ -310,14 +310,18 @@ class AgentTeam(nn.Module):
             files = team_files(folder)
             return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr, files=files)
 
-    def summary(self) -> list[AgentFacts]:
-        """Returns the facts about each agent that a model card shows."""
-        agents = []
-        for role, agent in self.agents.items():
-            revision = self.policies[role].peft_config[role].revision if self.has_adapters else None
-            base_model = get_config_model_id(agent.config)
-            agents.append(AgentFacts(role, base_model, self.folder(role), self.has_adapters, revision))
-        return agents
+    def summary(self) -> list[dict[str, Any]]:
+        """Returns the facts about each agent that a model card shows, see [`~report.model_card.team_card`]."""
+        return [
+            {
+                "role": role,
+                "base": hub_id(get_config_model_id(agent.config)),
+                "base_revision": self.policies[role].peft_config[role].revision if self.has_adapters else None,
+                "folder": self.folder(role),
+                "is_adapter": self.has_adapters,
+            }
+            for role, agent in self.agents.items()
+        ]
 
     @property
     def form(self) -> Form:
