@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 
@@ -30,31 +31,34 @@ CHUNK = 16  # held-out problems that are played at once; the progress bar advanc
 
 @dataclass
 class Evaluation:
-    """The team's results on held-out problems. Each list has one entry per episode, from its last turn."""
+    """The team's results on held-out problems. Each list has one entry per episode."""
 
     items: list[dict]
-    joint_actions: list[JointAction]
-    rewards: list[float]  # of the kind that the team is trained on
-    paper_rewards: list[float]
-    earned_rewards: list[float]
-    test_pass_rates: list[float]
+    episodes: list[list[Turn]]
+    joint_actions: list[JointAction]  # of the last turn
     conventions: list[dict[str, str | None]]
-    first_rewards: list[float]  # paper rewards of the first turn
-    num_turns: int
+
+    @property
+    def num_turns(self) -> int:
+        return max(map(len, self.episodes))
 
     @property
     def reward(self) -> float:
         """Mean joint reward of the kind that the team is trained on, 0 to 4."""
-        return mean(self.rewards)
+        return fmean(episode[-1].outcome.reward for episode in self.episodes)
 
     @property
     def test_pass_rate(self) -> float:
         """Mean share of a problem's tests that pass."""
-        return mean(self.test_pass_rates)
+        return self.mean("test_pass_rate")
+
+    def mean(self, metric: str, turn: int = -1) -> float:
+        """Mean of a metric in one turn, by default the last one."""
+        return fmean(episode[turn].outcome.metrics[metric] for episode in self.episodes)
 
     def agreed(self, *names: str) -> float:
         """Share of the answers in which both agents follow the same one of the conventions named."""
-        return mean([c[AUX] == c[MAIN] and c[AUX] in names for c in self.conventions])
+        return fmean(c[AUX] == c[MAIN] and c[AUX] in names for c in self.conventions)
 
 
 class DemoReport(TrainerCallback):
@@ -128,18 +132,15 @@ class DemoReport(TrainerCallback):
         self.print(f"\nTraining         {trainer.state.global_step} steps in {self.seconds:.0f} s")
         if team_folder is not None:
             self.print(f"Saved team       {team_folder}")
-        picture = Path(trainer.args.output_dir) / "learning_curve.png"
+        path = Path(trainer.args.output_dir) / "learning_curve.png"
         if any("reward" in entry for entry in trainer.state.log_history):  # not if the training samples nothing
-            draw_learning_curve(trainer.state.log_history, self.start, self.end, picture)
-            self.print(f"Learning curve   {picture}")
+            draw_learning_curve(trainer.state.log_history, self.start, self.end, path)
+            self.print(f"Learning curve   {path}")
 
     def evaluate(self, trainer: RolloutTrainer, description: str) -> Evaluation:
         """Evaluates the team's current state on the held-out problems, with sampled episodes."""
         problems = {problem.name: problem for split in ("train", "test") for problem in demo_problems(split)}
-        turns: list[Turn] = []
-        answers: list[JointAction] = []
-        first_rewards: list[float] = []
-        followed = []
+        results = Evaluation([item for item in self.items for _ in range(self.num_episodes)], [], [], [])
         with tqdm(
             total=len(self.items),
             desc=description,
@@ -150,29 +151,13 @@ class DemoReport(TrainerCallback):
             for start in range(0, len(self.items), CHUNK):
                 chunk = self.items[start : start + CHUNK]
                 episodes = trainer.collaborate(chunk, num_episodes=self.num_episodes)
-                last_turns = [episode[-1] for episode in episodes]
                 asked = [problems[item["entry_point"]] for item in chunk for _ in range(self.num_episodes)]
-                joint_actions = [trainer.environment.answers(turn.joint_action) for turn in last_turns]
-                answers += joint_actions
-                followed += conventions(asked, joint_actions, trainer.environment.unwrapped.sandbox)
-                turns += last_turns
-                first_rewards += [episode[0].outcome.metrics["paper_reward"] for episode in episodes]
+                answers = [trainer.environment.answers(episode[-1].joint_action) for episode in episodes]
+                results.episodes += episodes
+                results.joint_actions += answers
+                results.conventions += conventions(asked, answers, trainer.environment.unwrapped.sandbox)
                 bar.update(len(chunk))
-        return Evaluation(
-            items=[item for item in self.items for _ in range(self.num_episodes)],
-            joint_actions=answers,
-            rewards=[turn.outcome.reward for turn in turns],
-            paper_rewards=[turn.outcome.metrics["paper_reward"] for turn in turns],
-            earned_rewards=[turn.outcome.metrics["earned_reward"] for turn in turns],
-            test_pass_rates=[turn.outcome.metrics["test_pass_rate"] for turn in turns],
-            conventions=followed,
-            first_rewards=first_rewards,
-            num_turns=max(map(len, episodes)),
-        )
-
-
-def mean(values: list) -> float:
-    return sum(values) / len(values)
+        return results
 
 
 def comparison(start: Evaluation, end: Evaluation, problems: int, num_episodes: int) -> str:
@@ -184,11 +169,11 @@ def comparison(start: Evaluation, end: Evaluation, problems: int, num_episodes: 
 
 def numbers(side: Evaluation) -> dict[str, str]:
     """Returns the numbers of one side of the comparison by name."""
-    first = f"{mean(side.first_rewards):.2f}"
+    first = f"{side.mean('paper_reward', turn=0):.2f}"
     return {
         **({"joint reward of the first answers (0 to 4)": first} if side.num_turns > 1 else {}),
-        "joint reward (0 to 4)": f"{mean(side.paper_rewards):.2f}",
-        "joint reward, kind `earned` (0 to 4)": f"{mean(side.earned_rewards):.2f}",
+        "joint reward (0 to 4)": f"{side.mean('paper_reward'):.2f}",
+        "joint reward, kind `earned` (0 to 4)": f"{side.mean('earned_reward'):.2f}",
         "tests passed": f"{side.test_pass_rate:.0%}",
         "both agents follow the same convention": f"{side.agreed('A', 'B'):.0%}",
         "    A: aux keeps, main maps": f"{side.agreed('A'):.0%}",
@@ -210,10 +195,10 @@ def sample(start: Evaluation, end: Evaluation, episode: int) -> str:
     column = WIDTH // 2 - 2
     signature, docstring = start.items[episode]["prompt"].splitlines()[:2]
     lines = [f"\nSample answer: {signature[4:-1]}", f"  {docstring.strip().strip(chr(34))}"]
-    headings = [
-        f"{name}: reward {side.paper_rewards[episode]:.2f}, {side.test_pass_rates[episode]:.0%} of the tests"
-        for name, side in (("before", start), ("after", end))
-    ]
+    headings = []
+    for name, side in (("before", start), ("after", end)):
+        metrics = side.episodes[episode][-1].outcome.metrics
+        headings.append(f"{name}: reward {metrics['paper_reward']:.2f}, {metrics['test_pass_rate']:.0%} of the tests")
     lines += [f"  {headings[0]:<{column}}  {headings[1]}", f"  {'-' * column}  {'-' * column}"]
     for role in (AUX, MAIN):
         sides = [printable(side.joint_actions[episode][role].expandtabs(4)).split("\n") for side in (start, end)]
