@@ -204,7 +204,7 @@ def test_the_three_phases(finished):
     assert (folder / "_reward_model" / "reliability.png").is_file() and not list(
         folder.glob("_reward_model/checkpoint*")
     )
-    assert (folder / "team.json").is_file() and (folder / "model_and_task_reward.png").is_file()
+    assert (folder / "team.json").is_file()
     logs = [log for log in log_history(folder / "checkpoint-2") if "reward" in log]
     assert all(log["reward"] == log["turn_1/rewards/model"] != log["turn_1/rewards/task"] for log in logs)
     assert yaml.safe_load((folder / "config.yaml").read_text())["marlhf"]["preference_num_items"] == 4
@@ -321,7 +321,8 @@ def test_given_preferences_and_other_algorithms(finished, tmp_path):
         "marlhf",
     )
     assert not (tmp_path / "run" / "_preferences").exists() and (tmp_path / "run" / "team.json").is_file()
-    assert not (tmp_path / "run" / "model_and_task_reward.png").exists()
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "turn_1/rewards/model" in card and "turn_1/rewards/task" not in card
 
 
 # Rounds

@@ -36,6 +36,7 @@ from trl_multiagent.recipe.plan import print_plan
 from trl_multiagent.recipe.preference_recipe import RESULTS_FILE, PreferenceRecipe, pair_lines, preference_fields
 from trl_multiagent.recipe.recipe import set_up_wandb, show_progress
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
+from trl_multiagent.report.tables import text_table
 from trl_multiagent.settings.derive import Settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, fail
 from trl_multiagent.stopping import end_on_signal
@@ -465,16 +466,17 @@ def without_sharding(args: TrainingArguments) -> Iterator[None]:
 
 def table(results: list[dict[str, Any]]) -> str:
     """The rounds of a run as a table."""
-    lines = [
-        f"{'round':>5}  {'scored':>7}  {'pairs':>6}  {'trained on':>10}  {'sampled reward':>14}  {'held-out reward':>15}"
-    ]
+    rows = [["round", "scored", "pairs", "trained on", "sampled reward", "held-out reward"]]
     for result in results:
         held_out = "" if result["eval"] is None else f"{result['eval']['reward']:.3f}"
         facts, collection = result["iter"], result["collection"]
-        lines.append(
-            f"{result['round'] + 1:>5}  {collection['candidates_scored']:>7}  {collection['pairs']:>6}  "
-            f"{facts['train_preference_pairs']:>10}  {collection['mean_reward']:>14.3f}  {held_out:>15}"
+        counts = (
+            result["round"] + 1,
+            collection["candidates_scored"],
+            collection["pairs"],
+            facts["train_preference_pairs"],
         )
+        rows.append([*map(str, counts), f"{collection['mean_reward']:.3f}", held_out])
     before = results[0]["eval_before"] if results else None
     start = "" if before is None else f"Held-out reward before: {before['reward']:.3f}\n"
-    return start + "\n".join(lines)
+    return start + "\n".join(text_table(rows))

@@ -29,9 +29,8 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, describe
-from trl_multiagent.file_names import CARD_FILE, RECIPE_FILE
+from trl_multiagent.file_names import CARD_FILE, CURVE_FILE, RECIPE_FILE
 from trl_multiagent.files import write_text
-from trl_multiagent.hub.model_card import CURVE_FILE, hub_id, rename_card
 from trl_multiagent.models.positions import check_prompts
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.quiet import hide_progress_bars
@@ -44,6 +43,7 @@ from trl_multiagent.recipe.results import (
     try_folders,
 )
 from trl_multiagent.recipe.tasks import make_environment
+from trl_multiagent.report.model_card import hub_id, rename_card
 from trl_multiagent.reservation import reserve
 from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import ConfigError, fail, pop_path

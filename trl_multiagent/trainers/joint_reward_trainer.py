@@ -31,6 +31,7 @@ from trl_multiagent.preference_rows import (
     temporary_cache_files,
     text_columns,
 )
+from trl_multiagent.report.tables import markdown_table
 from trl_multiagent.trainers.base.atomic_saves import AtomicSaveMixin
 from trl_multiagent.trainers.base.checkpoint_files import verify_checkpoint
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin, first_pairs
@@ -356,29 +357,30 @@ class JointRewardTrainer(PairMeansMixin, WrappingMixin, AtomicSaveMixin, RewardT
             path.write_text(path.read_text(encoding="utf-8") + self._card_section(), encoding="utf-8")
 
     def _card_section(self) -> str:
-        """What the model reads, and how well it orders held-out pairs."""
+        """Returns what the model reads, and how well it orders held-out pairs, as Markdown."""
         roles = self.joint_text.roles
         text = self.joint_text.text(
             {role: f"(prompt of {role})" for role in roles}, {role: f"(answer of {role})" for role in roles}
         )
         limit = "" if self.args.max_length is None else f" of {self.args.max_length} tokens at most"
-        lines = [
-            "",
-            "## Joint text",
-            "",
-            f"The model scores the answers of {', '.join(roles)} together. It reads a text{limit}:",
-        ]
-        lines += ["", "```", text.rstrip(), "```", ""]
-        lines += [
-            f"This wording is in `config.json` under `{CONFIG_KEY}`, and `JointRewardModel` of trl_multiagent writes it."
-        ]
-        if self.held_out is not None:
-            lines += ["", "## Held-out pairs", "", "| number | value |", "| --- | --- |"]
-            lines += [f"| pairs | {len(self.held_out.margins)} |"]
-            lines += [f"| {name} | {value:.3f} |" for name, value in self.held_out.metrics().items()]
-            lines += [f"| texts that lost a part of the problem | {sum(self.num_cut.values())} |"]
-            lines += ["", f"![Reliability, and accuracy by reward gap](./{PICTURE_FILE})"]
-        return "\n".join(lines) + "\n"
+        section = f"""
+## Joint text
+
+The model scores the answers of {", ".join(roles)} together. It reads a text{limit}:
+
+```
+{text.rstrip()}
+```
+
+This wording is in `config.json` under `{CONFIG_KEY}`, and `JointRewardModel` of trl_multiagent writes it.
+"""
+        if self.held_out is None:
+            return section
+        rows: list[tuple[str, Any]] = [("number", "value"), ("pairs", len(self.held_out.margins))]
+        rows += [(name, f"{value:.3f}") for name, value in self.held_out.metrics().items()]
+        rows += [("texts that lost a part of the problem", sum(self.num_cut.values()))]
+        picture = f"![Reliability, and accuracy by reward gap](./{PICTURE_FILE})"
+        return f"{section}\n## Held-out pairs\n\n{markdown_table(rows)}\n{picture}\n"
 
 
 class RewardsCollator:
