@@ -49,6 +49,7 @@ REPORT_FILE, PICTURE_FILE = "held_out.json", "reliability.png"
 SCALE_KEY = (
     "reward_scale"  # in the model's configuration: slope and intercept of the rewards as a function of the scores
 )
+EXTREMES = {"min_reward": min, "max_reward": max}  # metrics
 REWARDS = "rewards"  # of the chosen and of the rejected answers, in a batch
 
 
@@ -275,8 +276,13 @@ class JointRewardTrainer(PairMeansMixin, WrappingMixin, AtomicSaveMixin, RewardT
         rewards, pairs = inputs.pop(REWARDS, None), inputs.pop("weights").sum()
         with self._counting_tokens(bool(pairs > 0)), self._local_metrics() as metrics:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        self._add_means({name: (x, pairs.item()) for name, (x,) in metrics.items() if name != "num_tokens"})
-        self._metrics["train" if self.model.training else "eval"]["num_tokens"] = [self._total_train_tokens]
+        others = ("num_tokens", *EXTREMES)
+        self._add_means({name: (x, pairs.item()) for name, (x,) in metrics.items() if name not in others})
+        logged = self._metrics["train" if self.model.training else "eval"]
+        logged["num_tokens"] = [self._total_train_tokens]
+        for name, extreme in EXTREMES.items():
+            own = torch.tensor(metrics[name], device=self.accelerator.device)
+            logged[name] = [extreme([*logged[name], *self.accelerator.gather(own).tolist()])]
         if self.model.training:
             loss = loss * (1.0 if self._mean_pairs is None else pairs / self._mean_pairs)
         else:

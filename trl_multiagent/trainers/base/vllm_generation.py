@@ -19,6 +19,7 @@ from accelerate.utils import broadcast_object_list
 from peft import LoraConfig, PeftModel
 from torch import distributed
 from transformers import PreTrainedModel, set_seed
+from transformers.utils import logging
 from trl.extras.profiling import ProfilingContext
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
@@ -29,6 +30,8 @@ from trl_multiagent.file_names import MODEL_CONFIG
 from trl_multiagent.models.pretrained import adapter_parameters, find_file
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
+
+logger = logging.get_logger(__name__)
 
 # Mean difference of the log-probabilities of engine and trainer per token, in nats, above which both have different weights.
 # Different kernels and bfloat16 make about 0.03
@@ -345,6 +348,11 @@ def make_generations(
         generations |= dict.fromkeys(roles, generation)
         if args.vllm_mode == "server" and accelerator.is_main_process and args.vllm_importance_sampling_correction:
             _check_logprobs_mode(generation.vllm_client)
+    if not args.vllm_importance_sampling_correction and accelerator.is_main_process:
+        logger.warning(
+            "`vllm_importance_sampling_correction` is off, so no step compares the engine with the trainer: weights that do not arrive in "
+            "the engine are not noticed."
+        )
     if args.vllm_mode == "colocate":
         # An engine samples with the generators of its process, and seeds them when it starts. The processes of one engine
         # need the same seed
