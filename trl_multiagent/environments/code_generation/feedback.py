@@ -18,7 +18,6 @@ OTHER_NAMES = {  # CoMLRL's
     "signals": "level_passed",
 }
 MAX_TEXT = 300  # characters of an assert or of an error message
-MAX_REASONS = 2
 
 
 @dataclass(frozen=True)
@@ -204,12 +203,10 @@ def _aux_usage(result: CodeResult, detailed: bool) -> list[str]:
         usage = "no main function"
     elif analysis.syntax_problem:
         usage = "not known, the code does not parse"
-    elif not analysis.calls_aux:
+    elif not analysis.names_aux:
         usage = "not called"
-    elif analysis.ignored_values:
+    elif result.ignored if result.called else analysis.drops_value:
         usage = "called, but its result is not used"
-        if detailed:
-            usage += f" ({'; '.join(analysis.ignored_values[:MAX_REASONS])})"
     else:
         usage = "called, and its result is used"
     lines = [f"- Use of `aux`: {usage}"]

@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 
-from trl_multiagent.environments.python_code.scopes import FUNCTIONS, inner_blocks
+from trl_multiagent.environments.python_code.names import FUNCTIONS, inner_blocks
 
 
 # What `ast.parse` raises. Null bytes, lone surrogates and very deep nesting raise other errors than SyntaxError

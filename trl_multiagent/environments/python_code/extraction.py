@@ -19,8 +19,14 @@ from dataclasses import dataclass
 from trl_multiagent.environments.dataset_rows import BYTE_ORDER_MARK
 from trl_multiagent.environments.python_code.checks import PARSE_ERRORS
 from trl_multiagent.environments.python_code.definitions import Definition, find_definition
-from trl_multiagent.environments.python_code.needs import kept_and_needed
-from trl_multiagent.environments.python_code.scopes import DEFINITIONS, IMPORTS, Module, Statement, read_module
+from trl_multiagent.environments.python_code.names import (
+    DEFINITIONS,
+    IMPORTS,
+    Module,
+    Statement,
+    kept_and_needed,
+    read_module,
+)
 
 
 MAX_CHARS = 32_000  # a longer completion counts as empty
@@ -82,11 +88,6 @@ class Code:
     needed: list[Statement]
     share: float
     found: bool
-
-    @property
-    def returns(self) -> bool:
-        """False if the function returns nothing, but changes its arguments or a variable."""
-        return self.definition is None or self.definition.returns or not self.definition.changes
 
 
 def extract_code(completion: str, name: str) -> str:
@@ -180,7 +181,7 @@ def _read_text(text: str, name: str, given: set[tuple[str | None, ...]]) -> Code
     module = read_module(tree)
     kept, needed = kept_and_needed(module, name)
     source = _kept_source(lines, module, kept)
-    code = Module([module.statements[place] for place in kept])
+    code = Module([module.statements[place] for place in kept], module.imported)
     if broken and find_definition(code, name) is None:
         source = f"{source}\n\n\n{broken[-1]}".strip("\n")
         lines = _byte_lines(source)
@@ -192,7 +193,7 @@ def _read_text(text: str, name: str, given: set[tuple[str | None, ...]]) -> Code
     problem = ""
     if definition is None:
         problem = f"there is no function `{name}`"
-    elif not (definition.returns or definition.changes):
+    elif not definition.has_result:
         problem = f"`{name}` does not return a value"
     repeated = [k for k, statement in enumerate(module.statements) if set() < _imports(statement.node) <= given]
     own = sorted({*needed, *repeated})
