@@ -175,7 +175,6 @@ ALL_NEEDED = {
     "dispatch": "import functools\n@functools.singledispatch\ndef f(x):\n    return 0\n"
     + "@f.register(int)\ndef _(x):\n    return 1\n",
     "elements": "TABLE = [[0]]\nfor row in TABLE:\n    row[0] = 5\n" + READS,
-    "other name": "TABLE = [[0]]\nrow = TABLE[0]\nrow.append(5)\n" + READS,
     "attribute": "def f(x):\n    return f.table[x]\nf.table = [1]\n",
     "setting": "import sys\nsys.setrecursionlimit(10000)\ndef f(x):\n    return x\n",
     "module's state": "from decimal import Decimal, getcontext\ngetcontext().prec = 5\ndef f(x):\n    return Decimal(x)\n",

@@ -7,7 +7,7 @@ import ast
 from collections.abc import Sequence
 
 from trl_multiagent.environments.code_generation.roles import AUX
-from trl_multiagent.environments.python_code.names import FUNCTIONS, IMPORTS, Statement, assignments
+from trl_multiagent.environments.python_code.names import ASSIGNMENTS, FUNCTIONS, IMPORTS, Statement, assignments
 
 
 MAX_DEPTH = 20  # levels of expressions and functions that are searched
@@ -37,7 +37,7 @@ def drops_value(needed: Sequence[Statement]) -> bool:
         for node, _ in statement.nodes:
             if isinstance(node, ast.Expr) and _is_call_of_aux(node.value):
                 return True
-            for target, value in assignments(node):
+            for target, value in assignments(node) if isinstance(node, (*ASSIGNMENTS, ast.NamedExpr)) else ():
                 if _is_call_of_aux(value) and isinstance(target, ast.Name) and target.id not in read:
                     return True
     return False

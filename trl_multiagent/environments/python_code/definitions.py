@@ -21,13 +21,13 @@ from trl_multiagent.environments.python_code.names import (
     BUILTINS,
     DISPLAYS,
     FUNCTIONS,
-    MUTATORS,
     Module,
     Roots,
     Scope,
     Statement,
     assignments,
     bound_in,
+    called_name,
     changed_names,
     root_name,
 )
@@ -113,8 +113,9 @@ def _changes_argument(module: Module, statement: Statement, function: Function) 
     shared = {name for node, _ in inside for name in _shared_names(node, function)}
     roots: Roots = {}
     for node, scope in inside:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            if scope.owner(node.func.id) or node.func.id in module.binders.keys() - MUTATORS:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            called = called_name(node.value)
+            if scope.owner(called) or called in module.binders.keys():
                 continue  # a library's function, or one of the agent's, which is looked at itself
         if any(name in shared and scope.owner(name) for name in changed_names(node, roots)):
             return True

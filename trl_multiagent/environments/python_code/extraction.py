@@ -181,7 +181,7 @@ def _read_text(text: str, name: str, given: set[tuple[str | None, ...]]) -> Code
     module = read_module(tree)
     kept, needed = kept_and_needed(module, name)
     source = _kept_source(lines, module, kept)
-    code = Module([module.statements[place] for place in kept], module.imported)
+    code = Module([module.statements[place] for place in kept])
     if broken and find_definition(code, name) is None:
         source = f"{source}\n\n\n{broken[-1]}".strip("\n")
         lines = _byte_lines(source)

@@ -16,8 +16,9 @@ SCOPES = (*DEFINITIONS, ast.Lambda, *COMPREHENSIONS)
 IMPORTS = (ast.Import, ast.ImportFrom)
 CONTAINERS = (ast.Attribute, ast.Subscript)
 DISPLAYS = (ast.List, ast.Set, ast.Dict, *COMPREHENSIONS)
+ASSIGNMENTS = (ast.Assign, ast.AnnAssign)
 # These statements always bind the names in them. Others may do so in a part that does not run
-CERTAIN = (*DEFINITIONS, *IMPORTS, ast.Assign, ast.AnnAssign, ast.Delete)
+CERTAIN = (*DEFINITIONS, *IMPORTS, *ASSIGNMENTS, ast.Delete)
 BUILTINS = frozenset(dir(builtins))
 PURE_METHODS = {*dir(str), *dir(frozenset), *dir(type(type.__dict__))}  # methods of immutable types
 # Library functions that change their arguments
@@ -30,22 +31,9 @@ SCRIPT_FUNCTIONS = {"print", "input", "help", "exit", "quit"}
 SCRIPT_METHODS = {"exit", "_exit", "abort", "main", "run", "testmod", "write", "writelines", "flush", "show"}
 SETTING = "setrecursionlimit"  # affects every function, although no function reads the name
 FUTURE = "__future__"
-MAX_ALIASES = 20  # at most this many names of one object are followed
+BLOCKS = (ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.AsyncWith, ast.Try, ast.Match)
 END = 1 << 60  # greater than the index of any statement
 Roots = dict[ast.AST, str | None]  # results of `root_name`
-
-
-def inner_blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
-    """The lists of statements directly in a statement: its body and its branches, then those of its handlers or cases."""
-    own: list[list[ast.stmt]] = []
-    nested: list[list[ast.stmt]] = []
-    for _, value in ast.iter_fields(statement):
-        first = value[0] if isinstance(value, list) and value else None
-        if isinstance(first, ast.stmt):
-            own.append(value)
-        elif isinstance(first, ast.ExceptHandler | ast.match_case):
-            nested += [part.body for part in value]
-    return own + nested
 
 
 def root_name(node: ast.AST, known: Roots) -> str | None:
@@ -151,7 +139,6 @@ class Statement:
 
     Args:
         node (`ast.stmt`): The statement's node.
-        imported (`set[str]`): The names that the module imports.
 
     Attributes:
         nodes (`list[tuple[ast.AST, Scope]]`): All nodes in it, each with its scope.
@@ -163,7 +150,7 @@ class Statement:
         changes_now (`set[str]`): Those whose objects it may change when it runs.
     """
 
-    def __init__(self, node: ast.stmt, imported: set[str]):
+    def __init__(self, node: ast.stmt):
         self.node = node
         module = Scope()
         self.nodes = [*_walk(node, module)]
@@ -176,26 +163,16 @@ class Statement:
         self.changes: set[str] = set()
         self.changes_now: set[str] = set()
         roots: Roots = {}
-        dropped = {inner.value for inner, _ in self.nodes if isinstance(inner, ast.Expr)}
         for inner, scope in self.nodes:
-            read = _read_name(inner)
-            changed = changed_names(inner, roots)
-            if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute):
-                # a library's function changes something of the library if its value is not used
-                if inner not in dropped or inner.func.attr in SCRIPT_METHODS:
-                    changed -= imported
-            elif isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name):
-                if inner.func.id in imported - MUTATORS:
-                    changed = set()
-            read_here = {read} if read is not None and scope.owner(read) is None else set()
-            changed = {name for name in changed if scope.owner(name) is None}
-            self.reads |= read_here
-            self.changes |= changed
-            if not (isinstance(node, DEFINITIONS) and scope.waits):
-                self.reads_now |= read_here
-                self.changes_now |= changed
             if isinstance(inner, ast.Global):
                 self.declares |= scope.bound & {*inner.names}
+            read = {name for name in _read_names(inner) if scope.owner(name) is None}
+            changed = {name for name in changed_names(inner, roots) if scope.owner(name) is None}
+            self.reads |= read
+            self.changes |= changed
+            if not (isinstance(node, DEFINITIONS) and scope.waits):
+                self.reads_now |= read
+                self.changes_now |= changed
 
     @property
     def is_certain(self) -> bool:
@@ -210,18 +187,18 @@ class Statement:
         return isinstance(self.node, ast.Assert)
 
     @property
-    def is_script_call(self) -> bool:
-        """Whether it calls a function that only prints, reads input or ends the program."""
-        call = self.node.value if isinstance(self.node, ast.Expr) else None
-        return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in SCRIPT_FUNCTIONS
+    def called(self) -> str:
+        """The name of the function or method that it calls, if it does nothing else; otherwise empty."""
+        if isinstance(self.node, ast.Expr) and isinstance(self.node.value, ast.Call):
+            return called_name(self.node.value)
+        return ""
 
 
-def _read_name(node: ast.AST) -> str | None:
-    """The name that a node reads. `x += 1` reads `x`."""
-    name = node.target if isinstance(node, ast.AugAssign) else node
-    if isinstance(name, ast.Name) and (name is not node or isinstance(name.ctx, ast.Load)):
-        return name.id
-    return None
+def _read_names(node: ast.AST) -> set[str]:
+    """The names that a node reads. `x += 1` reads `x`."""
+    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        return {node.target.id}
+    return {node.id} if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) else set()
 
 
 def changed_names(node: ast.AST, known: Roots) -> set[str]:
@@ -232,120 +209,23 @@ def changed_names(node: ast.AST, known: Roots) -> set[str]:
     elif isinstance(node, ast.AugAssign) and isinstance(node.value, (ast.Name, *DISPLAYS)):
         changed = [node.target]
     elif isinstance(node, ast.Call):
-        arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
-        if isinstance(node.func, ast.Attribute) and node.func.attr not in PURE_METHODS:
-            changed = [node.func, *(arguments if node.func.attr in MUTATORS else ())]
-        elif isinstance(node.func, ast.Name) and (node.func.id in MUTATORS or node.func.id not in BUILTINS):
-            changed = arguments
+        if called_name(node) in MUTATORS:
+            changed = [node.func, *node.args]
+        elif isinstance(node.func, ast.Attribute) and node.func.attr not in PURE_METHODS:
+            changed = [node.func]
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name):
+        if node.value.func.id not in BUILTINS:  # a call by itself, which may be there to change its arguments
+            changed = [*node.value.args, *(keyword.value for keyword in node.value.keywords)]
     names = {root_name(part.value if isinstance(part, ast.Starred) else part, known) for part in changed}
     setting = {SETTING} if isinstance(node, ast.Attribute) and node.attr == SETTING else set()
     return setting.union(name for name in names if name is not None and name not in BUILTINS)
 
 
-class Module:
-    """
-    A module's statements, or some of them.
-
-    Args:
-        statements (`list[Statement]`): In the order of the source.
-        imported (`set[str]`): The names that the module imports.
-
-    Attributes:
-        binders (`dict[str, list[int]]`): For each name, the indices of the statements that bind it.
-    """
-
-    def __init__(self, statements: list[Statement], imported: set[str]):
-        self.statements = statements
-        self.imported = imported
-        self.binders: dict[str, list[int]] = {}
-        for place, statement in enumerate(statements):
-            for name in statement.binds:
-                self.binders.setdefault(name, []).append(place)
-
-    def bindings(self, name: str, before: int = END) -> Iterator[tuple[int, Statement]]:
-        """
-        The statements before an index that may have bound a name, each with its index. The latest comes first, and the first
-        one that always binds the name comes last.
-        """
-        for place in reversed(self.binders.get(name, ())):
-            if place < before:
-                yield place, self.statements[place]
-                if self.statements[place].is_certain:
-                    return
-
-
-def read_module(tree: ast.Module) -> Module:
-    """Reads a syntax tree."""
-    imports = (node for node in ast.walk(tree) if isinstance(node, IMPORTS))
-    imported = {(alias.asname or alias.name).split(".")[0] for node in imports for alias in node.names}
-    return Module([Statement(node, imported) for node in tree.body], imported)
-
-
-# Which statements a function needs
-
-
-def kept_and_needed(module: Module, name: str) -> tuple[list[int], list[int]]:
-    """
-    Chooses the statements that belong in the program.
-
-    Args:
-        module (`Module`): A completion's code.
-        name (`str`): The function that the agent was asked for. Its calls are examples, which are never needed.
-
-    Returns:
-        `tuple[list[int], list[int]]`: The indices of the statements to keep, and of those that the function needs. All
-        definitions and imports are kept, with the statements that they need. A call is kept only if the function
-        that was asked for needs it; a call such as `main()` may fill a variable that only `main` reads. Bindings that
-        later ones replace are kept, but the function does not need them.
-    """
-    facts = _Facts(module, name)
-    always = [name, FUTURE, SETTING]
-    needed = _Needs(facts, only_last=True)
-    needed.add(always)
-    kept = _Needs(facts, only_last=False)
-    kept.add(always)
-    kept.calls_count = False
-    for place, statement in enumerate(module.statements):
-        if isinstance(statement.node, (*DEFINITIONS, *IMPORTS)):
-            kept.places.add(place)
-            kept.add(statement.reads | statement.binds)
-    return sorted(kept.places), sorted(needed.places)
-
-
-class _Facts:
-    """
-    How the statements of a module affect names, for the function `name`.
-
-    Attributes:
-        binders (`dict[str, list[int]]`): For each name, the indices of the statements that bind it.
-        changers (`dict[str, list[int]]`): For each name, the indices of the statements that change its object when they run.
-        changed_by (`dict[str, list[str]]`): For each name, the functions and classes whose code changes it.
-        users (`dict[str, list[int]]`): For each name, the indices of the statements that read it.
-    """
-
-    def __init__(self, module: Module, name: str):
-        self.module = module
-        self.name = name
-        self.binders: dict[str, list[int]] = {}
-        self.changers: dict[str, list[int]] = {}
-        self.changed_by: dict[str, list[str]] = {}
-        self.users: dict[str, list[int]] = {}
-        aliases: dict[str, set[str]] = {}  # for each name, names that may refer to the same object
-        for place, statement in enumerate(module.statements):
-            if statement.is_left_out:
-                continue
-            for bound in statement.binds:
-                self.binders.setdefault(bound, []).append(place)
-            _add_aliases(statement, aliases)
-            is_example = name in statement.reads_now - statement.changes_now  # a call of the function
-            if not (is_example or statement.is_script_call):
-                for changed in _with_aliases(statement.changes_now, aliases) - statement.binds:
-                    self.changers.setdefault(changed, []).append(place)
-            if any(scope.waits for _, scope in statement.nodes):
-                for changed in statement.changes | statement.declares:
-                    self.changed_by.setdefault(changed, []).extend(statement.binds - {name})
-            for read in statement.reads:
-                self.users.setdefault(read, []).append(place)
+def called_name(call: ast.Call) -> str:
+    """The name of the function or method that a call calls; empty if it has none."""
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else ""
 
 
 def assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -368,31 +248,100 @@ def bound_in(target: ast.AST) -> set[str]:
     return {name.id for name in names if not isinstance(name.ctx, ast.Load)}
 
 
-def _add_aliases(statement: Statement, aliases: dict[str, set[str]]) -> None:
-    """Records for the names that a statement binds the names whose objects they may refer to."""
-    if isinstance(
-        statement.node, IMPORTS
-    ):  # imported names may share state: `getcontext().prec = 5` affects `Decimal`
-        for bound in statement.binds if len(statement.binds) <= MAX_ALIASES else ():
-            aliases[bound] = statement.binds
-    elif not isinstance(statement.node, DEFINITIONS):
-        for node, _ in statement.nodes:
-            for target, value in assignments(node):
-                sources = {inner.id for inner in ast.walk(value) if isinstance(inner, ast.Name)}
-                for bound in bound_in(target) if len(sources) <= MAX_ALIASES else ():
-                    aliases.setdefault(bound, set()).update(sources)
+class Module:
+    """
+    A module's statements, or some of them. The dictionaries map names to indices of statements.
+
+    Args:
+        statements (`list[Statement]`): In the order of the source.
+
+    Attributes:
+        imported (`set[str]`): The names that the module imports at its top level.
+        binders (`dict[str, list[int]]`): The statements that bind a name.
+        readers (`dict[str, list[int]]`): The statements that read it.
+        changers (`dict[str, list[int]]`): The statements that may change its object when they run.
+        changing (`dict[str, set[str]]`): The functions and classes whose code changes its object.
+    """
+
+    def __init__(self, statements: list[Statement]):
+        self.statements = statements
+        self.imported = {name for one in statements if isinstance(one.node, IMPORTS) for name in one.binds}
+        self.binders: dict[str, list[int]] = {}
+        self.readers: dict[str, list[int]] = {}
+        self.changers: dict[str, list[int]] = {}
+        self.changing: dict[str, set[str]] = {}
+        functions = {name for one in statements if isinstance(one.node, DEFINITIONS) for name in one.binds}
+        for place, statement in enumerate(statements):
+            if statement.is_left_out:
+                continue
+            for name in statement.binds:
+                self.binders.setdefault(name, []).append(place)
+            for name in statement.reads:
+                self.readers.setdefault(name, []).append(place)
+            changes = statement.changes_now - statement.binds
+            if isinstance(statement.node, BLOCKS) and statement.changes_now:  # of what it runs over, for example
+                changes |= statement.reads_now - functions - statement.binds
+            is_script = statement.called in SCRIPT_FUNCTIONS or (
+                statement.called in SCRIPT_METHODS and not changes - self.imported
+            )
+            for name in changes if not is_script and _does_more_than_assign(statement.node) else ():
+                self.changers.setdefault(name, []).append(place)
+            if any(scope.waits for _, scope in statement.nodes):
+                for name in (statement.changes | statement.declares) - self.imported:
+                    self.changing.setdefault(name, set()).update(statement.binds)
+
+    def bindings(self, name: str, before: int = END) -> Iterator[tuple[int, Statement]]:
+        """
+        The statements before an index that may have bound a name, each with its index. The latest comes first, and the first
+        one that always binds the name comes last.
+        """
+        for place in reversed(self.binders.get(name, ())):
+            if place < before:
+                yield place, self.statements[place]
+                if self.statements[place].is_certain:
+                    return
 
 
-def _with_aliases(names: set[str], aliases: dict[str, set[str]]) -> set[str]:
-    """The names, and other names of the same objects."""
-    found, queue = {*names}, [*names]
-    for name in queue:
-        if len(found) > MAX_ALIASES:
-            break
-        new = aliases.get(name, set()) - found
-        found |= new
-        queue += new
-    return found
+def _does_more_than_assign(node: ast.stmt) -> bool:
+    targets = (
+        node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    )
+    return not (targets and all(isinstance(target, ast.Name) for target in targets))
+
+
+def read_module(tree: ast.Module) -> Module:
+    """Reads a syntax tree."""
+    return Module([Statement(node) for node in tree.body])
+
+
+# Which statements a function needs
+
+
+def kept_and_needed(module: Module, name: str) -> tuple[list[int], list[int]]:
+    """
+    Chooses the statements that belong in the program.
+
+    Args:
+        module (`Module`): A completion's code.
+        name (`str`): The function that the agent was asked for. Its calls are examples, which are never needed.
+
+    Returns:
+        `tuple[list[int], list[int]]`: The indices of the statements to keep, and of those that the function needs. All
+        definitions and imports are kept, with the statements that they need. A call is kept only if the function
+        that was asked for needs it; a call such as `main()` may fill a variable that only `main` reads. Bindings that
+        later ones replace are kept, but the function does not need them.
+    """
+    always = [name, FUTURE, SETTING]
+    needed = _Needs(module, name, only_last=True)
+    needed.add(always)
+    kept = _Needs(module, name, only_last=False)
+    kept.add(always)
+    kept.calls_count = False
+    for place, statement in enumerate(module.statements):
+        if isinstance(statement.node, (*DEFINITIONS, *IMPORTS)):
+            kept.places.add(place)
+            kept.add(statement.reads | statement.binds)
+    return sorted(kept.places), sorted(needed.places)
 
 
 class _Needs:
@@ -400,7 +349,8 @@ class _Needs:
     Collects the statements that names need: those that bind them, those that change their objects, and what these need.
 
     Args:
-        facts (`_Facts`): The facts about the module.
+        module (`Module`): The module.
+        name (`str`): The function whose calls are examples.
         only_last (`bool`): Whether to leave out bindings of a name that a later one replaces, and calls that print. A
             binding that always happens replaces all earlier ones; one in a branch replaces those in other branches.
 
@@ -409,13 +359,14 @@ class _Needs:
         calls_count (`bool`): Whether calls of the module's functions are collected for the variables that they change.
     """
 
-    def __init__(self, facts: _Facts, only_last: bool):
-        self.facts = facts
+    def __init__(self, module: Module, name: str, only_last: bool):
+        self.module = module
+        self.name = name
         self.only_last = only_last
         self.calls_count = True
         self.places: set[int] = set()
         self.names: set[str] = set()
-        self.called: set[str] = set()  # functions whose calls are needed, and other names of them
+        self.called = {name}  # functions whose calls are needed, and other names of them
         self.queue: list[str] = []
 
     def add(self, names: Iterable[str]) -> None:
@@ -426,22 +377,29 @@ class _Needs:
             if name in self.names:
                 continue
             self.names.add(name)
-            if name not in self.facts.binders and name not in BUILTINS:
+            if name not in self.module.binders and name not in BUILTINS:
                 self.queue.append("*")  # it may come from `from module import *`
-            for place in [*self._binders(name), *self.facts.changers.get(name, ())]:
+            for place in self._binders(name):
                 self._take(place)
-            for function in self.facts.changed_by.get(name, ()) if self.calls_count else ():
-                self._add_calls(function)
+            for place in self.module.changers.get(name, ()):
+                statement = self.module.statements[place]
+                if self.name not in statement.reads_now - statement.changes_now:  # it would be an example
+                    self._take(place)
+            if self.calls_count:
+                self._add_calls(self.module.changing.get(name, set()))
 
     def _take(self, place: int) -> None:
         if place not in self.places:
             self.places.add(place)
-            self.queue += self.facts.module.statements[place].reads
+            statement = self.module.statements[place]
+            self.queue += statement.reads
+            if isinstance(statement.node, IMPORTS):  # imported names may share state: `getcontext().prec = 5`
+                self.queue += statement.binds
 
     def _binders(self, name: str) -> Iterator[int]:
         in_branch = False  # whether a later branch binds the name
-        for place in reversed(self.facts.binders.get(name, ())):
-            statement = self.facts.module.statements[place]
+        for place in reversed(self.module.binders.get(name, ())):
+            statement = self.module.statements[place]
             if self.only_last and isinstance(statement.node, (ast.If, ast.Try)):
                 if in_branch:
                     continue
@@ -450,19 +408,18 @@ class _Needs:
             if self.only_last and statement.is_certain and name not in statement.reads_now:
                 return
 
-    def _add_calls(self, function: str) -> None:
-        """Adds the statements that call a function, directly, through other functions, or by another name."""
-        queue = [function]
+    def _add_calls(self, functions: set[str]) -> None:
+        """Adds the statements that call some functions, directly, through other functions, or by another name."""
+        queue = [*functions]
         while queue:
             name = queue.pop()
-            if name in self.called or name == self.facts.name:
+            if name in self.called:
                 continue
             self.called.add(name)
-            for place in self.facts.users.get(name, ()):
-                statement = self.facts.module.statements[place]
-                if name in statement.reads_now and not (self.only_last and statement.is_script_call):
+            for place in self.module.readers.get(name, ()):
+                statement = self.module.statements[place]
+                now = name in statement.reads_now
+                if now and not (self.only_last and statement.called in SCRIPT_FUNCTIONS):
                     self._take(place)
-                    if not isinstance(statement.node, (ast.Assign, ast.AnnAssign)):
-                        continue
-                if isinstance(statement.node, (*DEFINITIONS, ast.Assign, ast.AnnAssign)):
+                if isinstance(statement.node, ASSIGNMENTS if now else DEFINITIONS):
                     queue += statement.binds
