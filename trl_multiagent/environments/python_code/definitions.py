@@ -16,6 +16,7 @@ A class does not count, nor does a function that the agent did not write: `from 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from trl_multiagent.environments.python_code.names import (
     BUILTINS,
@@ -34,6 +35,7 @@ from trl_multiagent.environments.python_code.names import (
 
 
 MAX_LINKS = 100  # steps from a name to its function
+MAX_DEFINITIONS = 20  # of one name in different branches, that are looked at
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -63,7 +65,8 @@ def find_definition(module: Module, name: str) -> Definition | None:
 
     If several branches bind the name, any of them may run. A function with a result is then preferred.
     """
-    found = [one for place, statement in module.bindings(name) for one in _definitions(module, place, statement, name)]
+    bindings = module.bindings(name)
+    found = [*islice((one for binding in bindings for one in _definitions(module, *binding, name)), MAX_DEFINITIONS)]
     return next((one for one in found if one.has_result), found[0] if found else None)
 
 

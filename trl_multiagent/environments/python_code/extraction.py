@@ -155,7 +155,8 @@ def _imports(node: ast.stmt) -> set[tuple[str | None, ...]]:
     """What an import binds: the module, and the names there and here. Empty for other statements."""
     if not isinstance(node, IMPORTS):
         return set()
-    return {(getattr(node, "module", None), alias.name, alias.asname) for alias in node.names}
+    module = node.module if isinstance(node, ast.ImportFrom) else None
+    return {(module, alias.name, alias.asname) for alias in node.names}
 
 
 def _read_text(text: str, name: str, given: set[tuple[str | None, ...]]) -> Code:

@@ -57,7 +57,7 @@ class Scope:
 
     Attributes:
         bound (`set[str]`): Names that the scope binds, parameters included.
-        declared (`set[str]`): Names that it declares `global` or `nonlocal`.
+        globals (`set[str]`): Names that it declares `global`.
         waits (`bool`): Whether its code runs only when a function is called.
     """
 
@@ -65,14 +65,16 @@ class Scope:
         self.node = node
         self.parent = parent
         self.bound: set[str] = set()
-        self.declared: set[str] = set()
+        self.globals: set[str] = set()
         self.waits: bool = parent is not None and (parent.waits or isinstance(node, (*FUNCTIONS, ast.Lambda)))
 
     def owner(self, name: str) -> "Scope | None":
         """The scope in which a name used here is local; None if it belongs to the module or is a builtin."""
         scope = self
         while scope.parent is not None:
-            if name in scope.bound and name not in scope.declared:
+            if name in scope.globals:
+                return None
+            if name in scope.bound:
                 if scope is self or not isinstance(scope.node, ast.ClassDef):
                     return scope
             scope = scope.parent
@@ -125,8 +127,8 @@ def _bind(node: ast.AST, scope: Scope) -> None:
         scope.bound.update([node.name] if node.name else [])
     elif isinstance(node, ast.MatchMapping):
         scope.bound.update([node.rest] if node.rest else [])
-    elif isinstance(node, (ast.Global, ast.Nonlocal)):
-        scope.declared.update(node.names)
+    elif isinstance(node, ast.Global):
+        scope.globals.update(node.names)
     elif isinstance(node, ast.NamedExpr):  # it binds the name around a comprehension
         while isinstance(scope.node, COMPREHENSIONS) and scope.parent is not None:
             scope = scope.parent
