@@ -58,28 +58,22 @@ def _passes_on_in(body: Sequence[ast.stmt], names: set[str], depth: int) -> bool
         depth (`int`): How many functions are around the body.
     """
     for node in body:
+        expression = node.value if isinstance(node, ast.Expr) else None
         if isinstance(node, ast.Return):
             return node.value is not None and _passes_on(node.value, names)
+        if isinstance(expression, ast.YieldFrom):
+            return _passes_on(expression, names)
         if isinstance(node, FUNCTIONS):
             if depth < MAX_DEPTH and _passes_on_in(node.body, {*names}, depth + 1):
                 names.add(node.name)
-            continue
-        if isinstance(node, (ast.Pass, *IMPORTS)) or (
-            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        ):
-            continue
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.YieldFrom):
-            return _passes_on(node.value, names)
-        pairs = [*assignments(node.value if isinstance(node, ast.Expr) else node)]  # of `y := ...` too
-        if (
-            not pairs
-            or isinstance(node, (ast.For, ast.AsyncFor))
-            or not all(isinstance(target, ast.Name) for target, _ in pairs)
-        ):
-            return False
-        if not _passes_on(pairs[0][1], names):
-            return False
-        names |= {target.id for target, _ in pairs if isinstance(target, ast.Name)}
+        elif not isinstance(node, (ast.Pass, *IMPORTS)) and not isinstance(expression, ast.Constant):
+            pairs = [*assignments(expression or node)]  # `(y := ...)` assigns, too
+            is_loop = isinstance(node, (ast.For, ast.AsyncFor))
+            if is_loop or not any(_passes_on(value, names) for _, value in pairs):
+                return False
+            if not all(isinstance(target, ast.Name) for target, _ in pairs):
+                return False
+            names |= {target.id for target, _ in pairs if isinstance(target, ast.Name)}
     return False
 
 

@@ -199,13 +199,14 @@ def _reason(check: Check) -> str:
 
 def _aux_usage(result: CodeResult, detailed: bool) -> list[str]:
     analysis = result.analysis
+    ignored = result.ignored if result.called else analysis.drops_value  # only tests that pass tell more than the text
     if analysis.main_problem:
         usage = "no main function"
     elif analysis.syntax_problem:
         usage = "not known, the code does not parse"
     elif not analysis.names_aux:
         usage = "not called"
-    elif result.ignored if result.called else analysis.drops_value:
+    elif ignored:
         usage = "called, but its result is not used"
     else:
         usage = "called, and its result is used"

@@ -113,7 +113,15 @@ def _changes(module: Module, statement: Statement, function: Function) -> bool:
 def _changes_argument(module: Module, statement: Statement, function: Function) -> bool:
     """Whether a function's own code may change an object that its caller knows."""
     inside = [(node, scope) for node, scope in statement.nodes if _is_code_of(scope, function)]
-    shared = {name for node, _ in inside for name in _shared_names(node, function)}
+    parameters = {node.arg for node, _ in inside if isinstance(node, ast.arg)}
+    replaced = {  # as in `xs = list(xs)`
+        name
+        for part in function.body
+        if isinstance(part, ast.Assign) and _is_new(part.value)
+        for target in part.targets
+        for name in bound_in(target)
+    }
+    shared = parameters - replaced | {name for node, _ in inside for name in _aliases(node)}
     roots: Roots = {}
     for node, scope in inside:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
@@ -134,12 +142,8 @@ def _is_code_of(scope: Scope | None, function: Function) -> bool:
     return False
 
 
-def _shared_names(node: ast.AST, function: Function) -> Iterator[str]:
-    """The names that a node in a function binds to an object that the caller may know, too: parameters and other names of them."""
-    if isinstance(node, ast.arg):
-        own = (part for part in function.body if isinstance(part, ast.Assign) and _is_new(part.value))
-        if not any(node.arg in bound_in(target) for part in own for target in part.targets):
-            yield node.arg
+def _aliases(node: ast.AST) -> Iterator[str]:
+    """The names that a node binds to an object that other names may refer to, too."""
     for target, value in assignments(node):
         if isinstance(node, (ast.For, ast.AsyncFor)) or not _is_new(value):
             yield from bound_in(target)
