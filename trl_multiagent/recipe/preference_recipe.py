@@ -21,9 +21,9 @@ from trl_multiagent.recipe.algorithms import ITERATIVE
 from trl_multiagent.recipe.arguments import Settings
 from trl_multiagent.recipe.collection import cost, make_config
 from trl_multiagent.recipe.dry_run import HEADING, print_lines
+from trl_multiagent.recipe.folders import check_folder
 from trl_multiagent.recipe.plan import collaboration, count
 from trl_multiagent.recipe.recipe import Recipe, build_recipe
-from trl_multiagent.recipe.results import check_folder
 from trl_multiagent.recipe.settings import ConfigError
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint, verify_checkpoint
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer

@@ -45,19 +45,21 @@ def run_recipe(
         prog (`str`, *optional*): Name of the program in messages; by default that of the script.
     """
     recipe = parse_recipe(algorithm, task, argv, prog)
+    from trl_multiagent.recipe.checks import check_run, check_team
+
     if not recipe.dry_run:
         recipe.introduce()
     with end_on_signal(recipe.prog), recipe.reservation:
         with end_on_wrong_input(recipe.prog):
             environment = recipe.make_environment()
-            recipe.check_team(environment.roles)
+            check_team(recipe, environment.roles)
             if recipe.dry_run:
                 from trl_multiagent.recipe.plan import print_plan
 
                 return print_plan(recipe, environment.roles, environment)
             environment.prepare(recipe.training_args.num_turns)
             train_dataset, eval_dataset = recipe.load_datasets()
-        recipe.check_run(environment, train_dataset)
+        check_run(recipe, environment, train_dataset)
         with end_on_wrong_input(recipe.prog):
             team = recipe.load_team(environment.roles)
         train(recipe, algorithm, environment, team, train_dataset, eval_dataset)
@@ -73,6 +75,8 @@ def train(
     callback: Callable[[Any], TrainerCallback] | None = None,
 ) -> None:
     """Trains a team with the trainer of an algorithm, and saves it. `callback` makes one more callback for this trainer."""
+    from trl_multiagent.recipe.saving import train_and_save
+
     with end_on_wrong_input(recipe.prog):
         trainer = ALGORITHMS[algorithm].trainer_class()(
             team=team,
@@ -84,7 +88,7 @@ def train(
     if callback is not None:
         trainer.add_callback(callback(trainer))
     with end_with_one_line(recipe.prog):
-        recipe.train_and_save(trainer)
+        train_and_save(recipe, trainer)
     trainer.accelerator.wait_for_everyone()  # a process that exits while another one still communicates would abort it
     trainer.accelerator.end_training()
 
