@@ -49,7 +49,7 @@ def check_team(recipe: Recipe, roles: Sequence[str]) -> None:
         ConfigError: the team cannot be made; the message names the settings about models.
     """
     check_critics(recipe, roles)
-    loader, settings = recipe.loader, recipe.settings
+    loader = recipe.loader
     names = loader.models if isinstance(loader.models, list) else [loader.models]
     if all(name in loader.builders for name in names) and loader.peft_config is None and not loader.arguments:
         return  # no setting can be wrong
@@ -67,11 +67,12 @@ def check_team(recipe: Recipe, roles: Sequence[str]) -> None:
     except Exception as error:  # transformers and PEFT raise errors of many kinds
         if "meta tensor" in str(error):  # the adapters, such as DoRA's, are computed from the weights
             return
-        given = [f"{section}.{name}" for section in ("agent_model", "peft") for name in settings.values[section]]
-        given += [] if settings.agents is None else ["agents"]
+        settings = recipe.settings
+        source = "agent_model.name" if settings.agents is None else "agents"
+        others = [f"`{x}.{name}`" for x in ("agent_model", "peft") for name in settings.values[x] if name != "name"]
         problem = str(error) if isinstance(error, ValueError) else describe(error)
         raise ConfigError(
-            f"there can be no team of {', '.join(names)} with the settings `{'`, `'.join(given)}`: {problem}"
+            f"the team cannot be built with {', '.join([f'`{source}: {loader.models}`', *others])}: {problem}"
         ) from error
 
 
