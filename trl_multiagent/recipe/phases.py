@@ -25,11 +25,7 @@ def run_preferences(
 
     Args:
         algorithm (`str`): `"madpo"` for one round, `"madpo_iter"` for several.
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
-            What to train on; or, if the user chooses that, the tasks that have a name, see
-            [`~trl_multiagent.recipe.tasks.choose_task`].
-        argv (`list[str]`, *optional*): Arguments; by default those of the command line.
-        prog (`str`, *optional*): Name of the program in messages; by default that of the script.
+        task, argv, prog: See [`~trl_multiagent.recipe.run.run_recipe`].
     """
     prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):
@@ -53,11 +49,7 @@ def run_marlhf(
 
     Args:
         algorithm (`str`): `"marlhf"`, or `"marlhf_iter"` for several rounds.
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
-            What to train on; or, if the user chooses that, the tasks that have a name, see
-            [`~trl_multiagent.recipe.tasks.choose_task`].
-        argv (`list[str]`, *optional*): Arguments; by default those of the command line.
-        prog (`str`, *optional*): Name of the program in messages; by default that of the script.
+        task, argv, prog: See [`~trl_multiagent.recipe.run.run_recipe`].
     """
     prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):

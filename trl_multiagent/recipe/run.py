@@ -148,12 +148,7 @@ def parse_recipe(
     Reads and checks the settings of a run, without loading a model or data. Wrong settings end the program.
 
     Args:
-        algorithm (`str`): Name of the algorithm's section.
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
-            What to train on; or, if the user chooses that, the tasks that have a name, see
-            [`~trl_multiagent.recipe.tasks.choose_task`].
-        argv (`list[str]`, *optional*): Arguments; by default those of the command line.
-        prog (`str`, *optional*): Name of the program in messages; by default that of the script.
+        algorithm, task, argv, prog: See [`run_recipe`].
 
     Returns:
         [`~trl_multiagent.recipe.recipe.Recipe`]
