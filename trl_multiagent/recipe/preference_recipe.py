@@ -17,9 +17,9 @@ from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.preferences.replay import ReplayConfig
 from trl_multiagent.recipe.collection import cost, make_config
+from trl_multiagent.recipe.folders import check_folder
 from trl_multiagent.recipe.plan import agents, collaboration, count
 from trl_multiagent.recipe.recipe import Recipe, build_recipe
-from trl_multiagent.recipe.results import check_folder
 from trl_multiagent.settings.algorithms import ITERATIVE
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError
