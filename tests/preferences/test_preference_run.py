@@ -193,7 +193,7 @@ def test_a_killed_run_goes_on(form, run, capsys):
         "was saved by 1 processes, and this run has 2: continue it with `--num_processes 1`" in capsys.readouterr().err
     )
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):  # after the training
-        patch.setattr(PreferenceRecipe, "save_results", interrupted)
+        patch.setattr("trl_multiagent.recipe.saving.save_results", interrupted)
         run("madpo", "killed", *form)
     scored.clear()
     run("madpo", "killed", *form)

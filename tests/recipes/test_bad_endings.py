@@ -128,7 +128,7 @@ def test_the_last_checkpoint_fails(tmp_path, monkeypatch, step):
         raise FULL
 
     if method == "write_state":
-        monkeypatch.setattr("trl_multiagent.trainers.base.checkpoints.write_state", full)
+        monkeypatch.setattr("trl_multiagent.trainers.base.atomic_saves.write_state", full)
     elif method is not None:
         monkeypatch.setattr(trainer, method, full)
     else:

@@ -74,8 +74,8 @@ class Code:
         definition (`Definition`, *optional*): The function that the agent was asked for; None if it is missing.
         problem (`str`): The reason why the function is missing or has no result; empty if it is defined with a result.
         needed (`list[Statement]`): The statements that the function needs, including its own definition.
-        share (`float`): The share of the completion's visible characters that these statements and imports repeated from the prompt
-            make up, 0 to 1.
+        share (`float`): The share, 0 to 1, of the completion's visible characters that belong to these statements and to imports
+            repeated from the prompt.
         found (`bool`): Whether the completion contains any code. Prose has none, also if Python happens to parse it, as it does
             with a single word.
     """
