@@ -17,7 +17,7 @@ from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.cross_play import CrossPlay
 from trl_multiagent.evaluation.results import FINAL, Numbers, Result, differences, numbers_of, paired_differences
 from trl_multiagent.evaluation.statistics import Estimate
-from trl_multiagent.files import replacing, write_text
+from trl_multiagent.folders import replacing, write_text
 
 
 EVALUATION, CROSS_PLAY = "evaluation", "cross_play"  # names of the files, without their endings

@@ -78,9 +78,9 @@ class Collection:
         Raises:
             ConfigError: a model cannot be loaded.
         """
+        from trl_multiagent.processes import start_processes
         from trl_multiagent.recipe.recipe import loading_arguments, make_peft_config, quantization, sampling_dtype
         from trl_multiagent.team.agent_team import AgentTeam
-        from trl_multiagent.trainers.base.distribution import start_processes
 
         state, settings = start_processes(), self.settings
         model = settings.sections["agent_model"]
@@ -132,7 +132,7 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
         check_comparator(collection.config)
 
         from trl_multiagent.preferences.collection import collect_preferences
-        from trl_multiagent.trainers.base.distribution import start_processes
+        from trl_multiagent.processes import start_processes
 
         state = start_processes()
     logging.basicConfig(format="%(message)s")

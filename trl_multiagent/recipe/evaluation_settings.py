@@ -164,9 +164,9 @@ class Evaluation:
     def load(self, names: str | list[str], roles: Sequence[str], is_saved_team: bool) -> LoadedTeam:
         """Loads a team on the device of this process. A model that answers for several roles is loaded once."""
         from trl_multiagent.evaluation.policies import LoadedTeam, describe_team
+        from trl_multiagent.processes import start_processes
         from trl_multiagent.recipe.recipe import loading_arguments, quantization, sampling_dtype
         from trl_multiagent.team.agent_team import AgentTeam
-        from trl_multiagent.trainers.base.distribution import start_processes
 
         state, model = start_processes(), self.settings.sections["agent_model"]
         with state.main_process_first():

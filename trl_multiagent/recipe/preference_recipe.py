@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import yaml
 from accelerate import PartialState
 from datasets import Dataset
 from transformers.trainer_utils import get_last_checkpoint
 
-from trl_multiagent.file_names import RECIPE_FILE, is_collection
+from trl_multiagent.file_names import is_collection
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.preferences.replay import ReplayConfig
+from trl_multiagent.processes import start_processes
 from trl_multiagent.recipe.algorithms import ITERATIVE
-from trl_multiagent.recipe.arguments import Settings
+from trl_multiagent.recipe.arguments import Settings, make_training_args
 from trl_multiagent.recipe.collection import cost, make_config
 from trl_multiagent.recipe.dry_run import HEADING, print_lines
 from trl_multiagent.recipe.plan import collaboration, count
 from trl_multiagent.recipe.recipe import Recipe, build_recipe
 from trl_multiagent.recipe.results import check_folder
 from trl_multiagent.recipe.settings import ConfigError
+from trl_multiagent.stage import Stage
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint, verify_checkpoint
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 
@@ -39,7 +41,7 @@ ROUNDS_FOLDER = "_rounds"
 TEAMS_FOLDER = "teams"  # in `ROUNDS_FOLDER`: the team before each round
 RESULTS_FILE = "results.json"  # written last: the round, or the run, is complete
 # Settings that may differ when a run is continued, by section
-FREE_SETTINGS = {"output": None, "wandb": None}
+FREE_SECTIONS = ("output", "wandb")
 FREE_KEYS = (
     "num_iterations",
     "logging_steps",
@@ -82,6 +84,13 @@ class PreferenceRecipe(Recipe):
         """The dataset that the user trains on; `None` if this run collects one."""
         return self.settings.arguments.get("preference_dataset")
 
+    @functools.cached_property
+    def stage(self) -> Stage:
+        """The work of the run. [`~Recipe.check_run`] locks its folder."""
+        settings = decisive_settings(self.merged, self.algorithm)
+        advice = f"choose another folder, or set `{self.algorithm}.resume_changes: allow`"
+        return Stage(self.run_folder, "run", settings, start_processes(), advice=advice)
+
     @property
     def rounds_folder(self) -> Path:
         return self.run_folder / ROUNDS_FOLDER
@@ -106,23 +115,54 @@ class PreferenceRecipe(Recipe):
         Checks that what the folder of the run holds belongs to this run.
 
         Raises:
-            ConfigError: a complete phase in it had other settings.
-            ValueError: the checkpoint of an interrupted phase is of another number of processes.
+            StageChanged: a complete phase in it had other settings.
+            ConfigError: the checkpoint of an interrupted phase is of another number of processes.
         """
         folders = [self.run_folder, *self.rounds_folder.glob("*/")]
         for checkpoint in filter(None, (get_last_checkpoint(str(x)) for x in folders if x.is_dir())):
             if not (Path(checkpoint).parent / RESULTS_FILE).is_file():
                 check_processes(read_checkpoint(checkpoint), checkpoint, self.training_args.world_size)
-        finished = [self.run_folder / RESULTS_FILE, *self.rounds_folder.glob(f"*/{RESULTS_FILE}")]
-        path = self.run_folder / RECIPE_FILE
-        if not any(file.is_file() for file in finished) or not path.is_file():
-            return
-        changed = changed_settings(yaml.safe_load(path.read_text()), self.merged, self.algorithm)
-        if changed and self.training_args.resume_changes != "allow":
-            raise ConfigError(
-                f"{self.run_folder} holds complete phases of a run with other settings: {', '.join(changed)}. Choose another "
-                f"folder, or set `{self.algorithm}.resume_changes: allow`."
-            )
+        is_begun = any(self.rounds_folder.glob(f"*/{RESULTS_FILE}")) or self.stage.has(RESULTS_FILE)
+        if is_begun and self.training_args.resume_changes != "allow":
+            self.stage.check()
+
+    def print_plan(self, environment: Environment) -> None:
+        """Prints the plan of a run, without loading a model."""
+        args, roles, config = self.training_args, environment.roles, self.preferences
+        names = self.model_names if isinstance(self.model_names, list) else [self.model_names] * len(roles)
+        lines: dict[str, Any] = {
+            "algorithm": f"{self.algorithm}, loss {' + '.join(args.loss_type)}, beta {args.beta:g}"
+        }
+        lines |= collaboration(self)
+        lines["agents"] = (
+            ", ".join(f"{role}: {name}" for role, name in zip(roles, names, strict=True)) + f" ({self.form_in_words})"
+        )
+        if self.num_iterations is not None:
+            lines["rounds"] = f"{self.num_iterations}, preference_replay_mode {self.replay.preference_replay_mode}"
+        if self.given_preferences is not None:
+            lines["preferences"] = self.given_preferences
+        else:
+            if self.num_iterations is not None:
+                folder = self.rounds_folder / ROUND_FOLDER.format(0) / "preferences"
+                config = dataclasses.replace(config, output_dir=str(folder))
+                lines["each round"] = "collects, draws from these and earlier preferences, and trains"
+            lines |= cost(config, environment, lambda: self.load_datasets()[0])
+        pairs = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+        steps = f"max_steps {args.max_steps}" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
+        lines["training"] = f"{count(pairs, 'pair')} per optimizer step, {steps}, learning rate {args.learning_rate:g}"
+        split = self.dataset.eval_split
+        lines["evaluation"] = (
+            "none"
+            if split is None
+            else f"the task's reward on split {split}, eval_strategy {args.eval_strategy.value}"
+        )
+        lines["output folder"] = self.run_folder
+        lines["trained team"] = self.team_folder if self.saves_team else "not saved"
+        if (self.run_folder / RESULTS_FILE).is_file() or is_collection(config.output_dir):
+            lines["done already"] = "some phases, which are skipped if the settings have not changed"
+        if PartialState().is_main_process:
+            print(HEADING)
+            print_lines(lines)
 
 
 def check_processes(saved: Mapping[str, Any], checkpoint: str, number: int) -> None:
@@ -145,23 +185,16 @@ def check_processes(saved: Mapping[str, Any], checkpoint: str, number: int) -> N
         )
 
 
-def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any], algorithm: str) -> list[str]:
-    """The paths of the settings that differ, except for those that may."""
-
-    def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-        values = {}
-        for section, body in settings.items():
-            if section in FREE_SETTINGS:
-                continue
-            if not isinstance(body, Mapping):
-                values[section] = body
-                continue
+def decisive_settings(merged: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """Returns the settings that must be the same when a run goes on, by their paths."""
+    values = {}
+    for section, body in merged.items():
+        if not isinstance(body, Mapping):
+            values[section] = body
+        elif section not in FREE_SECTIONS:
             free = FREE_KEYS if section == algorithm else ()
             values |= {f"{section}.{name}": value for name, value in body.items() if name not in free}
-        return values
-
-    old, new = flat(before), flat(after)
-    return [path for path in {**old, **new} if old.get(path) != new.get(path)]
+    return values
 
 
 def preference_fields(settings: Settings, training_args: Any, dry_run: bool) -> dict[str, Any]:
@@ -216,42 +249,11 @@ def preference_fields(settings: Settings, training_args: Any, dry_run: bool) -> 
     }
 
 
-def print_plan(recipe: PreferenceRecipe, environment: Environment) -> None:
+def make_recipe(settings: Settings, dry_run: bool = False) -> PreferenceRecipe:
     """
-    Prints the plan of a run, without loading a model.
+    Derives the settings of a run of MADPO, without loading a model or data.
 
-    Args:
-        recipe ([`PreferenceRecipe`]): The settings.
-        environment ([`~trl_multiagent.environments.Environment`]): The task's environment.
+    Raises:
+        ConfigError: a setting is wrong.
     """
-    args, roles, config = recipe.training_args, environment.roles, recipe.preferences
-    names = recipe.model_names if isinstance(recipe.model_names, list) else [recipe.model_names] * len(roles)
-    lines: dict[str, Any] = {"algorithm": f"{recipe.algorithm}, loss {' + '.join(args.loss_type)}, beta {args.beta:g}"}
-    lines |= collaboration(recipe)
-    lines["agents"] = (
-        ", ".join(f"{role}: {name}" for role, name in zip(roles, names, strict=True)) + f" ({recipe.form_in_words})"
-    )
-    if recipe.num_iterations is not None:
-        lines["rounds"] = f"{recipe.num_iterations}, preference_replay_mode {recipe.replay.preference_replay_mode}"
-    if recipe.given_preferences is not None:
-        lines["preferences"] = recipe.given_preferences
-    else:
-        if recipe.num_iterations is not None:
-            folder = recipe.rounds_folder / ROUND_FOLDER.format(0) / "preferences"
-            config = dataclasses.replace(config, output_dir=str(folder))
-            lines["each round"] = "collects, draws from these and earlier preferences, and trains"
-        lines |= cost(config, environment, lambda: recipe.load_datasets()[0])
-    pairs = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    steps = f"max_steps {args.max_steps}" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
-    lines["training"] = f"{count(pairs, 'pair')} per optimizer step, {steps}, learning rate {args.learning_rate:g}"
-    split = recipe.dataset.eval_split
-    lines["evaluation"] = (
-        "none" if split is None else f"the task's reward on split {split}, eval_strategy {args.eval_strategy.value}"
-    )
-    lines["output folder"] = recipe.run_folder
-    lines["trained team"] = recipe.team_folder if recipe.saves_team else "not saved"
-    if (recipe.run_folder / RESULTS_FILE).is_file() or is_collection(config.output_dir):
-        lines["done already"] = "some phases, which are skipped if the settings have not changed"
-    if PartialState().is_main_process:
-        print(HEADING)
-        print_lines(lines)
+    return PreferenceRecipe(**preference_fields(settings, make_training_args(settings), dry_run))

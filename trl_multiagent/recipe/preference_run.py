@@ -24,28 +24,24 @@ from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.file_names import PREFERENCES_FILE, RECIPE_FILE, TEAM_FILE
-from trl_multiagent.files import write_text
+from trl_multiagent.folders import write_text
 from trl_multiagent.hub.push import push_folder
+from trl_multiagent.identity import differences
 from trl_multiagent.preference_rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
 from trl_multiagent.preferences.collection import collect_preferences, seeded
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.replay import replay
 from trl_multiagent.preferences.sources import load_preferences
+from trl_multiagent.processes import fail_together, is_asked_to_stop, start_processes
 from trl_multiagent.recipe.collection import check_comparator
-from trl_multiagent.recipe.preference_recipe import RESULTS_FILE, PreferenceRecipe
+from trl_multiagent.recipe.preference_recipe import RESULTS_FILE, ROUNDS_FOLDER, PreferenceRecipe
 from trl_multiagent.recipe.recipe import set_up_wandb, show_progress
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.recipe.settings import ConfigError, fail
 from trl_multiagent.stopping import end_on_signal
-from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
-from trl_multiagent.trainers.base.distribution import (
-    fail_together,
-    forget_engine,
-    is_asked_to_stop,
-    start_processes,
-)
-from trl_multiagent.trainers.base.run_settings import check_changes, differences
+from trl_multiagent.trainers.base.distribution import forget_engine
+from trl_multiagent.trainers.base.run_settings import check_changes
 from trl_multiagent.trainers.base.team_config import temporarily_set
 
 
@@ -53,56 +49,44 @@ if TYPE_CHECKING:
     from trl_multiagent.environments.base import Environment
 
 
-BEFORE_FILE = "before.json"  # of the first round: the task's reward of the base
+BEFORE_FILE = f"{ROUNDS_FOLDER}/{ROUND_FOLDER.format(0)}/before.json"  # the task's reward of the base
 
 
-def run_phases(
-    recipe: PreferenceRecipe,
-    run_class: type[PreferenceRun],
-    print_plan: Callable[[Any, Environment], None],
-) -> None:
+def run_phases(recipe: PreferenceRecipe, run_class: type[PreferenceRun]) -> None:
     """
     Runs the phases that are not complete, or prints the plan if `--dry_run` is given. Wrong input ends the program.
 
     Args:
         recipe ([`PreferenceRecipe`]): The settings.
         run_class (`type[PreferenceRun]`): The phases.
-        print_plan (`Callable`): `(recipe, environment) -> None`; prints the plan.
     """
     recipe.start_logging()
     if not recipe.dry_run:
         recipe.introduce()
     with end_on_signal(recipe.prog, recipe.arguments_to_go_on), recipe.reservation:
-        run_in_folder(recipe, run_class, print_plan)
-
-
-def run_in_folder(
-    recipe: PreferenceRecipe, run_class: type[PreferenceRun], print_plan: Callable[[Any, Environment], None]
-) -> None:
-    """The work of [`run_phases`]."""
-    with end_on_wrong_input(recipe.prog):
-        environment = recipe.make_environment()
-        recipe.check_team(environment.roles)
-        if recipe.given_preferences is None:
+        with end_on_wrong_input(recipe.prog):
+            environment = recipe.make_environment()
+            recipe.check_team(environment.roles)
             given = None
-            check_comparator(recipe.preferences)
-        else:
-            given = load_preferences(recipe.given_preferences, environment.roles)
-        if recipe.dry_run:
-            return print_plan(recipe, environment)
-        recipe.check_run_folder()
-        items, eval_items = recipe.load_datasets()
-    recipe.check_run(environment, items)
-    run = run_class(recipe, environment, items, eval_items)
-    try:
-        with end_with_one_line(recipe.prog):
-            number = recipe.num_iterations
-            trainer = run.train_once(given) if number is None else run.train_rounds(number)
-    except (NoPairsError, ConfigError) as error:
-        fail(recipe.prog, error)
-    if trainer is not None:
-        trainer.accelerator.wait_for_everyone()
-        trainer.accelerator.end_training()
+            if recipe.given_preferences is None:
+                check_comparator(recipe.preferences)
+            else:
+                given = load_preferences(recipe.given_preferences, environment.roles)
+            if recipe.dry_run:
+                return recipe.print_plan(environment)
+            recipe.check_run_folder()
+            items, eval_items = recipe.load_datasets()
+        recipe.check_run(environment, items)
+        run = run_class(recipe, environment, items, eval_items)
+        try:
+            with end_with_one_line(recipe.prog):
+                number = recipe.num_iterations
+                trainer = run.train_once(given) if number is None else run.train_rounds(number)
+        except (NoPairsError, ConfigError) as error:
+            fail(recipe.prog, error)
+        if trainer is not None:
+            trainer.accelerator.wait_for_everyone()
+            trainer.accelerator.end_training()
 
 
 class NoPairsError(RuntimeError):
@@ -138,7 +122,7 @@ class PreferenceRun:
         """
         recipe = self.recipe
         folder = recipe.run_folder
-        if (folder / RESULTS_FILE).is_file():
+        if recipe.stage.has(RESULTS_FILE):
             self.say(f"The run in {folder} is complete.")
             return None
         self.write_settings()
@@ -151,33 +135,31 @@ class PreferenceRun:
         trainer, checkpoint = self.make_trainer(preferences, folder, None, recipe.resume_from_checkpoint)
         recipe.resume_from_checkpoint = checkpoint
         recipe.train_and_save(trainer)
-        self.write_results(
-            folder / RESULTS_FILE,
-            {"collection": numbers, "env_step": trainer.env_step, "steps": trainer.state.global_step},
-        )
+        results = {"collection": numbers, "env_step": trainer.env_step, "steps": trainer.state.global_step}
+        recipe.stage.save_result(RESULTS_FILE, results)
         return trainer
 
     # Several rounds
 
     def train_rounds(self, number: int) -> Any:
         """Runs the rounds that are not complete, and saves the last team. `None` if all of them were complete before."""
-        recipe = self.recipe
+        recipe, stage = self.recipe, self.recipe.stage
         self.write_settings()
         set_up_wandb(recipe.wandb)
         results: list[dict[str, Any]] = []
         trainer = None
         for k in range(number):
             self.stop_if_asked()
-            folder = recipe.rounds_folder / ROUND_FOLDER.format(k)
-            if (folder / RESULTS_FILE).is_file():
-                results.append(json.loads((folder / RESULTS_FILE).read_text()))
+            part = f"{ROUNDS_FOLDER}/{ROUND_FOLDER.format(k)}/{RESULTS_FILE}"
+            if stage.has(part):
+                results.append(stage.result(part))
                 continue
             self.say(f"\nRound {k + 1} of {number}")
-            trainer, numbers = self.train_round(k, folder, results)
+            trainer, numbers = self.train_round(k, recipe.rounds_folder / ROUND_FOLDER.format(k), results)
             results.append(numbers)
             if k == number - 1:  # before the round counts as complete
                 self.save_last(trainer, results)
-            self.write_results(folder / RESULTS_FILE, numbers)
+            stage.save_result(part, numbers)
         self.say(table(results))
         if trainer is None:
             self.say(f"The run in {recipe.run_folder} is complete.")
@@ -198,7 +180,7 @@ class PreferenceRun:
         Raises:
             NoPairsError: there are no preferences to train on.
         """
-        source = self.team_before(number)
+        stage, source = self.recipe.stage, self.team_before(number)
         preferences, collection = self.collect(number, folder / "preferences", source, self.scoring(number))
         chosen = self.replayed(number, preferences)
         if len(chosen) == 0:
@@ -209,11 +191,11 @@ class PreferenceRun:
         trainer, checkpoint = self.make_trainer(chosen, folder, source)
         if results:
             before = results[-1].get("eval")
-        elif (folder / BEFORE_FILE).is_file():
-            before = json.loads((folder / BEFORE_FILE).read_text())
+        elif stage.has(BEFORE_FILE):
+            before = stage.result(BEFORE_FILE)
         else:
             before = self.evaluate(trainer)
-            self.write_results(folder / BEFORE_FILE, before)
+            stage.save_result(BEFORE_FILE, before)
         if results and checkpoint is None:
             trainer.env_step = results[-1]["env_step"]
         facts = {"current_iteration": number + 1, "current_preference_pairs": len(preferences)}
@@ -225,7 +207,7 @@ class PreferenceRun:
         show_progress(trainer)
         trainer.train(resume_from_checkpoint=checkpoint)
         after = self.evaluate(trainer)
-        self.save_team(trainer, number + 1)
+        self.save_team(number + 1, lambda path: trainer.save_model(path, _internal_call=True))
         numbers = {"round": number, "collection": collection, "iter": facts, "env_step": trainer.env_step}
         numbers |= {"eval_before": before, "eval": after, "steps": trainer.state.global_step}
         return trainer, {**numbers, "log_history": trainer.state.log_history}
@@ -237,28 +219,21 @@ class PreferenceRun:
         if number > 0:
             return str(folder)
         if recipe.preferences.comparator_policy == "history" and not (folder / TEAM_FILE).is_file():
-            with without_sharding(recipe.training_args), self.state.main_process_first():
-                if self.state.is_main_process:
-                    self.save_folder(recipe.load_team(self.roles), folder)
+            with without_sharding(recipe.training_args):
+                team = recipe.load_team(self.roles)
+            self.save_team(0, lambda path: team.save_pretrained(path) if self.state.is_main_process else None)
         return None
 
-    def save_team(self, trainer: Any, number: int) -> None:
-        """Saves the team before round `number`. The folder is created atomically."""
+    def save_team(self, number: int, save: Callable[[str], None]) -> None:
+        """Saves the team before round `number` with a function of its folder, which is created atomically."""
         folder = self.recipe.teams_folder / ROUND_FOLDER.format(number)
         unfinished = folder.with_name(f"_{folder.name}")
-        with fail_together(trainer.accelerator):
-            trainer.save_model(str(unfinished), _internal_call=True)
-        with fail_together(trainer.accelerator):
-            if trainer.is_world_process_zero():
+        with fail_together(self.state):
+            save(str(unfinished))
+        with fail_together(self.state):
+            if self.state.is_main_process:
                 shutil.rmtree(folder, ignore_errors=True)
                 unfinished.rename(folder)
-
-    @staticmethod
-    def save_folder(team: AgentTeam, folder: Path) -> None:
-        unfinished = folder.with_name(f"_{folder.name}")
-        team.save_pretrained(unfinished)
-        shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
 
     def replayed(self, number: int, preferences: Dataset) -> Dataset:
         """The preferences that a round trains on."""
@@ -389,14 +364,8 @@ class PreferenceRun:
 
     def write_settings(self) -> None:
         if self.state.is_main_process:
-            self.recipe.run_folder.mkdir(parents=True, exist_ok=True)
+            self.recipe.stage.begin()
             write_text(self.recipe.run_folder / RECIPE_FILE, yaml.safe_dump(self.recipe.merged, sort_keys=False))
-
-    def write_results(self, path: Path, results: dict[str, Any] | None) -> None:
-        self.state.wait_for_everyone()
-        if self.state.is_main_process:
-            write_text(path, json.dumps(results, indent=2) + "\n")
-        self.state.wait_for_everyone()
 
     def stop_if_asked(self) -> None:
         """Ends the program if a signal has asked for it in the last step of a training."""

@@ -30,10 +30,12 @@ from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, describe
 from trl_multiagent.file_names import CARD_FILE, RECIPE_FILE
-from trl_multiagent.files import write_text
+from trl_multiagent.folders import locked, write_text
 from trl_multiagent.hub.model_card import CURVE_FILE, hub_id, rename_card
+from trl_multiagent.identity import describe_environment, differences
 from trl_multiagent.models.positions import check_prompts
 from trl_multiagent.models.pretrained import quiet_loading
+from trl_multiagent.processes import check_agreement, fail_together
 from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.arguments import Settings, check_names
 from trl_multiagent.recipe.results import (
@@ -47,7 +49,6 @@ from trl_multiagent.recipe.results import (
 from trl_multiagent.recipe.sections import PEFT_DEFAULTS, AgentModel, Output, Wandb
 from trl_multiagent.recipe.settings import ConfigError, fail, pop_path
 from trl_multiagent.recipe.tasks import make_environment
-from trl_multiagent.reservation import reserve
 from trl_multiagent.stopping import ending_later
 from trl_multiagent.team.adapters import check_adapter_config, check_adapter_names
 from trl_multiagent.team.agent_team import AgentTeam
@@ -55,18 +56,11 @@ from trl_multiagent.team.critics import model_names
 from trl_multiagent.team.files import AGENTS_FOLDER, SHARED_FOLDER, AgentSource, load_tokenizer
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.checkpoint_files import STATE_FILE, read_checkpoint, verify_checkpoint
-from trl_multiagent.trainers.base.distribution import check_agreement, fail_together
 from trl_multiagent.trainers.base.progress import show_one_bar
 from trl_multiagent.trainers.base.rescue import WriteError
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_metrics import EVAL_METRICS, is_eval_metric
-from trl_multiagent.trainers.base.run_settings import (
-    check_changes,
-    check_steps,
-    describe_environment,
-    describe_run,
-    differences,
-)
+from trl_multiagent.trainers.base.run_settings import check_changes, check_steps, describe_run
 
 
 NOT_DETECTED = (
@@ -465,7 +459,7 @@ class Recipe:
                     [f"{AGENTS_FOLDER}/{folder or role}" for role in environment.roles],
                 )
                 advice = f"choose another RUN_ID or `{self.algorithm}.output_dir`"
-                self.reservation.enter_context(reserve(self.run_folder, "run", advice))
+                self.reservation.enter_context(locked(self.run_folder, advice))
         except ValueError as error:
             problems = [str(error)]
         problems = list(dict.fromkeys(gather_object(problems)))

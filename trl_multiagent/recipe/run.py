@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
-from trl_multiagent.files import is_disk_full
+from trl_multiagent.folders import is_disk_full
 from trl_multiagent.recipe.algorithms import ALGORITHMS
 from trl_multiagent.recipe.arguments import Settings, check_settings, make_training_args
 from trl_multiagent.recipe.config_files import RECIPES, config_file
@@ -119,7 +119,7 @@ def end_with_one_line(prog: str) -> Iterator[None]:
         prog (`str`): Name of the program in messages.
     """
     from trl_multiagent.models.positions import TooLongError
-    from trl_multiagent.trainers.base.distribution import OtherProcessError, OtherProcessUnavailable
+    from trl_multiagent.processes import OtherProcessError, OtherProcessUnavailable
     from trl_multiagent.trainers.base.rescue import WriteError
 
     try:

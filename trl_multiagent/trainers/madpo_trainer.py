@@ -27,12 +27,13 @@ from trl_multiagent.preference_rows import (
     temporary_cache_files,
     text_columns,
 )
+from trl_multiagent.processes import fail_together
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.history import uses_chat_template
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.sampler import TeamSampler
-from trl_multiagent.trainers.base.distribution import fail_together, without_repeated
+from trl_multiagent.trainers.base.distribution import without_repeated
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin, first_pairs
 from trl_multiagent.trainers.base.reference import check_reference_sync
 from trl_multiagent.trainers.base.rollout_trainer import check_team

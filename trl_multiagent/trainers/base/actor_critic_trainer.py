@@ -18,6 +18,7 @@ from transformers.utils import logging
 from trl.trainer.utils import FusedCausalLMOutput, pad
 
 from trl_multiagent.environments.base import Environment
+from trl_multiagent.processes import fail_together
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.rollout.values import (
     ROUNDING,
@@ -30,7 +31,6 @@ from trl_multiagent.rollout.values import (
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
 from trl_multiagent.trainers.base.actor_critic_config import VALUE_LOSS_COEF, ActorCriticConfig
-from trl_multiagent.trainers.base.distribution import fail_together
 from trl_multiagent.trainers.base.rollout_metrics import StepTotals, Total
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 from trl_multiagent.trainers.base.rows import PADDING_LENGTH

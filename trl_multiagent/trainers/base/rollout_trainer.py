@@ -22,10 +22,12 @@ from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_h
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.files import write_text
+from trl_multiagent.folders import write_text
+from trl_multiagent.identity import describe_environment
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.models.positions import check_prompts
 from trl_multiagent.models.vllm_generation import check_vllm, make_generations
+from trl_multiagent.processes import error_barrier, fail_together
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
 from trl_multiagent.rollout.trace import TraceRow, trace_rows
@@ -36,12 +38,7 @@ from trl_multiagent.team.sampler import check_first_prompts
 from trl_multiagent.trainers.base.alarms import Alarms
 from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
 from trl_multiagent.trainers.base.completions import log_completion_tables, print_trees
-from trl_multiagent.trainers.base.distribution import (
-    check_generation,
-    error_barrier,
-    fail_together,
-    without_repeated,
-)
+from trl_multiagent.trainers.base.distribution import check_generation, without_repeated
 from trl_multiagent.trainers.base.grpo_loss import GRPOLossMixin
 from trl_multiagent.trainers.base.reference import check_reference_sync
 from trl_multiagent.trainers.base.rescue import repeatable
@@ -57,7 +54,6 @@ from trl_multiagent.trainers.base.rows import (
     tensors_of_agent,
     trim_padding,
 )
-from trl_multiagent.trainers.base.run_settings import describe_environment
 from trl_multiagent.trainers.base.task_metrics import TaskMetricsMixin
 from trl_multiagent.trainers.base.team_mixin import TeamTrainerMixin, router_loss_coefs
 from trl_multiagent.trainers.base.trace_files import TraceFiles, remove_after

@@ -8,9 +8,9 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from trl_multiagent.environments.base import scoring_metrics
 from trl_multiagent.hub.model_card import environment_name
+from trl_multiagent.processes import fail_together
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.trainers.base.distribution import fail_together
 from trl_multiagent.trainers.base.rollout_metrics import RolloutTotals, rollout_totals, sum_totals
 
 
