@@ -51,7 +51,7 @@ def test_a_kill_repeats_the_part_that_was_not_complete(tmp_path, kill_at):
         ({"temperature": 0.7}, r"temperature was 1\.0, is 0\.7\. Choose another folder, or remove this one\."),
         ({"temperature": 0.7, "weights": "b2"}, r"temperature was 1\.0, is 0\.7; weights was a1, is b2\."),
         ({"roles": ["main"]}, r"roles was \['aux', 'main'\], is \['main'\]"),
-        ({"top_p": 0.9}, r"top_p was None, is 0\.9"),
+        ({"top_p": 0.9}, r"top_p was not set, is 0\.9"),
         ({"weights": None}, "weights was a1, is None"),
     ],
 )

@@ -82,7 +82,8 @@ class Stage:
         before, now = {"stage": saved["stage"], **saved["settings"]}, {"stage": self.name, **self.settings}
         changed = [name for name in {**before, **now} if before.get(name) != now.get(name) and name not in self.free]
         if changed:
-            changes = "; ".join(f"{name} was {before.get(name)}, is {now.get(name)}" for name in changed)
+            values = [(name, before.get(name, "not set"), now.get(name, "not set")) for name in changed]
+            changes = "; ".join(f"{name} was {old}, is {new}" for name, old, new in values)
             advice = f"{self.advice[0].upper()}{self.advice[1:]}, or remove this one."
             raise StageChanged(f"{self.folder} holds another {self.name}: {changes}. {advice}")
 

@@ -11,7 +11,7 @@ from trl_multiagent.environments.base import ask, judge
 from trl_multiagent.environments.centralized import CentralizedEnvironment, central_prompt, split_blocks
 from trl_multiagent.environments.scoring import ScoringContext, scoring
 from trl_multiagent.preferences.comparators import CentralizedSampler
-from trl_multiagent.recipe.marlhf import make_reward_recipe
+from trl_multiagent.recipe.marlhf import make_recipe
 from trl_multiagent.recipe.phases import run_preferences
 from trl_multiagent.recipe.run import parse_recipe, read_settings, run_recipe
 from trl_multiagent.rollout.tree import Node
@@ -160,7 +160,7 @@ def test_settings():
     assert args.num_agents == 1 and args.joint_actions_per_node == args.num_generations
     argv = ["--model_name", "m", "--collaboration_mode", "centralized", "--comparator_generation_mode", "centralized"]
     argv += ["--comparator_policy", "model", "--comparator_model_name", "n"]
-    recipe = make_reward_recipe(read_settings("marlhf", TASK, argv, "run")[0])
+    recipe = make_recipe(read_settings("marlhf", TASK, argv, "run")[0])
     assert recipe.preferences.comparator_generation_mode == "decentralized"
     assert recipe.make_environment().roles == ("team",)
 

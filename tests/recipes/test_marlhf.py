@@ -17,7 +17,7 @@ from trl_multiagent import AgentTeam, FunctionEnvironment, JointRewardTrainer, M
 from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
 from trl_multiagent.folders import locked
 from trl_multiagent.preferences import load_preferences
-from trl_multiagent.recipe.marlhf import RewardRun, make_reward_recipe
+from trl_multiagent.recipe.marlhf import RewardRun, make_recipe
 from trl_multiagent.recipe.phases import run_marlhf
 from trl_multiagent.recipe.preference_run import PreferenceRun
 from trl_multiagent.recipe.reward_model import run_reward_model
@@ -44,7 +44,7 @@ def no_run_id(monkeypatch):
 
 def phases(*argv):
     settings, _ = read_settings("marlhf", TASK, ["--model_name", "m", *argv], "marlhf")
-    return make_reward_recipe(settings)
+    return make_recipe(settings)
 
 
 def script(name, *argv):
@@ -419,7 +419,7 @@ def test_wrong_settings_of_rounds(argv, problem, capsys, tmp_path):
 
 def test_defaults_of_rounds():
     settings, _ = read_settings("marlhf_iter", TASK, ["--model_name", "m"], "marlhf_iter")
-    recipe = make_reward_recipe(settings)
+    recipe = make_recipe(settings)
     assert recipe.num_iterations == 6 and recipe.training_args.num_iterations == 1
     assert recipe.training_args.num_train_epochs == 2 == recipe.reward_args.num_train_epochs
     assert recipe.preferences.preference_num_candidates == 20 and recipe.preferences.comparator_policy == "current"

@@ -79,45 +79,6 @@ class RewardRecipe(PreferenceRecipe):
         first = self.model_names if isinstance(self.model_names, str) else self.model_names[0]
         return self.given("reward_model_name", None) or first
 
-    def print_plan(self, environment: Environment) -> None:
-        """Prints the plan of a run, without loading a model."""
-        args, settings, config = self.reward_args, self.settings, self.preferences
-        in_rounds = self.num_iterations is not None
-        folder = self.rounds_folder / ROUND_FOLDER.format(0) if in_rounds else self.run_folder
-        if self.training_args.process_index == 0:
-            if in_rounds:
-                mode = self.replay.preference_replay_mode
-                print(f"{self.num_iterations} rounds of three phases, preference_replay_mode {mode}\n")
-                config = dataclasses.replace(config, output_dir=str(folder / "preferences"))
-            print("Phase 1 of 3: preferences")
-            if self.given_preferences is None:
-                source = dataclasses.replace(
-                    self.dataset, size=self.given("preference_num_items", None) or self.dataset.size
-                )
-                sections = {**settings.sections, "dataset": source}
-                print_cost(
-                    Collection(dataclasses.replace(settings, sections=sections), config, True, self.prog), environment
-                )
-            else:
-                print(f"  those of {self.given_preferences}")
-            print("\nPhase 2 of 3: the reward model")
-            lines = {"starts from": self.reward_base}
-            lines["trained"] = (
-                "the head"
-                if args.freeze_backbone
-                else "all weights"
-                if self.reward_peft is None
-                else f"LoRA of rank {self.reward_peft.r}"
-            )
-            lines["pairs"] = (
-                f"{1 - args.eval_fraction:.0%} of the items, {args.num_train_epochs:g} epochs, "
-                f"{args.per_device_train_batch_size} pairs per device and step, learning rate {args.learning_rate:g}"
-            )
-            lines["folder"] = str(folder / (REWARD_FOLDER if in_rounds else f"_{REWARD_FOLDER}"))
-            print_lines(lines)
-            print(f"\nPhase 3 of 3: {self.rl_algorithm} with the reward of the model")
-        print_plan(self, environment.roles)
-
 
 class RewardRun(PreferenceRun):
     """One run of MARLHF. Its trainings have the reward of a model, which is trained on the preferences first."""
@@ -176,7 +137,7 @@ class RewardRun(PreferenceRun):
         return [RewardWatch()]
 
 
-def make_reward_recipe(settings: Settings, dry_run: bool = False) -> RewardRecipe:
+def make_recipe(settings: Settings, dry_run: bool = False) -> RewardRecipe:
     """
     Derives the settings of the three phases, without loading a model or data.
 
@@ -281,3 +242,43 @@ def make_reward_peft(settings: Settings) -> LoraConfig | None:
         return LoraConfig(**{"target_modules": "all-linear", **fields, "task_type": "SEQ_CLS"})
     except (ValueError, TypeError) as error:
         raise ConfigError(f"`{algorithm}.reward_peft`: {error}") from error
+
+
+def print_phases(recipe: RewardRecipe, environment: Environment) -> None:
+    """Prints the plan of a run, without loading a model."""
+    args, settings, config = recipe.reward_args, recipe.settings, recipe.preferences
+    in_rounds = recipe.num_iterations is not None
+    folder = recipe.rounds_folder / ROUND_FOLDER.format(0) if in_rounds else recipe.run_folder
+    if recipe.training_args.process_index == 0:
+        if in_rounds:
+            mode = recipe.replay.preference_replay_mode
+            print(f"{recipe.num_iterations} rounds of three phases, preference_replay_mode {mode}\n")
+            config = dataclasses.replace(config, output_dir=str(folder / "preferences"))
+        print("Phase 1 of 3: preferences")
+        if recipe.given_preferences is None:
+            source = dataclasses.replace(
+                recipe.dataset, size=recipe.given("preference_num_items", None) or recipe.dataset.size
+            )
+            sections = {**settings.sections, "dataset": source}
+            print_cost(
+                Collection(dataclasses.replace(settings, sections=sections), config, True, recipe.prog), environment
+            )
+        else:
+            print(f"  those of {recipe.given_preferences}")
+        print("\nPhase 2 of 3: the reward model")
+        lines = {"starts from": recipe.reward_base}
+        lines["trained"] = (
+            "the head"
+            if args.freeze_backbone
+            else "all weights"
+            if recipe.reward_peft is None
+            else f"LoRA of rank {recipe.reward_peft.r}"
+        )
+        lines["pairs"] = (
+            f"{1 - args.eval_fraction:.0%} of the items, {args.num_train_epochs:g} epochs, "
+            f"{args.per_device_train_batch_size} pairs per device and step, learning rate {args.learning_rate:g}"
+        )
+        lines["folder"] = str(folder / (REWARD_FOLDER if in_rounds else f"_{REWARD_FOLDER}"))
+        print_lines(lines)
+        print(f"\nPhase 3 of 3: {recipe.rl_algorithm} with the reward of the model")
+    print_plan(recipe, environment.roles)

@@ -19,7 +19,7 @@ from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.preferences.replay import ReplayConfig
 from trl_multiagent.processes import start_processes
 from trl_multiagent.recipe.algorithms import ITERATIVE
-from trl_multiagent.recipe.arguments import Settings, make_training_args
+from trl_multiagent.recipe.arguments import Settings
 from trl_multiagent.recipe.collection import cost, make_config
 from trl_multiagent.recipe.dry_run import HEADING, print_lines
 from trl_multiagent.recipe.plan import collaboration, count
@@ -126,44 +126,6 @@ class PreferenceRecipe(Recipe):
         if is_begun and self.training_args.resume_changes != "allow":
             self.stage.check()
 
-    def print_plan(self, environment: Environment) -> None:
-        """Prints the plan of a run, without loading a model."""
-        args, roles, config = self.training_args, environment.roles, self.preferences
-        names = self.model_names if isinstance(self.model_names, list) else [self.model_names] * len(roles)
-        lines: dict[str, Any] = {
-            "algorithm": f"{self.algorithm}, loss {' + '.join(args.loss_type)}, beta {args.beta:g}"
-        }
-        lines |= collaboration(self)
-        lines["agents"] = (
-            ", ".join(f"{role}: {name}" for role, name in zip(roles, names, strict=True)) + f" ({self.form_in_words})"
-        )
-        if self.num_iterations is not None:
-            lines["rounds"] = f"{self.num_iterations}, preference_replay_mode {self.replay.preference_replay_mode}"
-        if self.given_preferences is not None:
-            lines["preferences"] = self.given_preferences
-        else:
-            if self.num_iterations is not None:
-                folder = self.rounds_folder / ROUND_FOLDER.format(0) / "preferences"
-                config = dataclasses.replace(config, output_dir=str(folder))
-                lines["each round"] = "collects, draws from these and earlier preferences, and trains"
-            lines |= cost(config, environment, lambda: self.load_datasets()[0])
-        pairs = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-        steps = f"max_steps {args.max_steps}" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
-        lines["training"] = f"{count(pairs, 'pair')} per optimizer step, {steps}, learning rate {args.learning_rate:g}"
-        split = self.dataset.eval_split
-        lines["evaluation"] = (
-            "none"
-            if split is None
-            else f"the task's reward on split {split}, eval_strategy {args.eval_strategy.value}"
-        )
-        lines["output folder"] = self.run_folder
-        lines["trained team"] = self.team_folder if self.saves_team else "not saved"
-        if (self.run_folder / RESULTS_FILE).is_file() or is_collection(config.output_dir):
-            lines["done already"] = "some phases, which are skipped if the settings have not changed"
-        if PartialState().is_main_process:
-            print(HEADING)
-            print_lines(lines)
-
 
 def check_processes(saved: Mapping[str, Any], checkpoint: str, number: int) -> None:
     """
@@ -249,11 +211,42 @@ def preference_fields(settings: Settings, training_args: Any, dry_run: bool) -> 
     }
 
 
-def make_recipe(settings: Settings, dry_run: bool = False) -> PreferenceRecipe:
+def print_plan(recipe: PreferenceRecipe, environment: Environment) -> None:
     """
-    Derives the settings of a run of MADPO, without loading a model or data.
+    Prints the plan of a run, without loading a model.
 
-    Raises:
-        ConfigError: a setting is wrong.
+    Args:
+        recipe ([`PreferenceRecipe`]): The settings.
+        environment ([`~trl_multiagent.environments.Environment`]): The task's environment.
     """
-    return PreferenceRecipe(**preference_fields(settings, make_training_args(settings), dry_run))
+    args, roles, config = recipe.training_args, environment.roles, recipe.preferences
+    names = recipe.model_names if isinstance(recipe.model_names, list) else [recipe.model_names] * len(roles)
+    lines: dict[str, Any] = {"algorithm": f"{recipe.algorithm}, loss {' + '.join(args.loss_type)}, beta {args.beta:g}"}
+    lines |= collaboration(recipe)
+    lines["agents"] = (
+        ", ".join(f"{role}: {name}" for role, name in zip(roles, names, strict=True)) + f" ({recipe.form_in_words})"
+    )
+    if recipe.num_iterations is not None:
+        lines["rounds"] = f"{recipe.num_iterations}, preference_replay_mode {recipe.replay.preference_replay_mode}"
+    if recipe.given_preferences is not None:
+        lines["preferences"] = recipe.given_preferences
+    else:
+        if recipe.num_iterations is not None:
+            folder = recipe.rounds_folder / ROUND_FOLDER.format(0) / "preferences"
+            config = dataclasses.replace(config, output_dir=str(folder))
+            lines["each round"] = "collects, draws from these and earlier preferences, and trains"
+        lines |= cost(config, environment, lambda: recipe.load_datasets()[0])
+    pairs = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    steps = f"max_steps {args.max_steps}" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
+    lines["training"] = f"{count(pairs, 'pair')} per optimizer step, {steps}, learning rate {args.learning_rate:g}"
+    split = recipe.dataset.eval_split
+    lines["evaluation"] = (
+        "none" if split is None else f"the task's reward on split {split}, eval_strategy {args.eval_strategy.value}"
+    )
+    lines["output folder"] = recipe.run_folder
+    lines["trained team"] = recipe.team_folder if recipe.saves_team else "not saved"
+    if (recipe.run_folder / RESULTS_FILE).is_file() or is_collection(config.output_dir):
+        lines["done already"] = "some phases, which are skipped if the settings have not changed"
+    if PartialState().is_main_process:
+        print(HEADING)
+        print_lines(lines)

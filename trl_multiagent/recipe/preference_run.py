@@ -52,41 +52,53 @@ if TYPE_CHECKING:
 BEFORE_FILE = f"{ROUNDS_FOLDER}/{ROUND_FOLDER.format(0)}/before.json"  # the task's reward of the base
 
 
-def run_phases(recipe: PreferenceRecipe, run_class: type[PreferenceRun]) -> None:
+def run_phases(
+    recipe: PreferenceRecipe,
+    run_class: type[PreferenceRun],
+    print_plan: Callable[[Any, Environment], None],
+) -> None:
     """
     Runs the phases that are not complete, or prints the plan if `--dry_run` is given. Wrong input ends the program.
 
     Args:
         recipe ([`PreferenceRecipe`]): The settings.
         run_class (`type[PreferenceRun]`): The phases.
+        print_plan (`Callable`): `(recipe, environment) -> None`; prints the plan.
     """
     recipe.start_logging()
     if not recipe.dry_run:
         recipe.introduce()
     with end_on_signal(recipe.prog, recipe.arguments_to_go_on), recipe.reservation:
-        with end_on_wrong_input(recipe.prog):
-            environment = recipe.make_environment()
-            recipe.check_team(environment.roles)
+        run_in_folder(recipe, run_class, print_plan)
+
+
+def run_in_folder(
+    recipe: PreferenceRecipe, run_class: type[PreferenceRun], print_plan: Callable[[Any, Environment], None]
+) -> None:
+    """The work of [`run_phases`]."""
+    with end_on_wrong_input(recipe.prog):
+        environment = recipe.make_environment()
+        recipe.check_team(environment.roles)
+        if recipe.given_preferences is None:
             given = None
-            if recipe.given_preferences is None:
-                check_comparator(recipe.preferences)
-            else:
-                given = load_preferences(recipe.given_preferences, environment.roles)
-            if recipe.dry_run:
-                return recipe.print_plan(environment)
-            recipe.check_run_folder()
-            items, eval_items = recipe.load_datasets()
-        recipe.check_run(environment, items)
-        run = run_class(recipe, environment, items, eval_items)
-        try:
-            with end_with_one_line(recipe.prog):
-                number = recipe.num_iterations
-                trainer = run.train_once(given) if number is None else run.train_rounds(number)
-        except (NoPairsError, ConfigError) as error:
-            fail(recipe.prog, error)
-        if trainer is not None:
-            trainer.accelerator.wait_for_everyone()
-            trainer.accelerator.end_training()
+            check_comparator(recipe.preferences)
+        else:
+            given = load_preferences(recipe.given_preferences, environment.roles)
+        if recipe.dry_run:
+            return print_plan(recipe, environment)
+        recipe.check_run_folder()
+        items, eval_items = recipe.load_datasets()
+    recipe.check_run(environment, items)
+    run = run_class(recipe, environment, items, eval_items)
+    try:
+        with end_with_one_line(recipe.prog):
+            number = recipe.num_iterations
+            trainer = run.train_once(given) if number is None else run.train_rounds(number)
+    except (NoPairsError, ConfigError) as error:
+        fail(recipe.prog, error)
+    if trainer is not None:
+        trainer.accelerator.wait_for_everyone()
+        trainer.accelerator.end_training()
 
 
 class NoPairsError(RuntimeError):
