@@ -126,3 +126,8 @@ class Stage:
         with fail_together(self.state):
             if self.state.is_main_process:
                 write_json(self.folder / part, value)
+
+
+def chunks_of(num_items: int, size: int) -> list[range]:
+    """Returns the items of each part of a work, by their positions."""
+    return [range(k, min(k + size, num_items)) for k in range(0, num_items, size)]

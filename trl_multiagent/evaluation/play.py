@@ -20,7 +20,7 @@ from trl_multiagent.identity import describe_environment, digest_of_rows
 from trl_multiagent.processes import fail_together
 from trl_multiagent.rollout.episodes import play_episodes
 from trl_multiagent.rollout.tree import Node, judge_nodes
-from trl_multiagent.stage import Stage
+from trl_multiagent.stage import Stage, chunks_of
 
 
 Records = list[dict[str, Any]]
@@ -96,7 +96,7 @@ def _play_batches(
     """Plays the batches of this process that are not there yet, and writes each of them."""
     if stage.has(TRANSCRIPTS):
         return
-    own = batches_of(len(dataset), config)[accelerator.process_index :: accelerator.num_processes]
+    own = chunks_of(len(dataset), config.items_per_batch)[accelerator.process_index :: accelerator.num_processes]
     missing = [batch for batch in own if not stage.has(part_of(batch))]
     sampler = make_sampler(policy, loaded, config)
     sampler.check_items([dataset[k] for batch in missing for k in batch], policy.environment)
@@ -114,12 +114,6 @@ def _play_batches(
             bar.update(len(batch))
 
 
-def batches_of(num_items: int, config: EvaluationConfig) -> list[range]:
-    """Returns the items of each batch, by their positions."""
-    size = config.items_per_batch
-    return [range(k, min(k + size, num_items)) for k in range(0, num_items, size)]
-
-
 def part_of(batch: range) -> str:
     """Returns the name of the file with the episodes of a batch."""
     return f"items_{batch.start:06d}_to_{batch.stop:06d}.jsonl"
@@ -133,7 +127,8 @@ def _join_batches(stage: Stage, num_items: int, config: EvaluationConfig) -> Rec
         ValueError: episodes are missing or damaged.
     """
     if not stage.has(TRANSCRIPTS):
-        stage.save(TRANSCRIPTS, [x for batch in batches_of(num_items, config) for x in stage.read(part_of(batch))])
+        batches = chunks_of(num_items, config.items_per_batch)
+        stage.save(TRANSCRIPTS, [record for batch in batches for record in stage.read(part_of(batch))])
     for path in stage.folder.glob("items_*.jsonl"):
         path.unlink()
     records = stage.read(TRANSCRIPTS)

@@ -52,7 +52,7 @@ from trl_multiagent.processes import fail_together, start_processes
 from trl_multiagent.rollout.episodes import derive_seed, play_candidates
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.tree import Node, Samples
-from trl_multiagent.stage import Stage
+from trl_multiagent.stage import Stage, chunks_of
 from trl_multiagent.team.agent_team import AgentTeam
 
 
@@ -356,11 +356,6 @@ class _Collection:
                 column = f"{side}_{name}"
                 row[column if column not in row else f"{side}_metric_{name}"] = value
         return row
-
-
-def chunks_of(num_items: int, size: int) -> list[range]:
-    """The items of each chunk, by their positions."""
-    return [range(k, min(k + size, num_items)) for k in range(0, num_items, size)]
 
 
 def finished_chunks(folder: Path, number: int) -> int:

@@ -254,8 +254,9 @@ def cost(config: PreferenceConfig, environment: Environment, load_items: Callabl
         load_items (`Callable`): Loads the items. If it raises a `ConnectionError`, their number is unknown.
     """
     from trl_multiagent.environments.base import ask
-    from trl_multiagent.preferences.collection import chunks_of, finished_chunks
+    from trl_multiagent.preferences.collection import finished_chunks
     from trl_multiagent.recipe.plan import count
+    from trl_multiagent.stage import chunks_of
 
     roles = environment.roles
     lines: dict[str, Any] = {}

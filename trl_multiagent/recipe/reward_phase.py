@@ -107,10 +107,11 @@ def train_reward_model(
             continue from is damaged.
     """
     folder, state = Path(args.output_dir), PartialState()
-    checkpoint = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    is_complete = (folder / COMPLETE_FILE).is_file()
+    checkpoint = get_last_checkpoint(str(folder)) if folder.is_dir() and not is_complete else None
     free = [PROCESSES] if checkpoint is None else []  # only a checkpoint depends on it
     stage = Stage(folder, "reward model", describe(model, args, preferences, roles, peft_config), state, free)
-    if stage.has(COMPLETE_FILE):
+    if is_complete:
         stage.check()
         return stage.result(COMPLETE_FILE)
     with stage.open():
