@@ -182,9 +182,9 @@ class _Collection:
         (self.folder / CANDIDATES_FOLDER).mkdir(exist_ok=True)
         own = range(index, len(self.chunks), count)
         missing = [number for number in own if not self.stage.has(CHUNK_FILE.format(number))]
-        before = self.folder / STATE_FILE.format(missing[0] - count if missing else 0)
-        if missing and before.is_file():
-            self.environment.load_state_dict(torch.load(before, weights_only=True))
+        if missing and self.stage.has(STATE_FILE.format(missing[0] - count)):
+            state = torch.load(self.folder / STATE_FILE.format(missing[0] - count), weights_only=True)
+            self.environment.load_state_dict(state)
         own_items = [self.dataset[k] for number in missing for k in self.chunks[number]]
         team_sampler(self.team, self.config).check_items(own_items, self.environment)
         bar = tqdm(
