@@ -21,7 +21,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage check test-latest lint types format clean
+.PHONY: help setup demo test coverage check test-rounding test-latest lint types format clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -40,9 +40,9 @@ demo: setup  ## Train two small agents to write code together (2 to 3 minutes)
 	$(VENV)/bin/accelerate launch --config_file accelerate_configs/single.yaml \
 		recipes/code_generation/train_magrpo.py --config $(CONFIG) $(ARGS)
 
-# Only the tests need DeepSpeed, which takes its time to install and to import, bitsandbytes, torchao, and the clients of endpoints
+# Only the tests need DeepSpeed, which takes its time to install and to import, bitsandbytes, and the clients of endpoints
 $(VENV)/.extras: $(VENV)/.installed
-	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev,deepspeed,endpoints,quantization,rounding]"
+	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev,deepspeed,endpoints,quantization]"
 	@touch $@
 
 test: $(VENV)/.extras  ## Run the tests
@@ -54,6 +54,11 @@ coverage: $(VENV)/.extras  ## Run the tests and show what they cover
 
 check: lint $(VENV)/.extras  ## Lint, and the tests that matter while editing (under 90 seconds)
 	$(VENV)/bin/python -m pytest -m "not slow" $(PARALLEL) $(ARGS)
+
+# torchao is in a folder of its own, because libraries that find it import it, which takes seconds in each program
+test-rounding: $(VENV)/.extras  ## Test optimizers that round stochastically, with torchao
+	$(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade --target $(VENV)/rounding "$$(grep '^torchao==' constraints.txt)"
+	PYTHONPATH=$(VENV)/rounding $(VENV)/bin/python -m pytest tests/trainers/test_precision.py $(ARGS)
 
 # The requirements in pyproject.toml end at the releases that are known to work; the second line of pip goes past them
 test-latest:  ## Test the contract with TRL and its relatives with their newest releases

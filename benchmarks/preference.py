@@ -45,7 +45,6 @@ from trl_multiagent.demo.problems import demo_dataset, demo_prompts
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.environments.task import Task
 from trl_multiagent.preferences import load_preferences
-from trl_multiagent.recipe.phases import run_marlhf, run_preferences
 from trl_multiagent.recipe.preference_recipe import PREFERENCES_FOLDER
 from trl_multiagent.recipe.run import parse_recipe, run_recipe
 
@@ -144,7 +143,6 @@ def run_seed(
         against = [f"magrpo at {name}'s answers", *([METHODS[-1]] if name == "madpo" else [])]
         if not {name, *against} & {*methods}:
             continue
-        run = run_marlhf if name == "marlhf" else run_preferences
         folder, config = runs / name, CONFIGS / f"{name}_demo.yaml"
         changes = [f"{name}.output_dir={folder}", f"{name}.disable_tqdm=true", f"{name}.logging_steps=1000"]
         changes += ["dataset.eval_split=null"]
@@ -153,7 +151,7 @@ def run_seed(
             changes += ["madpo_iter.num_iterations=2"] if name == "madpo_iter" else []
             changes += ["marlhf.max_steps=1", "marlhf.items_per_device=2"] if name == "marlhf" else []
         clock = Clock()
-        run(name, task, ["--config", str(config), "--override", *common, *changes], "benchmark")
+        run_recipe(name, task, ["--config", str(config), "--override", *common, *changes], "benchmark")
         facts = clock.facts()
         done = [
             json.loads(path.read_text())

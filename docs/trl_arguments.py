@@ -3,44 +3,53 @@ Writes the table of TRL's arguments in configuration.md: what works, what differ
 date; run `python docs/trl_arguments.py` then.
 """
 
+import dataclasses
 import re
 from pathlib import Path
 
-from trl_multiagent.limits import BOUNDS, describe_limits
-from trl_multiagent.recipe.algorithms import ALGORITHMS
-from trl_multiagent.recipe.fields import read_fields
-from trl_multiagent.recipe.sections import TRL_NAMES
+from trl import GRPOConfig
+
+from trl_multiagent import MAGRPOConfig
+from trl_multiagent.limits import refused_by
+from trl_multiagent.settings.schema import TRL_NAMES
 
 
 PAGE = Path(__file__).parent / "configuration.md"
 START, END = "<!-- trl arguments -->\n", "<!-- end of trl arguments -->\n"
+DIFFERS = {
+    "bf16": "by default on where the hardware has it",
+    "loss_type": "`luspo` by default; `bnpo`, `cispo`, `sapo` and `vespo` are not available",
+    "scale_rewards": "only 'none'; see `advantage_normalization`",
+}
+NO_EFFECT = {
+    "do_train": "a trainer trains when `train()` is called",
+    "do_eval": "`eval_strategy` says whether there is an evaluation",
+    "do_predict": "there is no prediction",
+    "local_rank": "`accelerate launch` says which process this is",
+    "log_multimodal": "agents read and write text",
+}
 
 
 def table() -> str:
     """The table and the list of the arguments that work without a difference, as Markdown."""
-    theirs = read_fields("trl.trainer.grpo_config.GRPOConfig")
-    ours = read_fields(ALGORITHMS["magrpo"].config)
+    theirs = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
+    ours = {field.name: field.default for field in dataclasses.fields(MAGRPOConfig)}
+    refused = refused_by(MAGRPOConfig)
     renamed = {old.removeprefix("{algorithm}."): new for old, new in TRL_NAMES.items()}
-    rows: dict[str, list[str]] = {"refused": [], "no effect": [], "differs": [], "works": []}
+    rows: dict[str, list[str]] = {"refused": [], "no effect": [], "differs": []}
     plain = []
-    for name, field in theirs.items():
-        limits = ours[name].limits
+    for name, default in theirs.items():
         if name in renamed:
             rows["differs"].append(f"| `{name}` | differs | in a recipe the same as `{renamed[name]}` |")
-        elif "refused" in limits:
-            rows["refused"].append(f"| `{name}` | refused | {limits['refused']} |")
-        elif "no_effect" in limits:
-            rows["no effect"].append(f"| `{name}` | no effect | {limits['no_effect']} |")
-        elif "differs" in limits or ours[name].default != field.default:
-            text = limits.get("differs", f"{ours[name].default!r} by default, instead of {field.default!r}")
+        elif name in refused:
+            rows["refused"].append(f"| `{name}` | refused | {refused[name]} |")
+        elif name in NO_EFFECT:
+            rows["no effect"].append(f"| `{name}` | no effect | {NO_EFFECT[name]} |")
+        elif name in DIFFERS or ours[name] != default:
+            text = DIFFERS.get(name, f"{ours[name]!r} by default, instead of {default!r}")
             rows["differs"].append(f"| `{name}` | differs | {text} |")
         else:
-            notes = [f"with `{limits['needs']}`"] if "needs" in limits else []
-            notes += [describe_limits(limits)] if BOUNDS.keys() & limits.keys() else []
-            if notes:
-                rows["works"].append(f"| `{name}` | works | {'; '.join(notes)} |")
-            else:
-                plain.append(f"`{name}`")
+            plain.append(f"`{name}`")
     lines = ["| argument | here | |", "| --- | --- | --- |", *(row for group in rows.values() for row in group)]
     return "\n".join(lines) + f"\n\nThese work as they do in TRL: {', '.join(plain)}.\n"
 

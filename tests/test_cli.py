@@ -28,7 +28,7 @@ def test_help_of_the_command_and_of_a_recipe(capsys):
         cli.main(["train", "maremax", "--help"])
     assert exit_info.value.code == 0
     out = capsys.readouterr().out
-    assert "usage: trl-multiagent train maremax" in out and "--num_turns" in out and "flags from MAReMaxConfig" in out
+    assert "usage: trl-multiagent train maremax" in out and "--num_turns" in out and "--help all" in out
 
 
 @pytest.mark.parametrize("argv", [[], ["train"], ["train", "ppo"], ["trian", "magrpo"]])

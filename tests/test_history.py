@@ -10,8 +10,8 @@ from trl_multiagent.chat_markers import marker_pattern, without_markers
 from trl_multiagent.environments.base import Outcome, Turn
 from trl_multiagent.rollout.history import tokenize_nodes, whole_prompt
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
+from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, joint_action_indices, judge_nodes
-from trl_multiagent.team.sampler import TeamSampler
 
 from tiny import byte_tokenizer, tiny_environment, tiny_items, tiny_team
 
@@ -329,7 +329,8 @@ def test_a_first_turn_without_its_answer_counts_as_left_out():
 @pytest.mark.parametrize("template", [None, TEMPLATE])
 def test_trees_of_three_turns(roles, template):
     team, environment = tiny_team(roles, template), tiny_environment(roles)
-    sampler = TeamSampler(team, max_new_tokens=3, suppress_tokens=[257])  # no padding in the middle
+    arguments = sampling_arguments({"max_new_tokens": 3, "suppress_tokens": [257]})  # no padding in the middle
+    sampler = TeamSampler(team, TransformersGenerator(team, arguments))
     levels = grow_trees(
         [tiny_items(1)[0]],
         environment,

@@ -13,8 +13,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from trl_multiagent.hub.model_card import rename_card, team_card
 from trl_multiagent.hub.push import push_command_advice, push_folder
+from trl_multiagent.report.model_card import rename_card, team_card
 
 from hub_client import HubClient
 from hub_server import READER, WRITER, HubServer

@@ -7,14 +7,8 @@ from matplotlib.image import imread
 import trl_multiagent
 from trl_multiagent import FunctionEnvironment
 from trl_multiagent.environments.code_generation import CodeGenerationEnvironment
-from trl_multiagent.hub.model_card import (
-    TrainingSummary,
-    draw_reward_curve,
-    environment_name,
-    hub_id,
-    summarize,
-    team_card,
-)
+from trl_multiagent.report.model_card import environment_name, hub_id, team_card
+from trl_multiagent.report.series import averaging_window, draw_reward_curve, metric_table, reward_series, reward_table
 
 from tiny import count_reward, team_of, tiny_team, tiny_trainer
 
@@ -61,10 +55,8 @@ def test_a_card_of_one_agent():
 
 def test_a_card_of_a_team_that_was_trained_without_an_environment():
     team = tiny_team().summary()
-    training = TrainingSummary(
-        "MADPO", {}, None, {}, False, None, [], [], dict.fromkeys(("wandb", "trackio", "comet"))
-    )
-    card = str(team_card(team, "user/team", training=training))
+    training = {"algorithm": "MADPO", "environment": None, "settings": [("setting", "value")], "links": {}}
+    card = str(team_card(team, "user/team", training={**training, "rewards": [], "changes": []}))
     assert "A team of 2 language models. It was made" in card and 'AgentTeam.from_pretrained("user/team")' in card
     assert "task" not in card.partition("## Training")[0].partition("# Model Card")[2] and "collaborate" not in card
     assert "environment" not in card
@@ -87,20 +79,20 @@ def test_results_of_training_and_evaluation():
     log = [{"step": step, "reward": float(step % 7), "turn_1/tests": step / 10} for step in range(1, 11)]
     log[5:5] = [{"step": 5, "eval_reward": 2.5, "eval_turn_1/tests": 0.25, "eval_runtime": 1.0}]
     log += [{"step": 10, "eval_reward": 1.5, "eval_turn_1/tests": 0.75}, {"step": 10, "train_loss": 0.1}]
-    results = summarize(log)
-    assert results["window"] == 2
-    training, evaluation = results["rewards"]
-    assert training == {"name": "training", "first": "1.500", "best": "5.500", "best_step": 6, "final": "2.500"}
-    assert evaluation == {"name": "evaluation", "first": "2.500", "best": "2.500", "best_step": 5, "final": "1.500"}
-    assert results["columns"] == ["training", "evaluation"]
-    assert results["metrics"] == {"turn_1/tests": ["0.950", "0.750"]}
+    series = reward_series(log)
+    assert averaging_window(series) == 2
+    _, *rows = reward_table(series)
+    assert rows == [
+        ["training", "1.500", "5.500 (step 6)", "2.500"],
+        ["evaluation", "2.500", "2.500 (step 5)", "1.500"],
+    ]
+    assert metric_table(log, 2) == [["metric", "training", "evaluation"], ["`turn_1/tests`", "0.950", "0.750"]]
 
 
 def test_results_of_several_evaluation_sets_and_without_rewards():
     log = [{"step": 3, "eval_humaneval_reward": 1.0, "eval_mbpp_reward": 2.0, "eval_turn_1/total_reward": 3.0}]
-    results = summarize(log)
-    assert [row["name"] for row in results["rewards"]] == ["evaluation, humaneval", "evaluation, mbpp"]
-    assert summarize([{"step": 1, "loss": 0.0}])["rewards"] == []
+    assert [*reward_series(log)] == ["evaluation, humaneval", "evaluation, mbpp"]
+    assert reward_series([{"step": 1, "loss": 0.0}]) == reward_series([]) == {}
 
 
 def test_the_card_of_a_trainer(tmp_path):
@@ -130,8 +122,9 @@ def test_the_card_of_a_trainer(tmp_path):
 
 def test_the_picture_shows_training_and_evaluation(tmp_path):
     log = [{"step": step, "reward": math.sin(step)} for step in range(1, 31)]
-    draw_reward_curve(log, tmp_path / "training.png")
-    draw_reward_curve([*log, {"step": 9, "eval_reward": 0.5}, {"step": 30, "eval_reward": 0.9}], tmp_path / "both.png")
+    both = [*log, {"step": 9, "eval_reward": 0.5}, {"step": 30, "eval_reward": 0.9}]
+    draw_reward_curve(reward_series(log), tmp_path / "training.png")
+    draw_reward_curve(reward_series(both), tmp_path / "both.png")
     pictures = [imread(tmp_path / name)[..., :3] for name in ("training.png", "both.png")]
     # Blue for training, orange for evaluation
     orange = [(abs(picture - [1.0, 0.498, 0.055]).max(-1) < 0.02).sum() for picture in pictures]

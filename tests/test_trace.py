@@ -11,10 +11,10 @@ from rich.console import Console
 
 from trl_multiagent import Environment, Outcome
 from trl_multiagent.environments.task_errors import TaskError, task_code
-from trl_multiagent.recipe.settings import fail
 from trl_multiagent.rollout.advantages import sibling_advantages
 from trl_multiagent.rollout.trace import item_id, trace_rows
 from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes
+from trl_multiagent.settings.read import fail
 from trl_multiagent.trainers.base.completions import branch_of, changes, choose_trees, print_trees
 from trl_multiagent.trainers.base.trace_files import TraceFiles, as_frame, read_trace, remove_after, trace_files
 

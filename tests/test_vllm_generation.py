@@ -12,15 +12,15 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 
 from trl_multiagent import AgentTeam, MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer
 from trl_multiagent.environments.task_errors import UnavailableError
-from trl_multiagent.models.vllm_generation import (
+from trl_multiagent.rollout.tree import Samples
+from trl_multiagent.trainers.base.loss import sampling_correction
+from trl_multiagent.trainers.base.vllm_generation import (
     AgentGeneration,
     EngineError,
     check_vllm,
     make_generations,
     max_lora_rank,
-    sampling_correction,
 )
-from trl_multiagent.rollout.tree import Samples
 
 
 pytest.importorskip("requests", reason="TRL's client of vLLM servers needs the package requests")
@@ -82,18 +82,21 @@ class Weights(TrainerCallback):
 class Recorded(MAGRPOTrainer):
     """Records the samples."""
 
-    def _sample_agent(self, role, nodes, num_generations, synchronized):
-        samples = super()._sample_agent(role, nodes, num_generations, synchronized)
-        self.__dict__.setdefault("samples", []).append(samples)
+    def _sample(self, nodes, num_generations):
+        samples = super()._sample(nodes, num_generations)
+        self.__dict__.setdefault("samples", []).extend(samples[role] for role in self.team.roles)
         return samples
 
 
 class Replayed(MAGRPOTrainer):
     """Returns the samples that another trainer recorded."""
 
-    def _sample_agent(self, role, nodes, num_generations, synchronized):
-        samples = self.samples.pop(0)
-        return [Samples(s.prompt_ids, s.completion_ids, s.texts) for s in samples]
+    def _sample(self, nodes, num_generations):
+        recorded = {role: self.samples.pop(0) for role in self.team.roles}
+        return {
+            role: [Samples(s.prompt_ids, s.completion_ids, s.texts) for s in of_role]
+            for role, of_role in recorded.items()
+        }
 
 
 TRAINING = {
@@ -231,17 +234,15 @@ def test_the_correction_is_the_bounded_ratio(tmp_path, mode, low, high, expected
         vllm_importance_sampling_clip_max=high,
     )
     policy = torch.tensor([[4.0, 0.25, 1.0], [8.0, 0.5, 7.0]]).log()
-    rows = {
-        "completion_mask": torch.tensor([[1, 1, 1], [0, 1, 0]]),
-        "sampling_per_token_logps": torch.tensor([[0.0, 0.0, 0.0], [0.0, math.nan, 0.0]]),
-    }
-    factors, found = sampling_correction(policy, rows, args)
+    mask = torch.tensor([[1, 1, 1], [0, 1, 0]])
+    sampling_logps = torch.tensor([[0.0, 0.0, 0.0], [0.0, math.nan, 0.0]])
+    factors, found = sampling_correction(policy, sampling_logps, mask, args)
     assert torch.allclose(factors, torch.tensor(expected)) and found.tolist() == counts
 
 
 def test_an_overflowing_ratio_is_masked(tmp_path):
-    rows = {"completion_mask": torch.ones(1, 1), "sampling_per_token_logps": torch.full((1, 1), -1000.0)}
-    factors, counts = sampling_correction(torch.zeros(1, 1), rows, config(tmp_path))
+    sampling_logps = torch.full((1, 1), -1000.0)
+    factors, counts = sampling_correction(torch.zeros(1, 1), sampling_logps, torch.ones(1, 1), config(tmp_path))
     assert factors.tolist() == [[0.0]] and counts.tolist() == [1, 1]
 
 
@@ -393,7 +394,7 @@ def test_training_adapters_in_one_engine(tmp_path, models):
     (engine,) = LLM.instances
     assert [name for name, *_ in engine.calls] == ["aux", "main"] * 4  # two steps of two turns
     assert len(engine.adapters) == 4 and engine.loaded_weights == []
-    assert trainer._generations["aux"].versions == {"aux": 2, "main": 2}
+    assert trainer.generator.agents["aux"].versions == {"aux": 2, "main": 2}
     for name, x in team.state_dict().items():
         assert torch.equal(x, start[name]) == ("lora_" not in name), name
 
@@ -595,7 +596,7 @@ def test_the_weights_of_the_best_model_are_sent_again(tmp_path, models):
         save_steps=1,
     )
     trainer.train()
-    generation = trainer._generations["aux"]
+    generation = trainer.generator.agents["aux"]
     generation.sample("aux", [[65]], 1, trainer.state.global_step)
     held = len(LLM.instances[0].loaded_weights)
     trainer.state.best_model_checkpoint = str(tmp_path / "checkpoint-1")

@@ -8,7 +8,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from trl_multiagent.recipe.config_files import ACCELERATE, CONFIGS, RECIPES
+from trl_multiagent.settings.read import ACCELERATE, CONFIGS, RECIPES
 
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,7 +1,7 @@
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.quiet import quiet_libraries
-from trl_multiagent.recipe.algorithms import ALGORITHMS, import_class
+from trl_multiagent.settings.algorithms import ALGORITHMS, import_class
 
 
 if TYPE_CHECKING:  # what `__getattr__` gives at run time

@@ -17,7 +17,7 @@ from typing import Any
 
 import trl_multiagent
 from trl_multiagent.file_names import is_collection
-from trl_multiagent.recipe.algorithms import ALGORITHMS, import_class
+from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.stopping import COMMAND_VARIABLE, leaving_signals_to_children
 
 
@@ -130,8 +130,7 @@ def launch(
     Starts a command of `trl-multiagent` in the given number of processes. Before that, `check` reads the settings. It raises
     `ConfigError` if one is wrong.
     """
-    from trl_multiagent.recipe.config_files import ACCELERATE, config_file
-    from trl_multiagent.recipe.settings import ConfigError, fail
+    from trl_multiagent.settings.read import ACCELERATE, ConfigError, config_file, fail
 
     options = []
     try:
@@ -176,7 +175,7 @@ def check_accelerate_config(file: str) -> None:
     from accelerate.utils import DistributedType, is_deepspeed_available
     from yaml import YAMLError
 
-    from trl_multiagent.recipe.settings import ConfigError
+    from trl_multiagent.settings.read import ConfigError
 
     try:
         config = load_config_from_file(file)
@@ -199,7 +198,7 @@ def check_accelerate_config(file: str) -> None:
 def init(folder: str) -> None:
     """Writes a task to start from, and says how to train it."""
     from trl_multiagent.new_task import write_task
-    from trl_multiagent.recipe.settings import fail
+    from trl_multiagent.settings.read import fail
 
     try:
         for path in write_task(folder):
@@ -212,7 +211,9 @@ def init(folder: str) -> None:
 
 def run(algorithm: str, argv: Sequence[str]) -> None:
     """Trains in this process."""
-    import_class(ALGORITHMS[algorithm].run)(algorithm, TASKS, argv, prog=f"trl-multiagent train {algorithm}")
+    from trl_multiagent.recipe.run import run_recipe
+
+    run_recipe(algorithm, TASKS, argv, prog=f"trl-multiagent train {algorithm}")
 
 
 def collect(argv: Sequence[str]) -> None:
@@ -253,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.command == "init":
         init(arguments.folder)
     elif arguments.command == "push":
-        from trl_multiagent.recipe.settings import fail
+        from trl_multiagent.settings.read import fail
 
         push: Callable[..., Any]
         if is_collection(arguments.folder):

@@ -12,6 +12,7 @@ DATASET_STATE = "state.json"  # of `Dataset.save_to_disk`
 TEAM_FILE = "team.json"
 CRITICS_FOLDER = "critics"  # in the folder of a team
 RECIPE_FILE = "config.yaml"  # the settings of a run
+CURVE_FILE = "reward_curve.png"  # the picture in a team's model card
 PREFERENCES_FILE = "collection.json"  # of collected preferences, written last
 
 MODEL_FILES = (MODEL_CONFIG, ADAPTER_CONFIG, TEAM_FILE)  # a folder with a model, an adapter or a team has one of them

@@ -1,217 +1,210 @@
 """
 The values that a setting may have.
 
-Types come from annotations. Everything else is declared beside the setting as a literal dict of [`Limits`]: in the ClassVar `limits`
-of a configuration class, which may also limit inherited arguments, and in [`~environments.task.setting`] for a section. Recipes read
-the literals from the source and check them before anything slow is imported; the configuration classes check them again.
+A setting is a field of a dataclass that [`setting`] makes. Its type is the annotation; bounds and choices stand beside it. pydantic
+checks both, for YAML files and for arguments from Python alike.
 """
 
+import contextlib
 import dataclasses
+import functools
+import inspect
 import math
 import operator
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
-from numbers import Integral, Real
-from typing import Any, TypedDict
+from typing import Annotated, Any, Literal, Union
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 
-class Limits(TypedDict, total=False):
+LARGEST_INTEGER = 2**63 - 1
+STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+# The words of pydantic's messages that are replaced
+WORDS = {"Value error, ": "", "greater than or equal to": "at least", "less than or equal to": "at most"}
+
+
+class Setting(dataclasses.Field):
+    """A field of a dataclass with the limits of its values, as [`setting`] makes it."""
+
+    __slots__ = ("limits",)
+    limits: dict[str, Any]
+
+
+def setting(help: str, default: Any = None, **limits: Any) -> Any:
     """
-    The limits of one setting's values. Numbers of lists and dicts are checked one by one.
+    Describes one setting. Use it as the default of a field in the dataclass of a section.
 
     Args:
-        gt, ge, lt, le (`float`): Bounds of a number: greater than, at least, less than, at most.
-        also (`tuple`): Numbers outside of the bounds that are allowed too.
-        ne (`float`): A number that is not allowed.
-        choices (`tuple`): The only allowed values.
-        keys (`tuple`): The only allowed keys of a dict.
-        required (`str`): Why the value must not be null.
-        refused (`str`): Why only the default is allowed.
-        no_effect (`str`): Why the setting has no effect.
-        needs (`str`): Another setting of the same class, without which this one has no effect.
-        differs (`str`): What is different from the library that defines the setting.
+        help (`str`): Text for `--help`.
+        default (`Any`, *optional*): Value of the setting if the user does not give one.
+        **limits: The allowed values: `choices=("a", "b")`, bounds of a number such as `ge=0, lt=1`, or `ne=0` for all others. Those of a
+            list or dict apply to each entry. `keys=("a", "b")` are the allowed keys of a dict. By default, all values of the field's type are allowed. Numbers must be finite, and
+            texts must not be blank.
     """
-
-    gt: float
-    ge: float
-    lt: float
-    le: float
-    ne: float
-    also: tuple
-    choices: tuple
-    keys: tuple
-    required: str
-    refused: str
-    no_effect: str
-    needs: str
-    differs: str
+    plain = dataclasses.field(default=default, metadata={"help": help})  # which `HfArgumentParser` gives to argparse
+    field = Setting(**{name: getattr(plain, name) for name in inspect.signature(dataclasses.Field).parameters})
+    field.limits = limits
+    return field
 
 
-BOUNDS = {
-    "gt": (operator.gt, "greater than"),
-    "ge": (operator.ge, "at least"),
-    "lt": (operator.lt, "less than"),
-    "le": (operator.le, "at most"),
-    "ne": (operator.ne, "other than"),
-}
-LARGEST_INTEGER = 2**63 - 1
-
-
-def problem_with(value: Any, limits: Mapping[str, Any], default: Any = None) -> str | None:
+def check_value(value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
     """
-    Checks the value of a setting. Numbers must be finite, and texts must not be blank.
+    Checks the value of a setting and returns it with its type: a number that YAML reads as text, such as `1e-5`, becomes a number, and a
+    single value becomes a list where only a list is allowed.
 
     Args:
         value (`Any`): The value.
-        limits ([`Limits`]): The setting's limits.
-        default (`Any`, *optional*): The setting's default value.
+        hint (`Any`): Its type.
+        limits (`Mapping[str, Any]`): The bounds and choices, as in [`setting`].
 
-    Returns:
-        `str` or `None`: What is wrong, as the end of a sentence that starts with the name of the setting.
+    Raises:
+        ValueError: the value is not allowed. The message is the end of a sentence that starts with the name of the setting.
     """
-    if value is None and "required" in limits:
-        return f"is null, but {limits['required']}: give it a value."
-    if value is None or (value == default and type(value) is type(default)):
-        return None
-    if "refused" in limits:
-        same = value == default or not (asks_for_something(value) or asks_for_something(default))
-        return None if same else f"is {short(value)}, which is not supported: {limits['refused']}."
-    if isinstance(value, str) and "keys" in limits and not value.lstrip().startswith("{"):  # TRL also takes JSON
-        return f"is {short(value)}, it must be a mapping with keys such as {limits['keys'][0]!r}."
-    if isinstance(value, Mapping) and "keys" in limits:
-        unknown = [key for key in value if key not in limits["keys"]]
-        if unknown:
-            return f"has {short(unknown[0])}, it may only have {', '.join(map(repr, limits['keys']))}."
-    for key, x in leaves(value):
-        where = "" if key is None else f" for {key!r}"
-        if isinstance(x, float) and not math.isfinite(x):
-            return f"is {x}{where}, it must be a finite number."
-        if isinstance(x, int) and abs(x) > LARGEST_INTEGER:
-            return f"is {short(x)}{where}, which is too large."
-        if isinstance(x, str) and not x.strip():
-            return f"is {x!r}{where}, a blank text: give it a value, or leave it out."
-        if "choices" in limits and not any(x is y or (x == y and type(x) is not bool) for y in limits["choices"]):
-            return f"is {short(x)}{where}, it must be {describe_limits(limits)}."
-        if BOUNDS.keys() & limits.keys() and x not in limits.get("also", ()):
-            is_number = isinstance(x, Real) and not isinstance(x, bool)
-            if not is_number or not all(BOUNDS[name][0](x, limits[name]) for name in BOUNDS if name in limits):
-                return f"is {short(x)}{where}, it must be {describe_limits(limits)}."
-    return None
+    adapter = TypeAdapter(_constrained(hint, limits), config=STRICT)
+    try:
+        checked = adapter.validate_python(value)
+    except ValidationError as error:
+        if not isinstance(value, list | dict | None):
+            with contextlib.suppress(ValidationError):
+                return adapter.validate_python([value])
+        raise ValueError(_describe(error, value)) from error
+    if isinstance(checked, dict | list) and not _is_finite(checked):  # the type of an entry may be `Any`
+        raise ValueError(f"is {short(value)}, it must have finite numbers only.")
+    if isinstance(checked, dict) and checked.keys() - limits.get("keys", checked):
+        raise ValueError(f"is {short(value)}, it must only have {', '.join(map(repr, limits['keys']))}.")
+    return checked
+
+
+def check_arguments(args: Any) -> None:
+    """
+    Checks the arguments of a configuration class: those that [`setting`] describes, and inherited ones in two ClassVars of the class and
+    its base classes. `refused` maps arguments that must keep their default to the reason, `positive` lists numbers that must be greater
+    than 0. TRL and transformers check the others.
+
+    Raises:
+        ValueError: a value is not allowed.
+    """
+    hints, refused = hints_of(args.__class__), refused_by(type(args))
+    for name in {name for base in type(args).__mro__ for name in vars(base).get("positive", ())}:
+        if getattr(args, name) is not None and getattr(args, name) <= 0:
+            raise ValueError(f"`{name}` is {getattr(args, name)}, it must be greater than 0.")
+    for field in dataclasses.fields(args):
+        value = getattr(args, field.name)
+        if same(value, field.default):
+            continue
+        if field.name in refused and (asks_for_something(value) or asks_for_something(field.default)):
+            raise ValueError(f"`{field.name}` is {short(value)}, which is not supported: {refused[field.name]}.")
+        if isinstance(field, Setting):
+            try:
+                setattr(args, field.name, check_value(value, hints[field.name], field.limits))
+            except ValueError as error:
+                raise ValueError(f"`{field.name}` {error}") from error
 
 
 def asks_for_something(value: Any) -> bool:
     """Whether a value switches something on. Parsers of command lines read `no` as False."""
-    return bool(value) and value != "no"
+    return bool(value) and value != "no" and value is not dataclasses.MISSING
 
 
-def leaves(value: Any, key: Any = None) -> Iterator[tuple[Any, Any]]:
-    """The values in nested lists and dicts, without `None`, each after the innermost key of a dict that leads to it."""
-    if isinstance(value, Mapping):
-        for name, x in value.items():
-            yield from leaves(x, name)
-    elif isinstance(value, list | tuple):
-        for x in value:
-            yield from leaves(x, key)
-    elif value is not None:
-        yield key, value
+def refused_by(cls: type) -> dict[str, str]:
+    """The inherited arguments that a configuration class refuses, each with the reason, as it and its base classes list them."""
+    return {name: why for base in reversed(cls.__mro__) for name, why in vars(base).get("refused", {}).items()}
 
 
-def describe_limits(limits: Mapping[str, Any]) -> str:
-    """The allowed values in words: `greater than 0 and at most 1`, `one of 'align', 'cross'`."""
-    if "choices" in limits:
-        return f"{'one of ' * (len(limits['choices']) > 1)}{', '.join(map(repr, limits['choices']))}"
-    bounds = " and ".join(f"{words} {limits[name]}" for name, (_, words) in BOUNDS.items() if name in limits)
-    return " or ".join([bounds, *map(str, limits.get("also", ()))])
+@functools.cache
+def hints_of(cls: type) -> dict[str, Any]:
+    """The types of a dataclass's fields."""
+    return typing.get_type_hints(cls)
+
+
+def same(value: Any, other: Any) -> bool:
+    """Whether two values are equal and have the same type."""
+    return type(value) is type(other) and bool(value == other)
 
 
 def short(value: Any) -> str:
     """A value as one short line for a message."""
+    if value is None:
+        return "null"
     if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
         return f"an integer of {value.bit_length()} bits"
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
-# Configuration classes
+def _constrained(hint: Any, limits: Mapping[str, Any]) -> Any:
+    """The type with the limits, for pydantic."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        if any(isinstance(part, type) and issubclass(part, Enum) for part in parts):
+            parts = tuple(part for part in parts if part is not str)  # the text is one of the enumeration's values
+        return functools.reduce(operator.or_, (_constrained(part, limits) for part in parts))
+    if origin is list:
+        return list[_constrained(parts[0], limits)]  # type: ignore[misc]
+    if origin is dict:
+        return dict[parts[0], _constrained(parts[1], limits)]  # type: ignore[misc, valid-type]
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return Annotated[Literal[tuple(x.value for x in hint)], BeforeValidator(_read_no)]
+    if hint is types.NoneType:
+        return None
+    if "choices" in limits:
+        return Literal[limits["choices"]]
+    if hint is str:
+        return Annotated[str, AfterValidator(_check_text)]
+    if hint not in (int, float):
+        return hint
+    bounds = {name: limits[name] for name in ("gt", "ge", "lt", "le") if name in limits}
+    if hint is int:
+        bounds = {"le": LARGEST_INTEGER, **bounds}
+    forbidden = limits.get("ne")
+    return Annotated[
+        hint, Field(**bounds), BeforeValidator(_read_number), AfterValidator(functools.partial(_differ, forbidden))
+    ]
 
 
-def limits_of(cls: type) -> dict[str, Limits]:
-    """The limits of the arguments of a configuration class, with those of its base classes."""
-    limits: dict[str, Limits] = {}
-    for base in reversed(cls.__mro__):
-        limits |= vars(base).get("limits", {})
-    return limits
+def _read_no(value: Any) -> Any:
+    return "no" if value is False else value  # YAML reads a bare `no` as false
 
 
-def check_arguments(args: Any) -> None:
-    """
-    Checks the arguments in an instance of a configuration class.
-
-    Raises:
-        ValueError: a value is not allowed.
-    """
-    limits, hints = limits_of(type(args)), typing.get_type_hints(type(args))
-    for field in dataclasses.fields(args):
-        value, own = getattr(args, field.name), limits.get(field.name, {})
-        default = None if field.default is dataclasses.MISSING else field.default
-        problem = problem_with(value, own, default)
-        options = typing.get_args(hints[field.name]) or (hints[field.name],)
-        if problem is None and {"choices", *BOUNDS} & own.keys():
-            if value is None and types.NoneType not in options:
-                problem = f"is None, it must be {describe_limits(own)}."
-            elif (
-                int in options and float not in options and not isinstance(value, Integral | None) and value != default
-            ):
-                problem = f"is {short(value)}, it must be an integer."
-        if problem is not None:
-            raise ValueError(f"`{field.name}` {problem}")
+def _read_number(value: Any) -> Any:
+    """YAML reads 1e-5, without a point, as text."""
+    is_number = isinstance(value, str) and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", value)
+    return float(value) if is_number else value
 
 
-# Types
+def _check_text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("Input should not be blank: give it a value, or leave it out")
+    return value
 
 
-def read_value(value: Any, hint: Any) -> Any:
-    """
-    Checks the type of a value that comes from YAML or a command line. A single value becomes a list where only a list is allowed.
-
-    Raises:
-        TypeError: the value does not have the type of the hint.
-    """
-    if value is False and any(isinstance(option, type) and issubclass(option, Enum) for option in options_of(hint)):
-        return "no"  # YAML reads a bare `no` as false
-    if (
-        float in options_of(hint)
-        and isinstance(value, str)
-        and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", value)
-    ):
-        return float(value)  # YAML reads 1e-5, without a point, as text
-    adapter = TypeAdapter(hint, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
-    for candidate in [value] if isinstance(value, list | dict | None) else [value, [value]]:
-        try:
-            adapter.validate_python(candidate)
-        except ValidationError:
-            continue
-        return candidate
-    raise TypeError
+def _differ(forbidden: float | None, value: float) -> float:
+    if value == forbidden:
+        raise ValueError(f"Input should be other than {forbidden}")
+    return value
 
 
-def options_of(hint: Any) -> tuple[Any, ...]:
-    """The types in a union, or the type itself."""
-    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+def _is_finite(value: Any) -> bool:
+    """Whether all numbers in nested lists and dicts are finite."""
+    if isinstance(value, dict | list):
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
-def describe_type(hint: Any) -> str:
-    """A type hint in words: `int or null`."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(map(describe_type, arguments))
-    if origin is typing.Literal:
-        return ", ".join(map(repr, arguments))
-    if origin is not None:
-        return f"{origin.__name__}[{', '.join(map(describe_type, arguments))}]"
-    return "null" if hint is types.NoneType else hint.__name__
+def _describe(error: ValidationError, value: Any) -> str:
+    """What is wrong, as the end of a sentence that starts with the name of the setting."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    keys = [part for part in first["loc"] if isinstance(value, dict) and part in value]
+    where = f" for {keys[0]!r}" if keys else ""
+    texts = []
+    for problem in problems:
+        text = problem["msg"].partition(", got ")[0]
+        for word, ours in WORDS.items():
+            text = text.replace(word, ours)
+        texts.append(text.removeprefix("Input should "))
+    return f"is {short(first['input'])}{where}, it must {' or '.join(dict.fromkeys(texts))}."

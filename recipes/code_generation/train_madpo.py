@@ -11,11 +11,11 @@ and prints the plan, `--help` lists them.
 from collections.abc import Sequence
 
 from trl_multiagent.demo.task import TASK  # code generation, with the demo under the name `demo`
-from trl_multiagent.recipe.phases import run_preferences
+from trl_multiagent.recipe.run import run_recipe
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    run_preferences("madpo", TASK, argv)
+    run_recipe("madpo", TASK, argv)
 
 
 if __name__ == "__main__":

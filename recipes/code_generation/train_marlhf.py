@@ -12,11 +12,11 @@ continues with the first phase that is not complete.
 from collections.abc import Sequence
 
 from trl_multiagent.demo.task import TASK  # code generation, with the demo under the name `demo`
-from trl_multiagent.recipe.phases import run_marlhf
+from trl_multiagent.recipe.run import run_recipe
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    run_marlhf("marlhf", TASK, argv)
+    run_recipe("marlhf", TASK, argv)
 
 
 if __name__ == "__main__":

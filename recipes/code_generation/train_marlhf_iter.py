@@ -12,11 +12,11 @@ and prints the plan, `--help` lists them.
 from collections.abc import Sequence
 
 from trl_multiagent.demo.task import TASK  # code generation, with the demo under the name `demo`
-from trl_multiagent.recipe.phases import run_marlhf
+from trl_multiagent.recipe.run import run_recipe
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    run_marlhf("marlhf_iter", TASK, argv)
+    run_recipe("marlhf_iter", TASK, argv)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ Trains a joint reward model on preferences of two agents that write code togethe
 from collections.abc import Sequence
 
 from trl_multiagent.demo.task import TASK  # code generation, with the demo under the name `demo`
-from trl_multiagent.recipe.reward_model import run_reward_model
+from trl_multiagent.recipe.run import run_recipe
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    run_reward_model("reward_model", TASK, argv)
+    run_recipe("reward_model", TASK, argv)
 
 
 if __name__ == "__main__":

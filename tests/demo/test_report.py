@@ -96,13 +96,20 @@ def test_sample_answers_paths_and_width(shown, tmp_path):
 def test_learning_curve_shows_training_and_held_out_values(shown, tmp_path, monkeypatch):
     assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     figures = []
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, *args, **kwargs: figures.append(self))
+
+    def savefig(figure, path, **kwargs):
+        figures.append(figure)
+        path.touch()
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", savefig)
     start, end = (SimpleNamespace(num_turns=1, reward=r, test_pass_rate=p) for r, p in ((1.5, 0.2), (3.5, 0.9)))
     draw_learning_curve(shown[1].state.log_history, start, end, tmp_path / "again.png")
     reward, tests = figures[0].axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in reward.lines}
-    assert lines["training batch"] == [[k, 1.0 + k / 10] for k in range(1, 31)]
-    assert lines["training, mean of 10 steps"][-1] == [30, pytest.approx(1.0 + 27.5 / 10)]
+    assert lines["training, every log entry"] == [[k, 1.0 + k / 10] for k in range(1, 31)]
+    means = lines["training, mean of 7 entries"]
+    assert means[3:-3] == [[k, pytest.approx(1.0 + k / 10)] for k in range(4, 28)]  # a line is not delayed
+    assert means[-1] == [30, pytest.approx(1.0 + 28.5 / 10)]
     assert lines["held-out problems"] == [[0, 1.5], [30, 3.5]]
     assert [line.get_xydata().tolist() for line in tests.lines][-1] == [[0, 0.2], [30, 0.9]]
 

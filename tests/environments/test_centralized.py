@@ -12,7 +12,6 @@ from trl_multiagent.environments.centralized import CentralizedEnvironment, cent
 from trl_multiagent.environments.scoring import ScoringContext, scoring
 from trl_multiagent.preferences.comparators import CentralizedSampler
 from trl_multiagent.recipe.marlhf import make_recipe
-from trl_multiagent.recipe.phases import run_preferences
 from trl_multiagent.recipe.run import parse_recipe, read_settings, run_recipe
 from trl_multiagent.rollout.tree import Node
 
@@ -147,9 +146,8 @@ def test_one_turn_and_several_roles():
     ],
 )
 def test_wrong_settings(algorithm, argv, problem, capsys, tiny_model):
-    run = run_preferences if algorithm == "madpo" else run_recipe
     with pytest.raises(SystemExit) as exit:
-        run(algorithm, TASK, ["--model_name", tiny_model, "--collaboration_mode", "centralized", *argv], "run")
+        run_recipe(algorithm, TASK, ["--model_name", tiny_model, "--collaboration_mode", "centralized", *argv], "run")
     assert exit.value.code == 2
     assert problem in capsys.readouterr().err
 
@@ -193,6 +191,6 @@ def test_preferences_are_about_the_whole_answer(tiny_model):
         ),
         TASK.load_datasets,
     )
-    run_preferences("madpo", task, argv, "run")
+    run_recipe("madpo", task, argv, "run")
     results = json.loads(Path("run/results.json").read_text())
     assert results["collection"]["candidates_scored"] == 24 and Path("run/agents/team").is_dir()

@@ -15,10 +15,11 @@ from trl_multiagent.environments.code_generation.environment import CodeGenerati
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.evaluation.baselines import DiscussionEnvironment, answer_limit
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.evaluation.policies import EpisodeSampler, PipelineSampler
+from trl_multiagent.evaluation.policies import EpisodeGenerator, PipelineSampler
 from trl_multiagent.evaluation.results import compute_result
 from trl_multiagent.folders import locked
 from trl_multiagent.rollout.episodes import play_episodes
+from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments
 from trl_multiagent.rollout.tree import Node, Samples
 
 from tiny import count_reward, team_of, tiny_team
@@ -178,11 +179,12 @@ def test_prompts_of_code_generation_do_not_contradict_what_is_shown():
 def test_pipeline_and_discussion_with_chat_templates():
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     team, environment = tiny_team(chat_template=template), LetterEnvironment(("aux", "main"))
+    generator = EpisodeGenerator(team, sampling_arguments({"max_new_tokens": 4}), None, seed=0)
+    generator.episodes = [(0, 0), (0, 1)]
     for own, sampler in (
-        (environment, PipelineSampler(environment, team, 0, max_new_tokens=4)),
-        (DiscussionEnvironment(environment), EpisodeSampler(team, 0, max_new_tokens=4)),
+        (environment, PipelineSampler(environment, team, generator)),
+        (DiscussionEnvironment(environment), TeamSampler(team, generator)),
     ):
-        sampler.episodes = [(0, 0), (0, 1)]
         levels = play_episodes([{"x": "1"}], own, sampler, num_turns=2, num_episodes=2)
         assert all(node.rewards for node in levels[-1])
 
@@ -238,7 +240,7 @@ def test_wrong_input_is_one_line_and_loads_nothing(runs, tmp_path, capsys, monke
         ([plain, plain], "the same one twice"),
         ([plain, runs / "small" / ".." / "plain"], "the same one twice"),
         ([plain, "--baselines", "pipeline", "pipeline"], "Two of the policies to evaluate are called 'pipeline'"),
-        ([plain, "--baselines", "debate"], "must be one of 'raw_single_agent'"),
+        ([plain, "--baselines", "debate"], "must be 'raw_single_agent'"),
         ([runs / "small", "--split", "test", "--baselines", "pipeline"], "give `--baseline_model`"),
         ([plain, "--num_episode", "3"], "did you mean `--num_episodes`"),
         ([plain, "--config", tmp_path / "missing.yaml"], "no such file"),
@@ -354,9 +356,9 @@ def test_a_bug_in_a_task_keeps_its_traceback(runs, tmp_path, function, error):
 
 def test_an_answer_in_the_prompt_of_another_agent_ends_no_turn(monkeypatch):
     team = tiny_team(chat_template="{% for m in messages %}{{ m.content }}<eos>{% endfor %}")
-    sampler = PipelineSampler(LetterEnvironment(team.roles), team, seed=0)
+    sampler = PipelineSampler(LetterEnvironment(team.roles), team, None)
     answer = Samples([], [[1]], ["raise ValueError('<eos>')"])
-    monkeypatch.setattr(sampler, "_sample_agent", lambda role, nodes, number: [answer])
+    monkeypatch.setattr(sampler, "sample", lambda roles, nodes, number: {role: [answer] for role in roles})
     node = Node({}, (), dict.fromkeys(team.roles, "P"))
     sampler([node], 1)
     assert node.prompts["main"] == "The answer of aux:\n\nraise ValueError('< eos>')\n\nP"

@@ -234,7 +234,7 @@ def test_settings_that_contradict_each_other():
         ({"k": [1, 1]}, "different numbers"),
         ({"k": []}, "different numbers"),
         ({"k": [0]}, "at least 1"),
-        ({"baselines": ["debate"]}, "none of raw_single_agent"),
+        ({"baselines": ["debate"]}, "it must be .raw_single_agent"),
     ]:
         with pytest.raises(ValueError, match=message):
             EvaluationConfig(**wrong)

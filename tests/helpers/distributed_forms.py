@@ -76,15 +76,14 @@ REWARD_MODEL = "preferences for a reward model"
 
 
 class Deterministic:
-    def _sample_agent(self, role, nodes, num_generations, synchronized):
+    def _sample(self, nodes, num_generations):
         if self.args.gradient_checkpointing:
-            super()._sample_agent(
-                role, nodes, num_generations, synchronized
-            )  # the collective work of generating, for its side effects
-        with self.agent_scope(role):
-            prompt_ids = self._tokenize_nodes(role, nodes)
+            super()._sample(nodes, num_generations)  # the collective work of generating, for its side effects
+        return {role: self._sample_agent(role, nodes, num_generations) for role in self.team.roles}
+
+    def _sample_agent(self, role, nodes, num_generations):
         samples = []
-        for ids in prompt_ids:
+        for ids in (prompt.ids for prompt in self.sampler.prompts(role, nodes)):
             generator = torch.Generator().manual_seed(zlib.crc32(bytes(ids)))
             lengths = torch.randint(2, 9, (4,), generator=generator).tolist()[:num_generations]
             completions = [torch.randint(33, 122, (length,), generator=generator).tolist() for length in lengths]

@@ -5,7 +5,7 @@ import sys
 import torch
 
 from trl_multiagent import FunctionEnvironment, Task
-from trl_multiagent.recipe.phases import run_marlhf, run_preferences
+from trl_multiagent.recipe.run import run_recipe
 
 from process_group import end_process_group
 from tiny import count_reward, tiny_items
@@ -25,10 +25,10 @@ MARLHF = "--items_per_device 2 --num_generations 2 --reward_learning_rate 0.1 --
 def run(folder: str, model: str, pairs: str, algorithm: str, *more: str):
     argv = ["--model_name", model, "--output_dir", folder, *ARGUMENTS.split()]
     if algorithm.startswith("madpo"):
-        run_preferences(algorithm, TASK, [*argv, "--per_device_train_batch_size", pairs, *more], "run")
+        run_recipe(algorithm, TASK, [*argv, "--per_device_train_batch_size", pairs, *more], "run")
         return
     argv += [*MARLHF.split(), "--reward_train_batch_size", pairs, *more]
-    run_marlhf(algorithm, TASK, [*argv, "--override", f"{algorithm}.reward_training={{optim: sgd}}"], "run")
+    run_recipe(algorithm, TASK, [*argv, "--override", f"{algorithm}.reward_training={{optim: sgd}}"], "run")
 
 
 if __name__ == "__main__":

@@ -76,17 +76,23 @@ def differing(reward, **arguments):
 
 
 class NoNumber(MAGRPOTrainer):
-    def _compute_loss(self, model, inputs):
-        return super()._compute_loss(model, inputs) * (float("nan") if RANK == 1 else 1.0)
+    def policy_loss(self, role, outputs, rows):
+        return super().policy_loss(role, outputs, rows) * (float("nan") if RANK == 1 else 1.0)
 
 
 class NoMemory(MAGRPOTrainer):
     """Fails inside the generation of the last agent, when another process is still generating."""
 
-    def _whole_prompts(self, role, nodes):
-        if RANK == 1 and role == "main" and nodes[0].history:
-            raise torch.OutOfMemoryError("no room for 7 tokens")
-        return super()._whole_prompts(role, nodes)
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        sample = self.generator.sample
+
+        def fail(agent, role, prompt_ids, level, config):
+            if RANK == 1 and role == "main" and level.nodes[0].history:
+                raise torch.OutOfMemoryError("no room for 7 tokens")
+            return sample(agent, role, prompt_ids, level, config)
+
+        self.generator.sample = fail
 
 
 def broken_reward(completions, **columns):

@@ -17,18 +17,17 @@ from tiny import byte_tokenizer, tiny_classifier, tiny_items, tiny_trainer
 
 
 class Deterministic(MAGRPOTrainer):
-    def _sample_agent(self, role, nodes, num_generations, synchronized):
+    def _sample(self, nodes, num_generations):
+        return {role: self._sample_agent(role, nodes) for role in self.team.roles}
+
+    def _sample_agent(self, role, nodes):
         samples = []
-        for prompt_ids in self._prompt_ids(role, nodes):
+        for prompt_ids in (prompt.ids for prompt in self.sampler.prompts(role, nodes)):
             generator = torch.Generator().manual_seed(zlib.crc32(bytes(prompt_ids)))
             lengths = torch.randint(2, 9, (4,), generator=generator).tolist()
             ids = [torch.randint(33, 122, (length,), generator=generator).tolist() for length in lengths]
             samples.append(Samples(prompt_ids, ids, self.team.tokenizers[role].batch_decode(ids)))
         return samples
-
-    def _prompt_ids(self, role, nodes):
-        with self.agent_scope(role):
-            return self._tokenize_nodes(role, nodes)
 
 
 def update(output: str, items_per_device: int, micro_batch: int, beta: float):

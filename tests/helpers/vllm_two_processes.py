@@ -51,7 +51,7 @@ def play(mode: str, folder: str, output: str, where: dict) -> dict:
     trainer.train()
     result = {"nodes": [len(nodes) for nodes in trainer._levels], "prompts": [], "own_completions": True}
 
-    generation = trainer._generations["solo"]
+    generation = trainer.generator.agents["solo"]
     generation.temperature = 1e-4
     for step, numbers in enumerate([(3, 1), (0, 2), (0, 0), (1, 0)], start=2):
         prompts = [[65 + rank, 70 + k, 80 + step] for k in range(numbers[rank])]

@@ -1,4 +1,4 @@
-"""`run_preferences`: the phases of a run, and that an interrupted run goes on as if nothing had happened."""
+"""`madpo` and `madpo_iter`: the phases of a run, and that an interrupted run goes on as if nothing had happened."""
 
 import contextlib
 import json
@@ -11,9 +11,9 @@ import yaml
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MADPOConfig, Task, cli
 from trl_multiagent.demo.task import TASK as CODE_GENERATION
-from trl_multiagent.recipe.algorithms import ALGORITHMS
-from trl_multiagent.recipe.phases import run_preferences
 from trl_multiagent.recipe.preference_recipe import PreferenceRecipe, decisive_settings
+from trl_multiagent.recipe.run import run_recipe
+from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 
 from tiny import count_reward, tiny_items
@@ -60,9 +60,7 @@ def run(tiny_model):
     """Runs a recipe with a tiny model, in a folder."""
 
     def run(algorithm, folder, *argv, task=TASK):
-        run_preferences(
-            algorithm, task, ["--model_name", tiny_model, "--output_dir", str(folder), *SMALL, *argv], "run"
-        )
+        run_recipe(algorithm, task, ["--model_name", tiny_model, "--output_dir", str(folder), *SMALL, *argv], "run")
 
     return run
 
@@ -103,7 +101,7 @@ def same(first, second):
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_configuration_has_a_plan(config, tmp_path, capsys):
     algorithm = next(name for name in ALGORITHMS if name in yaml.safe_load(config.read_text()))
-    run_preferences(algorithm, CODE_GENERATION, ["--config", str(config), "--dry_run"], "train")
+    run_recipe(algorithm, CODE_GENERATION, ["--config", str(config), "--dry_run"], "train")
     out = capsys.readouterr().out
     assert "Dry run" in out and "per optimizer step" in out and "candidates" in out
     assert ("rounds " in out) == (algorithm == "madpo_iter")
@@ -122,7 +120,7 @@ def test_every_configuration_has_a_plan(config, tmp_path, capsys):
         ("madpo", ["--override", "madpo_iter.num_iterations=2"], "the section `madpo_iter` cannot be used"),
         ("madpo_iter", ["--num_iterations", "0"], "`madpo_iter.num_iterations` is 0"),
         ("madpo_iter", ["--preference_dataset", "x"], "every round collects its preferences"),
-        ("madpo_iter", ["--preference_replay_lambda", "2"], "must be between 0 and 1"),
+        ("madpo_iter", ["--preference_replay_lambda", "2"], "must be at most 1"),
         ("madpo_iter", ["--comparator_policy", "none"], "`pair_selection: comparator_reward` needs a comparator"),
         ("madpo_iter", ["--comparator_policy", "oracle"], "`madpo_iter.comparator_policy`"),
         ("madpo_iter", ["--comparator_policy", "api"], "needs `comparator_api_model`"),
@@ -290,6 +288,6 @@ def test_settings_that_may_change():
 
 def test_the_command_trains(monkeypatch):
     calls = []
-    monkeypatch.setattr("trl_multiagent.recipe.phases.run_preferences", lambda *args, **kwargs: calls.append(args))
+    monkeypatch.setattr("trl_multiagent.recipe.run.run_recipe", lambda *args, **kwargs: calls.append(args))
     cli.main(["run", "madpo_iter", "--dry_run"])
     assert calls == [("madpo_iter", cli.TASKS, ["--dry_run"])]

@@ -15,9 +15,9 @@ from trl_multiagent import AgentTeam
 from trl_multiagent.environments.code_generation import environment as code_environment
 from trl_multiagent.environments.code_generation.feedback import MODES
 from trl_multiagent.environments.code_generation.task import TASK
-from trl_multiagent.recipe.algorithms import ALGORITHMS
 from trl_multiagent.recipe.recipe import Recipe
 from trl_multiagent.recipe.run import parse_recipe
+from trl_multiagent.settings.algorithms import ALGORITHMS
 
 from tiny import byte_tokenizer, tiny_llama
 
@@ -390,7 +390,7 @@ def test_settings_of_critics(algorithm, argv, parts, capsys):
         ("maac", "critics=[a/b,c/d]", "2 models for the critics ['central']"),
         ("iac", "critic_model.name=demo", "`critic_model.name` names 'demo', which the task builds."),
         ("ac", "ac.num_agents=2", "`ac.num_agents` is 2: AC trains one agent; IAC trains several."),
-        ("iac", "iac.gae_lambda=2", "`iac.gae_lambda` is 2, it must be at least 0 and at most 1."),
+        ("iac", "iac.gae_lambda=2", "`iac.gae_lambda` is 2, it must be at most 1."),
     ],
 )
 def test_wrong_settings_of_critics(algorithm, argv, message, capsys):

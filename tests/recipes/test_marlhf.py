@@ -18,10 +18,8 @@ from trl_multiagent.environments.code_generation.environment import CodeGenerati
 from trl_multiagent.folders import locked
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.recipe.marlhf import RewardRun, make_recipe
-from trl_multiagent.recipe.phases import run_marlhf
 from trl_multiagent.recipe.preference_run import PreferenceRun
-from trl_multiagent.recipe.reward_model import run_reward_model
-from trl_multiagent.recipe.run import read_settings
+from trl_multiagent.recipe.run import read_settings, run_recipe
 
 from tiny import count_reward, flip, tiny_items
 
@@ -181,7 +179,7 @@ def test_algorithms_of_the_last_phase(algorithm, mode):
 )
 def test_wrong_settings(argv, message, capsys):
     with pytest.raises(SystemExit) as exit:
-        run_marlhf("marlhf", TASK, ["--model_name", "m", *argv], "marlhf")
+        run_recipe("marlhf", TASK, ["--model_name", "m", *argv], "marlhf")
     assert exit.value.code == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert message in line
@@ -194,7 +192,7 @@ def test_wrong_settings(argv, message, capsys):
 def finished(tiny_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("marlhf") / "run"
     argv = ["--model_name", tiny_model, "--output_dir", str(folder), *SMALL.split(), "--save_strategy", "steps"]
-    run_marlhf("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
+    run_recipe("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
     return folder, argv
 
 
@@ -206,7 +204,7 @@ def test_the_three_phases(finished):
     assert (folder / "_reward_model" / "reliability.png").is_file() and not list(
         folder.glob("_reward_model/checkpoint*")
     )
-    assert (folder / "team.json").is_file() and (folder / "model_and_task_reward.png").is_file()
+    assert (folder / "team.json").is_file()
     logs = [log for log in log_history(folder / "checkpoint-2") if "reward" in log]
     assert all(log["reward"] == log["turn_1/rewards/model"] != log["turn_1/rewards/task"] for log in logs)
     assert yaml.safe_load((folder / "config.yaml").read_text())["marlhf"]["preference_num_items"] == 4
@@ -222,27 +220,27 @@ def test_each_phase_resumes_on_its_own(finished, tmp_path, monkeypatch, capsys):
     shutil.rmtree(run / "checkpoint-2")
     (run / "team.json").unlink()
     (run / "results.json").unlink()
-    run_marlhf("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")  # the team goes on after step 1
+    run_recipe("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")  # the team goes on after step 1
     states = [log_history(where / "checkpoint-2") for where in (folder, run)]
     losses = [[(log["step"], log["loss"]) for log in logs if "loss" in log] for logs in states]
     assert losses[0] == losses[1]
 
-    run_marlhf("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
+    run_recipe("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
     assert "is complete" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        run_marlhf("marlhf", TASK, [*argv, "--save_steps", "1", "--reward_learning_rate", "5e-4"], "marlhf")
+        run_recipe("marlhf", TASK, [*argv, "--save_steps", "1", "--reward_learning_rate", "5e-4"], "marlhf")
     assert "holds another run: marlhf.reward_learning_rate was 0.001, is 0.0005" in capsys.readouterr().err
     (run / "results.json").unlink()
     with pytest.raises(SystemExit):  # another reward model in its folder
-        run_marlhf("marlhf", TASK, [*argv, "--save_steps", "1", "--reward_learning_rate", "5e-4"], "marlhf")
+        run_recipe("marlhf", TASK, [*argv, "--save_steps", "1", "--reward_learning_rate", "5e-4"], "marlhf")
     assert "holds another reward model: learning_rate was 0.001, is 0.0005" in capsys.readouterr().err
     shutil.rmtree(run / "checkpoint-2")
     with pytest.raises(SystemExit):  # a checkpoint of other settings
-        run_marlhf("marlhf", TASK, [*argv, "--save_steps", "1", "--learning_rate", "5e-4"], "marlhf")
+        run_recipe("marlhf", TASK, [*argv, "--save_steps", "1", "--learning_rate", "5e-4"], "marlhf")
     assert "is a checkpoint of another run" in capsys.readouterr().err
     shutil.rmtree(run / "_reward_model")
     with pytest.raises(Stop):  # only the collection is there: the reward model is trained
-        run_marlhf("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
+        run_recipe("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
 
 
 def test_an_interrupted_reward_model_goes_on(finished, tmp_path, monkeypatch, capsys):
@@ -255,26 +253,26 @@ def test_an_interrupted_reward_model_goes_on(finished, tmp_path, monkeypatch, ca
     with monkeypatch.context() as patch:
         patch.setattr(JointRewardTrainer, "report", stop)
         with pytest.raises(Stop):
-            run_marlhf("marlhf", TASK, argv, "marlhf")
+            run_recipe("marlhf", TASK, argv, "marlhf")
     checkpoints = sorted((run / "_reward_model").glob("checkpoint-*"))
     (checkpoints[0] / "half").mkdir()
     settings = run / "_reward_model" / "stage.json"
     saved = settings.read_text()
     settings.write_text(saved.replace('"number of processes": 1', '"number of processes": 2'))
     with pytest.raises(SystemExit):  # the order of the pairs and the size of a batch would be others
-        run_marlhf("marlhf", TASK, argv, "marlhf")
+        run_recipe("marlhf", TASK, argv, "marlhf")
     assert "holds another reward model: number of processes was 2, is 1" in capsys.readouterr().err
     settings.write_text(saved)
     flip(checkpoints[-1] / "optimizer.pt")
     with pytest.raises(SystemExit):
-        run_marlhf("marlhf", TASK, argv, "marlhf")
+        run_recipe("marlhf", TASK, argv, "marlhf")
     assert f"{checkpoints[-1]} is damaged: changed since it was saved: optimizer.pt." in capsys.readouterr().err
     flip(checkpoints[-1] / "optimizer.pt")
     calls = []
     train = JointRewardTrainer.train
     monkeypatch.setattr(JointRewardTrainer, "train", lambda self, **given: calls.append(given) or train(self, **given))
     with pytest.raises(Stop):  # before the last phase
-        run_marlhf("marlhf", TASK, argv, "marlhf")
+        run_recipe("marlhf", TASK, argv, "marlhf")
     assert calls == [{"resume_from_checkpoint": str(checkpoints[-1])}]
     assert (run / "_reward_model" / "complete.json").is_file()
 
@@ -283,7 +281,7 @@ def test_a_reward_model_alone(finished, tiny_model, tmp_path, capsys, monkeypatc
     folder, _ = finished
     argv = ["--model_name", tiny_model, "--output_dir", str(tmp_path / "judge"), "--per_device_train_batch_size", "4"]
     with pytest.raises(SystemExit):
-        run_reward_model("reward_model", TASK, argv, "judge")
+        run_recipe("reward_model", TASK, argv, "judge")
     assert "`reward_model.preference_dataset` is missing" in capsys.readouterr().err
     argv += ["--preference_dataset", str(folder / "_preferences"), "--num_train_epochs", "1", "--disable_tqdm"]
     best = [
@@ -294,7 +292,7 @@ def test_a_reward_model_alone(finished, tiny_model, tmp_path, capsys, monkeypatc
     ]
     argv += ["--override", "agent_model.use_peft=true", "agent_model.attn_implementation=eager"]
     argv += [f"reward_model.{setting}" for setting in best]
-    run_reward_model("reward_model", TASK, [*argv, "--dry_run"], "judge")
+    run_recipe("reward_model", TASK, [*argv, "--dry_run"], "judge")
     assert "_preferences, " in capsys.readouterr().out and not (tmp_path / "judge").exists()
     made = []
     init = JointRewardTrainer.__init__
@@ -302,9 +300,9 @@ def test_a_reward_model_alone(finished, tiny_model, tmp_path, capsys, monkeypatc
         JointRewardTrainer, "__init__", lambda self, *args, **kwargs: made.append(self) or init(self, *args, **kwargs)
     )
     with locked(tmp_path / "judge", ""), pytest.raises(SystemExit):
-        run_reward_model("reward_model", TASK, argv, "judge")
+        run_recipe("reward_model", TASK, argv, "judge")
     assert f"Another program is writing to {tmp_path / 'judge'}: wait" in capsys.readouterr().err and not made
-    run_reward_model("reward_model", TASK, argv, "judge")
+    run_recipe("reward_model", TASK, argv, "judge")
     assert "held-out pairs in the right order" in capsys.readouterr().out
     model = made[0].model
     assert model.config._attn_implementation == "eager"
@@ -316,14 +314,15 @@ def test_given_preferences_and_other_algorithms(finished, tmp_path):
     folder, argv = finished
     argv = [str(tmp_path / "run") if x == str(folder) else x for x in argv]
     given = ["--preference_dataset", str(folder / "_preferences"), "--rl_algorithm", "maac", "--save_strategy", "no"]
-    run_marlhf(
+    run_recipe(
         "marlhf",
         TASK,
         [*argv, *given, "--reward_freeze_backbone", "--override", "marlhf.score_task_reward=false"],
         "marlhf",
     )
     assert not (tmp_path / "run" / "_preferences").exists() and (tmp_path / "run" / "team.json").is_file()
-    assert not (tmp_path / "run" / "model_and_task_reward.png").exists()
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "turn_1/rewards/model" in card and "turn_1/rewards/task" not in card
 
 
 # Rounds
@@ -341,7 +340,7 @@ def in_rounds(folder, model, *argv):
         "--preference_num_items",
         "3",
     ]
-    run_marlhf("marlhf_iter", TASK, argv, "marlhf_iter")
+    run_recipe("marlhf_iter", TASK, argv, "marlhf_iter")
 
 
 def weights(folder):
@@ -412,7 +411,7 @@ def test_rounds_and_a_kill_in_every_phase(tiny_model, tmp_path, capsys):
 )
 def test_wrong_settings_of_rounds(argv, problem, capsys, tmp_path):
     with pytest.raises(SystemExit) as exit:
-        run_marlhf("marlhf_iter", TASK, ["--model_name", "m", *argv], "marlhf_iter")
+        run_recipe("marlhf_iter", TASK, ["--model_name", "m", *argv], "marlhf_iter")
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert exit.value.code == 2 and problem in line
 

@@ -13,8 +13,6 @@ from pairs import pairs
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MADPOConfig, MAGRPOConfig, Task
 from trl_multiagent.recipe.collection import run_collection
-from trl_multiagent.recipe.phases import run_marlhf, run_preferences
-from trl_multiagent.recipe.reward_model import run_reward_model
 from trl_multiagent.recipe.run import run_recipe
 from trl_multiagent.stopping import COMMAND_VARIABLE, REQUEST, Request, end_on_signal, leaving_signals_to_children
 from trl_multiagent.trainers.joint_reward_trainer import JointRewardTrainer
@@ -110,7 +108,7 @@ def test_trainings_on_preferences(signalled, tiny_model, algorithm):
     def run(folder, *argv):
         rounds = ["--num_iterations", "2"] if algorithm == "madpo_iter" else []
         argv = ["--model_name", tiny_model, *PAIRS, *SAVING, *rounds, *argv]
-        run_preferences(algorithm, TASK, [*argv, "--output_dir", folder], "run")
+        run_recipe(algorithm, TASK, [*argv, "--output_dir", folder], "run")
 
     run("whole")
     line = signalled(signal.SIGTERM, MADPOTrainer, 2, run, "ended")
@@ -132,12 +130,12 @@ def test_a_collection_ends_at_once_and_goes_on(tiny_model, monkeypatch, capsys):
     task = Task(lambda settings: FunctionEnvironment({"aux": "{x}:", "main": "{x}!"}, reward), TASK.load_datasets)
     argv = ["--model_name", tiny_model, *PAIRS, "--items_per_chunk", "2"]
     with pytest.raises(SystemExit) as ended:
-        run_preferences("madpo", task, argv, "run")
+        run_recipe("madpo", task, argv, "run")
     err = capsys.readouterr().err
     assert ended.value.code == 130 and "Traceback" not in err
     (folder,) = Path("output").glob("job_*") if Path("output").is_dir() else Path("outputs").glob("job_*")
     assert err.splitlines()[-1] == f"run: ended by Ctrl-C. Go on with: the same command --output_dir {folder}"
-    run_preferences("madpo", task, [*argv, "--output_dir", str(folder), "--max_steps", "1"], "run")
+    run_recipe("madpo", task, [*argv, "--output_dir", str(folder), "--max_steps", "1"], "run")
     assert calls == [8, 8, 8, 8]  # the second chunk again
     calls.clear()
     with pytest.raises(SystemExit) as ended:
@@ -155,17 +153,17 @@ def test_a_reward_model_and_the_phases_of_marlhf(signalled, tiny_model, capsys):
         "reward_model.save_steps=100",
     ]
     argv = ["--model_name", tiny_model, *given, "--output_dir", "judge", "--disable_tqdm"]
-    line = signalled(signal.SIGTERM, JointRewardTrainer, 1, run_reward_model, "reward_model", TASK, argv, "run")
+    line = signalled(signal.SIGTERM, JointRewardTrainer, 1, run_recipe, "reward_model", TASK, argv, "run")
     assert line.endswith("which is saved. Go on with: the same command") and Path("judge/checkpoint-1").is_dir()
     assert not Path("judge/complete.json").exists()
-    run_reward_model("reward_model", TASK, argv, "run")
+    run_recipe("reward_model", TASK, argv, "run")
     assert Path("judge/complete.json").exists() and "Reward model in judge" in capsys.readouterr().out
     argv = ["--model_name", tiny_model, *ROLLOUTS, *SAVING, "--preference_num_candidates", "4"]
     argv += ["--preference_pairs_per_sample", "2", "--output_dir", "run"]
     for trainer in (JointRewardTrainer, MAGRPOTrainer):
-        signalled(signal.SIGINT, trainer, 1, run_marlhf, "marlhf", TASK, argv, "run")
+        signalled(signal.SIGINT, trainer, 1, run_recipe, "marlhf", TASK, argv, "run")
         assert not Path("run/results.json").exists()
-    run_marlhf("marlhf", TASK, argv, "run")
+    run_recipe("marlhf", TASK, argv, "run")
     assert Path("run/results.json").exists()
 
 

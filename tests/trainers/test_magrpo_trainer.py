@@ -27,7 +27,7 @@ from trl_multiagent import (
 )
 from trl_multiagent.environments import TaskError
 from trl_multiagent.recipe.recipe import show_progress
-from trl_multiagent.trainers.base import rollout_trainer
+from trl_multiagent.trainers.base import log
 from trl_multiagent.trainers.base.trace_files import read_trace
 
 from tiny import byte_tokenizer, count_reward, tiny_environment, tiny_items, tiny_team, tiny_trainer
@@ -460,7 +460,7 @@ def test_a_line_says_that_nothing_is_learned(tmp_path, monkeypatch, signal_at, l
         num_generations=2,
     )
     warnings = []
-    monkeypatch.setattr(rollout_trainer.logger, "warning", warnings.append)
+    monkeypatch.setattr(log.logger, "warning", warnings.append)
     trainer.train()
     assert len(warnings) == lines
     assert not lines or warnings[0].startswith("In the last 10 steps, all advantages were zero")
@@ -706,7 +706,7 @@ def test_config_sizes():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"joint_mode": "pairs"}, "`joint_mode` is 'pairs', it must be one of 'align', 'cross'"),
+        ({"joint_mode": "pairs"}, "`joint_mode` is 'pairs', it must be 'align', 'cross'"),
         ({"handoff": "worst"}, "`handoff` is 'worst'"),
         ({"advantage_mode": "median"}, "`advantage_mode` is 'median'"),
         ({"loss_type": "bnpo"}, "`loss_type` is 'bnpo'"),
@@ -718,8 +718,8 @@ def test_config_sizes():
         ({"num_turns": 2, "handoff": "best", "turn_gradient_weights": [1.0]}, "1 entries for 2 turns"),
         ({"num_turns": 2, "turn_gradient_weights": [1.0, 2.0]}, "set `handoff`"),
         ({"num_turns": 2, "joint_mode": "cross", "items_per_device": 1}, "needs `num_agents`"),
-        ({"num_iterations": 0}, "`num_iterations` is 0, it must be at least 1"),
-        ({"importance_ratio": "team"}, "`importance_ratio` is 'team', it must be one of 'agent', 'joint'"),
+        ({"num_iterations": 0}, "`num_iterations` is 0, it must be greater than 0"),
+        ({"importance_ratio": "team"}, "`importance_ratio` is 'team', it must be 'agent' or 'joint'"),
         (
             {"importance_ratio": "joint", "joint_mode": "cross"},
             "`importance_ratio='joint'` needs `joint_mode='align'`",

@@ -219,6 +219,8 @@ def test_where_nothing_can_be_rounded(tmp_path, monkeypatch):
         ):
             with pytest.raises(ValueError, match="weights in bfloat16, but they are float32"):
                 make()
+        with pytest.raises(ValueError, match="is float16"):
+            tiny_trainer(tmp_path, tiny_team().half(), **ROUNDING)
         monkeypatch.setattr(JointRewardConfig, "world_size", 2)
         with pytest.raises(ValueError, match=r"several processes would round.*DeepSpeed ZeRO"):
             pair_config(tmp_path, JointRewardConfig, **ROUNDING)

@@ -12,7 +12,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from trl_multiagent import IACTrainer, MADPOTrainer, MAGRPOTrainer
 from trl_multiagent.trainers.base.team_config import TeamConfig
-from trl_multiagent.trainers.base.team_mixin import TeamTrainerMixin
+from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin
 
 from tiny import byte_tokenizer, team_of, tiny_llama, tiny_team
 
@@ -48,14 +48,11 @@ class TeamDPOTrainer(TeamTrainerMixin, DPOTrainer):
     def _prepare_dataset(self, dataset, *args):
         return dataset  # it is tokenized
 
-    def _reference(self):
-        return self.ref_model
-
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(team_inputs={role: forward_inputs(inputs[role]) for role in inputs})
         loss = 0.0
         for role in inputs:
-            with self.agent_scope(role), self.ref_model.activate(role):
+            with self.agent_metrics(role), self.ref_model.activate(role):
                 loss = loss + self._compute_loss(lambda role=role, **_: outputs[role], inputs[role], False)
         return loss
 

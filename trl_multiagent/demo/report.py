@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 
 from accelerate import PartialState
-from matplotlib.figure import Figure
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -18,6 +18,8 @@ from trl_multiagent.demo.problems import demo_problems
 from trl_multiagent.environments.base import JointAction, Turn
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.processes import fail_together
+from trl_multiagent.report.pictures import COLORS, GREY, draw_curve, picture
+from trl_multiagent.report.tables import text_table
 from trl_multiagent.terminal import printable
 from trl_multiagent.trainers.base.progress import show_one_bar
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
@@ -25,36 +27,38 @@ from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
 WIDTH = 98
 CHUNK = 16  # held-out problems that are played at once; the progress bar advances by this number
-SMOOTHING = 10  # width of the moving average in the learning curve, in steps
 
 
 @dataclass
 class Evaluation:
-    """The team's results on held-out problems. Each list has one entry per episode, from its last turn."""
+    """The team's results on held-out problems. Each list has one entry per episode."""
 
     items: list[dict]
-    joint_actions: list[JointAction]
-    rewards: list[float]  # of the kind that the team is trained on
-    paper_rewards: list[float]
-    earned_rewards: list[float]
-    test_pass_rates: list[float]
+    episodes: list[list[Turn]]
+    joint_actions: list[JointAction]  # of the last turn
     conventions: list[dict[str, str | None]]
-    first_rewards: list[float]  # paper rewards of the first turn
-    num_turns: int
+
+    @property
+    def num_turns(self) -> int:
+        return max(map(len, self.episodes))
 
     @property
     def reward(self) -> float:
         """Mean joint reward of the kind that the team is trained on, 0 to 4."""
-        return mean(self.rewards)
+        return fmean(episode[-1].outcome.reward for episode in self.episodes)
 
     @property
     def test_pass_rate(self) -> float:
         """Mean share of a problem's tests that pass."""
-        return mean(self.test_pass_rates)
+        return self.mean("test_pass_rate")
+
+    def mean(self, metric: str, turn: int = -1) -> float:
+        """Mean of a metric in one turn, by default the last one."""
+        return fmean(episode[turn].outcome.metrics[metric] for episode in self.episodes)
 
     def agreed(self, *names: str) -> float:
         """Share of the answers in which both agents follow the same one of the conventions named."""
-        return mean([c[AUX] == c[MAIN] and c[AUX] in names for c in self.conventions])
+        return fmean(c[AUX] == c[MAIN] and c[AUX] in names for c in self.conventions)
 
 
 class DemoReport(TrainerCallback):
@@ -128,18 +132,15 @@ class DemoReport(TrainerCallback):
         self.print(f"\nTraining         {trainer.state.global_step} steps in {self.seconds:.0f} s")
         if team_folder is not None:
             self.print(f"Saved team       {team_folder}")
-        picture = Path(trainer.args.output_dir) / "learning_curve.png"
+        path = Path(trainer.args.output_dir) / "learning_curve.png"
         if any("reward" in entry for entry in trainer.state.log_history):  # not if the training samples nothing
-            draw_learning_curve(trainer.state.log_history, self.start, self.end, picture)
-            self.print(f"Learning curve   {picture}")
+            draw_learning_curve(trainer.state.log_history, self.start, self.end, path)
+            self.print(f"Learning curve   {path}")
 
     def evaluate(self, trainer: RolloutTrainer, description: str) -> Evaluation:
         """Evaluates the team's current state on the held-out problems, with sampled episodes."""
         problems = {problem.name: problem for split in ("train", "test") for problem in demo_problems(split)}
-        turns: list[Turn] = []
-        answers: list[JointAction] = []
-        first_rewards: list[float] = []
-        followed = []
+        results = Evaluation([item for item in self.items for _ in range(self.num_episodes)], [], [], [])
         with tqdm(
             total=len(self.items),
             desc=description,
@@ -150,49 +151,34 @@ class DemoReport(TrainerCallback):
             for start in range(0, len(self.items), CHUNK):
                 chunk = self.items[start : start + CHUNK]
                 episodes = trainer.collaborate(chunk, num_episodes=self.num_episodes)
-                last_turns = [episode[-1] for episode in episodes]
                 asked = [problems[item["entry_point"]] for item in chunk for _ in range(self.num_episodes)]
-                joint_actions = [trainer.environment.answers(turn.joint_action) for turn in last_turns]
-                answers += joint_actions
-                followed += conventions(asked, joint_actions, trainer.environment.unwrapped.sandbox)
-                turns += last_turns
-                first_rewards += [episode[0].outcome.metrics["paper_reward"] for episode in episodes]
+                answers = [trainer.environment.answers(episode[-1].joint_action) for episode in episodes]
+                results.episodes += episodes
+                results.joint_actions += answers
+                results.conventions += conventions(asked, answers, trainer.environment.unwrapped.sandbox)
                 bar.update(len(chunk))
-        return Evaluation(
-            items=[item for item in self.items for _ in range(self.num_episodes)],
-            joint_actions=answers,
-            rewards=[turn.outcome.reward for turn in turns],
-            paper_rewards=[turn.outcome.metrics["paper_reward"] for turn in turns],
-            earned_rewards=[turn.outcome.metrics["earned_reward"] for turn in turns],
-            test_pass_rates=[turn.outcome.metrics["test_pass_rate"] for turn in turns],
-            conventions=followed,
-            first_rewards=first_rewards,
-            num_turns=max(map(len, episodes)),
-        )
-
-
-def mean(values: list) -> float:
-    return sum(values) / len(values)
+        return results
 
 
 def comparison(start: Evaluation, end: Evaluation, problems: int, num_episodes: int) -> str:
-    """The table of numbers before and after."""
-    title = f"{problems} held-out problems, {num_episodes} sampled answers each"
-    rewards = [[f"{mean(side.paper_rewards):.2f}", f"{mean(side.earned_rewards):.2f}"] for side in (start, end)]
-    rows = [
-        ("joint reward (0 to 4)", rewards[0][0], rewards[1][0]),
-        ("joint reward, kind `earned` (0 to 4)", rewards[0][1], rewards[1][1]),
-        ("tests passed", f"{start.test_pass_rate:.0%}", f"{end.test_pass_rate:.0%}"),
-        ("both agents follow the same convention", f"{start.agreed('A', 'B'):.0%}", f"{end.agreed('A', 'B'):.0%}"),
-        ("    A: aux keeps, main maps", f"{start.agreed('A'):.0%}", f"{end.agreed('A'):.0%}"),
-        ("    B: aux keeps and maps", f"{start.agreed('B'):.0%}", f"{end.agreed('B'):.0%}"),
-    ]
-    if start.num_turns > 1:
-        before, after = (f"{mean(side.first_rewards):.2f}" for side in (start, end))
-        rows.insert(0, ("joint reward of the first answers (0 to 4)", before, after))
-    lines = [f"\n{title:<50} {'before':>8} {'after':>8}", "-" * 68]
-    lines += [f"{name:<50} {first:>8} {second:>8}" for name, first, second in rows]
-    return "\n".join(lines)
+    """Returns the table of numbers before and after."""
+    before, after = numbers(start), numbers(end)
+    heading = [f"{problems} held-out problems, {num_episodes} sampled answers each", "before", "after"]
+    return "\n".join(["", *text_table([heading, *([name, before[name], after[name]] for name in before)])])
+
+
+def numbers(side: Evaluation) -> dict[str, str]:
+    """Returns the numbers of one side of the comparison by name."""
+    first = f"{side.mean('paper_reward', turn=0):.2f}"
+    return {
+        **({"joint reward of the first answers (0 to 4)": first} if side.num_turns > 1 else {}),
+        "joint reward (0 to 4)": f"{side.mean('paper_reward'):.2f}",
+        "joint reward, kind `earned` (0 to 4)": f"{side.mean('earned_reward'):.2f}",
+        "tests passed": f"{side.test_pass_rate:.0%}",
+        "both agents follow the same convention": f"{side.agreed('A', 'B'):.0%}",
+        "    A: aux keeps, main maps": f"{side.agreed('A'):.0%}",
+        "    B: aux keeps and maps": f"{side.agreed('B'):.0%}",
+    }
 
 
 def sample_episodes(items: list[dict], num_episodes: int) -> list[int]:
@@ -209,10 +195,10 @@ def sample(start: Evaluation, end: Evaluation, episode: int) -> str:
     column = WIDTH // 2 - 2
     signature, docstring = start.items[episode]["prompt"].splitlines()[:2]
     lines = [f"\nSample answer: {signature[4:-1]}", f"  {docstring.strip().strip(chr(34))}"]
-    headings = [
-        f"{name}: reward {side.paper_rewards[episode]:.2f}, {side.test_pass_rates[episode]:.0%} of the tests"
-        for name, side in (("before", start), ("after", end))
-    ]
+    headings = []
+    for name, side in (("before", start), ("after", end)):
+        metrics = side.episodes[episode][-1].outcome.metrics
+        headings.append(f"{name}: reward {metrics['paper_reward']:.2f}, {metrics['test_pass_rate']:.0%} of the tests")
     lines += [f"  {headings[0]:<{column}}  {headings[1]}", f"  {'-' * column}  {'-' * column}"]
     for role in (AUX, MAIN):
         sides = [printable(side.joint_actions[episode][role].expandtabs(4)).split("\n") for side in (start, end)]
@@ -239,17 +225,9 @@ def draw_learning_curve(log_history: list[dict], start: Evaluation, end: Evaluat
         ("Joint reward", reward, 4.0, (start.reward, end.reward)),
         ("Share of tests passed", f"{turn}/test_pass_rate", 1.0, (start.test_pass_rate, end.test_pass_rate)),
     )
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    for axes, (title, key, maximum, held_out) in zip(figure.subplots(1, 2), panels, strict=True):
-        values = [entry[key] for entry in logs]
-        smooth = [mean(values[max(0, k - SMOOTHING // 2) : k + SMOOTHING // 2]) for k in range(len(values))]
-        axes.axhline(maximum, color="0.6", linestyle=":", label="maximum")
-        axes.plot(steps, values, color="tab:blue", alpha=0.3, label="training batch")
-        axes.plot(steps, smooth, color="tab:blue", linewidth=2, label=f"training, mean of {SMOOTHING} steps")
-        axes.plot([0, steps[-1]], held_out, "o", color="tab:orange", markersize=8, label="held-out problems")
-        axes.set(title=title, xlabel="optimizer step", ylim=(0, maximum * 1.05))
-        axes.grid(alpha=0.2)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].legend(loc="lower right", frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with picture(path, panels=2) as every:
+        for axes, (title, key, maximum, held_out) in zip(every, panels, strict=True):
+            draw_curve(axes, steps, [entry[key] for entry in logs], "training")
+            axes.axhline(maximum, color=GREY, linestyle=":", label="maximum")
+            axes.plot([0, steps[-1]], held_out, "o", color=COLORS[1], markersize=8, label="held-out problems")
+            axes.set(title=title, xlabel="optimizer step", ylim=(0, maximum * 1.05))

@@ -86,11 +86,11 @@ class Rows(DatasetSource):
 class Functions:
     """The section `functions`. Its settings may also be at the top level of the file."""
 
-    prompts: dict[str, str | list[dict[str, str]]] | None = setting(  # noqa: RUF009
+    prompts: dict[str, str | list[dict[str, str]]] | None = setting(
         "The first prompt of each role: a text, or a list of messages, with {column} for the value of a column."
     )
-    reward_funcs: list[str] | None = setting("Reward functions, as package.module.function.")  # noqa: RUF009
-    reward_weights: list[float] | None = setting("Weight of each, 1 by default.")  # noqa: RUF009
+    reward_funcs: list[str] | None = setting("Reward functions, as package.module.function.")
+    reward_weights: list[float] | None = setting("Weight of each, 1 by default.")
     transition: str | None = setting("Function that makes the prompts of later turns, as package.module.function.")
 
     def __post_init__(self) -> None:

@@ -9,24 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.base import Environment
+from trl_multiagent.limits import setting
 
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import Trainer, TrainerCallback
-
-
-def setting(help: str, default: Any = None, **limits: Any) -> Any:
-    """
-    Describes one setting. Use it as the default of a field in the dataclass of a section.
-
-    Args:
-        help (`str`): Text for `--help`.
-        default (`Any`, *optional*): Value of the setting if the user does not give one.
-        **limits: The allowed values, as in [`~limits.Limits`]: `choices=("a", "b")`, or bounds of a number such as `ge=0, lt=1`. By
-            default, all values of the field's type are allowed. Numbers must be finite, and texts must not be blank.
-    """
-    return dataclasses.field(default=default, metadata={"help": help, **limits})
 
 
 @dataclass
@@ -83,7 +71,7 @@ class Task:
             Loads the training set and, if there is one, the evaluation set. If it raises a `ConnectionError`, `--dry_run`
             still prints a plan.
         settings (`dict[str, type]`, *optional*):
-            The dataclasses of the family's own sections, by the section's name. Every field is a [`setting`]. If `__post_init__`
+            The dataclasses of the family's own sections, by the section's name. Every field is a [`~limits.setting`]. If `__post_init__`
             raises a `ValueError`, the run ends and the message is shown unchanged. The section `dataset` is a
             [`DatasetSource`] by default.
         models (`dict[str, Callable[[], str]]`, *optional*):

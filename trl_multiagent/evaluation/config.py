@@ -1,10 +1,9 @@
 """The settings of an evaluation."""
 
-import math
 from dataclasses import dataclass
 
 from trl_multiagent.environments.base import PASSED
-from trl_multiagent.environments.task import setting
+from trl_multiagent.limits import check_arguments, setting
 from trl_multiagent.rollout.history_options import HistoryOptions
 
 
@@ -41,9 +40,7 @@ class EvaluationConfig:
     """
 
     num_episodes: int = setting("Sampled episodes per item, at least the largest k.", 10, ge=1, le=1000000)
-    k: list[int] | None = setting(  # noqa: RUF009
-        "The k of pass@k; by default those of 1, 5 and 10 that `num_episodes` allows.", ge=1
-    )
+    k: list[int] | None = setting("The k of pass@k; by default those of 1, 5 and 10 that `num_episodes` allows.", ge=1)
     num_turns: int | None = setting("Turns of an episode; by default those of the training.", ge=1, le=1000)
     max_completion_length: int | None = setting(
         "Tokens of a completion at most; by default as in the training.", ge=1, le=1048576
@@ -75,7 +72,7 @@ class EvaluationConfig:
     pass_metric: str = setting("The metric that decides whether an answer passes: it must be at least 1.", PASSED)
     num_bootstraps: int = setting("Random draws for a confidence interval.", 10000, ge=100, le=10000000)
     confidence: float = setting("Level of the confidence intervals.", 0.95, gt=0, lt=1)
-    baselines: list[str] | None = setting(  # noqa: RUF009
+    baselines: list[str] | None = setting(
         "Baselines on the same items: raw_single_agent, concatenation, pipeline, discussion.", choices=BASELINES
     )
     baseline_model: str | None = setting("Model of the baselines; by default the one that the team started from.")
@@ -103,12 +100,11 @@ class EvaluationConfig:
     disable_tqdm: bool = setting("Whether there is no progress bar.", False)
 
     def __post_init__(self) -> None:
+        check_arguments(self)
         if self.k is None:
             self.k = [k for k in (1, 5, 10) if k <= self.num_episodes]
         if not self.k or len(set(self.k)) < len(self.k):
             raise ValueError(f"`k` is {self.k}, it must be a list of different numbers, such as [1, 5, 10].")
-        if self.num_episodes < 1 or min(self.k) < 1:
-            raise ValueError(f"`num_episodes` is {self.num_episodes} and `k` is {self.k}; both must be at least 1.")
         if max(self.k) > self.num_episodes:
             raise ValueError(
                 f"pass@{max(self.k)} needs at least {max(self.k)} episodes per item, but `num_episodes` is "
@@ -118,13 +114,6 @@ class EvaluationConfig:
             raise ValueError(
                 f"`temperature` is 0, so all {self.num_episodes} episodes of an item would be the same: set `num_episodes` to 1."
             )
-        for name in BASELINES if self.baselines is None else self.baselines:
-            if name not in BASELINES:
-                raise ValueError(f"`baselines` has {name!r}, which is none of {', '.join(BASELINES)}.")
-        for name in ("temperature", "discount"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"`{name}` is {value}, it must be a finite number of at least 0.")
 
     @property
     def history_options(self) -> HistoryOptions:

@@ -15,10 +15,11 @@ from tqdm.auto import tqdm
 from trl_multiagent.environments.base import scoring_metrics
 from trl_multiagent.environments.dataset_rows import item_ids
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
-from trl_multiagent.evaluation.policies import NOTHING, EpisodeSampler, LoadedTeam, PipelineSampler, Policy
+from trl_multiagent.evaluation.policies import NOTHING, EpisodeGenerator, LoadedTeam, PipelineSampler, Policy
 from trl_multiagent.identity import describe_environment, digest_of_rows
 from trl_multiagent.processes import fail_together
 from trl_multiagent.rollout.episodes import play_episodes
+from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments
 from trl_multiagent.rollout.tree import Node, judge_nodes
 from trl_multiagent.stage import Stage, chunks_of
 
@@ -98,7 +99,8 @@ def _play_batches(
         return
     own = chunks_of(len(dataset), config.items_per_batch)[accelerator.process_index :: accelerator.num_processes]
     missing = [batch for batch in own if not stage.has(part_of(batch))]
-    sampler = make_sampler(policy, loaded, config)
+    generator = make_generator(policy, loaded, config)
+    sampler = make_sampler(policy, loaded, generator, config)
     sampler.check_items([dataset[k] for batch in missing for k in batch], policy.environment)
     names = item_ids(dataset)
     bar = tqdm(
@@ -110,7 +112,7 @@ def _play_batches(
     )
     with bar:
         for batch in missing:
-            stage.save(part_of(batch), play_batch(policy, sampler, dataset, batch, names, config))
+            stage.save(part_of(batch), play_batch(policy, sampler, generator, dataset, batch, names, config))
             bar.update(len(batch))
 
 
@@ -142,32 +144,37 @@ def count_episodes(folder: Path) -> int:
     return sum(path.read_bytes().count(b"\n") for path in folder.glob("*.jsonl"))
 
 
-def make_sampler(policy: Policy, loaded: LoadedTeam, config: EvaluationConfig) -> EpisodeSampler:
-    """The sampler of a policy."""
+def make_generator(policy: Policy, loaded: LoadedTeam, config: EvaluationConfig) -> EpisodeGenerator:
+    """Makes the generator of a policy."""
     arguments: dict[str, Any] = {
-        "seed": config.seed,
-        "use_chat_template": config.use_chat_template,
-        "generation_token_budget": config.generation_token_budget,
-        "history_options": config.history_options,
         "max_new_tokens": policy.max_completion_length,
         "temperature": config.temperature,
         "repetition_penalty": config.repetition_penalty,
     }
     if config.temperature != 0:
-        arguments |= {"top_p": config.top_p, "top_k": config.top_k or 0}
-        arguments |= {} if config.min_p is None else {"min_p": config.min_p}
-    arguments = {name: value for name, value in arguments.items() if value is not None}
-    if policy.is_pipeline:
-        return PipelineSampler(policy.environment, loaded.team, **arguments)
-    sampler = EpisodeSampler(loaded.team, **arguments)
+        arguments |= {"top_p": config.top_p, "top_k": config.top_k or 0, "min_p": config.min_p}
+    arguments = sampling_arguments({name: value for name, value in arguments.items() if value is not None})
+    generator = EpisodeGenerator(loaded.team, arguments, config.generation_token_budget, config.seed)
     if policy.replaced is not None and policy.replaced.by == NOTHING:
-        sampler.silent_role = policy.replaced.role
-    return sampler
+        generator.silent_role = policy.replaced.role
+    return generator
+
+
+def make_sampler(
+    policy: Policy, loaded: LoadedTeam, generator: EpisodeGenerator, config: EvaluationConfig
+) -> TeamSampler:
+    """Makes the sampler of a policy."""
+    if policy.is_pipeline:
+        return PipelineSampler(
+            policy.environment, loaded.team, generator, config.use_chat_template, config.history_options
+        )
+    return TeamSampler(loaded.team, generator, config.use_chat_template, config.history_options)
 
 
 def play_batch(
     policy: Policy,
-    sampler: EpisodeSampler,
+    sampler: TeamSampler,
+    generator: EpisodeGenerator,
     dataset: Dataset,
     batch: Sequence[int],
     names: Sequence[str],
@@ -180,8 +187,8 @@ def play_batch(
     each role's generate call, which makes the answers of all these episodes.
     """
     start = time.perf_counter()
-    sampler.episodes = [(item, episode) for item in batch for episode in range(config.num_episodes)]
-    sampler.generation_seconds = []
+    generator.episodes = [(item, episode) for item in batch for episode in range(config.num_episodes)]
+    generator.generation_seconds = []
     levels = play_episodes(
         [dataset[item] for item in batch],
         policy.environment,
@@ -193,8 +200,8 @@ def play_batch(
     scoring_metrics(policy.environment)  # they are about the last call; reading them starts the next count
     timing = {
         "batch_seconds": time.perf_counter() - start,
-        "batch_episodes": len(sampler.episodes),
-        "generation_seconds": sampler.generation_seconds,
+        "batch_episodes": len(generator.episodes),
+        "generation_seconds": generator.generation_seconds,
     }
     return [
         {
@@ -204,11 +211,11 @@ def play_batch(
             "timing": timing,
             "turns": [turn_record(nodes[k], sampler) for nodes in levels],
         }
-        for k, (item, episode) in enumerate(sampler.episodes)
+        for k, (item, episode) in enumerate(generator.episodes)
     ]
 
 
-def turn_record(node: Node, sampler: EpisodeSampler) -> dict[str, Any]:
+def turn_record(node: Node, sampler: TeamSampler) -> dict[str, Any]:
     """What happened in one turn of an episode, as plain values. Numbers that are not finite are left out."""
     (outcome,) = node.outcomes
     samples = {role: (sample.prompt_ids, sample.completion_ids[0]) for role, sample in node.samples.items()}

@@ -18,10 +18,16 @@ from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.identity import checksum_of_weights, describe_agent
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.rollout.episodes import derive_seed
-from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
+from trl_multiagent.rollout.sampler import (
+    Completions,
+    Level,
+    SamplingTeam,
+    TeamSampler,
+    TransformersGenerator,
+    render_chat,
+)
 from trl_multiagent.rollout.tree import Node, Samples
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.sampler import SamplingTeam, TeamSampler, render_chat
 
 
 class MixedTeam:
@@ -53,46 +59,34 @@ class MixedTeam:
         return self.sources[role].end_tokens(role)
 
 
-class EpisodeSampler(TeamSampler):
+class EpisodeGenerator(TransformersGenerator):
     """
     Samples episodes. The random numbers of a completion depend on the seed, the item, the episode, the turn and the role
     alone, so neither the other episodes of a batch nor the number of processes changes it, up to rounding.
 
     Args:
         team ([`AgentTeam`] or [`MixedTeam`]): The agents.
+        arguments, token_budget: See [`TransformersGenerator`].
         seed (`int`): Random seed.
-        use_chat_template, generation_token_budget, history_options, generation_kwargs: See [`TeamSampler`].
     """
 
-    def __init__(
-        self,
-        team: SamplingTeam,
-        seed: int,
-        use_chat_template: bool | None = None,
-        generation_token_budget: int | None = None,
-        history_options: HistoryOptions = FULL_HISTORY,
-        **generation_kwargs: Any,
-    ):
-        super().__init__(team, use_chat_template, generation_token_budget, history_options, **generation_kwargs)
+    def __init__(self, team: SamplingTeam, arguments: dict[str, Any], token_budget: int | None, seed: int):
+        super().__init__(team, arguments, token_budget)
         self.seed = seed
         self.silent_role: str | None = None  # an agent whose answers are empty
         self.episodes: list[tuple[int, int]] = []  # item and episode of each node of the turn
         self.generation_seconds: list[dict[str, float]] = []  # of each role's generate call, for every turn
 
-    def __call__(self, nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
-        self.generation_seconds.append({})
-        return super().__call__(nodes, num_generations)
+    def generate(self, level: Level) -> dict[str, list[Completions]]:
+        if len(level.nodes[0].history) == len(self.generation_seconds):  # the first call of a turn
+            self.generation_seconds.append({})
+        return super().generate(level)
 
-    def _sample_groups(
-        self,
-        role: str,
-        nodes: list[Node],
-        agent: PreTrainedModel,
-        prompt_ids: list[list[int]],
-        num_generations: int,
-        config: GenerationConfig,
+    def sample(
+        self, agent: PreTrainedModel, role: str, prompt_ids: list[list[int]], level: Level, config: GenerationConfig
     ) -> list[list[list[int]]]:
         """Samples one completion per node. The episodes of an item that have the same prompt read it once."""
+        nodes = level.nodes
         if role == self.silent_role:
             self.generation_seconds[-1][role] = 0.0
             return [[self.team.end_tokens(role)[:1]] for _ in nodes]
@@ -112,7 +106,7 @@ class EpisodeSampler(TeamSampler):
             [prompt_ids[of_prompt[0]] for of_prompt in rows],
             len(rows[0]),
             config,
-            self.generation_token_budget,
+            self.token_budget,
             [[seeds[k] for k in of_prompt] for of_prompt in rows],
         )
         self.generation_seconds[-1][role] = time.perf_counter() - start
@@ -123,14 +117,14 @@ class EpisodeSampler(TeamSampler):
         return completions
 
 
-class PipelineSampler(EpisodeSampler):
+class PipelineSampler(TeamSampler):
     """
     The agents answer one after the other, and each sees the answers of the agents before it. The prompts of the nodes are
     replaced by those that the agents got.
 
     Args:
         environment ([`~trl_multiagent.environments.Environment`]): Its `show_answers` adds answers to prompts.
-        team, seed, use_chat_template, generation_token_budget, generation_kwargs: See [`EpisodeSampler`].
+        team, generator, use_chat_template, history_options: See [`TeamSampler`].
     """
 
     def __init__(self, environment: Environment, *args: Any, **kwargs: Any):
@@ -138,7 +132,6 @@ class PipelineSampler(EpisodeSampler):
         self.environment = environment
 
     def __call__(self, nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
-        self.generation_seconds.append({})
         samples: dict[str, list[Samples]] = {}
         for role in self.team.roles:
             tokenizer = self.team.tokenizers[role]
@@ -149,7 +142,7 @@ class PipelineSampler(EpisodeSampler):
                     answers = {other: without_markers(text, markers) for other, text in answers.items()}
                 shown = self.environment.show_answers(role, node.prompts[role], answers)
                 node.prompts = {**node.prompts, role: shown}
-            samples[role] = self._sample_agent(role, nodes, num_generations)
+            samples |= self.sample((role,), nodes, num_generations)
         return samples
 
 

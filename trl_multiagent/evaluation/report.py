@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from trl_multiagent.environments.base import PASSED_HIDDEN
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.cross_play import CrossPlay
 from trl_multiagent.evaluation.results import FINAL, Numbers, Result, differences, numbers_of, paired_differences
 from trl_multiagent.evaluation.statistics import Estimate
-from trl_multiagent.folders import replacing, write_text
+from trl_multiagent.folders import write_text
+from trl_multiagent.report.pictures import GREY, draw_intervals, draw_matrix, picture
+from trl_multiagent.report.tables import text_table
 
 
 EVALUATION, CROSS_PLAY = "evaluation", "cross_play"  # names of the files, without their endings
@@ -118,7 +119,10 @@ class Report:
         paths = [folder / f"{name}{ending}" for ending in (".json", ".txt", ".png")]
         write_text(paths[0], json.dumps(self.to_json(), indent=2) + "\n")
         write_text(paths[1], self.table() + "\n")
-        save(draw_cross_play(self.cross_play) if self.cross_play else draw(self), paths[2])
+        if self.cross_play:
+            draw_cross_play(self.cross_play, paths[2])
+        else:
+            draw(self, paths[2])
         return paths
 
     # Text
@@ -164,7 +168,7 @@ class Report:
         if self.over_teams is not None:
             numbers = self.over_teams[FINAL]
             rows.append(["all teams", *[show(numbers.get(name), name) for name in metrics], "", "", ""])
-        lines = columns(rows)
+        lines = text_table(rows)
         if len(metrics) == 1:
             lines += [
                 f"No pass@k: the task reports no metric `{self.config.pass_metric}`, see `evaluation.pass_metric`."
@@ -198,7 +202,7 @@ class Report:
         if len(rows) == 1:
             return []
         return [
-            *columns(rows),
+            *text_table(rows),
             f"Latency: seconds of generation in an episode, with {', '.join(sorted({f'{x.episodes:.0f}' for _, x in timed}))} episodes at a time. "
             "The agents of a team answer one after the other; if parallel, a turn takes as long as its slowest agent.",
         ]
@@ -216,7 +220,7 @@ class Report:
             row = [name, *[show(numbers[turn].get(name), name) for turn in turns]]
             of_maximum = [f"{percent[name]:.1f} % of {result.bounds(name)[1]:g}" if name in percent else ""]
             rows.append([*row, *(of_maximum if percent else [])])
-        return columns(rows)
+        return text_table(rows)
 
 
 def difference_lines(heading: str, rows: Mapping[str, Numbers]) -> list[str]:
@@ -225,7 +229,7 @@ def difference_lines(heading: str, rows: Mapping[str, Numbers]) -> list[str]:
     table = [[heading, *metrics]]
     for name, numbers in rows.items():
         table.append([name, *[f"{show(numbers[FINAL][m], m)}{verdict(numbers[FINAL][m])}" for m in metrics]])
-    return columns(table)
+    return text_table(table)
 
 
 def percent_of_maximum(result: Result, numbers: Numbers) -> dict[str, float]:
@@ -261,19 +265,6 @@ def verdict(estimate: Estimate) -> str:
     return "" if estimate.excludes_zero else " no difference shown"
 
 
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table. The first row is the heading; all columns but the first are aligned to the right."""
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            text.rjust(width) if k else text.ljust(width)
-            for k, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    return [lines[0].rstrip(), "-" * len(lines[0]), *[line.rstrip() for line in lines[1:]]]
-
-
 def cross_play_lines(cross_play: CrossPlay) -> list[str]:
     """The matrices of a cross-play as text, with their comparison."""
     name = cross_play.metric
@@ -281,7 +272,7 @@ def cross_play_lines(cross_play: CrossPlay) -> list[str]:
     for role, matrix in cross_play.matrices.items():
         rows = [[f"{name}: {role} of the row's run", *cross_play.runs]]
         rows += [[run, *[f"{x:.3f}" for x in row]] for run, row in zip(cross_play.runs, matrix, strict=True)]
-        lines += [*columns(rows), ""]
+        lines += [*text_table(rows), ""]
     lines.append(f"agents trained together  {show(cross_play.diagonal, name)}")
     lines.append(f"agents of two runs       {show(cross_play.off_diagonal, name)}")
     lines.append(f"difference               {show(cross_play.difference, name)}{verdict(cross_play.difference)}")
@@ -291,66 +282,42 @@ def cross_play_lines(cross_play: CrossPlay) -> list[str]:
 # Pictures
 
 
-def draw(report: Report) -> Figure:
-    """Return, pass@1 and tokens of each policy, with the intervals of the first two; one point per turn."""
-    has_pass = any(result.column("pass@1") is not None for result in report.shown)
-    panels = [("Reward of a turn", "reward"), *([("pass@1", "pass@1")] if has_pass else [])]
-    names = [result.name for result in report.shown]
-    rows = [*names, *(["all teams"] if report.over_teams else [])]
-    figure = Figure(figsize=(4.2 * (len(panels) + 1), 1.4 + 0.45 * len(rows)), layout="constrained")
-    axes_list: list[Any] = list(figure.subplots(1, len(panels) + 1, sharey=True, squeeze=False)[0])
-    every = {**report.numbers, **({"all teams": report.over_teams} if report.over_teams else {})}
-    turns = [turn for turn in next(iter(every.values())) if turn != FINAL]
-    for axes, (title, metric) in zip(axes_list, panels, strict=False):
-        for t, turn in enumerate(turns):
-            for y, name in enumerate(rows):
-                estimate = every[name].get(turn, {}).get(metric)
-                if estimate is None:
-                    continue
-                offset = 0.0 if len(turns) == 1 else 0.3 * (t / (len(turns) - 1) - 0.5)
-                axes.plot([estimate.low, estimate.high], [y + offset] * 2, color=f"C{t}", linewidth=2)
-                label = turn.replace("_", " ") if y == 0 and len(turns) > 1 else None
-                axes.plot(estimate.mean, y + offset, "o", color=f"C{t}", markersize=6, label=label)
-        axes.set(title=title)
-        axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
-    if has_pass:
-        axes_list[1].set_xlim(-0.02, 1.02)
-    tokens = [result.cost_per_episode["generated_tokens"] for result in report.shown]
-    axes_list[-1].barh(range(len(names)), tokens, color="0.6", height=0.5)
-    axes_list[-1].set(title="Generated tokens of an episode")
-    for axes in axes_list:
-        axes.grid(alpha=0.2)
-        axes.spines[["top", "right"]].set_visible(False)
-    axes_list[0].set_yticks(range(len(rows)), rows)
-    axes_list[0].set_ylim(len(rows) - 0.5, -0.5)
-    if len(turns) > 1:
-        axes_list[0].legend(frameon=False)
-    return figure
+def draw(report: Report, path: Path) -> None:
+    """Draws return, pass@1 and tokens of each policy, with the intervals of the first two; one point per turn."""
+    shown, config = report.shown, report.config
+    panels = {"reward": "Reward of a turn"}
+    if any(result.column("pass@1") is not None for result in shown):
+        panels["pass@1"] = "pass@1"
+    rows = {result.name: report.numbers[result.name] for result in shown}
+    rows |= {"all teams": report.over_teams} if report.over_teams else {}
+    turns = [turn for turn in next(iter(rows.values())) if turn != FINAL]
+    title = f"{report.num_items} items, {config.num_episodes} episodes each. Lines: {config.confidence:.0%} intervals over items"
+    title += f"; all teams: over items and {len(report.teams)} teams" if report.over_teams else ""
+    size = (4.2, 1.8 + 0.45 * len(rows))
+    with picture(path, len(panels) + 1, size, title, sharey=True) as axes:
+        for panel, (metric, heading) in zip(axes, panels.items(), strict=False):
+            draw_intervals(
+                panel,
+                [{turn.replace("_", " "): row.get(turn, {}).get(metric) for turn in turns} for row in rows.values()],
+            )
+            panel.set(title=heading)
+            panel.set_xlim(left=min(0.0, panel.get_xlim()[0]))
+            if metric == "pass@1":
+                panel.set_xlim(-0.02, 1.02)
+        tokens = [result.cost_per_episode["generated_tokens"] for result in shown]
+        axes[-1].barh(range(len(shown)), tokens, color=GREY, height=0.5)
+        axes[-1].set(title="Generated tokens of an episode")
+        axes[0].set_yticks(range(len(rows)), [*rows])
+        axes[0].set_ylim(len(rows) - 0.5, -0.5)
 
 
-def draw_cross_play(cross_plays: Sequence[CrossPlay]) -> Figure:
-    """The matrices, one panel per metric and role."""
+def draw_cross_play(cross_plays: Sequence[CrossPlay], path: Path) -> None:
+    """Draws the matrices, one panel per metric and role."""
     panels = [(x, role, matrix) for x in cross_plays for role, matrix in x.matrices.items()]
-    size = len(cross_plays[0].runs)
-    side = max(3.2, 0.8 * size + 1.4)
-    figure = Figure(figsize=(len(panels) * (side + 0.6), side), layout="constrained")
-    for axes, (cross_play, role, matrix) in zip(
-        figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
-    ):
-        low, high = min(0.0, float(np.min(matrix))), float(np.max(matrix))
-        high = 1.0 if cross_play.metric.startswith("pass@") else high if high > low else low + 1.0
-        picture = axes.imshow(matrix, cmap="viridis", vmin=low, vmax=high)
-        for i in range(size):
-            for j in range(size):
-                bright = (matrix[i, j] - low) / (high - low) > 0.6
-                axes.text(j, i, f"{matrix[i, j]:.2f}", ha="center", va="center", color="black" if bright else "white")
-        axes.set_xticks(range(size), cross_play.runs, rotation=30, ha="right")
-        axes.set_yticks(range(size), cross_play.runs)
-        axes.set(title=cross_play.metric, xlabel="run of the other agents", ylabel=f"run of {role}")
-        figure.colorbar(picture, ax=axes, shrink=0.8)
-    return figure
-
-
-def save(figure: Figure, path: Path) -> None:
-    with replacing(path) as unfinished:
-        figure.savefig(unfinished, dpi=150, format="png")
+    side = max(3.2, 0.8 * len(cross_plays[0].runs) + 1.4)
+    with picture(path, len(panels), (side + 0.6, side)) as every:
+        for axes, (cross_play, role, matrix) in zip(every, panels, strict=True):
+            low, high = min(0.0, float(np.min(matrix))), float(np.max(matrix))
+            high = 1.0 if cross_play.metric.startswith("pass@") else high if high > low else low + 1.0
+            draw_matrix(axes, matrix, cross_play.runs, low, high)
+            axes.set(title=cross_play.metric, xlabel="run of the other agents", ylabel=f"run of {role}")

@@ -14,11 +14,12 @@ from trl_multiagent.file_names import (
     ADAPTER_CONFIG,
     CARD_FILE,
     CRITICS_FOLDER,
+    CURVE_FILE,
     MODEL_CONFIG,
     RECIPE_FILE,
     TEAM_FILE,
 )
-from trl_multiagent.hub.model_card import CURVE_FILE, rename_card
+from trl_multiagent.report.model_card import rename_card
 
 
 # The files of a team beside those of its agents: the card, and what it shows and links

@@ -23,9 +23,9 @@ from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.file_names import TEAM_FILE
 from trl_multiagent.identity import checksum_of_weights
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PreferenceConfig
+from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
 from trl_multiagent.rollout.tree import Node, Samples
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.sampler import TeamSampler
 
 
 ROUND_FOLDER = "round_{}"  # in `policy_checkpoint_dir`: the team before this round
@@ -188,7 +188,8 @@ def _shares(names: str | list[str], roles: Sequence[str], is_team: bool) -> bool
 def team_sampler(team: AgentTeam, config: PreferenceConfig, max_new_tokens: int | None = None) -> TeamSampler:
     """Samples with a team as the settings say. `max_new_tokens` replaces their `max_completion_length`."""
     settings = config.sampling_kwargs | ({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})
-    return TeamSampler(team, config.use_chat_template, config.generation_token_budget, **settings)
+    generator = TransformersGenerator(team, sampling_arguments(settings), config.generation_token_budget)
+    return TeamSampler(team, generator, config.use_chat_template)
 
 
 class EndpointSampler:

@@ -1,11 +1,12 @@
 """The settings of a collection of preferences."""
 
 import dataclasses
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from trl_multiagent.endpoints.endpoint import Endpoint, make_endpoint
-from trl_multiagent.limits import check_arguments
+from trl_multiagent.limits import check_arguments, setting
+from trl_multiagent.rollout.sampling_options import SamplingOptions
 
 
 CANDIDATES_FOLDER = "candidates"  # in the folder of the preferences
@@ -37,7 +38,7 @@ PAIRING_FIELDS = (
 
 
 @dataclass
-class PreferenceConfig:
+class PreferenceConfig(SamplingOptions):
     """
     The settings of [`collect_preferences`]. In a recipe, they are keys of the section of the algorithm, such as `madpo`.
 
@@ -45,148 +46,67 @@ class PreferenceConfig:
         ValueError: a value is impossible, or contradicts another one.
     """
 
-    # See `Limits`. Settings are checked against it before this module is imported
-    limits: ClassVar[dict[str, dict[str, Any]]] = {
-        "preference_num_candidates": {"ge": 1, "le": 1000000},
-        "preference_pairs_per_sample": {"ge": 1},
-        "pair_selection": {"choices": ("reward_gap", "random", "all", "comparator_reward")},
-        "environment_steps_per_pair": {"ge": 1, "le": 1000000},
-        "comparator_policy": {"choices": ("current", "current_copy", "history", "model", "api")},
-        "comparator_generation_mode": {"choices": ("decentralized", "centralized", "sequential")},
-        "comparator_num_candidates": {"ge": 1, "le": 1000000},
-        "comparator_history_k": {"ge": 1, "le": 1000000},
-        "comparator_api_timeout": {"gt": 0, "le": 1000000},
-        "comparator_api_deadline": {"gt": 0, "le": 1000000},
-        "comparator_api_tries": {"ge": 1, "le": 1000},
-        "comparator_api_concurrency": {"ge": 1, "le": 10000},
-        "comparator_api_token_budget": {"ge": 1},
-        "comparator_api_input_price": {"ge": 0, "le": 1000000000},
-        "comparator_api_output_price": {"ge": 0, "le": 1000000000},
-        "max_completion_length": {"ge": 1, "le": 1048576},
-        "temperature": {"gt": 0, "le": 1000},
-        "top_p": {"gt": 0, "le": 1},
-        "top_k": {"ge": 0, "le": 1000000000},
-        "min_p": {"ge": 0, "le": 1},
-        "repetition_penalty": {"gt": 0, "le": 1000},
-        "generation_token_budget": {"ge": 1},
-        "items_per_chunk": {"ge": 1},
-        "reward_scale": {"ne": 0, "ge": -1000000, "le": 1000000},
-        "reward_shift": {"ge": -1000000, "le": 1000000},
-        "seed": {"ge": 0, "le": 4294967295},
-    }
-
-    output_dir: str = field(default="outputs/preferences", metadata={"help": "Folder of the collected preferences."})
-    preference_num_candidates: int = field(default=80, metadata={"help": "Joint answers that are sampled per item."})
-    preference_pairs_per_sample: int | None = field(
-        default=16, metadata={"help": "Pairs that are kept per item; null keeps all."}
+    output_dir: str = setting("Folder of the collected preferences.", "outputs/preferences")
+    preference_num_candidates: int = setting("Joint answers that are sampled per item.", 80, ge=1, le=1000000)
+    preference_pairs_per_sample: int | None = setting("Pairs that are kept per item; null keeps all.", 16, ge=1)
+    pair_selection: Literal["reward_gap", "random", "all", "comparator_reward"] = setting(
+        "Which pairs are kept: those with the largest gap of rewards first, random ones, all, or those whose comparator has the greatest reward first.",
+        "reward_gap",
     )
-    pair_selection: Literal["reward_gap", "random", "all", "comparator_reward"] = field(
-        default="reward_gap",
-        metadata={
-            "help": "Which pairs are kept: those with the largest gap of rewards first, random ones, all, or those whose comparator has the greatest reward first."
-        },
+    use_environment_step: bool = setting("Whether pairs count as env steps, as CoMLRL counts them.", True)
+    environment_steps_per_pair: int = setting("Env steps per pair in this count.", 2, ge=1, le=1000000)
+    log_reward_distribution: bool = setting("Whether to draw the rewards and the gaps, in rewards.png.", False)
+    comparator_policy: Literal["current", "current_copy", "history", "model", "api"] | None = setting(
+        "Policy that samples the other answer of each pair: the team itself, a copy of it that is not trained, the team of an earlier round, other models, or a model at an endpoint. By default, both answers are candidates of the team."
     )
-    use_environment_step: bool = field(
-        default=True, metadata={"help": "Whether pairs count as env steps, as CoMLRL counts them."}
+    comparator_generation_mode: Literal["decentralized", "centralized", "sequential"] = setting(
+        "How `comparator_policy: model` and `api` answer: one agent, or one request, per role; one model for all roles at once, in tagged blocks; or one model, role by role.",
+        "decentralized",
     )
-    environment_steps_per_pair: int = field(default=2, metadata={"help": "Env steps per pair in this count."})
-    log_reward_distribution: bool = field(
-        default=False, metadata={"help": "Whether to draw the rewards and the gaps, in rewards.png."}
+    comparator_model_name: str | None = setting("Model id or folder, or the folder of a saved team, of `model`.")
+    comparator_agents: list[str] | None = setting("Model ids of `model`, one per role.")
+    comparator_api_model: str | None = setting(
+        "With `api`, the model's name, at the provider that it names or at `comparator_api_url`."
     )
-    comparator_policy: Literal["current", "current_copy", "history", "model", "api"] | None = field(
-        default=None,
-        metadata={
-            "help": "Policy that samples the other answer of each pair: the team itself, a copy of it that is not trained, the team of an earlier round, other models, or a model at an endpoint. By default, both answers are candidates of the team."
-        },
+    comparator_api_url: str | None = setting("Base URL of the endpoint, such as http://localhost:8000/v1.")
+    comparator_api_format: Literal["openai", "anthropic", "generic"] | None = setting(
+        "'openai' for any OpenAI-compatible endpoint, or 'anthropic'; by default decided by the model's name. 'generic', of CoMLRL, is not supported."
     )
-    comparator_generation_mode: Literal["decentralized", "centralized", "sequential"] = field(
-        default="decentralized",
-        metadata={
-            "help": "How `comparator_policy: model` and `api` answer: one agent, or one request, per role; one model for all roles at once, in tagged blocks; or one model, role by role."
-        },
+    comparator_api_key_env: str | None = setting(
+        "Environment variable that holds the key; by default the provider's. With `comparator_api_url` and without this, no key is sent."
     )
-    comparator_model_name: str | None = field(
-        default=None, metadata={"help": "Model id or folder, or the folder of a saved team, of `model`."}
+    comparator_api_timeout: float = setting("Seconds that one request may take.", 120.0, gt=0, le=1000000)
+    comparator_api_deadline: float = setting(
+        "Seconds that all requests for a chunk of items may take together.", 1800.0, gt=0, le=1000000
     )
-    comparator_agents: list[str] | None = field(default=None, metadata={"help": "Model ids of `model`, one per role."})
-    comparator_api_model: str | None = field(
-        default=None,
-        metadata={"help": "With `api`, the model's name, at the provider that it names or at `comparator_api_url`."},
+    comparator_api_tries: int = setting("Number of attempts per request if the endpoint fails.", 3, ge=1, le=1000)
+    comparator_api_concurrency: int = setting("Requests at the same time, in each process.", 16, ge=1, le=10000)
+    comparator_api_token_budget: int | None = setting(
+        "Tokens of all requests and answers of a collection at most.", ge=1
     )
-    comparator_api_url: str | None = field(
-        default=None, metadata={"help": "Base URL of the endpoint, such as http://localhost:8000/v1."}
+    comparator_api_input_price: float | None = setting(
+        "Price of a million prompt tokens, to report the cost.", ge=0, le=1000000000
     )
-    comparator_api_format: Literal["openai", "anthropic", "generic"] | None = field(
-        default=None,
-        metadata={
-            "help": "'openai' for any OpenAI-compatible endpoint, or 'anthropic'; by default decided by the model's name. 'generic', of CoMLRL, is not supported."
-        },
+    comparator_api_output_price: float | None = setting("Price of a million answer tokens.", ge=0, le=1000000000)
+    comparator_api_extra_body: dict[str, Any] | None = setting("More fields of each request.")
+    comparator_num_candidates: int | None = setting(
+        "Joint answers of the comparator per item; by default as many as the team's.", ge=1, le=1000000
     )
-    comparator_api_key_env: str | None = field(
-        default=None,
-        metadata={
-            "help": "Environment variable that holds the key; by default the provider's. With `comparator_api_url` and without this, no key is sent."
-        },
+    comparator_history_k: int = setting("How many rounds ago the team of `history` was saved.", 1, ge=1, le=1000000)
+    policy_checkpoint_dir: str | None = setting("Folder of the teams of earlier rounds, round_0, round_1, ...")
+    min_p: float | None = setting("Least probability of a token, relative to the most likely one.", ge=0, le=1)
+    repetition_penalty: float = setting("Penalty of repeated tokens.", 1.0, gt=0, le=1000)
+    generation_token_budget: int | None = setting(
+        "Upper bound of prompt and completion tokens in one generate call.", 262144, ge=1
     )
-    comparator_api_timeout: float = field(default=120.0, metadata={"help": "Seconds that one request may take."})
-    comparator_api_deadline: float = field(
-        default=1800.0, metadata={"help": "Seconds that all requests for a chunk of items may take together."}
-    )
-    comparator_api_tries: int = field(
-        default=3, metadata={"help": "Number of attempts per request if the endpoint fails."}
-    )
-    comparator_api_concurrency: int = field(
-        default=16, metadata={"help": "Requests at the same time, in each process."}
-    )
-    comparator_api_token_budget: int | None = field(
-        default=None, metadata={"help": "Tokens of all requests and answers of a collection at most."}
-    )
-    comparator_api_input_price: float | None = field(
-        default=None, metadata={"help": "Price of a million prompt tokens, to report the cost."}
-    )
-    comparator_api_output_price: float | None = field(
-        default=None, metadata={"help": "Price of a million answer tokens."}
-    )
-    comparator_api_extra_body: dict[str, Any] | None = field(
-        default=None, metadata={"help": "More fields of each request."}
-    )
-    comparator_num_candidates: int | None = field(
-        default=None, metadata={"help": "Joint answers of the comparator per item; by default as many as the team's."}
-    )
-    comparator_history_k: int = field(
-        default=1, metadata={"help": "How many rounds ago the team of `history` was saved."}
-    )
-    policy_checkpoint_dir: str | None = field(
-        default=None, metadata={"help": "Folder of the teams of earlier rounds, round_0, round_1, ..."}
-    )
-    max_completion_length: int = field(default=256, metadata={"help": "Tokens of a completion at most."})
-    temperature: float = field(default=1.0, metadata={"help": "Temperature of the sampling."})
-    top_p: float = field(default=1.0, metadata={"help": "Nucleus of the sampling."})
-    top_k: int | None = field(
-        default=None, metadata={"help": "Most likely tokens that are sampled from; null or 0 for all."}
-    )
-    min_p: float | None = field(
-        default=None, metadata={"help": "Least probability of a token, relative to the most likely one."}
-    )
-    repetition_penalty: float = field(default=1.0, metadata={"help": "Penalty of repeated tokens."})
-    use_chat_template: bool | None = field(
-        default=None,
-        metadata={
-            "help": "Chat messages for all (true) or no (false) agents; by default for those with a chat template."
-        },
-    )
-    generation_token_budget: int | None = field(
-        default=262144, metadata={"help": "Upper bound of prompt and completion tokens in one generate call."}
-    )
-    items_per_chunk: int = field(default=16, metadata={"help": "Items that are sampled, scored and written together."})
-    reward_scale: float = field(default=1.0, metadata={"help": "Factor applied to every reward."})
-    reward_shift: float = field(default=0.0, metadata={"help": "Added to every reward, after the scale."})
-    seed: int = field(default=42, metadata={"help": "Random seed."})
-    disable_tqdm: bool = field(default=False, metadata={"help": "Whether there is no progress bar."})
+    items_per_chunk: int = setting("Items that are sampled, scored and written together.", 16, ge=1)
+    reward_scale: float = setting("Factor applied to every reward.", 1.0, ne=0, ge=-1000000, le=1000000)
+    reward_shift: float = setting("Added to every reward, after the scale.", 0.0, ge=-1000000, le=1000000)
+    seed: int = setting("Random seed.", 42, ge=0, le=4294967295)
+    disable_tqdm: bool = setting("Whether there is no progress bar.", False)
 
     def __post_init__(self) -> None:
         check_arguments(self)
-        self.top_k = self.top_k or 0  # null and 0 mean the same
         if self.preference_num_candidates == 1 and self.comparator_policy is None:
             raise ValueError("`preference_num_candidates` is 1, it must be at least 2: a pair has two answers.")
         if self.pair_selection == "all" and self.preference_pairs_per_sample is not None:

@@ -2,8 +2,9 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+
+from trl_multiagent.limits import check_arguments, setting
 
 
 # The peer's names, and ours
@@ -15,40 +16,21 @@ REPLAY_MODES |= {"nearest_k": "last_k", "last_k": "last_k", "lambda_decay": "lam
 class ReplayConfig:
     """The settings of the replay, part of the section of an iterative algorithm."""
 
-    preference_replay_mode: Literal["none", "current", "all", "all_history", "last_k", "nearest_k", "lambda_decay"] = (
-        field(
-            default="none",
-            metadata={
-                "help": "Rounds that preferences are drawn from: none (only the current one), all, last_k, lambda_decay."
-            },
-        )
+    preference_replay_mode: str = setting(
+        "Rounds that preferences are drawn from: none (only the current one), all, last_k, lambda_decay.",
+        "none",
+        choices=tuple(REPLAY_MODES),
     )
-    preference_replay_k: int = field(
-        default=1, metadata={"help": "Number of rounds for last_k, the current one included."}
+    preference_replay_k: int = setting("Number of rounds for last_k, the current one included.", 1, ge=1)
+    preference_replay_lambda: float = setting(
+        "Factor of a round's weight per round of age for lambda_decay.", 0.5, ge=0, le=1
     )
-    preference_replay_lambda: float = field(
-        default=0.5, metadata={"help": "Factor of a round's weight per round of age for lambda_decay."}
-    )
-    preference_replay_sample_size: int | None = field(
-        default=None,
-        metadata={"help": "Preferences to train on in each round; by default as many as the current round has."},
+    preference_replay_sample_size: int | None = setting(
+        "Preferences to train on in each round; by default as many as the current round has.", ge=1
     )
 
     def __post_init__(self) -> None:
-        if self.preference_replay_mode not in REPLAY_MODES:
-            raise ValueError(
-                f"`preference_replay_mode` is {self.preference_replay_mode!r}, it must be one of {', '.join(REPLAY_MODES)}."
-            )
-        if self.preference_replay_k < 1:
-            raise ValueError(f"`preference_replay_k` is {self.preference_replay_k}, it must be at least 1.")
-        if not 0.0 <= self.preference_replay_lambda <= 1.0:
-            raise ValueError(
-                f"`preference_replay_lambda` is {self.preference_replay_lambda}, it must be between 0 and 1."
-            )
-        if self.preference_replay_sample_size is not None and self.preference_replay_sample_size < 1:
-            raise ValueError(
-                f"`preference_replay_sample_size` is {self.preference_replay_sample_size}, it must be at least 1, or null."
-            )
+        check_arguments(self)
 
 
 def replay_weights(num_rounds: int, config: ReplayConfig) -> list[float]:

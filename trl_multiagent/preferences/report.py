@@ -12,6 +12,8 @@ from huggingface_hub import DatasetCardData
 from trl_multiagent.preference_rows import CHOSEN_BY, CHOSEN_REWARD, text_columns
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.preferences.pairs import Pair
+from trl_multiagent.report.pictures import COLORS, draw_histograms, picture
+from trl_multiagent.report.tables import markdown_table
 
 
 logger = logging.getLogger(__name__)
@@ -115,45 +117,22 @@ def draw_rewards(records: list[dict[str, Any]], selected: list[list[Pair]], path
         selected (`list[list[Pair]]`): The pairs that were kept.
         path (`Path`): The PNG file to write.
     """
-    import numpy as np
-    from matplotlib.figure import Figure  # takes long to import
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
     pairs = [pair for of_item in selected for pair in of_item]
-    series = {"candidates": [candidate["reward"] for candidate in candidates_of(records, "candidates")]}
-    series["comparator"] = [candidate["reward"] for candidate in candidates_of(records, "comparator")]
-    series["chosen"] = [pair.chosen.reward for pair in pairs]
-    series["rejected"] = [pair.rejected.reward for pair in pairs]
-    bins = np.histogram_bin_edges([*series["candidates"], *series["comparator"]], BINS)
-    colors = {"candidates": "0.6", "comparator": "tab:purple", "chosen": "tab:green", "rejected": "tab:red"}
-    for name, values in series.items():
-        if values:
-            filled = name == "candidates"
-            left.hist(
-                values,
-                bins,
-                weights=[1 / len(values)] * len(values),
-                color=colors[name],
-                histtype="stepfilled" if filled else "step",
-                linewidth=2,
-                label=f"{name} ({len(values)}, mean {fmean(values):.2f})",
-            )
-    left.set(title="Joint rewards", xlabel="reward", ylabel="share")
-    left.legend(frameon=False, fontsize="small")
+    rewards = {
+        "candidates": [candidate["reward"] for candidate in candidates_of(records, "candidates")],
+        "rejected": [pair.rejected.reward for pair in pairs],
+        "chosen": [pair.chosen.reward for pair in pairs],
+        "comparator": [candidate["reward"] for candidate in candidates_of(records, "comparator")],
+    }
     gaps = [pair.gap for pair in pairs]
-    if gaps:
-        right.hist(gaps, BINS, color="tab:blue")
-        right.axvline(fmean(gaps), color="black", linestyle=":", label=f"mean {fmean(gaps):.2f}")
-        right.legend(frameon=False, fontsize="small")
-    right.set(
-        title="Gaps of the pairs", xlabel="reward of the chosen minus that of the rejected answer", ylabel="pairs"
-    )
-    right.set_xlim(left=0)
-    for axes in (left, right):
-        axes.grid(alpha=0.2)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    with picture(path, panels=2) as (left, right):
+        draw_histograms(left, rewards, BINS)
+        left.set(title="Joint rewards", xlabel="reward")
+        right.hist(gaps, BINS, color=COLORS[0])
+        mean = f", mean {fmean(gaps):.2f}" if gaps else ""
+        xlabel = "reward of the chosen minus that of the rejected answer"
+        right.set(title=f"Gaps of {len(gaps)} pairs{mean}", xlabel=xlabel, ylabel="pairs")
+        right.set_xlim(left=0)
 
 
 def preference_card(facts: Facts, roles: Sequence[str], columns: Sequence[str], config: PreferenceConfig) -> str:
@@ -174,7 +153,10 @@ def preference_card(facts: Facts, roles: Sequence[str], columns: Sequence[str], 
         )
         for role in roles
     )
-    picture = f"\n![Rewards and gaps](./{PICTURE_FILE})\n" if config.log_reward_distribution else ""
+    settings = [("setting", "value"), *facts.pairing.items(), *facts.sampling.items()]
+    numbers = [("number", "value")]
+    numbers += [(name, f"{x:.4g}" if isinstance(x, float) else x) for name, x in facts.numbers.items()]
+    shown = f"\n![Rewards and gaps](./{PICTURE_FILE})\n" if config.log_reward_distribution else ""
     environment = "".join(f"    {line}\n" for line in facts.environment.splitlines())
     return f"""---
 {data.to_yaml()}
@@ -200,8 +182,8 @@ preferences = load_preferences("FOLDER_OR_REPOSITORY", roles={list(roles)!r})
 ```
 
 ## What came out
-{picture}
-{table("number", facts.numbers)}
+{shown}
+{markdown_table(numbers)}
 `env_steps` is the number that CoMLRL charges, {config.environment_steps_per_pair} per pair if `use_environment_step`. What was really done is the number of candidates
 that were sampled and scored; all of them are in the folder `candidates` of a collection.
 
@@ -210,13 +192,4 @@ that were sampled and scored; all of them are in the folder `candidates` of a co
 The environment, whose joint reward decided:
 
 {environment}
-{table("setting", {**facts.pairing, **facts.sampling})}"""
-
-
-def table(header: str, values: dict[str, Any]) -> str:
-    """A Markdown table of two columns."""
-    lines = [f"| {header} | value |", "| --- | --- |"]
-    for name, value in values.items():
-        text = f"{value:.4g}" if isinstance(value, float) else str(value)
-        lines.append(f"| {name} | {text.replace('|', chr(92) + '|')} |")
-    return "\n".join(lines) + "\n"
+{markdown_table(settings)}"""

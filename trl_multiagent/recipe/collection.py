@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.quiet import hide_progress_bars
-from trl_multiagent.recipe.arguments import Settings, check_names, section_defaults
-from trl_multiagent.recipe.dry_run import HEADING, print_lines
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, read_settings
-from trl_multiagent.recipe.settings import ConfigError
 from trl_multiagent.recipe.tasks import make_environment
+from trl_multiagent.settings.derive import Settings, check_names
+from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.stopping import end_on_signal
 
 
@@ -39,7 +38,7 @@ class Collection:
     The checked settings of a collection.
 
     Args:
-        settings ([`~trl_multiagent.recipe.arguments.Settings`]): All settings.
+        settings ([`~trl_multiagent.settings.derive.Settings`]): All settings.
         config ([`~trl_multiagent.preferences.PreferenceConfig`]): Those of the collection.
         dry_run (`bool`): Whether to print the plan and stop.
         prog (`str`): Name of the program in messages.
@@ -123,11 +122,12 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
     with end_on_wrong_input(prog):
         collection = parse_collection(task, argv, prog)
         environment = collection.make_environment()
-        from trl_multiagent.recipe.results import check_folder  # takes as long as TRL
+        from trl_multiagent.recipe.plan import print_plan  # takes as long as TRL, like the next one
+        from trl_multiagent.recipe.results import check_folder
 
         check_folder("`preference_dataset`", Path(collection.config.output_dir))
         if collection.dry_run:
-            return print_cost(collection, environment)
+            return print_plan(plan_of(collection, environment))
         items = collection.load_items()
         check_comparator(collection.config)
 
@@ -179,7 +179,7 @@ def make_config(settings: Settings, **changes: Any) -> PreferenceConfig:
     The settings of the collection. Those of the trainer are left out.
 
     Args:
-        settings ([`~trl_multiagent.recipe.arguments.Settings`]): All settings.
+        settings ([`~trl_multiagent.settings.derive.Settings`]): All settings.
         **changes: Values that replace those of the settings.
 
     Raises:
@@ -187,28 +187,23 @@ def make_config(settings: Settings, **changes: Any) -> PreferenceConfig:
     """
     from trl_multiagent.preferences.config import PreferenceConfig
 
-    given: dict[str, Any] = {**section_defaults(settings.algorithm), **settings.arguments}
+    given = settings.arguments
     mode = given.get("comparator_generation_mode", "decentralized")
     if settings.is_centralized and mode == "sequential":
         raise ConfigError(
             f"`{settings.algorithm}.comparator_generation_mode: sequential` answers role by role, but with "
             "`collaboration_mode: centralized` there is one answer for all roles. Remove it."
         )
-    if settings.is_centralized:  # the only agent gets the assignments of all roles anyway
-        given["comparator_generation_mode"] = "decentralized"
+    # The only agent gets the assignments of all roles anyway
+    mode_of_one = {"comparator_generation_mode": "decentralized"} if settings.is_centralized else {}
     for setting in ("comparator_model_name", "comparator_agents"):
         models = given.get(setting) or []
         own = [name for name in ([models] if isinstance(models, str) else models) if name not in settings.task.models]
         check_names(own, None, f"{settings.algorithm}.{setting}")
-    names = {field.name for field in dataclasses.fields(PreferenceConfig)}
-    values = {name: value for name, value in given.items() if name in names}
     folder = given.get("preference_dataset") or str(
         Path(given.get("output_dir") or settings.sections["output"].base_dir) / FOLDER
     )
-    try:
-        return PreferenceConfig(**{**values, "output_dir": folder, **changes})
-    except ValueError as error:
-        raise ConfigError(f"section `{settings.algorithm}`: {error}") from error
+    return settings.part(PreferenceConfig, **{"output_dir": folder, **mode_of_one, **changes})
 
 
 def check_comparator(config: PreferenceConfig) -> None:
@@ -223,25 +218,19 @@ def check_comparator(config: PreferenceConfig) -> None:
         raise ConfigError(f"`comparator_policy: api` cannot use the endpoint: {problem}.")
 
 
-def print_cost(collection: Collection, environment: Environment) -> None:
+def plan_of(collection: Collection, environment: Environment) -> dict[str, Any]:
     """
-    Prints what a collection will cost, without loading a model.
+    What a collection will cost, as lines of a plan, found without loading a model.
 
     Args:
         collection ([`Collection`]): The settings.
         environment ([`~trl_multiagent.environments.Environment`]): The task's environment.
     """
-    names = collection.settings.model_names
-    names = names if isinstance(names, list) else [names] * len(environment.roles)
-    agents = ", ".join(f"{role}: {name}" for role, name in zip(environment.roles, names, strict=True))
-    print(HEADING)
-    print_lines(
-        {
-            "section": collection.settings.algorithm,
-            "agents": agents,
-            **cost(collection.config, environment, collection.load_items),
-        }
-    )
+    from trl_multiagent.recipe.plan import agents
+
+    settings = collection.settings
+    lines = {"section": settings.algorithm, "agents": agents(settings.model_names, environment.roles)}
+    return {**lines, **cost(collection.config, environment, collection.load_items)}
 
 
 def cost(config: PreferenceConfig, environment: Environment, load_items: Callable[[], Dataset]) -> dict[str, Any]:

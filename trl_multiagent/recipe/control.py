@@ -23,12 +23,12 @@ from transformers import SchedulerType, TrainerCallback, TrainerControl, Trainer
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.processes import start_processes
-from trl_multiagent.recipe.algorithms import ALGORITHMS, RUN_RECIPE, SECTION_CLASSES
-from trl_multiagent.recipe.fields import read_fields
 from trl_multiagent.recipe.run import parse_recipe, train
-from trl_multiagent.recipe.settings import ConfigError, read_yaml
+from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
+from trl_multiagent.settings.read import ConfigError, read_yaml
+from trl_multiagent.settings.schema import algorithm_keys
 from trl_multiagent.stage import Stage
-from trl_multiagent.trainers.base.rollout_trainer import COST_FILE
+from trl_multiagent.trainers.base.log import COST_FILE
 
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Control:
             ConfigError: it does not learn from rollouts.
         """
         algorithm = next((name for name in self.written if name in ALGORITHMS), None)
-        if algorithm is None or ALGORITHMS[algorithm].run != RUN_RECIPE:
+        if algorithm is None or ALGORITHMS[algorithm].run != ROLLOUTS:
             raise ConfigError(
                 f"The control is trained with the algorithm of its run, which must learn from rollouts, such as magrpo; the run of "
                 f"{self.run_config} has {algorithm or 'none'}."
@@ -172,9 +172,7 @@ class Control:
         """The arguments of the control's run, without the number of its optimizer steps."""
         algorithm = self.algorithm
         section = self.written[algorithm]
-        length = section.get(
-            "max_completion_length", read_fields(SECTION_CLASSES[algorithm])["max_completion_length"].default
-        )
+        length = section.get("max_completion_length", algorithm_keys(algorithm)["max_completion_length"].default)
         mode = {"num_agents": 1} if self.kind == "single_agent" else {"collaboration_mode": "centralized"}
         changes: dict[str, Any] = {
             **mode,

@@ -18,7 +18,7 @@ from trl_multiagent.environments.task import Task
 from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.evaluation_settings import Evaluation, parse_evaluation
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
-from trl_multiagent.recipe.settings import ConfigError
+from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.stopping import end_on_signal
 
 
@@ -237,19 +237,17 @@ def cost_line(evaluation: Evaluation) -> str:
 def print_cost(evaluation: Evaluation, policies: Sequence[Policy], items: Dataset) -> None:
     """Prints what an evaluation will cost, without loading a model."""
     from trl_multiagent.evaluation.play import count_episodes, transcripts_folder
-    from trl_multiagent.recipe.dry_run import HEADING, print_lines
+    from trl_multiagent.recipe.plan import print_plan
 
     config = evaluation.config
     assert config.num_turns is not None
     episodes = len(items) * config.num_episodes
-    print(HEADING)
-    lines = {
+    lines: dict[str, Any] = {
         "items": f"{len(items)}, with {config.num_episodes} episodes of {config.num_turns} turns each",
         "temperature": config.temperature,
         "pass@k": ", ".join(map(str, config.pass_at)),
         "folder": config.output_dir,
     }
-    print_lines(lines)
     for name, control in evaluation.controls.items():
         cost = control.check()
         state = (
@@ -257,14 +255,15 @@ def print_cost(evaluation: Evaluation, policies: Sequence[Policy], items: Datase
             if control.is_trained
             else f"is trained at the cost of the run, {cost.env_steps} scored answers"
         )
-        print_lines({f"{name}_control": f"{state} and {cost.generated_tokens} generated tokens, in {control.folder}"})
+        lines[f"{name}_control, training"] = (
+            f"{state} and {cost.generated_tokens} generated tokens, in {control.folder}"
+        )
     for policy in policies:
         calls = episodes * policy.num_turns(config) * len(policy.environment.roles)
         done = count_episodes(transcripts_folder(config, policy))
         already = f"; {done} episodes are there already, if the settings have not changed" if done else ""
-        print_lines(
-            {policy.name: f"{calls} completions, {calls * policy.max_completion_length} tokens at most{already}"}
-        )
+        lines[policy.name] = f"{calls} completions, {calls * policy.max_completion_length} tokens at most{already}"
         later = episodes * (policy.num_turns(config) - 1)
         plan = policy.environment.plan([*items], later, policy.max_completion_length)
-        print_lines({f"{policy.name}: {name}": text for name, text in plan.items()})
+        lines |= {f"{policy.name}: {name}": text for name, text in plan.items()}
+    print_plan(lines)

@@ -13,13 +13,20 @@ from typing import TYPE_CHECKING, Any
 from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
-from trl_multiagent.recipe.algorithms import ALGORITHMS, SECTION_CLASSES
-from trl_multiagent.recipe.arguments import Settings, check_names
-from trl_multiagent.recipe.config_files import RECIPES, config_file
 from trl_multiagent.recipe.evaluated_teams import TeamSource, find_config, find_team, is_saved_team, name_teams
-from trl_multiagent.recipe.fields import read_fields
-from trl_multiagent.recipe.run import read_settings
-from trl_multiagent.recipe.settings import ConfigError, parse_overrides, read_yaml, suggestion
+from trl_multiagent.recipe.run import settings_of
+from trl_multiagent.settings.algorithms import ALGORITHMS
+from trl_multiagent.settings.derive import Settings, check_names
+from trl_multiagent.settings.read import (
+    RECIPES,
+    ConfigError,
+    config_file,
+    parse_overrides,
+    parse_value,
+    read_yaml,
+    suggestion,
+)
+from trl_multiagent.settings.schema import algorithm_keys, keys_of
 
 
 if TYPE_CHECKING:
@@ -40,7 +47,7 @@ class Evaluation:
     The checked settings of an evaluation.
 
     Args:
-        settings ([`~trl_multiagent.recipe.arguments.Settings`]): All settings.
+        settings ([`~trl_multiagent.settings.derive.Settings`]): All settings.
         config ([`~trl_multiagent.evaluation.config.EvaluationConfig`]): Those of the evaluation, complete.
         teams (`list[TeamSource]`): The teams.
         base (`str`, `list[str]` or `None`): The model from which the agents of the training started, as far as it is known.
@@ -399,24 +406,22 @@ def make_evaluation_parser(prog: str, cross_play: bool) -> argparse.ArgumentPars
     return parser
 
 
-def flag_overrides(arguments: argparse.Namespace) -> list[str]:
-    """The flags of an evaluation as `--override` takes them."""
-    overrides = []
-    for field in dataclasses.fields(EvaluationConfig):
-        if field.name not in arguments:
+def flag_values(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The flags of an evaluation as values of the section `evaluation`."""
+    values: dict[str, Any] = {}
+    for name, key in keys_of(EvaluationConfig).items():
+        if name not in arguments:
             continue
-        texts: list[str] = getattr(arguments, field.name) or ["true"]  # a flag without a value means true
-        kind = str(field.type)
-        if "list" in kind:
-            values = [part.strip() for text in texts for part in text.strip("[]").split(",") if part.strip()]
-            value = "[{}]".format(", ".join(map(repr, values) if "str" in kind else values))
+        texts: list[str] = getattr(arguments, name) or ["true"]  # a flag without a value means true
+        if "list" in str(key.hint):
+            parts = [part.strip() for text in texts for part in text.strip("[]").split(",")]
+            values[name] = [parse_value(part) for part in parts if part]
         elif len(texts) > 1:
-            raise ConfigError(f"--{field.name} takes one value, not {len(texts)}: {' '.join(texts)}.")
+            raise ConfigError(f"--{name} takes one value, not {len(texts)}: {' '.join(texts)}.")
         else:
-            is_text = kind.startswith("str") and texts[0].lower() not in ("none", "null")
-            value = repr(texts[0]) if is_text else texts[0]
-        overrides.append(f"{SECTION}.{field.name}={value}")
-    return overrides
+            is_text = "str" in str(key.hint) and texts[0].lower() not in ("none", "null")
+            values[name] = texts[0] if is_text else parse_value(texts[0])
+    return values
 
 
 def parse_evaluation(
@@ -453,20 +458,15 @@ def parse_evaluation(
     written = read_yaml(config)
     algorithm = next((name for name in written if name in ALGORITHMS), DEFAULT_ALGORITHM)
     given = parse_overrides(arguments.override)
-    overrides = list(arguments.override)
+    own: dict[str, Any] = {"agents": None, "agent_model": {"name": locations[0]}, SECTION: flag_values(arguments)}
+    if arguments.dataset is not None or arguments.split is not None:
+        own["dataset"] = {"train_split": arguments.split, "eval_split": arguments.split}
     if arguments.dataset is not None:
-        overrides += [f"dataset.name={arguments.dataset!r}"]
-    if arguments.split is not None:
-        overrides += [f"dataset.train_split={arguments.split!r}", f"dataset.eval_split={arguments.split!r}"]
-    elif arguments.dataset is not None:
-        overrides += ["dataset.train_split=null", "dataset.eval_split=null"]
-    overrides += flag_overrides(arguments)
+        own["dataset"]["name"] = arguments.dataset
+    if arguments.task is not None:
+        own["task"] = arguments.task
     base = {**written, **given}.get("agents") or {**section(written), **section(given)}.get("name")
-    overrides += ["agents=null", f"agent_model.name={locations[0]!r}"]
-    recipe_argv = ["--override", *overrides]
-    recipe_argv += [] if config is None else ["--config", config]
-    recipe_argv += [] if arguments.task is None else ["--task", arguments.task]
-    settings, _ = read_settings(algorithm, task, recipe_argv, prog)
+    settings = settings_of(algorithm, task, [written, given, own], prog, config)
     uses_all_rows = arguments.dataset is not None and arguments.split is None
     teams = name_teams(arguments.teams, locations, settings.task)
     complete = complete_config(settings, teams, cross_play)
@@ -541,13 +541,12 @@ def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play:
         ConfigError: they contradict each other.
     """
     config: EvaluationConfig = settings.sections[SECTION]
-    fields = read_fields(SECTION_CLASSES[settings.algorithm])
-    others = read_fields(SECTION_CLASSES[DEFAULT_ALGORITHM])  # for an algorithm that samples nothing
+    # A reward model samples nothing
+    keys = algorithm_keys(DEFAULT_ALGORITHM) | algorithm_keys(settings.algorithm)
     changes: dict[str, Any] = {}
     for name in (*SAMPLING_FIELDS, "discount"):
         if getattr(config, name) is None:
-            default = (fields if name in fields else others)[name].default
-            changes[name] = settings.arguments.get(name, default)
+            changes[name] = settings.arguments.get(name, keys[name].default)
     if config.output_dir is None:
         more = f"_and_{len(teams) - 1}_more" if len(teams) > 1 else ""
         changes["output_dir"] = str(

@@ -1,21 +1,44 @@
 """The plan that `--dry_run` prints: the size of a run, and where its results go."""
 
+from __future__ import annotations
+
 import math
 import re
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from accelerate import PartialState
 
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.recipe.dry_run import HEADING, print_lines
-from trl_multiagent.recipe.recipe import Recipe
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
 
-def print_plan(recipe: Recipe, roles: Sequence[str], environment: Environment | None = None) -> None:
+if TYPE_CHECKING:
+    from trl_multiagent.recipe.recipe import Recipe
+
+
+HEADING = "Dry run: no model was loaded, nothing was written."
+
+
+def print_plan(lines: Mapping[str, Any], heading: str = HEADING) -> None:
     """
-    Prints the plan of a run, without loading a model.
+    Prints the lines of a plan, each with its name, in one process.
+
+    Args:
+        lines (`Mapping[str, Any]`): The lines.
+        heading (`str`, *optional*): What stands above them.
+    """
+    if PartialState().is_main_process:
+        print(heading)
+        for name, text in lines.items():
+            print(f"  {name:<15}  {text}")
+
+
+def rollout_lines(recipe: Recipe, roles: Sequence[str], environment: Environment | None = None) -> dict[str, Any]:
+    """
+    The plan of a training on rollouts, made without loading a model.
 
     Args:
         recipe ([`~trl_multiagent.recipe.recipe.Recipe`]): The recipe.
@@ -23,7 +46,6 @@ def print_plan(recipe: Recipe, roles: Sequence[str], environment: Environment | 
         environment ([`~trl_multiagent.environments.Environment`], *optional*): The environment, which may add lines.
     """
     args, dataset = recipe.training_args, recipe.dataset
-    remarks = []
     num_train: int | None
     num_eval: int | None
     items: Sequence[dict] = ()
@@ -34,12 +56,8 @@ def print_plan(recipe: Recipe, roles: Sequence[str], environment: Environment | 
     except ConnectionError as error:
         num_train = at_most(slice_length(dataset.train_split), dataset.size)
         num_eval = at_most(slice_length(dataset.eval_split), dataset.eval_size, recipe.eval_num_samples)
-        remarks = [f"The dataset could not be reached, so its size is taken from the splits. {error}"]
-    if args.process_index != 0:
-        return
+        print(f"The dataset could not be reached, so its size is taken from the splits. {error}")
 
-    names = recipe.model_names if isinstance(recipe.model_names, list) else [recipe.model_names] * len(roles)
-    frozen = args.frozen_agents or ()
     nodes = sum(args.nodes_per_turn)
     joint_actions = nodes * args.joint_actions_per_node  # each is one env step
     env_steps = recipe.items_per_step * joint_actions  # of one optimizer step
@@ -60,13 +78,10 @@ def print_plan(recipe: Recipe, roles: Sequence[str], environment: Environment | 
     else:
         baseline = f"advantage_mode {cast(MAGRPOConfig, args).advantage_mode}"
     batches = None if steps is None else -(-steps // args.num_iterations)
-    lines = {
+    lines: dict[str, Any] = {
         "algorithm": f"{recipe.algorithm}, {baseline}",
         **collaboration(recipe),
-        "agents": ", ".join(
-            f"{role}: {name}{', frozen' * (role in frozen)}" for role, name in zip(roles, names, strict=True)
-        )
-        + f" ({recipe.form_in_words})",
+        "agents": f"{agents(recipe.model_names, roles, args.frozen_agents or ())} ({recipe.form_in_words})",
         "training": f"{count(num_train, 'item')} of {dataset.name or 'the task'}, split {dataset.train_split or 'whole'}",
         "evaluation": evaluation[args.eval_strategy.value],
         "rollouts": f"{count(args.num_turns, 'turn')}, joint_mode {args.joint_mode}, handoff {args.handoff}, "
@@ -86,8 +101,7 @@ def print_plan(recipe: Recipe, roles: Sequence[str], environment: Environment | 
         if args.eval_strategy.value != "no" and num_eval is not None:
             asked += num_evaluations(args, steps) * num_eval * (args.num_turns - 1)
         lines |= environment.plan(items, asked, args.max_completion_length)
-    print(HEADING, *remarks, sep="\n")
-    print_lines(lines)
+    return lines
 
 
 def collaboration(recipe: Recipe) -> dict[str, str]:
@@ -96,6 +110,12 @@ def collaboration(recipe: Recipe) -> dict[str, str]:
         return {}
     length = recipe.settings.arguments.get("max_completion_length", recipe.training_args.max_completion_length)
     return {"collaboration": f"centralized: one agent answers for all {recipe.num_agents} roles, in {length} tokens"}
+
+
+def agents(names: str | list[str], roles: Sequence[str], frozen: Sequence[str] = ()) -> str:
+    """The model of each agent, in words."""
+    names = names if isinstance(names, list) else [names] * len(roles)
+    return ", ".join(f"{role}: {name}{', frozen' * (role in frozen)}" for role, name in zip(roles, names, strict=True))
 
 
 def later_prompts(args: RolloutConfig) -> int:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from accelerate import PartialState
 from datasets import Dataset
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -18,14 +17,13 @@ from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.preferences.replay import ReplayConfig
 from trl_multiagent.processes import start_processes
-from trl_multiagent.recipe.algorithms import ITERATIVE
-from trl_multiagent.recipe.arguments import Settings
 from trl_multiagent.recipe.collection import cost, make_config
-from trl_multiagent.recipe.dry_run import HEADING, print_lines
-from trl_multiagent.recipe.plan import collaboration, count
+from trl_multiagent.recipe.plan import agents, collaboration, count
 from trl_multiagent.recipe.recipe import Recipe, build_recipe
 from trl_multiagent.recipe.results import check_folder
-from trl_multiagent.recipe.settings import ConfigError
+from trl_multiagent.settings.algorithms import ITERATIVE
+from trl_multiagent.settings.derive import Settings
+from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.stage import Stage
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint, verify_checkpoint
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
@@ -164,7 +162,7 @@ def preference_fields(settings: Settings, training_args: Any, dry_run: bool) -> 
     The fields of a [`PreferenceRecipe`]: those of every recipe, and the settings of collection and replay.
 
     Args:
-        settings ([`~trl_multiagent.recipe.arguments.Settings`]): The settings.
+        settings ([`~trl_multiagent.settings.derive.Settings`]): The settings.
         training_args ([`~transformers.TrainingArguments`]): The arguments of the trainer.
         dry_run (`bool`): Whether the run only prints its plan.
 
@@ -195,37 +193,26 @@ def preference_fields(settings: Settings, training_args: Any, dry_run: bool) -> 
         teams = given.get("policy_checkpoint_dir") or recipe.run_folder / ROUNDS_FOLDER / TEAMS_FOLDER
         changes["policy_checkpoint_dir"] = str(teams)
         check_folder(f"`{algorithm}.policy_checkpoint_dir`", Path(teams))
-    number = given.get("num_iterations", 6) if iterative else None
-    if number is not None and number < 1:
-        raise ConfigError(f"`{algorithm}.num_iterations` is {number}, it must be at least 1.")
-    names = {field.name for field in dataclasses.fields(ReplayConfig)}
-    try:
-        replay = ReplayConfig(**{name: value for name, value in given.items() if name in names})
-    except ValueError as error:
-        raise ConfigError(f"section `{algorithm}`: {error}") from error
     return {
         **vars(recipe),
         "preferences": make_config(settings, **changes),
-        "replay": replay,
-        "num_iterations": number,
+        "replay": settings.part(ReplayConfig),
+        "num_iterations": settings.arguments["num_iterations"] if iterative else None,
     }
 
 
-def print_plan(recipe: PreferenceRecipe, environment: Environment) -> None:
+def pair_lines(recipe: PreferenceRecipe, environment: Environment) -> dict[str, Any]:
     """
-    Prints the plan of a run, without loading a model.
+    The plan of a run, made without loading a model.
 
     Args:
         recipe ([`PreferenceRecipe`]): The settings.
         environment ([`~trl_multiagent.environments.Environment`]): The task's environment.
     """
     args, roles, config = recipe.training_args, environment.roles, recipe.preferences
-    names = recipe.model_names if isinstance(recipe.model_names, list) else [recipe.model_names] * len(roles)
     lines: dict[str, Any] = {"algorithm": f"{recipe.algorithm}, loss {' + '.join(args.loss_type)}, beta {args.beta:g}"}
     lines |= collaboration(recipe)
-    lines["agents"] = (
-        ", ".join(f"{role}: {name}" for role, name in zip(roles, names, strict=True)) + f" ({recipe.form_in_words})"
-    )
+    lines["agents"] = f"{agents(recipe.model_names, roles)} ({recipe.form_in_words})"
     if recipe.num_iterations is not None:
         lines["rounds"] = f"{recipe.num_iterations}, preference_replay_mode {recipe.replay.preference_replay_mode}"
     if recipe.given_preferences is not None:
@@ -247,6 +234,4 @@ def print_plan(recipe: PreferenceRecipe, environment: Environment) -> None:
     lines["trained team"] = recipe.team_folder if recipe.saves_team else "not saved"
     if (recipe.run_folder / RESULTS_FILE).is_file() or is_collection(config.output_dir):
         lines["done already"] = "some phases, which are skipped if the settings have not changed"
-    if PartialState().is_main_process:
-        print(HEADING)
-        print_lines(lines)
+    return lines

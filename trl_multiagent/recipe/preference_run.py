@@ -34,10 +34,19 @@ from trl_multiagent.preferences.replay import replay
 from trl_multiagent.preferences.sources import load_preferences
 from trl_multiagent.processes import fail_together, is_asked_to_stop, start_processes
 from trl_multiagent.recipe.collection import check_comparator
-from trl_multiagent.recipe.preference_recipe import RESULTS_FILE, ROUNDS_FOLDER, PreferenceRecipe
+from trl_multiagent.recipe.plan import print_plan
+from trl_multiagent.recipe.preference_recipe import (
+    RESULTS_FILE,
+    ROUNDS_FOLDER,
+    PreferenceRecipe,
+    pair_lines,
+    preference_fields,
+)
 from trl_multiagent.recipe.recipe import set_up_wandb, show_progress
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
-from trl_multiagent.recipe.settings import ConfigError, fail
+from trl_multiagent.report.tables import text_table
+from trl_multiagent.settings.derive import Settings, make_training_args
+from trl_multiagent.settings.read import ConfigError, fail
 from trl_multiagent.stopping import end_on_signal
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
 from trl_multiagent.trainers.base.distribution import forget_engine
@@ -52,10 +61,25 @@ if TYPE_CHECKING:
 BEFORE_FILE = f"{ROUNDS_FOLDER}/{ROUND_FOLDER.format(0)}/before.json"  # the task's reward of the base
 
 
+def run_preferences(settings: Settings, dry_run: bool, prog: str) -> None:
+    """
+    Collects preferences and trains a team on them, or prints the plan. Wrong settings end the program.
+
+    Args:
+        settings ([`~trl_multiagent.settings.derive.Settings`]): The settings.
+        dry_run (`bool`): Whether to print the plan only.
+        prog (`str`): Name of the program in messages.
+    """
+    with end_on_wrong_input(prog):
+        recipe = PreferenceRecipe(**preference_fields(settings, make_training_args(settings), dry_run))
+    recipe.prog = prog
+    run_phases(recipe, PreferenceRun, lambda environment: print_plan(pair_lines(recipe, environment)))
+
+
 def run_phases(
     recipe: PreferenceRecipe,
     run_class: type[PreferenceRun],
-    print_plan: Callable[[Any, Environment], None],
+    plan: Callable[[Environment], None],
 ) -> None:
     """
     Runs the phases that are not complete, or prints the plan if `--dry_run` is given. Wrong input ends the program.
@@ -63,17 +87,17 @@ def run_phases(
     Args:
         recipe ([`PreferenceRecipe`]): The settings.
         run_class (`type[PreferenceRun]`): The phases.
-        print_plan (`Callable`): `(recipe, environment) -> None`; prints the plan.
+        plan (`Callable`): `(environment) -> None`; prints the plan.
     """
     recipe.start_logging()
     if not recipe.dry_run:
         recipe.introduce()
     with end_on_signal(recipe.prog, recipe.arguments_to_go_on), recipe.reservation:
-        run_in_folder(recipe, run_class, print_plan)
+        run_in_folder(recipe, run_class, plan)
 
 
 def run_in_folder(
-    recipe: PreferenceRecipe, run_class: type[PreferenceRun], print_plan: Callable[[Any, Environment], None]
+    recipe: PreferenceRecipe, run_class: type[PreferenceRun], plan: Callable[[Environment], None]
 ) -> None:
     """The work of [`run_phases`]."""
     with end_on_wrong_input(recipe.prog):
@@ -85,7 +109,7 @@ def run_in_folder(
         else:
             given = load_preferences(recipe.given_preferences, environment.roles)
         if recipe.dry_run:
-            return print_plan(recipe, environment)
+            return plan(environment)
         recipe.check_run_folder()
         items, eval_items = recipe.load_datasets()
     recipe.check_run(environment, items)
@@ -429,16 +453,17 @@ def without_sharding(args: TrainingArguments) -> Iterator[None]:
 
 def table(results: list[dict[str, Any]]) -> str:
     """The rounds of a run as a table."""
-    lines = [
-        f"{'round':>5}  {'scored':>7}  {'pairs':>6}  {'trained on':>10}  {'sampled reward':>14}  {'held-out reward':>15}"
-    ]
+    rows = [["round", "scored", "pairs", "trained on", "sampled reward", "held-out reward"]]
     for result in results:
         held_out = "" if result["eval"] is None else f"{result['eval']['reward']:.3f}"
         facts, collection = result["iter"], result["collection"]
-        lines.append(
-            f"{result['round'] + 1:>5}  {collection['candidates_scored']:>7}  {collection['pairs']:>6}  "
-            f"{facts['train_preference_pairs']:>10}  {collection['mean_reward']:>14.3f}  {held_out:>15}"
+        counts = (
+            result["round"] + 1,
+            collection["candidates_scored"],
+            collection["pairs"],
+            facts["train_preference_pairs"],
         )
+        rows.append([*map(str, counts), f"{collection['mean_reward']:.3f}", held_out])
     before = results[0]["eval_before"] if results else None
     start = "" if before is None else f"Held-out reward before: {before['reward']:.3f}\n"
-    return start + "\n".join(lines)
+    return start + "\n".join(text_table(rows))

@@ -29,15 +29,13 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, describe
-from trl_multiagent.file_names import CARD_FILE, RECIPE_FILE
+from trl_multiagent.file_names import CARD_FILE, CURVE_FILE, RECIPE_FILE
 from trl_multiagent.folders import locked, write_text
-from trl_multiagent.hub.model_card import CURVE_FILE, hub_id, rename_card
 from trl_multiagent.identity import describe_environment, differences
 from trl_multiagent.models.positions import check_prompts
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.processes import check_agreement, fail_together
 from trl_multiagent.quiet import hide_progress_bars
-from trl_multiagent.recipe.arguments import Settings, check_names
 from trl_multiagent.recipe.results import (
     check_folder,
     check_model_folder,
@@ -46,9 +44,11 @@ from trl_multiagent.recipe.results import (
     check_team_folder,
     try_folders,
 )
-from trl_multiagent.recipe.sections import PEFT_DEFAULTS, AgentModel, Output, Wandb
-from trl_multiagent.recipe.settings import ConfigError, fail, pop_path
 from trl_multiagent.recipe.tasks import make_environment
+from trl_multiagent.report.model_card import hub_id, rename_card
+from trl_multiagent.settings.derive import Settings, check_names
+from trl_multiagent.settings.read import ConfigError, fail, pop_path
+from trl_multiagent.settings.schema import PEFT_DEFAULTS, AgentModel, Output, Wandb
 from trl_multiagent.stopping import ending_later
 from trl_multiagent.team.adapters import check_adapter_config, check_adapter_names
 from trl_multiagent.team.agent_team import AgentTeam
@@ -87,7 +87,7 @@ class Recipe:
         dry_run (`bool`): Whether to print the plan and stop.
         resume_from_checkpoint (`str`, *optional*): Folder of the checkpoint to continue from.
         notes (`list[str]`): Messages to the user about the settings.
-        settings ([`~trl_multiagent.recipe.arguments.Settings`]): The settings that all of this was made of.
+        settings ([`~trl_multiagent.settings.derive.Settings`]): The settings that all of this was made of.
         prog (`str`): Name of the program in messages.
         reservation (`contextlib.ExitStack`): A context that the run ends in. It gives the folder of the run free, which
             [`~Recipe.check_run`] reserves.
@@ -590,9 +590,9 @@ def build_recipe(settings: Settings, training_args: RolloutConfig, dry_run: bool
     Makes a recipe from checked settings.
 
     Args:
-        settings ([`~trl_multiagent.recipe.arguments.Settings`]): The settings.
+        settings ([`~trl_multiagent.settings.derive.Settings`]): The settings.
         training_args ([`RolloutConfig`]): The trainer's arguments, from
-            [`~trl_multiagent.recipe.arguments.make_training_args`]. Their `output_dir` is set to the folder of the run.
+            [`~trl_multiagent.settings.derive.make_training_args`]. Their `output_dir` is set to the folder of the run.
         dry_run (`bool`, *optional*, defaults to `False`): Whether the run only prints its plan.
 
     Raises:
@@ -702,7 +702,7 @@ def make_peft_config(settings: Settings, without: str | None = None) -> LoraConf
     The adapter of every agent: from the section `peft`, or by TRL from `agent_model`.
 
     Args:
-        settings ([`~trl_multiagent.recipe.arguments.Settings`]): The settings.
+        settings ([`~trl_multiagent.settings.derive.Settings`]): The settings.
         without (`str`, *optional*): The name of a setting to ignore.
 
     Raises:

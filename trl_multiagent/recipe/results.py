@@ -12,9 +12,16 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers import TrainingArguments
 
-from trl_multiagent.file_names import CARD_FILE, MODEL_CONFIG, MODEL_FILES, RECIPE_FILE, TEAM_FILE, holds_model
-from trl_multiagent.hub.model_card import CURVE_FILE
-from trl_multiagent.recipe.settings import ConfigError
+from trl_multiagent.file_names import (
+    CARD_FILE,
+    CURVE_FILE,
+    MODEL_CONFIG,
+    MODEL_FILES,
+    RECIPE_FILE,
+    TEAM_FILE,
+    holds_model,
+)
+from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.trainers.base.checkpoint_files import UNFINISHED_FOLDER
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_multiagent.environments.task import Task
 from trl_multiagent.quiet import hide_progress_bars
-from trl_multiagent.recipe.arguments import Settings
-from trl_multiagent.recipe.dry_run import HEADING, print_lines
-from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, read_settings
-from trl_multiagent.recipe.settings import ConfigError
+from trl_multiagent.recipe.plan import print_plan
+from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.recipe.tasks import make_environment
+from trl_multiagent.settings.derive import Settings
+from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.stopping import end_on_signal
 
 
@@ -26,21 +24,16 @@ if TYPE_CHECKING:
 SECTION = "reward_model"
 
 
-def run_reward_model(
-    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
-) -> None:
+def run_reward_model(settings: Settings, dry_run: bool, prog: str) -> None:
     """
-    Trains a joint reward model, or prints the plan if `--dry_run` is given. Wrong settings end the program.
+    Trains a joint reward model, or prints the plan. Wrong settings end the program.
 
     Args:
-        algorithm (`str`): Name of the section, `reward_model`.
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): The task, for its roles and base models.
-        argv (`list[str]`, *optional*): Arguments; by default those of the command line.
-        prog (`str`, *optional*): Name of the program in messages; by default that of the script.
+        settings ([`~trl_multiagent.settings.derive.Settings`]): The settings.
+        dry_run (`bool`): Whether to print the plan only.
+        prog (`str`): Name of the program in messages.
     """
-    prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):
-        settings, dry_run = read_settings(algorithm, task, argv, prog)
         name = settings.values[SECTION].get("preference_dataset")
         if name is None:
             raise ConfigError(
@@ -78,14 +71,8 @@ def run_reward_model(
         environment = make_environment(settings, Path(args.output_dir))
         preferences = load_preferences(name, environment.roles)
         if dry_run:
-            print(HEADING)
-            print_lines(
-                {
-                    "starts from": settings.model_names,
-                    "preferences": f"{name}, {len(preferences)} pairs",
-                    "folder": args.output_dir,
-                }
-            )
+            lines = {"starts from": settings.model_names, "preferences": f"{name}, {len(preferences)} pairs"}
+            print_plan({**lines, "folder": args.output_dir})
             return
         logging.basicConfig(format="%(message)s")
         if args.disable_tqdm:

@@ -16,7 +16,7 @@ from trl.trainer.utils import create_model_from_path
 from trl_multiagent.environments.task_errors import describe as describe_error
 from trl_multiagent.identity import digest_of_rows
 from trl_multiagent.models.pretrained import quiet_loading
-from trl_multiagent.recipe.settings import ConfigError
+from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.stage import Stage
 from trl_multiagent.trainers.base.checkpoint_files import verify_checkpoint
 from trl_multiagent.trainers.base.distribution import forget_engine

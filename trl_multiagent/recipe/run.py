@@ -1,4 +1,8 @@
-"""The function behind every recipe script and `trl-multiagent train`: it reads and checks the settings, then plans or trains."""
+"""
+The function behind every recipe script and `trl-multiagent train`: it reads and checks the settings, then plans or trains.
+
+The help appears at once, so what imports TRL is imported after it.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.folders import is_disk_full
-from trl_multiagent.recipe.algorithms import ALGORITHMS
-from trl_multiagent.recipe.arguments import Settings, check_settings, make_training_args
-from trl_multiagent.recipe.config_files import RECIPES, config_file
-from trl_multiagent.recipe.parser import make_parser
-from trl_multiagent.recipe.settings import ConfigError, fail, merge, read_layers, suggestion
 from trl_multiagent.recipe.tasks import check_task, choose_task
+from trl_multiagent.settings.algorithms import ALGORITHMS, import_class
+from trl_multiagent.settings.command_line import check_flags, make_parser, print_help, read_layers
+from trl_multiagent.settings.derive import Settings, check_settings, make_training_args
+from trl_multiagent.settings.read import ConfigError, fail, renamed
 from trl_multiagent.stopping import end_on_signal
 from trl_multiagent.terminal import printable
 
@@ -34,17 +37,35 @@ def run_recipe(
     algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
 ) -> None:
     """
-    Trains a team on a task, or prints the plan of the run if `--dry_run` is given. Wrong settings end the program.
+    Trains a team, or a reward model, on a task, or prints the plan of the run if `--dry_run` is given. Wrong settings end the program.
+
+    A run in phases that is started again with the same folder skips complete phases and continues the interrupted one.
 
     Args:
-        algorithm (`str`): Name of the algorithm's section, a key of [`~trl_multiagent.recipe.algorithms.ALGORITHMS`].
+        algorithm (`str`): Name of the algorithm's section, a key of [`~trl_multiagent.settings.algorithms.ALGORITHMS`].
         task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
             What to train on; or, if the user chooses that, the tasks that have a name, see
             [`~trl_multiagent.recipe.tasks.choose_task`].
         argv (`list[str]`, *optional*): Arguments; by default those of the command line.
         prog (`str`, *optional*): Name of the program in messages; by default that of the script.
     """
-    recipe = parse_recipe(algorithm, task, argv, prog)
+    prog = prog or Path(sys.argv[0]).name
+    with end_on_wrong_input(prog):
+        settings, dry_run = read_settings(algorithm, task, argv, prog)
+        run = import_class(ALGORITHMS[algorithm].run)
+    run(settings, dry_run, prog)
+
+
+def train_on_rollouts(settings: Settings, dry_run: bool, prog: str) -> None:
+    """
+    Trains a team with an algorithm that learns from rollouts.
+
+    Args:
+        settings ([`~trl_multiagent.settings.derive.Settings`]): The settings.
+        dry_run (`bool`): Whether to print the plan only.
+        prog (`str`): Name of the program in messages.
+    """
+    recipe = make_recipe(settings, dry_run, prog)
     if not recipe.dry_run:
         recipe.introduce()
     with end_on_signal(recipe.prog), recipe.reservation:
@@ -52,15 +73,15 @@ def run_recipe(
             environment = recipe.make_environment()
             recipe.check_team(environment.roles)
             if recipe.dry_run:
-                from trl_multiagent.recipe.plan import print_plan
+                from trl_multiagent.recipe.plan import print_plan, rollout_lines
 
-                return print_plan(recipe, environment.roles, environment)
+                return print_plan(rollout_lines(recipe, environment.roles, environment))
             environment.prepare(recipe.training_args.num_turns)
             train_dataset, eval_dataset = recipe.load_datasets()
         recipe.check_run(environment, train_dataset)
         with end_on_wrong_input(recipe.prog):
             team = recipe.load_team(environment.roles)
-        train(recipe, algorithm, environment, team, train_dataset, eval_dataset)
+        train(recipe, settings.algorithm, environment, team, train_dataset, eval_dataset)
 
 
 def train(
@@ -157,6 +178,12 @@ def parse_recipe(
     prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):
         settings, dry_run = read_settings(algorithm, task, argv, prog)
+    return make_recipe(settings, dry_run, prog)
+
+
+def make_recipe(settings: Settings, dry_run: bool, prog: str) -> Recipe:
+    """Makes the recipe of a training on rollouts. Wrong settings end the program."""
+    with end_on_wrong_input(prog):
         training_args = make_training_args(settings)
         from trl_multiagent.recipe.recipe import build_recipe  # takes as long as TRL, for datasets, PEFT and the team
 
@@ -170,7 +197,7 @@ def read_settings(
     algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None, prog: str
 ) -> tuple[Settings, bool]:
     """
-    Reads and checks the settings of a run, as far as is possible without importing TRL.
+    Reads and checks the settings of a run. With `--help`, it prints the help and ends the program.
 
     Args:
         algorithm (`str`): Name of the algorithm's section.
@@ -184,21 +211,53 @@ def read_settings(
     Raises:
         ConfigError: a setting is wrong.
     """
-    has_own_task = isinstance(task, Task)
-    if not isinstance(task, Task):
-        task = choose_task(algorithm, task, argv, prog)
-    check_task(task)
-    parser = make_parser(algorithm, task, prog)
-    arguments, unknown = parser.parse_known_args(argv)
-    if unknown:
-        flags = [flag for action in parser._actions for flag in action.option_strings]
-        raise ConfigError(f"unknown argument {unknown[0]!r}{suggestion(unknown[0], flags)}")
-    if arguments.config is not None:
-        arguments.config = config_file("--config", arguments.config, RECIPES)
-    settings = check_settings(algorithm, task, merge(read_layers(algorithm, arguments)))
-    if has_own_task and settings.values[""].get("task") is not None:
+    parser = make_parser(algorithm, prog)
+    arguments, rest = parser.parse_known_args(argv)
+    layers = read_layers(algorithm, arguments, rest)
+    if arguments.help:
+        print_help(
+            parser,
+            algorithm,
+            task_of(task, renamed(algorithm, layers), arguments.config),
+            full=arguments.help == "all",
+        )
+        sys.exit(0)
+    check_flags(algorithm, rest)
+    return settings_of(algorithm, task, layers, prog, arguments.config), arguments.dry_run
+
+
+def settings_of(
+    algorithm: str,
+    task: Task | Mapping[str, str],
+    layers: Sequence[dict[str, Any]],
+    prog: str,
+    config: str | None = None,
+) -> Settings:
+    """
+    Merges and checks layers of settings; see [`read_settings`].
+
+    Args:
+        algorithm (`str`): Name of the algorithm's section.
+        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): See [`run_recipe`].
+        layers (`Sequence[dict[str, Any]]`): The layers, each a dict of sections; later ones win.
+        prog (`str`): Name of the program in messages.
+        config (`str`, *optional*): The file of the first layer.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+    merged = renamed(algorithm, layers)
+    settings = check_settings(algorithm, task_of(task, merged, config), merged)
+    if isinstance(task, Task) and settings.values[""].get("task") is not None:
         raise ConfigError(
             f"`task` is {settings.values['']['task']!r}, but {prog} trains on a task of its own. Remove it, or start "
             f"`trl-multiagent train {algorithm}`."
         )
-    return settings, arguments.dry_run
+    return settings
+
+
+def task_of(task: Task | Mapping[str, str], merged: Mapping[str, Any], config: str | None) -> Task:
+    """The task of a run, checked: the given one, or the one that the settings choose."""
+    task = task if isinstance(task, Task) else choose_task(task, merged, config)
+    check_task(task)
+    return task

@@ -1,48 +1,36 @@
 """Finds the task that the settings of a run name."""
 
-import argparse
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.imports import import_object
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
-from trl_multiagent.recipe.algorithms import ALGORITHMS
-from trl_multiagent.recipe.comlrl import UNAVAILABLE
-from trl_multiagent.recipe.config_files import RECIPES, config_file
-from trl_multiagent.recipe.sections import SHARED_SECTIONS, VALUES
-from trl_multiagent.recipe.settings import ConfigError, merge, read_layers
+from trl_multiagent.settings.algorithms import ALGORITHMS
+from trl_multiagent.settings.comlrl import UNAVAILABLE
+from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.settings.schema import SHARED_SECTIONS, TopLevel, keys_of
 
 
 if TYPE_CHECKING:
-    from trl_multiagent.recipe.arguments import Settings
+    from trl_multiagent.settings.derive import Settings
 
 
-def choose_task(algorithm: str, tasks: Mapping[str, str], argv: Sequence[str] | None, prog: str) -> Task:
+def choose_task(tasks: Mapping[str, str], merged: Mapping[str, Any], config: str | None = None) -> Task:
     """
-    Finds the task of a run: that of `--task` or of the setting `task`, else one of `tasks` whose section is given, else the first of
-    `tasks`.
+    Finds the task of a run: that of the setting `task`, else one of `tasks` whose section is given, else the first of `tasks`.
 
     Args:
-        algorithm (`str`): Name of the algorithm's section.
         tasks (`Mapping[str, str]`): The tasks that have a name, each as `package.module:name`.
-        argv (`list[str]` or `None`): Arguments; by default those of the command line.
-        prog (`str`): Name of the program in messages.
+        merged (`Mapping[str, Any]`): All settings that were given.
+        config (`str`, *optional*): Their file; see [`~trl_multiagent.environments.imports.import_object`].
 
     Raises:
         ConfigError: the task does not exist, or is not a [`~trl_multiagent.environments.task.Task`].
     """
-    parser = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
-    parser.add_argument("--config")
-    parser.add_argument("--override", nargs="+", action="extend", default=[])
-    parser.add_argument("--task", default=argparse.SUPPRESS)
-    arguments, _ = parser.parse_known_args(argv)
-    if arguments.config is not None:
-        arguments.config = config_file("--config", arguments.config, RECIPES)
-    merged = merge(read_layers(algorithm, arguments))
     name = merged.get("task")
     if name is None:
         name = next((name for name in tasks if name in merged), next(iter(tasks)))
@@ -53,7 +41,7 @@ def choose_task(algorithm: str, tasks: Mapping[str, str], argv: Sequence[str] | 
             f"`task` is {name!r}, which is none of {', '.join(tasks)}; a task of your own has the form module:NAME."
         )
     try:
-        task = import_object("task", tasks.get(name, name), arguments.config)
+        task = import_object("task", tasks.get(name, name), config)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if not isinstance(task, Task):
@@ -70,7 +58,7 @@ def check_task(task: Task) -> None:
     Raises:
         ConfigError: a section is no dataclass, or has the name of another section.
     """
-    taken = {*SHARED_SECTIONS, *VALUES, *ALGORITHMS, *UNAVAILABLE, "peft"} - {"dataset"}
+    taken = {*SHARED_SECTIONS, *keys_of(TopLevel), *ALGORITHMS, *UNAVAILABLE, "peft"} - {"dataset"}
     for name, section in task.settings.items():
         if name in taken:
             raise ConfigError(f"The task's section `{name}` has a name that every recipe uses; choose another one.")
@@ -96,7 +84,7 @@ def make_environment(settings: "Settings", run_folder: Path) -> Environment:
     roles.
 
     Args:
-        settings ([`~trl_multiagent.recipe.arguments.Settings`]): The settings.
+        settings ([`~trl_multiagent.settings.derive.Settings`]): The settings.
         run_folder (`Path`): Folder of the run.
 
     Raises:

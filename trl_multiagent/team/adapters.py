@@ -23,8 +23,8 @@ from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from trl_multiagent.file_names import CARD_FILE
-from trl_multiagent.limits import problem_with
-from trl_multiagent.models.lora_limits import LORA_LIMITS
+from trl_multiagent.limits import short
+from trl_multiagent.models.lora_limits import INITIALISATIONS, REFUSED
 from trl_multiagent.models.pretrained import (
     adapter_parameters,
     hub_arguments,
@@ -270,14 +270,17 @@ def check_adapter_config(whose: str, config: PeftConfig) -> None:
             f"`init_lora_weights: {config.init_lora_weights}` changes the base, which all agents share; use true or "
             "'gaussian'."
         )
-    if config.bias != "none" or config.layer_replication:
+    if config.init_lora_weights not in INITIALISATIONS:
         raise ValueError(
-            "`bias` and `layer_replication` of a LoRA adapter change the base, which all agents share; remove them."
+            f"`init_lora_weights` of a LoRA adapter is {short(config.init_lora_weights)}, it must be one of "
+            f"{', '.join(map(repr, INITIALISATIONS))}."
         )
-    for name, limits in LORA_LIMITS.items():
-        problem = problem_with(getattr(config, name), limits, LORA_DEFAULTS[name])
-        if problem is not None:
-            raise ValueError(f"`{name}` of a LoRA adapter {problem}")
+    if config.lora_alpha <= 0:
+        raise ValueError(f"`lora_alpha` of a LoRA adapter is {config.lora_alpha}, it must be greater than 0.")
+    for name, reason in REFUSED.items():
+        value = getattr(config, name)
+        if value != LORA_DEFAULTS[name] and (value or LORA_DEFAULTS[name]):
+            raise ValueError(f"`{name}` of a LoRA adapter is {short(value)}, which is not supported: {reason}.")
     if config.target_modules is not None and len(config.target_modules) == 0 and not config.target_parameters:
         raise ValueError("`target_modules` of a LoRA adapter is empty: name modules, or leave it out.")
     patterns = {name: list(getattr(config, name) or ()) for name in ("rank_pattern", "alpha_pattern")}

@@ -19,13 +19,14 @@ from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.file_names import CARD_FILE, TEAM_FILE
-from trl_multiagent.hub.model_card import AgentSummary, TeamSummary, team_card
 from trl_multiagent.hub.push import open_repo, team_files, upload_folder
 from trl_multiagent.models.pretrained import find_file, hub_arguments
 from trl_multiagent.models.router_loss import forward_with_expert_sums
 from trl_multiagent.models.shared_prompts import continue_prompts
+from trl_multiagent.report.model_card import hub_id, team_card
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
+from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
 from trl_multiagent.rollout.tree import Node, judge_nodes
 from trl_multiagent.team.adapters import (
     AgentAdapters,
@@ -51,7 +52,6 @@ from trl_multiagent.team.files import (
     save_model,
     saved_sources,
 )
-from trl_multiagent.team.sampler import TeamSampler
 
 
 class AgentTeam(nn.Module):
@@ -310,13 +310,18 @@ class AgentTeam(nn.Module):
             files = team_files(folder)
             return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr, files=files)
 
-    def summary(self) -> TeamSummary:
-        """The facts about the team that a model card shows."""
-        agents = []
-        for role, agent in self.agents.items():
-            revision = self.policies[role].peft_config[role].revision if self.has_adapters else None
-            agents.append(AgentSummary(role, get_config_model_id(agent.config), self.folder(role), revision))
-        return TeamSummary(agents, self.has_adapters)
+    def summary(self) -> list[dict[str, Any]]:
+        """Returns the facts about each agent that a model card shows, see [`~report.model_card.team_card`]."""
+        return [
+            {
+                "role": role,
+                "base": hub_id(get_config_model_id(agent.config)),
+                "base_revision": self.policies[role].peft_config[role].revision if self.has_adapters else None,
+                "folder": self.folder(role),
+                "is_adapter": self.has_adapters,
+            }
+            for role, agent in self.agents.items()
+        ]
 
     @property
     def form(self) -> Form:
@@ -391,7 +396,8 @@ class AgentTeam(nn.Module):
         """
         if self.roles != tuple(environment.roles):
             raise ValueError(f"The team has the roles {list(self.roles)}, the environment {list(environment.roles)}.")
-        sampler = TeamSampler(self, use_chat_template, generation_token_budget, history_options, **generation_kwargs)
+        generator = TransformersGenerator(self, sampling_arguments(generation_kwargs), generation_token_budget)
+        sampler = TeamSampler(self, generator, use_chat_template, history_options)
         items = [item] if isinstance(item, str | Mapping) else list(item)
         texts = [isinstance(x, str) for x in items]
         for x in items:

@@ -49,8 +49,7 @@ class IACTrainer(ActorCriticTrainer):
         if critic in node.samples:
             ids = node.samples[critic].prompt_ids
         else:
-            with self.agent_scope(critic):
-                (ids,) = self._tokenize_nodes(critic, [node])
+            ids = self.sampler.prompts(critic, [node])[0].ids
         if joint_action is not None:
             completion = node.indices[joint_action][self.team.roles.index(critic)]
             ids = ids + node.samples[critic].completion_ids[completion]

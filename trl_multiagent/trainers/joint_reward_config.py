@@ -1,9 +1,10 @@
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 from trl import RewardConfig
 
 from trl_multiagent.joint_text import check_template
+from trl_multiagent.limits import setting
 from trl_multiagent.trainers.base.limited_arguments import LimitedArguments
 
 
@@ -34,31 +35,21 @@ class JointRewardConfig(LimitedArguments, RewardConfig):
     > `bf16` defaults to `True` only where a GPU supports it.
     """
 
-    limits: ClassVar[dict[str, dict[str, Any]]] = {
-        "max_length": {"ge": 1},
-        "eval_fraction": {"ge": 0, "lt": 1},
-        "center_rewards_coefficient": {"ge": 0, "le": 1000},
-        "dataset_num_proc": {"ge": 1, "le": 1024},
-        "pad_to_multiple_of": {"ge": 1, "le": 65536},
-        "chat_template_path": {"refused": "joint texts have a wording of their own, see `prompt_template`"},
-        "label_smoothing_factor": {"refused": "the loss has no labels"},
-        "remove_unused_columns": {"refused": "the columns of the roles are read by their names"},
+    refused: ClassVar[dict[str, str]] = {
+        "chat_template_path": "joint texts have a wording of their own, see `prompt_template`",
+        "label_smoothing_factor": "the loss has no labels",
+        "remove_unused_columns": "the columns of the roles are read by their names",
     }
 
-    max_length: int | None = field(
-        default=2048,
-        metadata={"help": "Tokens of a joint text; longer ones lose a part of the problem, never of an answer."},
+    max_length: int | None = setting(
+        "Tokens of a joint text; longer ones lose a part of the problem, never of an answer.", 2048, ge=1
     )
-    freeze_backbone: bool = field(default=False, metadata={"help": "Whether to train only the head."})
-    eval_fraction: float = field(
-        default=0.1, metadata={"help": "Share of the items whose pairs are held out, if there is no evaluation set."}
+    freeze_backbone: bool = setting("Whether to train only the head.", False)
+    eval_fraction: float = setting(
+        "Share of the items whose pairs are held out, if there is no evaluation set.", 0.1, ge=0, lt=1
     )
-    prompt_template: str | None = field(
-        default=None, metadata={"help": "How a prompt is written, with `{role}` and `{text}`."}
-    )
-    answer_template: str | None = field(
-        default=None, metadata={"help": "How an answer is written, with `{role}` and `{text}`."}
-    )
+    prompt_template: str | None = setting("How a prompt is written, with `{role}` and `{text}`.")
+    answer_template: str | None = setting("How an answer is written, with `{role}` and `{text}`.")
 
     def _check_combinations(self) -> None:
         super()._check_combinations()

@@ -1,33 +1,16 @@
-"""What is known about a reward model from held-out pairs: accuracy, margin, calibration, accuracy by reward gap, and a picture."""
+"""Metrics and reliability plot of a reward model on held-out pairs."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+
+from trl_multiagent.report.pictures import COLORS, GREY, draw_shares, picture
 
 
 BINS = 5  # of confidences, and of reward gaps
-
-
-@dataclass
-class Bin:
-    """
-    Pairs with similar values.
-
-    Args:
-        low, high (`float`): The smallest and the greatest value.
-        mean (`float`): The mean value.
-        accuracy (`float`): Share of the pairs that the model orders correctly.
-        count (`int`): Number of the pairs.
-    """
-
-    low: float
-    high: float
-    mean: float
-    accuracy: float
-    count: int
 
 
 @dataclass
@@ -53,24 +36,25 @@ class HeldOut:
     def gaps(self) -> np.ndarray | None:
         return None if self.chosen_rewards is None else self.chosen_rewards - self.rejected_rewards
 
-    def confidence_bins(self, number: int = BINS) -> list[Bin]:
+    def confidence_bins(self, number: int = BINS) -> pd.DataFrame:
         """
-        The accuracy of pairs with similar confidence. The confidence is the probability that the model gives to its own order of
-        the two answers, 0.5 to 1.
+        Returns the accuracy of pairs with similar confidence, see [`bins`]. The confidence is the probability that the model gives to
+        its own order of the two answers, 0.5 to 1.
         """
         confidences = 1 / (1 + np.exp(-np.abs(self.margins)))
         return bins(confidences, self.margins > 0, np.linspace(0.5, 1.0, number + 1))
 
-    def gap_bins(self, number: int = BINS) -> list[Bin]:
-        """The accuracy of pairs with similar reward gaps; about as many pairs in each bin."""
+    def gap_bins(self, number: int = BINS) -> pd.DataFrame:
+        """Returns the accuracy of pairs with similar reward gaps, see [`bins`]; about as many pairs in each bin."""
         if self.gaps is None:
-            return []
+            return bins(np.empty(0), np.empty(0), np.zeros(1))
         return bins(self.gaps, self.margins > 0, np.unique(np.quantile(self.gaps, np.linspace(0, 1, number + 1))))
 
     @property
     def calibration_error(self) -> float:
         """The expected calibration error: the mean distance of confidence and accuracy over the bins, weighted with their sizes."""
-        return sum(one.count * abs(one.mean - one.accuracy) for one in self.confidence_bins()) / len(self.margins)
+        found = self.confidence_bins()
+        return float((found["count"] * (found["mean"] - found["accuracy"]).abs()).sum() / len(self.margins))
 
     def reward_scale(self) -> tuple[float, float] | None:
         """
@@ -90,73 +74,49 @@ class HeldOut:
     def metrics(self) -> dict[str, float]:
         """Numbers by name: accuracy, mean margin, calibration error, and the accuracies of the smallest and the largest gaps."""
         values = {"accuracy": float((self.margins > 0).mean()), "margin": float(self.margins.mean())}
-        values["calibration_error"] = float(self.calibration_error)
-        gaps = self.gap_bins()
-        if gaps:
-            values |= {"accuracy_small_gaps": gaps[0].accuracy, "accuracy_large_gaps": gaps[-1].accuracy}
+        values["calibration_error"] = self.calibration_error
+        accuracies = self.gap_bins()["accuracy"].tolist()
+        if accuracies:
+            values |= {"accuracy_small_gaps": accuracies[0], "accuracy_large_gaps": accuracies[-1]}
         return values
 
     def facts(self) -> dict[str, Any]:
         """All of it, as plain values."""
         facts: dict[str, Any] = {"pairs": len(self.margins), **self.metrics()}
-        facts["by_confidence"] = [vars(one) for one in self.confidence_bins()]
-        return {**facts, "by_reward_gap": [vars(one) for one in self.gap_bins()]}
+        facts["by_confidence"] = self.confidence_bins().to_dict("records")
+        return {**facts, "by_reward_gap": self.gap_bins().to_dict("records")}
 
 
-def bins(values: np.ndarray, is_correct: np.ndarray, edges: np.ndarray) -> list[Bin]:
-    """The bins between the edges that are not empty. The last one includes its upper edge."""
-    found = []
+def bins(values: np.ndarray, is_correct: np.ndarray, edges: np.ndarray) -> pd.DataFrame:
+    """
+    Returns a row per bin between the edges that is not empty: the lowest, highest and mean value, the accuracy and the number of pairs. The
+    last bin includes its upper edge.
+    """
     numbers = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(0, len(edges) - 2))
-    for number in range(max(1, len(edges) - 1)):
-        inside = values[numbers == number]
-        if len(inside):
-            accuracy = float(is_correct[numbers == number].mean())
-            found.append(Bin(float(inside.min()), float(inside.max()), float(inside.mean()), accuracy, len(inside)))
-    return found
+    groups = pd.DataFrame({"value": values, "correct": is_correct}).groupby(numbers)
+    ends = {"low": ("value", "min"), "high": ("value", "max"), "mean": ("value", "mean")}
+    return groups.agg(**ends, accuracy=("correct", "mean"), count=("correct", "size"))
 
 
 def draw_report(held_out: HeldOut, path: Path) -> None:
     """
-    Draws the reliability of the model's confidence, and its accuracy by reward gap.
+    Plots a reliability diagram, and the accuracy by reward gap; without rewards, the distribution of the margins.
 
     Args:
         held_out ([`HeldOut`]): The scores of held-out pairs.
         path (`Path`): The PNG file to write.
     """
-    from matplotlib.figure import Figure  # takes long to import
-
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    left.plot([0.5, 1], [0.5, 1], color="0.6", linestyle=":", label="perfectly calibrated")
-    draw_bins(left, held_out.confidence_bins(), "tab:blue")
-    error = held_out.calibration_error
-    left.set(title=f"Reliability, calibration error {error:.2f}", xlabel="confidence of the model", xlim=(0.48, 1.02))
-    left.legend(loc="lower right", frameon=False)
     gaps = held_out.gap_bins()
-    if gaps:
-        draw_bins(right, gaps, "tab:green")
-        right.axhline(0.5, color="0.6", linestyle=":", label="chance")
-        right.set(
-            title=f"Accuracy {held_out.metrics()['accuracy']:.0%}, by reward gap", xlabel="reward gap of the pair"
-        )
-        right.legend(loc="lower right", frameon=False)
-    else:
-        right.hist(held_out.margins, 16, color="tab:green")
-        right.set(title="Margins", xlabel="score of the chosen minus that of the rejected answer")
-    for axes in (left, right):
-        axes.grid(alpha=0.2)
-        axes.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-
-
-def draw_bins(axes: Any, found: list[Bin], color: str) -> None:
-    """Draws accuracies with their standard errors, and the number of pairs at each point."""
-    errors = [math.sqrt(one.accuracy * (1 - one.accuracy) / one.count) for one in found]
-    accuracies = [one.accuracy for one in found]
-    axes.errorbar([one.mean for one in found], accuracies, errors, marker="o", color=color, capsize=3)
-    for one in found:
-        axes.annotate(
-            str(one.count), (one.mean, one.accuracy), xytext=(5, -12), textcoords="offset points", fontsize=8
-        )
-    axes.set(ylabel="share of pairs in the right order", ylim=(min(0.4, *accuracies) - 0.05, 1.05))
+    accuracy, error = held_out.metrics()["accuracy"], held_out.calibration_error
+    ylabel = "share of pairs in the right order"
+    with picture(path, panels=2) as (left, right):
+        left.plot([0.5, 1], [0.5, 1], color=GREY, linestyle=":", label="perfectly calibrated")
+        draw_shares(left, held_out.confidence_bins(), COLORS[0])
+        left.set(title=f"Reliability, calibration error {error:.2f}", xlabel="confidence of the model", ylabel=ylabel)
+        if len(gaps):
+            right.axhline(0.5, color=GREY, linestyle="--", label="chance")
+            draw_shares(right, gaps, COLORS[2])
+            right.set(title=f"Accuracy {accuracy:.0%}, by reward gap", xlabel="reward gap of the pair", ylabel=ylabel)
+        else:
+            right.hist(held_out.margins, 16, color=COLORS[2])
+            right.set(title="Margins", xlabel="score of the chosen minus that of the rejected answer", ylabel="pairs")

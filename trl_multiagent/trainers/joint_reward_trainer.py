@@ -31,6 +31,7 @@ from trl_multiagent.preference_rows import (
     temporary_cache_files,
     text_columns,
 )
+from trl_multiagent.report.tables import markdown_table
 from trl_multiagent.trainers.base.atomic_saves import AtomicSaveMixin
 from trl_multiagent.trainers.base.checkpoint_files import verify_checkpoint
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin, first_pairs
@@ -48,6 +49,7 @@ REPORT_FILE, PICTURE_FILE = "held_out.json", "reliability.png"
 SCALE_KEY = (
     "reward_scale"  # in the model's configuration: slope and intercept of the rewards as a function of the scores
 )
+EXTREMES = {"min_reward": min, "max_reward": max}  # metrics
 REWARDS = "rewards"  # of the chosen and of the rejected answers, in a batch
 
 
@@ -274,8 +276,13 @@ class JointRewardTrainer(PairMeansMixin, WrappingMixin, AtomicSaveMixin, RewardT
         rewards, pairs = inputs.pop(REWARDS, None), inputs.pop("weights").sum()
         with self._counting_tokens(bool(pairs > 0)), self._local_metrics() as metrics:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        self._add_means({name: (x, pairs.item()) for name, (x,) in metrics.items() if name != "num_tokens"})
-        self._metrics["train" if self.model.training else "eval"]["num_tokens"] = [self._total_train_tokens]
+        others = ("num_tokens", *EXTREMES)
+        self._add_means({name: (x, pairs.item()) for name, (x,) in metrics.items() if name not in others})
+        logged = self._metrics["train" if self.model.training else "eval"]
+        logged["num_tokens"] = [self._total_train_tokens]
+        for name, extreme in EXTREMES.items():
+            own = torch.tensor(metrics[name], device=self.accelerator.device)
+            logged[name] = [extreme([*logged[name], *self.accelerator.gather(own).tolist()])]
         if self.model.training:
             loss = loss * (1.0 if self._mean_pairs is None else pairs / self._mean_pairs)
         else:
@@ -356,29 +363,30 @@ class JointRewardTrainer(PairMeansMixin, WrappingMixin, AtomicSaveMixin, RewardT
             path.write_text(path.read_text(encoding="utf-8") + self._card_section(), encoding="utf-8")
 
     def _card_section(self) -> str:
-        """What the model reads, and how well it orders held-out pairs."""
+        """Returns what the model reads, and how well it orders held-out pairs, as Markdown."""
         roles = self.joint_text.roles
         text = self.joint_text.text(
             {role: f"(prompt of {role})" for role in roles}, {role: f"(answer of {role})" for role in roles}
         )
         limit = "" if self.args.max_length is None else f" of {self.args.max_length} tokens at most"
-        lines = [
-            "",
-            "## Joint text",
-            "",
-            f"The model scores the answers of {', '.join(roles)} together. It reads a text{limit}:",
-        ]
-        lines += ["", "```", text.rstrip(), "```", ""]
-        lines += [
-            f"This wording is in `config.json` under `{CONFIG_KEY}`, and `JointRewardModel` of trl_multiagent writes it."
-        ]
-        if self.held_out is not None:
-            lines += ["", "## Held-out pairs", "", "| number | value |", "| --- | --- |"]
-            lines += [f"| pairs | {len(self.held_out.margins)} |"]
-            lines += [f"| {name} | {value:.3f} |" for name, value in self.held_out.metrics().items()]
-            lines += [f"| texts that lost a part of the problem | {sum(self.num_cut.values())} |"]
-            lines += ["", f"![Reliability, and accuracy by reward gap](./{PICTURE_FILE})"]
-        return "\n".join(lines) + "\n"
+        section = f"""
+## Joint text
+
+The model scores the answers of {", ".join(roles)} together. It reads a text{limit}:
+
+```
+{text.rstrip()}
+```
+
+This wording is in `config.json` under `{CONFIG_KEY}`, and `JointRewardModel` of trl_multiagent writes it.
+"""
+        if self.held_out is None:
+            return section
+        rows: list[tuple[str, Any]] = [("number", "value"), ("pairs", len(self.held_out.margins))]
+        rows += [(name, f"{value:.3f}") for name, value in self.held_out.metrics().items()]
+        rows += [("texts that lost a part of the problem", sum(self.num_cut.values()))]
+        picture = f"![Reliability, and accuracy by reward gap](./{PICTURE_FILE})"
+        return f"{section}\n## Held-out pairs\n\n{markdown_table(rows)}\n{picture}\n"
 
 
 class RewardsCollator:

@@ -51,8 +51,7 @@ class MAACTrainer(ActorCriticTrainer):
             if role in node.samples:
                 ids = node.samples[role].prompt_ids
             else:
-                with self.agent_scope(role):
-                    (ids,) = self._tokenize_nodes(role, [node])
+                ids = self.sampler.prompts(role, [node])[0].ids
             prompts[role] = self.team.tokenizers[role].decode(ids, skip_special_tokens=True)
             if joint_action is not None:
                 completions[role] = node.samples[role].texts[node.indices[joint_action][k]]

@@ -1,8 +1,10 @@
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 from trl import DPOConfig
 
+from trl_multiagent.limits import setting
+from trl_multiagent.rollout.sampling_options import SamplingOptions
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
@@ -24,12 +26,13 @@ LOSS_TYPES = (
 )
 # Those that TRL has with another divergence than the reverse KL
 F_DIVERGENCE_LOSS_TYPES = {"sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "sft"}
+F_DIVERGENCES = ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence")
 SORTING = "it sorts the log-ratios of a micro-batch, so it is no function of a pair's joint log-ratio"
 REFUSED_LOSS_TYPES = {"aot": SORTING, "aot_unpaired": SORTING}
 
 
 @dataclass
-class MADPOConfig(TeamConfig, DPOConfig):
+class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
     r"""
     Configuration class for the [`MADPOTrainer`].
 
@@ -45,17 +48,9 @@ class MADPOConfig(TeamConfig, DPOConfig):
             By how much `env_step` advances per pair.
         num_turns (`int`, *optional*, defaults to `1`):
             Turns of the episodes that are played in an evaluation with an environment.
-        max_completion_length (`int`, *optional*, defaults to `256`):
-            Maximum length of the completions that are sampled in such an evaluation, in tokens.
-        temperature (`float`, *optional*, defaults to `1.0`):
-            Temperature of this sampling.
-        top_p (`float`, *optional*, defaults to `1.0`):
-            Top-p of this sampling.
-        top_k (`int`, *optional*, defaults to `0`):
-            Top-k of this sampling; 0 considers all tokens.
-        use_chat_template (`bool`, *optional*):
-            Whether the prompts of these episodes are chat messages. By default, they are for each agent whose tokenizer
-            has a chat template. It does not apply to preferences, which are texts or messages themselves.
+
+    The arguments of [`~rollout.sampling_options.SamplingOptions`] are about the completions that an evaluation with an environment
+    samples. They do not apply to preferences, which are texts or messages themselves.
 
     > [!NOTE]
     > `remove_unused_columns` defaults to `False`.
@@ -73,51 +68,23 @@ class MADPOConfig(TeamConfig, DPOConfig):
         "use_chat_template",
     )
 
-    limits: ClassVar[dict[str, dict[str, Any]]] = {
-        "truncation_mode": {"choices": ("keep_start",)},
-        "beta": {"gt": 0, "le": 1000000},
-        "label_smoothing": {"ge": 0, "lt": 0.5},
-        "f_divergence_type": {"choices": ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence")},
-        "f_alpha_divergence_coef": {"ge": -1000, "le": 1000},
-        "discopop_tau": {"gt": 0, "le": 1000},
-        "loss_weights": {"ge": 0, "le": 1000000},
-        "max_length": {"ge": 1},
-        "pad_to_multiple_of": {"ge": 1, "le": 65536},
-        "precompute_ref_batch_size": {"ge": 1, "needs": "precompute_ref_log_probs"},
-        "ref_model_mixup_alpha": {"ge": 0, "le": 1, "needs": "sync_ref_model"},
-        "ref_model_sync_steps": {"ge": 1, "needs": "sync_ref_model"},
-        "dataset_num_proc": {"ge": 1, "le": 1024},
-        "label_smoothing_factor": {"refused": "the loss has no labels; see `label_smoothing`"},
-        "environment_steps_per_pair": {"ge": 1},
-        "num_turns": {"ge": 1},
-        "max_completion_length": {"ge": 1, "le": 1048576},
-        "temperature": {"gt": 0, "le": 1000},
-        "top_p": {"gt": 0, "le": 1},
-        "top_k": {"ge": 0, "le": 1000000000},
+    refused: ClassVar[dict[str, str]] = {
+        "label_smoothing_factor": "the loss has no labels; see `label_smoothing`",
+        "ld_alpha": "it compares the lengths of two single answers, and a joint answer has several",
+        "padding_free": "TRL's DPOTrainer does not support it either",
+        "use_liger_kernel": "it replaces the forward that computes the log-probabilities",
+        "activation_offloading": "it expects a single model",
+        "pad_token": "every agent has a tokenizer of its own, set the token there",
+        "truncation_mode": "long answers lose their ends",
+        "remove_unused_columns": "the columns of the roles are found by their names",
     }
+    positive: ClassVar[tuple[str, ...]] = ("beta", "discopop_tau", "ref_model_sync_steps")
 
-    reference_free: bool = field(default=False, metadata={"help": "Whether to leave the reference policy out."})
-    use_environment_step: bool = field(
-        default=True, metadata={"help": "Whether training on pairs that have rewards advances `env_step`."}
-    )
-    environment_steps_per_pair: int = field(default=2, metadata={"help": "By how much `env_step` advances per pair."})
-    num_turns: int = field(default=1, metadata={"help": "Number of turns of an episode in evaluation."})
-    max_completion_length: int = field(
-        default=256, metadata={"help": "Maximum number of tokens of a completion in evaluation."}
-    )
-    temperature: float = field(default=1.0, metadata={"help": "Sampling temperature in evaluation."})
-    top_p: float = field(default=1.0, metadata={"help": "Top-p of the sampling in evaluation."})
-    top_k: int = field(default=0, metadata={"help": "Top-k of the sampling in evaluation; 0 considers all tokens."})
-    use_chat_template: bool | None = field(
-        default=None,
-        metadata={
-            "help": "Chat messages for all (True) or no (False) agents in evaluation; by default for those with a chat "
-            "template."
-        },
-    )
-    remove_unused_columns: bool | None = field(
-        default=False, metadata={"help": "Must be False: the columns of the roles are found by their names."}
-    )
+    reference_free: bool = setting("Whether to leave the reference policy out.", False)
+    use_environment_step: bool = setting("Whether training on pairs that have rewards advances `env_step`.", True)
+    environment_steps_per_pair: int = setting("By how much `env_step` advances per pair.", 2, ge=1)
+    num_turns: int = setting("Number of turns of an episode in evaluation.", 1, ge=1)
+    remove_unused_columns: bool | None = False
 
     def __post_init__(self) -> None:
         if isinstance(self.loss_type, str):
@@ -135,17 +102,12 @@ class MADPOConfig(TeamConfig, DPOConfig):
                 )
             if loss_type not in LOSS_TYPES:
                 raise ValueError(f"`loss_type` is {loss_type!r}, it must be one of {', '.join(LOSS_TYPES)}.")
-        unsupported: dict[str, tuple[Any, str]] = {
-            "ld_alpha": (None, "it compares the lengths of two single answers, and a joint answer has several"),
-            "padding_free": (False, "TRL's DPOTrainer does not support it either"),
-            "use_liger_kernel": (False, "it replaces the forward that computes the log-probabilities"),
-            "activation_offloading": (False, "it expects a single model"),
-            "pad_token": (None, "every agent has a tokenizer of its own, set the token there"),
-            "remove_unused_columns": (False, "the columns of the roles are found by their names"),
-        }
-        for name, (value, reason) in unsupported.items():
-            if getattr(self, name) != value:
-                raise ValueError(f"`{name}={getattr(self, name)}` is not supported by MADPO: {reason}.")
+        if self.f_divergence_type not in F_DIVERGENCES:
+            raise ValueError(
+                f"`f_divergence_type` is {self.f_divergence_type!r}, it must be one of {', '.join(map(repr, F_DIVERGENCES))}."
+            )
+        if not 0 <= self.label_smoothing < 0.5:
+            raise ValueError(f"`label_smoothing` is {self.label_smoothing}, it must be at least 0 and less than 0.5.")
         if self.f_divergence_type != "reverse_kl" and not {*self.loss_type} <= F_DIVERGENCE_LOSS_TYPES:
             raise ValueError(
                 f"`f_divergence_type={self.f_divergence_type!r}` goes with the losses {', '.join(sorted(F_DIVERGENCE_LOSS_TYPES))}, but "

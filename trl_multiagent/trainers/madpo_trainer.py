@@ -1,24 +1,21 @@
 """DPO on the joint answers of a team."""
 
-import contextlib
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from accelerate.utils import tqdm
 from datasets import Dataset, concatenate_datasets
 from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import logging
 from trl import DPOTrainer
-from trl.models import prepare_deepspeed, unwrap_model_for_generation
-from trl.trainer.dpo_trainer import DataCollatorForPreference
+from trl.models import prepare_deepspeed
 from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
-from trl_multiagent.environments.base import Environment, Turn
-from trl_multiagent.models.positions import TooLongError, learned_positions, padded
+from trl_multiagent.environments.base import Environment
+from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.preference_rows import (
     CHOSEN_REWARD,
     check_preferences,
@@ -28,25 +25,34 @@ from trl_multiagent.preference_rows import (
     text_columns,
 )
 from trl_multiagent.processes import fail_together
-from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
+from trl_multiagent.rollout.episodes import play_episodes
 from trl_multiagent.rollout.history import uses_chat_template
+from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.sampler import TeamSampler
 from trl_multiagent.trainers.base.distribution import without_repeated
+from trl_multiagent.trainers.base.generation import TrainerGenerator
+from trl_multiagent.trainers.base.log import add_task_metrics
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin, first_pairs
-from trl_multiagent.trainers.base.reference import check_reference_sync
 from trl_multiagent.trainers.base.rollout_trainer import check_team
 from trl_multiagent.trainers.base.run_settings import describe_run
-from trl_multiagent.trainers.base.task_metrics import TaskMetricsMixin
 from trl_multiagent.trainers.base.team_config import temporarily_set
-from trl_multiagent.trainers.base.team_mixin import TeamTrainerMixin, router_loss_coefs
+from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, check_reference_sync, router_loss_coefs
 from trl_multiagent.trainers.madpo_config import MADPOConfig
+from trl_multiagent.trainers.madpo_data import (
+    TOKENS,
+    AgentBatch,
+    TeamCollator,
+    check_form,
+    check_lengths,
+    join_batches,
+    join_outputs,
+    sizes_of,
+)
 
 
 logger = logging.get_logger(__name__)
 
-TOKENS = ("prompt_ids", "chosen_ids", "rejected_ids")  # the columns of an agent that TRL's tokenization makes
 LARGEST_FALL = 0.5  # of the chosen answers' log-probability per token, in nats, without a warning
 
 # Metrics that are means over tokens of chosen answers, of rejected ones, or of both. All others are means over pairs
@@ -57,11 +63,8 @@ TOKEN_METRICS = {
     "mean_token_accuracy": ("chosen",),
 }
 
-# What `DataCollatorForPreference` makes of the rows of one agent, and "weights": 1 for a pair, 0 for one that is repeated
-AgentBatch = dict[str, torch.Tensor]
 
-
-class MADPOTrainer(TaskMetricsMixin, PairMeansMixin, TeamTrainerMixin, DPOTrainer):
+class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     """
     Trainer for Multi-Agent Direct Preference Optimization (MADPO): DPO, introduced in [Direct Preference Optimization:
     Your Language Model is Secretly a Reward Model](https://huggingface.co/papers/2305.18290), on joint answers.
@@ -173,6 +176,11 @@ class MADPOTrainer(TaskMetricsMixin, PairMeansMixin, TeamTrainerMixin, DPOTraine
         ] = []  # sums and weights of the parts of the loss, of the evaluation that is running
         self._prepare_team(team, args)
         self._router_loss_coefs, self._expert_loads = router_loss_coefs(team, args), {}
+        names = {"max_new_tokens": args.max_completion_length, "temperature": args.temperature}
+        self.generator = TrainerGenerator(
+            self, sampling_arguments({**names, "top_p": args.top_p, "top_k": args.top_k})
+        )
+        self.sampler = TeamSampler(team, self.generator, args.use_chat_template)
         train_dataset = self._tokenize_pairs(train_dataset, "train_dataset")
         if isinstance(eval_dataset, dict):
             eval_dataset = {
@@ -213,28 +221,17 @@ class MADPOTrainer(TaskMetricsMixin, PairMeansMixin, TeamTrainerMixin, DPOTraine
         del self.team.__dict__["forward"]
         self.precompute_ref_logps = False  # except in `compute_loss`, see there
         self.aux_loss_enabled = False  # DPOTrainer's is computed per micro-batch; see `_router_loss`
-        self._agent_losses = [
-            pair for pair in zip(self.loss_types, self.loss_weights, strict=True) if pair[0] == "sft"
-        ]
-        joint = [pair for pair in zip(self.loss_types, self.loss_weights, strict=True) if pair[0] != "sft"]
-        self.loss_types, self.loss_weights = [name for name, _ in joint], [weight for _, weight in joint]
+        weights = list(zip(self.loss_types, self.loss_weights, strict=True))
+        self._agent_loss_types = [name for name, _ in weights if name == "sft"]
+        self._agent_loss_weights = [weight for name, weight in weights if name == "sft"]
+        self.loss_types = [name for name, _ in weights if name != "sft"]
+        self.loss_weights = [weight for name, weight in weights if name != "sft"]
 
     # Overrides of the team mixin
-
-    def _attributes_of_agent(self, role: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        return {
-            **super()._attributes_of_agent(role, tokenizer),
-            "loss_types": [name for name, _ in self._agent_losses],
-            "loss_weights": [weight for _, weight in self._agent_losses],
-            "_total_train_tokens": 0,  # so that the tokens are counted once, with the joint answers
-        }
 
     def _run_settings(self) -> dict[str, Any]:
         texts = self.train_dataset.remove_columns([f"{role}/{name}" for role in self.team.roles for name in TOKENS])
         return describe_run(self._name, self.team.roles, self.team, texts, self.args)
-
-    def _reference(self) -> torch.nn.Module | None:
-        return self.ref_model
 
     def _card_facts(self) -> dict[str, Any]:
         facts = {**super()._card_facts(), "preference pairs": len(self.train_dataset)}
@@ -263,7 +260,7 @@ class MADPOTrainer(TaskMetricsMixin, PairMeansMixin, TeamTrainerMixin, DPOTraine
                     f"`{name}` has the columns {dataset.column_names}, which are no joint preferences. If these are items "
                     "of a task, pass its `environment` to play them."
                 )
-            self._sampler().check_items(dataset, self.environment)
+            self.sampler.check_items(dataset, self.environment)
             return dataset
         return self._tokenize_pairs(dataset, name)
 
@@ -278,7 +275,8 @@ class MADPOTrainer(TaskMetricsMixin, PairMeansMixin, TeamTrainerMixin, DPOTraine
         # DPOTrainer takes a column of this name for images
         parts = [dataset.remove_columns([column for column in ("image", "images") if column in dataset.column_names])]
         for role, tokenizer in self.team.tokenizers.items():
-            self._check_form(dataset, role, tokenizer, name)
+            chat_prompts = self.environment is not None and uses_chat_template(tokenizer, self.args.use_chat_template)
+            check_form(dataset, role, tokenizer, name, chat_prompts)
             texts = dataset.select_columns(list(text_columns(role)))
             texts = texts.rename_columns(dict(zip(text_columns(role), ("prompt", "chosen", "rejected"), strict=True)))
             self._tokenizer = tokenizer
@@ -290,72 +288,11 @@ class MADPOTrainer(TaskMetricsMixin, PairMeansMixin, TeamTrainerMixin, DPOTraine
             tokens = tokens.select_columns(list(TOKENS)).rename_columns({name: f"{role}/{name}" for name in TOKENS})
             parts.append(tokens)
         dataset = concatenate_datasets(parts, axis=1)
-        self._check_lengths(dataset, name)
+        check_lengths(dataset, name, self.team, self.args)
         return dataset
-
-    def _check_form(self, dataset: Dataset, role: str, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-        """
-        Raises an error if an agent's preferences are chat messages and its tokenizer has no chat template. Warns if they are
-        texts, and the agent's prompts in the environment are chat messages.
-
-        Raises:
-            ValueError: The tokenizer has no chat template.
-        """
-        prompt = text_columns(role)[0]
-        is_text = isinstance(dataset[0][prompt], str)
-        if not is_text and tokenizer.chat_template is None:
-            raise ValueError(
-                f"`{name}`: {prompt!r} has chat messages, but the tokenizer of {role!r} has no chat template. Write texts "
-                "instead, or give the tokenizer a template."
-            )
-        if is_text and self.environment is not None and uses_chat_template(tokenizer, self.args.use_chat_template):
-            logger.warning(
-                f"`{name}`: {prompt!r} has texts, but the prompts of {role!r} in the environment are chat messages, so the "
-                "training sees other prompts than the evaluation. Write messages, or set `use_chat_template=False`."
-            )
 
     def _is_tokenized(self, dataset: Dataset) -> bool:
         return f"{self.team.roles[0]}/{TOKENS[0]}" in dataset.column_names
-
-    def _check_lengths(self, dataset: Dataset, name: str) -> None:
-        """
-        Raises an error if a row has no tokens to train on, and warns if answers are cut.
-
-        Raises:
-            ValueError: A prompt or an answer has no tokens, no token of an answer is within `max_length`, or a model reads fewer tokens.
-        """
-        num_cut = 0
-        for role in self.team.roles:
-            positions = learned_positions(self.team.agents[role])
-            columns = [f"{role}/{token_ids}" for token_ids in TOKENS]
-            for index, row in enumerate(dataset.select_columns(columns)):
-                prompt, *answers = (len(row[column]) for column in columns)
-                for column, length in zip(text_columns(role), (prompt, *answers), strict=True):
-                    if length == 0:
-                        raise ValueError(f"Row {index} of `{name}`: {column!r} has no tokens.")
-                read = padded(
-                    min(prompt + max(answers), self.args.max_length or math.inf), self.args.pad_to_multiple_of
-                )
-                if positions is not None and read > positions:
-                    raise TooLongError(
-                        f"Row {index} of `{name}`: prompt and answer of {role!r} have {prompt + max(answers)} tokens, but its model has "
-                        f"only {positions} positions, which are learned. Lower `max_length` to {positions}, so that the ends of long "
-                        "answers are not trained, or remove the row."
-                    )
-                if self.args.max_length is None:
-                    continue
-                if prompt >= self.args.max_length:
-                    raise ValueError(
-                        f"Row {index} of `{name}`: {text_columns(role)[0]!r} has {prompt} tokens, which leaves no "
-                        f"token of the answers within the `max_length` of {self.args.max_length}. Raise it, or remove "
-                        "the row."
-                    )
-                num_cut += prompt + max(answers) > self.args.max_length
-        if num_cut > 0:
-            logger.warning(
-                f"{num_cut} pairs of answers in `{name}` are longer than the `max_length` of {self.args.max_length} "
-                "tokens, including their prompts: what exceeds it, and the end of the answer, is not trained. Raise it."
-            )
 
     # Reference policy
 
@@ -456,8 +393,10 @@ class MADPOTrainer(TaskMetricsMixin, PairMeansMixin, TeamTrainerMixin, DPOTraine
         """Builds the arguments of an agent's forward that returns the log-probabilities of its answers."""
         labels = batch["input_ids"].masked_fill(batch["completion_mask"] == 0, -100)
         inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": labels}
-        token_weights = batch["attention_mask"] * batch["weights"].repeat(2)[:, None] if with_router_loss else None
-        return {**inputs, **self._router_inputs(role, token_weights), "fused_lm_head": True}
+        inputs |= without_router_logits(self.team.agents[role])
+        if with_router_loss and role in self._router_loss_coefs:
+            inputs["router_weights"] = batch["attention_mask"] * batch["weights"].repeat(2)[:, None]
+        return {**inputs, "fused_lm_head": True}
 
     def compute_loss(
         self,
@@ -531,7 +470,13 @@ class MADPOTrainer(TaskMetricsMixin, PairMeansMixin, TeamTrainerMixin, DPOTraine
     ) -> torch.Tensor:
         """Computes the terms of the loss that are an agent's own, and the agent's metrics."""
         batch = {**batch, "ref_chosen_logps": reference[0], "ref_rejected_logps": reference[1]}
-        with self.agent_scope(role):
+        # The tokens are counted once, with the joint answers
+        own = {
+            "loss_types": self._agent_loss_types,
+            "loss_weights": self._agent_loss_weights,
+            "_total_train_tokens": 0,
+        }
+        with self.agent_metrics(role), temporarily_set(self, **own):
             return self._compute_loss(lambda **_: outputs, batch, False)
 
     def _add_metrics(
@@ -600,52 +545,12 @@ class MADPOTrainer(TaskMetricsMixin, PairMeansMixin, TeamTrainerMixin, DPOTraine
         """Plays an episode per item of the environment, and adds its metrics to those that are logged next."""
         with fail_together(self.accelerator):
             levels = self._play_episodes(items)
-        self._add_task_metrics("eval", levels)
-
-    def collaborate(self, items: Sequence[dict], num_episodes: int = 1) -> list[list[Turn]]:
-        """
-        Plays episodes with the current team. Under ZeRO-3, every process must call this method with equally many items.
-
-        Args:
-            items (`Sequence[dict]`):
-                Rows of the environment's dataset.
-            num_episodes (`int`, *optional*, defaults to `1`):
-                Number of episodes sampled per item.
-
-        Returns:
-            `list[list[Turn]]`: The turns of each episode. Episode e of item i is entry `i * num_episodes + e`.
-
-        Raises:
-            ValueError: The trainer has no environment.
-        """
-        if self.environment is None:
-            raise ValueError("To play episodes, pass the task's `environment` when the trainer is created.")
-        return turns_of_episodes(self._play_episodes(list(items), num_episodes))
+        add_task_metrics(self, "eval", levels)
 
     def _play_episodes(self, items: list[dict], num_episodes: int = 1) -> list[list[Node]]:
         """Plays sampled episodes of the environment; returns the nodes of every turn."""
-        args, sampler = self.args, self._sampler()
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self.team.evaluating())
-            stack.enter_context(
-                unwrap_model_for_generation(
-                    self.model_wrapped,
-                    self.accelerator,
-                    gradient_checkpointing_kwargs=args.gradient_checkpointing_kwargs,
-                )
-            )
-            stack.enter_context(self.accelerator.autocast())
-            return play_episodes(items, self.environment, sampler, num_turns=args.num_turns, num_episodes=num_episodes)
-
-    def _sampler(self) -> TeamSampler:
-        args = self.args
-        return TeamSampler(
-            self.team,
-            args.use_chat_template,
-            max_new_tokens=args.max_completion_length,
-            temperature=args.temperature,
-            top_p=args.top_p,
-            top_k=args.top_k,
+        return play_episodes(
+            items, self.environment, self.sampler, num_turns=self.args.num_turns, num_episodes=num_episodes
         )
 
     # Metrics and checkpoints
@@ -683,75 +588,3 @@ class MADPOTrainer(TaskMetricsMixin, PairMeansMixin, TeamTrainerMixin, DPOTraine
         self.env_step, self._total_train_tokens = state["env_step"], state["num_tokens"]
         self._has_warned, self._first_chosen_logp = state["has_warned"], state["first_chosen_logp"]
         self._sums = state["sums"]
-
-
-class TeamCollator:
-    """
-    Makes a batch of tokenized preferences: for every role, what TRL's collator makes of the agent's columns. Items of an
-    environment stay a list.
-
-    Args:
-        team ([`AgentTeam`]): The team.
-        args ([`MADPOConfig`]): The trainer's arguments.
-    """
-
-    def __init__(self, team: AgentTeam, args: MADPOConfig):
-        self.stored_references = args.precompute_ref_log_probs
-        self.collators = {
-            role: DataCollatorForPreference(
-                pad_token_id=tokenizer.pad_token_id,
-                max_length=args.max_length,
-                pad_to_multiple_of=args.pad_to_multiple_of,
-            )
-            for role, tokenizer in team.tokenizers.items()
-        }
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, AgentBatch] | list[dict[str, Any]]:
-        if not all(f"{role}/{name}" in rows[0] for role in self.collators for name in TOKENS):
-            return rows
-        return {
-            role: {**collate([self._columns_of_agent(row, role) for row in rows]), "weights": torch.ones(len(rows))}
-            for role, collate in self.collators.items()
-        }
-
-    def _columns_of_agent(self, row: dict[str, Any], role: str) -> dict[str, Any]:
-        columns = {name: row[f"{role}/{name}"] for name in TOKENS}
-        if self.stored_references and reference_columns(role)[0] in row:
-            names = ("ref_chosen_logps", "ref_rejected_logps")
-            columns |= {name: row[column] for name, column in zip(names, reference_columns(role), strict=True)}
-        return columns
-
-
-def sizes_of(batch: AgentBatch) -> dict[str, torch.Tensor]:
-    """The numbers of pairs, and of tokens of chosen and of rejected answers, without repeated pairs."""
-    weights = batch["weights"]
-    chosen, rejected = ((x.sum(dim=1) * weights).sum() for x in batch["completion_mask"].chunk(2))
-    return {"pairs": weights.sum(), "chosen": chosen, "rejected": rejected}
-
-
-def join_batches(batches: list[AgentBatch], references: list[tuple[torch.Tensor, torch.Tensor]]) -> AgentBatch:
-    """
-    Joins the answers of all agents, as if they were one text.
-
-    Args:
-        batches (`list[dict[str, torch.Tensor]]`): The batch of each agent.
-        references (`list[tuple[torch.Tensor, torch.Tensor]]`): The reference log-probabilities of each agent's chosen
-            and rejected answers.
-    """
-    masks = [batch["completion_mask"] for batch in batches]
-    # A first token has no log-probability. It belongs to a prompt
-    completion_mask = torch.cat([masks[0][:, :1], *(mask[:, 1:] for mask in masks)], dim=1)
-    return {
-        "input_ids": torch.zeros_like(completion_mask),  # not used: the log-probabilities are computed
-        "attention_mask": torch.cat([batch["attention_mask"] for batch in batches], dim=1),
-        "completion_mask": completion_mask,
-        "weights": batches[0]["weights"],
-        "ref_chosen_logps": sum(chosen for chosen, _ in references),
-        "ref_rejected_logps": sum(rejected for _, rejected in references),
-    }
-
-
-def join_outputs(outputs: list[FusedCausalLMOutput]) -> FusedCausalLMOutput:
-    """Joins the outputs of all agents for every token, one agent after the other."""
-    names = [name for name in outputs[0].keys() if name not in ("loss", "aux_loss")]
-    return FusedCausalLMOutput(**{name: torch.cat([output[name] for output in outputs], dim=1) for name in names})

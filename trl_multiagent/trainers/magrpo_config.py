@@ -1,6 +1,6 @@
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
 
+from trl_multiagent.limits import setting
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
@@ -24,20 +24,15 @@ class MAGRPOConfig(RolloutConfig):
             Whether to standardize the advantages within a sibling set. If so, all four modes give the same advantages.
     """
 
-    limits: ClassVar[dict[str, dict[str, Any]]] = {
-        "turn_gradient_weights": {"ge": 0, "le": 1000000},
-        "advantage_mode": {"choices": ("mean", "rloo", "max", "raw")},
-    }
-
-    turn_gradient_weights: list[float] | None = field(
-        default=None, metadata={"help": "One loss factor per turn, for `handoff` 'random' or 'best'."}
+    turn_gradient_weights: list[float] | None = setting(
+        "One loss factor per turn, for `handoff` 'random' or 'best'.", ge=0, le=1000000
     )
-    advantage_mode: str = field(
-        default="mean", metadata={"help": "Baseline over the sibling set: 'mean', 'rloo', 'max' or 'raw'."}
+    advantage_mode: str = setting(
+        "Baseline over the sibling set: 'mean', 'rloo', 'max' or 'raw'.",
+        "mean",
+        choices=("mean", "rloo", "max", "raw"),
     )
-    advantage_normalization: bool = field(
-        default=False, metadata={"help": "Whether to standardize the advantages within a sibling set."}
-    )
+    advantage_normalization: bool = setting("Whether to standardize the advantages within a sibling set.", False)
 
     def _check_values(self) -> None:
         super()._check_values()

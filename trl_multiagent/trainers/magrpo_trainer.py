@@ -1,14 +1,10 @@
 import torch
-from datasets import Dataset
-from transformers import TrainerCallback
 from trl.trainer.utils import FusedCausalLMOutput
 
-from trl_multiagent.environments.base import Environment
 from trl_multiagent.rollout.advantages import sibling_advantages
 from trl_multiagent.rollout.tree import Node
-from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.trainers.base.batch import AgentTensors, Row
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
-from trl_multiagent.trainers.base.rows import Row
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
 
@@ -92,20 +88,6 @@ class MAGRPOTrainer(RolloutTrainer):
     args: MAGRPOConfig
     _config_class = MAGRPOConfig  # of the default configuration
 
-    def __init__(
-        self,
-        team: AgentTeam,
-        environment: Environment,
-        args: MAGRPOConfig | None = None,
-        train_dataset: Dataset | None = None,
-        eval_dataset: Dataset | dict[str, Dataset] | None = None,
-        callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
-    ):
-        if args is None:
-            args = self._config_class(f"{environment.roles[-1]}-{self._name}")
-        super().__init__(team, environment, args, train_dataset, eval_dataset, callbacks, optimizers)
-
     def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
         """
         Computes the advantage of each completion over its siblings, which are the agent's other completions at the
@@ -129,23 +111,22 @@ class MAGRPOTrainer(RolloutTrainer):
         Drops the rows whose advantage is zero for all agents, because they add nothing to the policy gradient. All
         rows are kept if there is a reference penalty or a router loss.
         """
-        if self.beta != 0.0 or self._router_loss_coefs:
+        if self.args.beta != 0.0 or self._router_loss_coefs:
             return rows
         return [row for row in rows if any(row.advantages.values())]
 
-    def agent_loss(self, role: str, outputs: FusedCausalLMOutput, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+    def agent_loss(self, role: str, outputs: FusedCausalLMOutput, rows: AgentTensors) -> torch.Tensor:
         """
         Computes the loss of agent i on its own completions:
 
             L_i = mean over rows (items, nodes, siblings g) of  -w_turn * A_g * sum over tokens t of log pi_i(t)
 
-        w_turn is 1, or in a chain the turn's entry of `turn_gradient_weights`. The loss is computed by TRL, see
-        [`~RolloutTrainer.policy_loss`]. It also contains the reference penalty, to which w_turn applies too.
+        w_turn is 1, or in a chain the turn's entry of `turn_gradient_weights`. See [`~trainers.base.loss`] for further terms of the
+        loss, such as the reference penalty, to which w_turn applies too.
         """
         if not self.args.weighs_turns:
             return self.policy_loss(role, outputs, rows)
-        losses = []
-        for turn, weight in enumerate(self.args.turn_weights):
-            mask = rows["completion_mask"] * (rows["turns"] == turn).unsqueeze(1)
-            losses.append(weight * self.policy_loss(role, outputs, {**rows, "completion_mask": mask}))
-        return sum(losses)
+        return sum(
+            weight * self.policy_loss(role, outputs, rows.of_turn(turn))
+            for turn, weight in enumerate(self.args.turn_weights)
+        )

@@ -1,6 +1,6 @@
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
 
+from trl_multiagent.limits import setting
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
 
@@ -12,6 +12,4 @@ class MAReMaxConfig(MAGRPOConfig):
     It is [`MAGRPOConfig`] with `advantage_mode="max"`.
     """
 
-    limits: ClassVar[dict[str, dict[str, Any]]] = {"advantage_mode": {"choices": ("max",)}}
-
-    advantage_mode: str = field(default="max", metadata={"help": "Baseline over the sibling set, 'max' here."})
+    advantage_mode: str = setting("Baseline over the sibling set, 'max' here.", "max", choices=("max",))

@@ -1,6 +1,6 @@
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
 
+from trl_multiagent.limits import setting
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
 
@@ -12,6 +12,4 @@ class MARLOOConfig(MAGRPOConfig):
     It is [`MAGRPOConfig`] with `advantage_mode="rloo"`.
     """
 
-    limits: ClassVar[dict[str, dict[str, Any]]] = {"advantage_mode": {"choices": ("rloo",)}}
-
-    advantage_mode: str = field(default="rloo", metadata={"help": "Baseline over the sibling set, 'rloo' here."})
+    advantage_mode: str = setting("Baseline over the sibling set, 'rloo' here.", "rloo", choices=("rloo",))

@@ -194,7 +194,7 @@ def test_level_feedback_names_what_is_missing_or_wrong():
 
     ignoring = "def solve(xs):\n    aux(1)\n    y = aux(2)\n    aux(3)\n    return 1"
     main = feedback(result(FAILED, main=ignoring), "level_feedback")["main"]
-    assert "called, but its result is not used (a value is dropped; `y` is never read)\n" in main
+    assert "called, but its result is not used\n" in main
 
     thin = feedback(result(FAILED, main="def solve(xs):\n    return aux(xs)"), "level_feedback")
     assert "Warning" in thin["main"] and "Warning" not in thin["aux"]

@@ -127,6 +127,15 @@ def test_attacks_on_the_experiments_earn_no_more_than_one_agent(sandbox, name):
     assert 1.1 < reward <= SOLO + 1e-9
 
 
+def test_a_task_whose_answer_is_a_state_shows_nothing_about_aux(sandbox):
+    test = "def check(candidate):\n" + "".join(
+        f"    assert candidate({k}) == {k * (k + 1) // 2}\n" for k in range(1, 13)
+    )
+    item = ITEM | {"test": test, "canonical_solution": "    return xs * (xs + 1) // 2\n"}
+    main = "N = []\ndef f(xs):\n    aux(xs)\n    N.append(xs)\n    return sum(N)\n"  # all calls so far
+    assert score(sandbox, (ONE, main), item=item)[0] <= SOLO + 1e-9
+
+
 @pytest.mark.parametrize("name", HONEST)
 def test_honest_pairs_are_paid_in_full_by_both_kinds(sandbox, name):
     assert score(sandbox, HONEST[name]) == pytest.approx([4.0])

@@ -8,7 +8,7 @@ collaboration.
 
 from dataclasses import dataclass
 
-from trl_multiagent.environments.code_generation.collaboration import Collaboration, read_collaboration
+from trl_multiagent.environments.code_generation.collaboration import drops_value, is_thin_wrapper
 from trl_multiagent.environments.code_generation.roles import AUX
 from trl_multiagent.environments.python_code.extraction import Code, join_sources, read_completion
 from trl_multiagent.environments.python_code.problems import read_problem
@@ -27,12 +27,11 @@ class Analysis:
         main_problem (`str`): The same for main's answer and the entry point.
         syntax_problem (`str`): The parts of the program that do not parse, with place and reason; empty if all parts parse.
         without_code (`tuple[str, ...]`): The functions for which an agent answered with a text that contains no code.
-        aux_returns (`bool`): False if `aux` returns nothing, but changes its arguments or a variable.
-        calls_aux (`bool`):
-            Whether code that the entry point may reach calls the aux agent's function, or passes it on. See
-            `collaboration.py`.
+        names_aux (`bool`): Whether code that the entry point needs names the aux agent's function. Only a run of the tests shows
+            whether it is called.
         thin_wrapper (`bool`): Whether the entry point only returns the value of `aux`.
-        ignored_values (`tuple[str, ...]`): For each call of `aux` whose value is not used, the reason.
+        drops_value (`bool`): Whether `aux` returns something, but a call of it stands by itself, or is assigned to a variable that
+            nothing reads.
         aux_function_share (`float`):
             The share of the characters of aux's completion, without white space, that belongs to `aux` and to the
             statements that it needs: imports, variables, helpers, calls that fill a table. Imports that the prompt has, too,
@@ -46,10 +45,9 @@ class Analysis:
     main_problem: str
     syntax_problem: str
     without_code: tuple[str, ...] = ()
-    aux_returns: bool = True
-    calls_aux: bool = False
+    names_aux: bool = False
     thin_wrapper: bool = False
-    ignored_values: tuple[str, ...] = ()
+    drops_value: bool = False
     aux_function_share: float = 1.0
     main_function_share: float = 1.0
 
@@ -68,9 +66,8 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
     aux = read_completion(aux_completion or "", AUX, prefix)
     main = read_completion(main_completion, entry_point, prefix)
     answers = [(entry_point, main)] if aux_completion is None else [(AUX, aux), (entry_point, main)]
-    collaboration = Collaboration()
-    if aux.definition is not None and main.definition is not None and _definitions_count(aux, main, entry_point):
-        collaboration = read_collaboration(main.module, main.needed, main.definition, entry_point, aux.returns)
+    names_aux = _definitions_count(aux, main, entry_point) and any(AUX in statement.reads for statement in main.needed)
+    aux_returns = aux.definition is not None and aux.definition.returns
     return Analysis(
         source=join_sources(prefix, aux.source, main.source),
         setup=prefix,
@@ -80,18 +77,18 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
             f"code for `{name}`, {code.error}" for name, code in ((AUX, aux), (entry_point, main)) if code.error
         ),
         without_code=tuple(name for name, code in answers if not code.found),
-        aux_returns=aux.returns,
-        calls_aux=collaboration.calls_aux,
-        thin_wrapper=collaboration.thin_wrapper,
-        ignored_values=collaboration.ignored_values,
+        names_aux=names_aux,
+        thin_wrapper=names_aux and is_thin_wrapper(main.needed, entry_point),
+        drops_value=names_aux and aux_returns and drops_value(main.needed),
         aux_function_share=1.0 if aux_completion is None else aux.share,
         main_function_share=main.share,
     )
 
 
 def _definitions_count(aux: Code, main: Code, entry_point: str) -> bool:
-    """Whether `aux` and the entry point still are the functions that the two agents define when the whole program runs."""
-    if aux.error or main.error or AUX in main.module.events:
+    """Whether `aux` and the entry point are the functions that the two agents define when the whole program runs."""
+    if aux.definition is None or main.definition is None or aux.error or main.error or AUX in main.module.binders:
         return False
-    scopes = (scope for code in (aux, main) for statement in code.module.statements for scope in statement.scopes)
-    return not any({AUX, entry_point} & scope.globals & scope.bound for scope in scopes)
+    return not any(
+        {AUX, entry_point} & statement.declares for code in (aux, main) for statement in code.module.statements
+    )

@@ -23,7 +23,7 @@ from trl_multiagent.file_names import TEAM_FILE
 
 
 if TYPE_CHECKING:
-    from trl_multiagent.team.sampler import TeamSampler
+    from trl_multiagent.rollout.sampler import TeamSampler
 
 
 FOLDER = "_expert"  # in the folder of the run; names with an underscore are not pushed
@@ -212,8 +212,8 @@ class LocalExpert:
         from transformers.integrations import is_deepspeed_zero3_enabled
 
         from trl_multiagent.models.pretrained import find_file
+        from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
         from trl_multiagent.team.agent_team import AgentTeam
-        from trl_multiagent.team.sampler import TeamSampler
 
         name = self.settings.expert_model
         assert name is not None
@@ -230,7 +230,8 @@ class LocalExpert:
             "temperature": self._temperature,
             "max_new_tokens": self.settings.expert_max_tokens,
         }
-        return TeamSampler(team.requires_grad_(False).eval().to(device()), None, 65536, **sampling)
+        team = team.requires_grad_(False).eval().to(device())
+        return TeamSampler(team, TransformersGenerator(team, sampling_arguments(sampling), 65536))
 
     @property
     def _temperature(self) -> float:

@@ -52,7 +52,7 @@ class ExpertSettings:
     expert_token_budget: int | None = setting("Tokens of all requests and answers of the run at most.", ge=1)
     expert_input_price: float | None = setting("Price of a million prompt tokens, to log the cost.", ge=0)
     expert_output_price: float | None = setting("Price of a million answer tokens.", ge=0)
-    expert_extra_body: dict[str, Any] | None = setting("More fields of each request.")  # noqa: RUF009
+    expert_extra_body: dict[str, Any] | None = setting("More fields of each request.")
     expert_cache_dir: str | None = setting(
         "Folder of the answers, which runs may share; by default in the folder of the run."
     )

@@ -17,8 +17,7 @@ OTHER_NAMES = {  # CoMLRL's
     "feedback": "level_feedback",
     "signals": "level_passed",
 }
-MAX_TEXT = 300  # characters of an assert, of an error message or of reasons, which may have names that an agent wrote
-MAX_REASONS = 2
+MAX_TEXT = 300  # characters of an assert or of an error message, which may have names that an agent wrote
 
 
 @dataclass(frozen=True)
@@ -209,16 +208,15 @@ def _reason(check: Check) -> str:
 
 def _aux_usage(result: CodeResult, detailed: bool) -> list[str]:
     analysis = result.analysis
+    ignored = result.ignored if result.called else analysis.drops_value  # only tests that pass tell more than the text
     if analysis.main_problem:
         usage = "no main function"
     elif analysis.syntax_problem:
         usage = "not known, the code does not parse"
-    elif not analysis.calls_aux:
+    elif not analysis.names_aux:
         usage = "not called"
-    elif analysis.ignored_values:
+    elif ignored:
         usage = "called, but its result is not used"
-        if detailed:
-            usage += f" ({_short('; '.join(analysis.ignored_values[:MAX_REASONS]))})"
     else:
         usage = "called, and its result is used"
     lines = [f"- Use of `aux`: {usage}"]

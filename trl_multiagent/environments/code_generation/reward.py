@@ -61,14 +61,14 @@ class CodeResult:
     @property
     def called(self) -> bool:
         """Whether `aux` was called in a test that passed. If only the code decides: whether it may have been called."""
-        if self.verdict is None or not self.analysis.calls_aux or self.verdict.passed == 0:
+        if self.verdict is None or not self.analysis.names_aux or self.verdict.passed == 0:
             return False
-        return not self.executed or self.verdict.calls[AUX] > 0
+        return not self.executed or self.verdict.calls.get(AUX, 0) > 0
 
     @property
     def ignored(self) -> bool:
         """Whether no test that passes depends on `aux`. If only the code decides: whether a value of `aux` is not used."""
-        return not self.needs_aux if self.executed else bool(self.analysis.ignored_values)
+        return not self.needs_aux if self.executed else self.analysis.drops_value
 
 
 @dataclass
@@ -130,7 +130,7 @@ class CodeReward:
                 entry_point=items[k]["entry_point"],
                 checks=items[k]["test"],
                 setup=analysis.setup,
-                watch=(AUX,) if analysis.calls_aux and (self.collaboration == "executed" or "earned" in kinds) else (),
+                watch=(AUX,) if analysis.names_aux and (self.collaboration == "executed" or "earned" in kinds) else (),
                 check_timeout=self._check_timeout(facts[k]),
             )
             for k, analysis in enumerate(analyses)

@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 
-from trl_multiagent.environments.python_code.scopes import FUNCTIONS, inner_blocks
+from trl_multiagent.environments.python_code.names import FUNCTIONS
 
 
 # What `ast.parse` raises. Null bytes, lone surrogates and very deep nesting raise other errors than SyntaxError
@@ -209,7 +209,20 @@ def _inner_blocks(node: ast.stmt) -> list[list[ast.stmt]]:
         return [node.orelse]
     if not isinstance(node, BLOCKS):
         return []
-    return inner_blocks(node)
+    return _all_inner_blocks(node)
+
+
+def _all_inner_blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
+    """The lists of statements directly in a statement: its body and its branches, then those of its handlers or cases."""
+    own: list[list[ast.stmt]] = []
+    nested: list[list[ast.stmt]] = []
+    for _, value in ast.iter_fields(statement):
+        first = value[0] if isinstance(value, list) and value else None
+        if isinstance(first, ast.stmt):
+            own.append(value)
+        elif isinstance(first, ast.ExceptHandler | ast.match_case):
+            nested += [part.body for part in value]
+    return own + nested
 
 
 def _ends(node: ast.stmt) -> bool:

@@ -19,8 +19,14 @@ from dataclasses import dataclass
 from trl_multiagent.environments.dataset_rows import BYTE_ORDER_MARK
 from trl_multiagent.environments.python_code.checks import PARSE_ERRORS
 from trl_multiagent.environments.python_code.definitions import Definition, find_definition
-from trl_multiagent.environments.python_code.needs import kept_and_needed
-from trl_multiagent.environments.python_code.scopes import DEFINITIONS, IMPORTS, Module, Statement, read_module
+from trl_multiagent.environments.python_code.names import (
+    DEFINITIONS,
+    IMPORTS,
+    Module,
+    Statement,
+    kept_and_needed,
+    read_module,
+)
 
 
 MAX_CHARS = 32_000  # a longer completion counts as empty
@@ -82,11 +88,6 @@ class Code:
     needed: list[Statement]
     share: float
     found: bool
-
-    @property
-    def returns(self) -> bool:
-        """False if the function returns nothing, but changes its arguments or a variable."""
-        return self.definition is None or self.definition.returns or not self.definition.changes
 
 
 def extract_code(completion: str, name: str) -> str:
@@ -154,7 +155,8 @@ def _imports(node: ast.stmt) -> set[tuple[str | None, ...]]:
     """What an import binds: the module, and the names there and here. Empty for other statements."""
     if not isinstance(node, IMPORTS):
         return set()
-    return {(getattr(node, "module", None), alias.name, alias.asname) for alias in node.names}
+    module = node.module if isinstance(node, ast.ImportFrom) else None
+    return {(module, alias.name, alias.asname) for alias in node.names}
 
 
 def _read_text(text: str, name: str, given: set[tuple[str | None, ...]]) -> Code:
@@ -192,7 +194,7 @@ def _read_text(text: str, name: str, given: set[tuple[str | None, ...]]) -> Code
     problem = ""
     if definition is None:
         problem = f"there is no function `{name}`"
-    elif not (definition.returns or definition.changes):
+    elif not definition.has_result:
         problem = f"`{name}` does not return a value"
     repeated = [k for k, statement in enumerate(module.statements) if set() < _imports(statement.node) <= given]
     own = sorted({*needed, *repeated})

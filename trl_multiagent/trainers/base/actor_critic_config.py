@@ -1,8 +1,9 @@
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from trl_multiagent.file_names import MODEL_CONFIG
+from trl_multiagent.limits import setting
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
@@ -60,60 +61,44 @@ class ActorCriticConfig(RolloutConfig):
 
     free_on_resume: ClassVar[tuple[str, ...]] = (*RolloutConfig.free_on_resume, "push_critics")
 
-    limits: ClassVar[dict[str, dict[str, Any]]] = {
-        "critic_form": {"choices": ("model", "adapter", "head")},
-        "critic_type": {"choices": ("v", "q")},
-        "critic_learning_rate": {"ge": 0, "le": 1000},
-        "critic_value_head_hidden_dim": {"ge": 1, "le": 1000000},
-        "critic_lora_r": {"ge": 1, "le": 1000000},
-        "critic_lora_alpha": {"gt": 0, "le": 1000000},
-        "critic_max_length": {"ge": 1},
-        "value_loss_coef": {"ge": 0, "le": 1000000},
-        "value_clip_range": {"gt": 0},
-        "gae_lambda": {"ge": 0, "le": 1},
-        "push_critics": {"needs": "push_to_hub"},
-    }
-
-    critic_form: str = field(
-        default="model",
-        metadata={"help": "'model' of its own, 'adapter' on the agents' base, or 'head' on the agent."},
+    critic_form: str = setting(
+        "'model' of its own, 'adapter' on the agents' base, or 'head' on the agent.",
+        "model",
+        choices=("model", "adapter", "head"),
     )
-    critic_models: list[str] | str | None = field(  # `HfArgumentParser` reads the second type
-        default=None,
-        metadata={"help": "Model that the critics start from, or one per critic; by default the agents'."},
+    critic_models: list[str] | str | None = setting(  # `HfArgumentParser` reads the second type
+        "Model that the critics start from, or one per critic; by default the agents'."
     )
-    critic_type: str = field(
-        default="v", metadata={"help": "'v': critics read prompts, 'q': they also read the completions."}
+    critic_type: str = setting(
+        "'v': critics read prompts, 'q': they also read the completions.", "v", choices=("v", "q")
     )
-    critic_learning_rate: float | None = field(
-        default=None, metadata={"help": "Learning rate of the critics; by default `learning_rate`."}
+    critic_learning_rate: float | None = setting(
+        "Learning rate of the critics; by default `learning_rate`.", ge=0, le=1000
     )
-    critic_value_head_hidden_dim: int | None = field(
-        default=None, metadata={"help": "Size of a hidden layer of the value head; by default the head is linear."}
+    critic_value_head_hidden_dim: int | None = setting(
+        "Size of a hidden layer of the value head; by default the head is linear.", ge=1, le=1000000
     )
-    critic_trains_trunk: bool = field(
-        default=True, metadata={"help": "Whether the value loss of `critic_form` 'head' also trains the agent."}
+    critic_trains_trunk: bool = setting("Whether the value loss of `critic_form` 'head' also trains the agent.", True)
+    critic_lora_r: int = setting("Rank of the adapters of `critic_form` 'adapter'.", 8, ge=1, le=1000000)
+    critic_lora_alpha: int = setting("Scale of the adapters of `critic_form` 'adapter'.", 16, gt=0, le=1000000)
+    critic_max_length: int | None = setting(
+        "Number of tokens that a critic reads at most, the last ones of its text.", ge=1
     )
-    critic_lora_r: int = field(default=8, metadata={"help": "Rank of the adapters of `critic_form` 'adapter'."})
-    critic_lora_alpha: int = field(default=16, metadata={"help": "Scale of the adapters of `critic_form` 'adapter'."})
-    critic_max_length: int | None = field(
-        default=None, metadata={"help": "Number of tokens that a critic reads at most, the last ones of its text."}
+    value_loss_coef: float = setting(
+        "Factor of the value loss; nearly without effect unless the loss also trains an agent.",
+        VALUE_LOSS_COEF,
+        ge=0,
+        le=1000000,
     )
-    value_loss_coef: float = field(
-        default=VALUE_LOSS_COEF,
-        metadata={"help": "Factor of the value loss; nearly without effect unless the loss also trains an agent."},
+    value_clip_range: float | None = setting(
+        "Range around the old value outside of which the value loss is clipped.", gt=0
     )
-    value_clip_range: float | None = field(
-        default=None, metadata={"help": "Range around the old value outside of which the value loss is clipped."}
+    gae_lambda: float = setting("Weight of longer returns in the targets, from 0 to 1.", 0.0, ge=0, le=1)
+    advantage_normalization: bool = setting(
+        "Whether to standardize the advantages of each agent and turn over the batch.", True
     )
-    gae_lambda: float = field(default=0.0, metadata={"help": "Weight of longer returns in the targets, from 0 to 1."})
-    advantage_normalization: bool = field(
-        default=True, metadata={"help": "Whether to standardize the advantages of each agent and turn over the batch."}
-    )
-    push_critics: bool = field(default=False, metadata={"help": "Whether a push to the Hub contains the critics."})
-    num_generations: int = field(
-        default=1, metadata={"help": "Completions that each agent samples at a node, G in the formulas."}
-    )
+    push_critics: bool = setting("Whether a push to the Hub contains the critics.", False)
+    num_generations: int = setting("Completions that each agent samples at a node, G in the formulas.", 1)
 
     def _check_values(self) -> None:
         super()._check_values()

@@ -12,12 +12,9 @@ from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
-from datasets import Dataset
-from transformers import TrainerCallback
 from transformers.utils import logging
 from trl.trainer.utils import FusedCausalLMOutput, pad
 
-from trl_multiagent.environments.base import Environment
 from trl_multiagent.processes import fail_together
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.rollout.values import (
@@ -31,9 +28,9 @@ from trl_multiagent.rollout.values import (
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
 from trl_multiagent.trainers.base.actor_critic_config import VALUE_LOSS_COEF, ActorCriticConfig
-from trl_multiagent.trainers.base.rollout_metrics import StepTotals, Total
+from trl_multiagent.trainers.base.batch import PADDING_LENGTH, AgentTensors, Batch, CriticTensors
+from trl_multiagent.trainers.base.rollout_metrics import Total
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
-from trl_multiagent.trainers.base.rows import PADDING_LENGTH
 
 
 logger = logging.get_logger(__name__)
@@ -90,27 +87,6 @@ class ActorCriticTrainer(RolloutTrainer):
         "seed",
     ]
 
-    def __init__(
-        self,
-        team: AgentTeam,
-        environment: Environment,
-        args: ActorCriticConfig | None = None,
-        train_dataset: Dataset | None = None,
-        eval_dataset: Dataset | dict[str, Dataset] | None = None,
-        callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
-    ):
-        if args is None:
-            args = self._config_class(f"{environment.roles[-1]}-{self._name}")
-        self._advantages: dict[int, dict[str, torch.Tensor]] = {}  # of the current batch, by the id of the node
-        self._rows: dict[str, list[CriticRow]] = {}  # of the current batch, by critic
-        self._value_scales: dict[str, tuple[float, float]] = {}
-        self._longest_texts: dict[str, int | None] = {}  # by critic, in tokens
-        self._reported_cuts: set[str] = set()  # critics whose texts were too long for their model
-        self._num_joint_actions = 0  # of the current batch, in all processes
-        self._steps_unexplained: dict[str, int] = defaultdict(int)
-        super().__init__(team, environment, args, train_dataset, eval_dataset, callbacks, optimizers)
-
     # What an algorithm defines
 
     def critic_roles(self, team: AgentTeam) -> dict[str, str]:
@@ -143,6 +119,12 @@ class ActorCriticTrainer(RolloutTrainer):
         return cast(Critics, self.team.critics)
 
     def _prepare_team(self, team: AgentTeam, args: ActorCriticConfig) -> None:
+        self._advantages: dict[int, dict[str, torch.Tensor]] = {}  # of the current batch, by the id of the node
+        self._rows: dict[str, list[CriticRow]] = {}  # of the current batch, by critic
+        self._value_scales: dict[str, tuple[float, float]] = {}
+        self._reported_cuts: set[str] = set()  # critics whose texts were too long for their model
+        self._num_joint_actions = 0  # of the current batch, in all processes
+        self._steps_unexplained: dict[str, int] = defaultdict(int)
         team.freeze(args.frozen_agents or ())
         self.team = team
         settings = CriticSettings(
@@ -162,6 +144,7 @@ class ActorCriticTrainer(RolloutTrainer):
                 "team, and load its agents with `AgentTeam.from_pretrained`."
             )
         team.train(team.training)
+        # By critic, in tokens
         self._longest_texts = {name: self._longest_text(name, args) for name in self.critics.names}
         if args.process_index == 0:
             notes_on_critics(args)
@@ -199,13 +182,13 @@ class ActorCriticTrainer(RolloutTrainer):
         """
         return [[self._advantages[id(node)] for node in nodes] for nodes in levels]
 
-    def agent_loss(self, role: str, outputs: FusedCausalLMOutput, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+    def agent_loss(self, role: str, outputs: FusedCausalLMOutput, rows: AgentTensors) -> torch.Tensor:
         """
         Computes the loss of agent i on its own completions:
 
             L_i = mean over rows (items, nodes, siblings g) of  -A_g * sum over tokens t of log pi_i(t)
 
-        The loss is computed by TRL, see [`~RolloutTrainer.policy_loss`]. It also contains the reference penalty.
+        See [`~trainers.base.loss`] for further terms of the loss, such as the reference penalty.
         """
         return self.policy_loss(role, outputs, rows)
 
@@ -220,16 +203,13 @@ class ActorCriticTrainer(RolloutTrainer):
         self._compute_advantages(levels)
         self._log_critics(levels)
 
-    def _make_batch(
-        self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]
-    ) -> dict[str, torch.Tensor]:
+    def _make_batch(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> Batch:
         batch = super()._make_batch(levels, advantages)
         micro_batches = self.args.gradient_accumulation_steps
         for name in self.critics.names:
             trained = [row for row in self._rows[name] if row.joint_actions]
             num_rows = micro_batches * max(1, -(-self._most(len(trained)) // micro_batches))
-            for key, x in self._critic_tensors(name, trained, num_rows).items():
-                batch[f"{critic_key(name)}/{key}"] = x.to(self.accelerator.device)
+            batch.critics[name] = self._critic_tensors(name, trained, num_rows).to(self.accelerator.device)
         return batch
 
     def _critic_rows(self, critic: str, levels: list[list[Node]]) -> list[CriticRow]:
@@ -261,14 +241,8 @@ class ActorCriticTrainer(RolloutTrainer):
         """The largest of a number that each process has."""
         return int(self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).max())
 
-    def _critic_tensors(self, critic: str, rows: list[CriticRow], num_rows: int) -> dict[str, torch.Tensor]:
-        """
-        Builds the tensors of a critic. Padding rows follow the given rows.
-
-        Returns:
-            `dict[str, torch.Tensor]`: `input_ids` and `attention_mask` of shape `(num_rows, length)`, padded on the left;
-            `targets`, `target_mask` and `old_values` of shape `(num_rows, most joint actions of a row)`.
-        """
+    def _critic_tensors(self, critic: str, rows: list[CriticRow], num_rows: int) -> CriticTensors:
+        """Builds the tensors of a critic. Padding rows follow the given rows."""
         pad_token_id = self.critics.backbones[critic].tokenizer.pad_token_id
         missing = num_rows - len(rows)
         sequences = [torch.tensor(row.input_ids) for row in rows]
@@ -279,11 +253,8 @@ class ActorCriticTrainer(RolloutTrainer):
         numbers += [[(0.0, 0.0, 0.0)]] * missing
         width = max(map(len, numbers), default=1)
         padded = torch.tensor([triples + [(0.0, 0.0, 0.0)] * (width - len(triples)) for triples in numbers])
-        return {
-            "input_ids": pad(sequences, pad_token_id, "left"),
-            "attention_mask": pad([torch.ones_like(ids) for ids in sequences], 0, "left"),
-            **dict(zip(("targets", "target_mask", "old_values"), padded.unbind(-1), strict=True)),
-        }
+        attention_mask = pad([torch.ones_like(ids) for ids in sequences], 0, "left")
+        return CriticTensors(pad(sequences, pad_token_id, "left"), attention_mask, *padded.unbind(-1))
 
     @torch.no_grad()
     def _predict(self, critic: str, rows: list[CriticRow]) -> None:
@@ -297,9 +268,8 @@ class ActorCriticTrainer(RolloutTrainer):
         shift, factor = self._value_scales[critic]
         values = []
         with self.team.evaluating(), self.accelerator.autocast():
-            for start in range(0, num_rows, size):
-                inputs = trim_left({name: tensors[name][start : start + size] for name in INPUTS})
-                inputs = {name: x.to(self.accelerator.device) for name, x in inputs.items()}
+            for chunk in tensors.chunks(size):
+                inputs = chunk.to(self.accelerator.device).inputs()
                 outputs = self.model_wrapped(team_inputs={}, critic_inputs={critic: inputs})
                 values += (shift + factor * outputs[critic_key(critic)]).tolist()
         for row, value in zip(rows, values, strict=False):
@@ -363,16 +333,6 @@ class ActorCriticTrainer(RolloutTrainer):
                     "MAGRPO with several generations."
                 )
 
-    def _split_batch(self, batch: dict[str, torch.Tensor], micro_batches: int) -> list[dict[str, torch.Tensor]]:
-        # Agents and critics have different numbers of rows
-        prefix = critic_key("")
-        parts = super()._split_batch({k: x for k, x in batch.items() if not k.startswith(prefix)}, micro_batches)
-        for name, x in batch.items():
-            if name.startswith(prefix):
-                for part, chunk in zip(parts, x.chunk(micro_batches), strict=True):
-                    part[name] = chunk
-        return parts
-
     # Checkpoints: the scales of the critics, which DeepSpeed's files do not contain
 
     def _process_state(self) -> dict[str, Any]:
@@ -386,41 +346,28 @@ class ActorCriticTrainer(RolloutTrainer):
 
     # The value loss
 
-    def _critic_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
-        by_critic = {}
-        for name in self.critics.names:
-            by_critic[name] = trim_left({key: inputs[f"{critic_key(name)}/{key}"] for key in INPUTS})
-        return {"critic_inputs": by_critic}
+    def _critic_inputs(self, batch: Batch) -> dict[str, Any]:
+        return {"critic_inputs": {name: tensors.inputs() for name, tensors in batch.critics.items()}}
 
-    def _critic_losses(self, outputs: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _critic_losses(self, outputs: dict[str, Any], batch: Batch) -> dict[str, torch.Tensor]:
         losses = {}
-        for name in self.critics.names:
+        for name, tensors in batch.critics.items():
             key = critic_key(name)
             shift, factor = self._value_scales[name]
             values = shift + factor * outputs[key]
-            errors = value_errors(
-                values, inputs[f"{key}/targets"], inputs[f"{key}/old_values"], self.args.value_clip_range
-            )
-            loss = (errors * inputs[f"{key}/target_mask"]).sum() / self._num_joint_actions
-            self._totals.losses[key] += loss.detach()
+            errors = value_errors(values, tensors.targets, tensors.old_values, self.args.value_clip_range)
+            loss = (errors * tensors.target_mask).sum() / self._num_joint_actions
+            self.observer.totals.losses[key] += loss.detach()
             # A sum over processes, but gradients are averaged over processes
             losses[key] = self.args.value_loss_coef * loss * self.accelerator.num_processes
         return losses
 
-    def _log_step(self, step: StepTotals) -> None:
-        super()._log_step(step)
+    def _end_step(self) -> None:
+        losses = self.observer.totals.losses
+        super()._end_step()
         for name in self.critics.names:
-            loss = self.accelerator.reduce(step.losses[critic_key(name)], "sum").item()
+            loss = self.accelerator.reduce(losses[critic_key(name)], "sum").item()
             self._metrics["train"][f"{critic_key(name)}/value_loss"].append(loss)
-
-
-INPUTS = ("input_ids", "attention_mask")
-
-
-def trim_left(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Removes the columns that are padding in every row."""
-    start = int(inputs["attention_mask"].any(dim=0).int().argmax())
-    return {name: x[:, start:] for name, x in inputs.items()}
 
 
 def value_errors(

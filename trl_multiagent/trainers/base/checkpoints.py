@@ -64,6 +64,7 @@ class CheckpointMixin(AtomicSaveMixin):
     if it is updated during the training, and the settings of the run.
     """
 
+    ref_model: Any = None  # the reference policy, if it is a model of its own
     _resumed: Path | None = None  # the checkpoint that this run continues
     _changes: list[dict[str, Any]] = []  # settings that changed when the run was resumed, now and earlier
     # Whether a checkpoint of the last step can be continued. Then no step is taken, and only the end of the training is repeated
@@ -176,9 +177,8 @@ class CheckpointMixin(AtomicSaveMixin):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        reference = self._reference()
-        if reference is not None and self.args.sync_ref_model:
-            weights = self.accelerator.get_state_dict(reference)
+        if self.ref_model is not None and self.args.sync_ref_model:
+            weights = self.accelerator.get_state_dict(self.ref_model)
             if self.args.should_save:
                 torch.save(weights, Path(output_dir) / REFERENCE_FILE)
 
@@ -205,10 +205,6 @@ class CheckpointMixin(AtomicSaveMixin):
         """
         return describe_run(self._name, self.team.roles, self.team, self.train_dataset, self.args)
 
-    def _reference(self) -> torch.nn.Module | None:
-        """Returns the reference policy if it is a separate model, else `None`."""
-        return None
-
     def _checksum_of_frozen_weights(self) -> str | None:
         """
         Returns a checksum of the weights that are not trained and not saved: the base of adapters, that of critics, and the
@@ -221,9 +217,8 @@ class CheckpointMixin(AtomicSaveMixin):
             frozen += [parameter for parameter in self.team.models.parameters() if not parameter.requires_grad]
         if self.team.critics is not None:
             frozen += [parameter for parameter in self.team.critics.parameters() if not parameter.requires_grad]
-        reference = self._reference()
-        if reference is not None and not self.args.sync_ref_model:
-            frozen += reference.parameters()
+        if self.ref_model is not None and not self.args.sync_ref_model:
+            frozen += self.ref_model.parameters()
         return checksum_of_weights(frozen)
 
     def _check_checkpoint(self, folder: Path) -> dict[str, Any]:
@@ -291,10 +286,9 @@ class CheckpointMixin(AtomicSaveMixin):
         super()._load_optimizer_and_scheduler(checkpoint)
         if run_settings is not None:
             self._apply_optimizer_settings(run_settings)
-        reference = self._reference()
-        if checkpoint is not None and reference is not None and self.args.sync_ref_model:
+        if checkpoint is not None and self.ref_model is not None and self.args.sync_ref_model:
             weights = torch.load(Path(checkpoint) / REFERENCE_FILE, map_location="cpu", weights_only=True)
-            reference = self.accelerator.unwrap_model(reference)
+            reference = self.accelerator.unwrap_model(self.ref_model)
             plugin = self.accelerator.state.deepspeed_plugin
             if plugin is None or plugin.zero_stage < 3:
                 reference.load_state_dict(weights)

@@ -15,8 +15,7 @@ from transformers.utils import logging
 from transformers.utils.hub import hf_api
 from trl.trainer.utils import get_comet_experiment_url, get_trackio_space_url
 
-from trl_multiagent.file_names import CARD_FILE, RECIPE_FILE, TEAM_FILE
-from trl_multiagent.hub.model_card import CURVE_FILE, TrainingSummary, draw_reward_curve, reward_series, team_card
+from trl_multiagent.file_names import CARD_FILE, CURVE_FILE, RECIPE_FILE, TEAM_FILE
 from trl_multiagent.hub.push import (
     access_error_with_advice,
     as_patterns,
@@ -25,6 +24,8 @@ from trl_multiagent.hub.push import (
     team_files,
     upload_error_with_advice,
 )
+from trl_multiagent.report.model_card import environment_name, team_card
+from trl_multiagent.report.series import averaging_window, draw_reward_curve, metric_table, reward_series, reward_table
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import AGENTS_FOLDER
 from trl_multiagent.trainers.base.team_config import temporarily_set
@@ -45,6 +46,7 @@ class TeamHubMixin(Base):
     """Makes `push_to_hub` and every `hub_strategy` push a team. Part of [`TeamTrainerMixin`]."""
 
     team: AgentTeam
+    environment: Any
     processing_class: Any
     _card_settings: list[str] = []  # training arguments to show in the model card
 
@@ -78,32 +80,38 @@ class TeamHubMixin(Base):
         tags += [f"trackio:{trackio_url}"] if trackio_url is not None else []
         folder = Path(self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        training = TrainingSummary(
-            algorithm=self._name,
-            paper=self._paper,
-            environment=self._card_environment(),
-            settings={
-                **self._card_facts(),
-                "processes": self.args.world_size,
-                **{f"`{name}`": getattr(self.args, name) for name in self._card_settings},
+        rewards = reward_series(self.state.log_history)
+        facts = {**self._card_facts(), "processes": self.args.world_size}
+        settings = [(f"`{name}`", getattr(self.args, name)) for name in self._card_settings]
+        changes = [
+            (change["step"], name, values["before"], values["after"])
+            for change in self._changes
+            for name, values in change["changes"].items()
+        ]
+        training = {
+            "algorithm": self._name,
+            "paper": self._paper,
+            "environment": self._card_environment(),
+            "settings": [("setting", "value"), *facts.items(), *settings],
+            "changes": [("step", "setting", "before", "after"), *changes],
+            "has_recipe": (folder / RECIPE_FILE).is_file(),
+            "best_metric": self.args.metric_for_best_model if self.args.load_best_model_at_end else None,
+            "rewards": reward_table(rewards),
+            "window": averaging_window(rewards),
+            "metrics": metric_table(self.state.log_history, averaging_window(rewards)),
+            "links": {
+                "Weights & Biases": wandb.run.url if is_wandb_available() and wandb.run is not None else None,
+                "Trackio": trackio_url,
+                "Comet": get_comet_experiment_url(),
             },
-            has_recipe=(folder / RECIPE_FILE).is_file(),
-            best_metric=self.args.metric_for_best_model if self.args.load_best_model_at_end else None,
-            log_history=self.state.log_history,
-            changes=self._changes,
-            links={
-                "wandb": wandb.run.url if is_wandb_available() and wandb.run is not None else None,
-                "trackio": trackio_url,
-                "comet": get_comet_experiment_url(),
-            },
-        )
+        }
         place = self.hub_model_id or str(folder.absolute())  # a folder until the repository exists
         revision = self.args.hub_revision if self.hub_model_id else None
         tags = [*self._tag_names, *tags]
         card = team_card(self.team.summary(), place, model_name, dataset_name, tags, training, revision)
         card.save(folder / CARD_FILE)
-        if reward_series(self.state.log_history):
-            draw_reward_curve(self.state.log_history, folder / CURVE_FILE)
+        if rewards:
+            draw_reward_curve(rewards, folder / CURVE_FILE)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> CommitInfo | Future | None:
         """See [`~transformers.Trainer.push_to_hub`]. Keyword arguments go to [`~TeamHubMixin.create_model_card`]."""
@@ -150,8 +158,8 @@ class TeamHubMixin(Base):
         return {"optimizer steps": self.state.global_step}
 
     def _card_environment(self) -> str | None:
-        """Returns the name of the training environment for the model card, or `None` if there is none."""
-        return None
+        """Returns the name of the environment for the model card, or `None` if there is none."""
+        return None if self.environment is None else environment_name(self.environment)
 
     @property
     def _hub_name(self) -> str:

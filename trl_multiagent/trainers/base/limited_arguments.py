@@ -1,10 +1,14 @@
-"""The values that the arguments of `TrainingArguments` may have in every trainer of this package."""
+"""What every trainer of this package expects of the arguments in `TrainingArguments`."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 from transformers import Trainer, get_scheduler
 from transformers.utils import is_torch_bf16_gpu_available
 
@@ -12,35 +16,7 @@ from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.limits import check_arguments
 
 
-# The integrations of transformers
-REPORT_TO = (
-    "none",
-    "all",
-    "azure_ml",
-    "clearml",
-    "codecarbon",
-    "comet_ml",
-    "dagshub",
-    "dvclive",
-    "flyte",
-    "kubeflow",
-    "mlflow",
-    "neptune",
-    "swanlab",
-    "tensorboard",
-    "trackio",
-    "wandb",
-)
-
-# The arguments of `torch.utils.checkpoint.checkpoint`
-CHECKPOINTING_ARGUMENTS = (
-    "use_reentrant",
-    "preserve_rng_state",
-    "context_fn",
-    "determinism_check",
-    "debug",
-    "early_stop",
-)
+NO_SHARDING = "teams are trained with DDP or DeepSpeed"
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments as Base
@@ -52,60 +28,25 @@ else:
 @dataclass
 class LimitedArguments(Base):
     """
-    Limits of the arguments that all trainers have. This class precedes the configuration class of a TRL trainer in the bases.
+    Checks of the arguments that all trainers have. This class precedes the configuration class of a TRL trainer in the bases.
     """
 
-    # See `Limits`. Settings are checked against it before this module is imported
-    limits: ClassVar[dict[str, dict[str, Any]]] = {
-        "learning_rate": {"ge": 0, "le": 1000},
-        "per_device_train_batch_size": {"ge": 1, "le": 1000000000},
-        "per_device_eval_batch_size": {"ge": 1, "le": 1000000000},
-        "gradient_accumulation_steps": {"ge": 1, "le": 1000000},
-        "num_train_epochs": {"gt": 0, "le": 1000000},
-        "max_steps": {"ge": 1, "le": 1000000000000, "also": (-1,)},
-        "warmup_steps": {"ge": 0, "le": 1000000000000},
-        "weight_decay": {"ge": 0, "le": 1000},
-        "adam_beta1": {"ge": 0, "lt": 1},
-        "adam_beta2": {"ge": 0, "lt": 1},
-        "adam_epsilon": {"gt": 0, "le": 1},
-        "max_grad_norm": {"ge": 0},
-        "torch_empty_cache_steps": {"ge": 1},
-        "seed": {"ge": 0, "le": 4294967295},  # numpy takes no other
-        "data_seed": {"ge": 0, "le": 4294967295},
-        "logging_steps": {"gt": 0},
-        "log_level": {"choices": ("detail", "debug", "info", "warning", "error", "critical", "passive")},
-        "log_level_replica": {"choices": ("detail", "debug", "info", "warning", "error", "critical", "passive")},
-        "report_to": {"choices": REPORT_TO},
-        "eval_steps": {"gt": 0, "needs": "eval_strategy"},
-        "eval_delay": {"ge": 0, "needs": "eval_strategy"},
-        "save_steps": {"gt": 0, "needs": "save_strategy"},
-        "save_total_limit": {"ge": 1, "needs": "save_strategy"},
-        "dataloader_num_workers": {"ge": 0, "le": 1024},
-        "dataloader_prefetch_factor": {"ge": 1, "le": 1024, "needs": "dataloader_num_workers"},
-        "dataloader_multiprocessing_context": {"choices": ("fork", "spawn", "forkserver")},
-        "ddp_backend": {"choices": ("nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl")},
-        "ddp_timeout": {"ge": 1, "le": 31536000},
-        "ddp_bucket_cap_mb": {"ge": 1, "le": 1000000},
-        "activation_checkpointing_kwargs": {"keys": CHECKPOINTING_ARGUMENTS},
-        "gradient_checkpointing_kwargs": {"keys": CHECKPOINTING_ARGUMENTS},
-        "eval_accumulation_steps": {"ge": 1, "needs": "eval_strategy"},
-        "include_num_input_tokens_seen": {"choices": ("all", "non_padding", "no", True, False)},
-        "train_sampling_strategy": {"choices": ("random", "sequential", "group_by_length", "batch_rebalance")},
-        "label_names": {"refused": "the data has no labels"},
-        "hub_private_repo": {"needs": "push_to_hub"},
-        "hub_always_push": {"needs": "push_to_hub"},
-        "hub_revision": {"needs": "push_to_hub"},
-        "greater_is_better": {"needs": "metric_for_best_model"},
-        "bf16": {"differs": "by default on where the hardware has it"},
-        "do_train": {"no_effect": "a trainer trains when `train()` is called"},
-        "do_eval": {"no_effect": "`eval_strategy` says whether there is an evaluation"},
-        "do_predict": {"no_effect": "there is no prediction"},
-        "local_rank": {"no_effect": "`accelerate launch` says which process this is"},
-        "fsdp": {"refused": "teams are trained with DDP or DeepSpeed"},
-        "fsdp_config": {"refused": "teams are trained with DDP or DeepSpeed"},
-        "enable_jit_checkpoint": {"refused": "a recipe saves a checkpoint at SIGTERM and Ctrl-C without it"},
-        "parallelism_config": {"refused": "teams are trained with DDP or DeepSpeed"},
+    # See `check_arguments`
+    refused: ClassVar[dict[str, str]] = {
+        "label_names": "the data has no labels",
+        "fsdp": NO_SHARDING,
+        "fsdp_config": NO_SHARDING,
+        "parallelism_config": NO_SHARDING,
+        "enable_jit_checkpoint": "a recipe saves a checkpoint at SIGTERM and Ctrl-C without it",
     }
+    positive: ClassVar[tuple[str, ...]] = (
+        "per_device_train_batch_size",
+        "per_device_eval_batch_size",
+        "gradient_accumulation_steps",
+        "num_train_epochs",
+        "adam_epsilon",
+        "ddp_timeout",
+    )
 
     def __post_init__(self) -> None:
         check_arguments(self)
@@ -115,7 +56,7 @@ class LimitedArguments(Base):
             self.bf16: bool | None = not self.fp16 and not self.use_cpu and is_torch_bf16_gpu_available()
         super().__post_init__()
         self._check_combinations()
-        self._check_optimizer()
+        self._try_arguments()
 
     def _check_combinations(self) -> None:
         """
@@ -126,37 +67,36 @@ class LimitedArguments(Base):
         """
         if self.save_strategy == "best" and self.eval_strategy == "no":
             raise ValueError("`save_strategy` is 'best', which needs evaluations: set `eval_strategy`.")
-        if self.dataloader_persistent_workers and self.dataloader_num_workers == 0:
-            raise ValueError("`dataloader_persistent_workers` needs workers: set `dataloader_num_workers`.")
         if self.fp16 and self.device.type == "cpu":
             raise ValueError("`fp16` needs a GPU: set it to False, or use `bf16`.")
-        for name in ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"):
-            for key in ("use_reentrant", "preserve_rng_state", "debug", "early_stop"):
-                value = (getattr(self, name) or {}).get(key, True)
-                if not isinstance(value, bool):
-                    raise ValueError(f"`{name}` has {value!r} for {key!r}, it must be true or false.")
 
-    def _check_optimizer(self) -> None:
+    def _try_arguments(self) -> None:
         """
-        Makes the optimizer's class and the learning rate schedule once, to find out what they need.
+        Uses the arguments of other libraries once, on a single number, to find out what these libraries refuse.
 
         Raises:
-            ValueError: a package or an argument of the schedule is missing.
+            ValueError: they refuse an argument, or a package is missing.
         """
-        try:
-            Trainer.get_optimizer_cls_and_kwargs(self)
-        except (ImportError, ValueError, TypeError) as error:
-            given = "" if not self.optim_args else f" with the `optim_args` {self.optim_args!r}"
-            raise ValueError(
-                f"`optim` is {self.optim.value!r}, which cannot be used{given}: {describe(error)}"
-            ) from error
+        number = torch.nn.Parameter(torch.zeros(1))
+        with explain("log_level", self.log_level, "log_level_replica", self.log_level_replica):
+            self.get_process_log_level()
+        names = ("multiprocessing_context", "persistent_workers", "prefetch_factor")
+        given = {name: getattr(self, f"dataloader_{name}") for name in names}
+        with explain("dataloader_num_workers", self.dataloader_num_workers, "dataloader_*", given):
+            DataLoader([0], num_workers=self.dataloader_num_workers, **given)
+        with explain("optim", self.optim.value, "optim_args", self.optim_args):
+            optimizer_class, kwargs = Trainer.get_optimizer_cls_and_kwargs(self)
+            if optimizer_class.__module__.startswith("torch."):  # others may need a GPU
+                optimizer_class([number], **kwargs)
         if self.rounds_stochastically and (self.world_size > 1 or self.deepspeed_plugin is not None):
             raise ValueError(
                 "`bf16_stochastic_round` in `optim_args` works in one process without DeepSpeed: several processes would round "
                 "differently. Remove it and use DeepSpeed ZeRO, which splits float32 weights among the processes."
             )
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-        try:
+        with explain(
+            "lr_scheduler_type", self.lr_scheduler_type.value, "lr_scheduler_kwargs", self.lr_scheduler_kwargs
+        ):
+            optimizer = torch.optim.SGD([number], lr=1.0)
             scheduler = get_scheduler(
                 self.lr_scheduler_type,
                 optimizer,
@@ -168,11 +108,10 @@ class LimitedArguments(Base):
                 for _ in range(4):
                     optimizer.step()
                     scheduler.step()
-        except (ValueError, TypeError, KeyError, ArithmeticError) as error:
-            raise ValueError(
-                f"`lr_scheduler_type` {self.lr_scheduler_type.value!r} does not go with `lr_scheduler_kwargs` "
-                f"{self.lr_scheduler_kwargs}: {describe(error)}"
-            ) from error
+        for name in ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"):
+            kwargs = getattr(self, name, None) or {}
+            with explain("gradient_checkpointing", self.gradient_checkpointing, name, kwargs):
+                checkpoint(torch.square, number, **{"use_reentrant": True, **kwargs})
 
     @property
     def rounds_stochastically(self) -> bool:
@@ -181,3 +120,13 @@ class LimitedArguments(Base):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "hub_token": None}  # because `training_args.bin` is pushed to the Hub
+
+
+@contextlib.contextmanager
+def explain(name: str, value: Any, more: str, kwargs: Any) -> Iterator[None]:
+    """Turns an error of another library into a `ValueError` that names the argument and the one that holds its details."""
+    try:
+        yield
+    except (ImportError, ValueError, TypeError, KeyError, ArithmeticError, AttributeError, RuntimeError) as error:
+        given = f" with the `{more}` {kwargs!r}" if kwargs else ""
+        raise ValueError(f"`{name}` is {value!r}, which cannot be used{given}: {describe(error)}") from error

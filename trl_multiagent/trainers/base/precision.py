@@ -26,8 +26,10 @@ def check_trained_weights(weights: Iterable[tuple[str, torch.nn.Parameter]], arg
             "`bf16_stochastic_round` in `optim_args` is for trained weights in bfloat16, but they are float32: load the model with "
             "`dtype='bfloat16'`, or remove it. LoRA adapters are always float32."
         )
+    if args.rounds_stochastically:  # which torchao does for bfloat16 alone
+        low = {name: x for name, x in low.items() if x.dtype == torch.float16}
     has_float32_copy = args.deepspeed_plugin is not None and (args.bf16 or args.fp16)
-    if has_float32_copy or args.rounds_stochastically or not low:
+    if has_float32_copy or not low:
         return
     name, weight = next(iter(low.items()))
     raise ValueError(

@@ -1,15 +1,17 @@
 import difflib
 import math
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
-from transformers import GenerationConfig
+import torch
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig
 from trl.import_utils import is_vllm_available
 
 from trl_multiagent.environments.task_errors import describe
-from trl_multiagent.limits import check_arguments, describe_type, problem_with, read_value, short
+from trl_multiagent.limits import check_arguments, setting, short
 from trl_multiagent.rollout.history_options import HistoryOptions
+from trl_multiagent.rollout.sampling_options import SamplingOptions
 from trl_multiagent.rollout.tree_size import check_tree_size
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
@@ -49,41 +51,16 @@ FIXED_IN_GENERATION = {
     "output_attentions": (False, TOKENS_ONLY),
     "output_hidden_states": (False, TOKENS_ONLY),
 }
-TOKEN_IDS: dict[str, Any] = {"ge": 0}
-# The other names in `generation_kwargs` that apply to sampling, each with its type and `Limits`
-GENERATION_ARGUMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "min_length": (int, {"ge": 0}),
-    "min_new_tokens": (int, {"ge": 0}),
-    "max_time": (float, {"gt": 0}),
-    "top_h": (float, {"gt": 0, "le": 1}),
-    "typical_p": (float, {"gt": 0, "le": 1}),
-    "epsilon_cutoff": (float, {"ge": 0, "lt": 1}),
-    "eta_cutoff": (float, {"ge": 0, "lt": 1}),
-    "no_repeat_ngram_size": (int, {"ge": 0}),
-    "bad_words_ids": (list[list[int]], TOKEN_IDS),
-    "suppress_tokens": (list[int], TOKEN_IDS),
-    "begin_suppress_tokens": (list[int], TOKEN_IDS),
-    "forced_bos_token_id": (int, TOKEN_IDS),
-    "forced_eos_token_id": (int | list[int], TOKEN_IDS),
-    "sequence_bias": (list[list[Any]], {}),
-    "exponential_decay_length_penalty": (list[float], {"ge": 0}),
-    "guidance_scale": (float, {"gt": 0, "le": 1000}),
-    "watermarking_config": (dict[str, Any], {}),
-    "renormalize_logits": (bool, {}),
-    "remove_invalid_values": (bool, {}),
-    "token_healing": (bool, {}),
-    "use_cache": (bool, {}),
-    "cache_config": (dict[str, Any], {}),
-    "max_cache_len": (int, {"ge": 1}),
-    "prefill_chunk_size": (int, {"ge": 1}),
-    "disable_compile": (bool, {}),
+# Arguments of TRL that it checks only when it trains, or never
+TRL_CHOICES = {
+    "importance_sampling_level": ("token", "sequence"),
+    "vllm_mode": ("colocate", "server"),
+    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
 }
-CACHES = ("static", "offloaded_static", "dynamic", "offloaded", "quantized")
-SAMPLING_CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
 @dataclass
-class RolloutConfig(TeamConfig, GRPOConfig):
+class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
     r"""
     Arguments of the trainers that learn from rollout trees.
 
@@ -200,188 +177,102 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         "vllm_tensor_",
     )
 
-    limits: ClassVar[dict[str, dict[str, Any]]] = {
-        "items_per_device": {"ge": 1, "le": 1000000},
-        "num_turns": {"ge": 1, "le": 1000},
-        "num_generations": {"ge": 1},
-        "num_generations_eval": {"ge": 1, "le": 1000000},
-        "num_agents": {"ge": 1, "le": 1000},
-        "trace_steps": {"ge": 1},
-        "trace_format": {"choices": ("parquet", "jsonl"), "needs": "trace_steps"},
-        "trace_max_files": {"ge": 1, "needs": "trace_steps"},
-        "joint_mode": {"choices": ("align", "cross", "aligned", "crossed")},
-        "handoff": {"choices": ("random", "best")},
-        "discount": {"ge": 0, "le": 1},
-        "memory_mode": {"choices": ("full", "memoryful", "last")},
-        "max_history_length": {"ge": 0, "le": 1000000000},
-        "max_joint_actions": {"ge": 1, "le": 1000000},
-        "generation_token_budget": {"ge": 1},
-        "loss_type": {
-            "choices": LOSS_TYPES,
-            "differs": "`luspo` by default; `bnpo`, `cispo`, `sapo` and `vespo` are not available",
-        },
-        "scale_rewards": {"choices": ("none", False), "differs": "only 'none'; see `advantage_normalization`"},
-        "max_completion_length": {"ge": 1, "le": 1048576, "required": "completions need an end"},
-        "cache_implementation": {"choices": CACHES},
-        "reward_scale": {"ne": 0, "ge": -1000000, "le": 1000000},
-        "reward_shift": {"ge": -1000000, "le": 1000000},
-        "temperature": {"gt": 0, "le": 1000},
-        "top_p": {"gt": 0, "le": 1},
-        "top_k": {"ge": 0, "le": 1000000000},
-        "min_p": {"ge": 0, "le": 1},
-        "repetition_penalty": {"gt": 0, "le": 1000},
-        "beta": {"ge": 0, "le": 1000},
-        "pad_to_multiple_of": {"refused": "rows are trimmed to their longest sequence"},
-        "importance_sampling_level": {"choices": ("token", "sequence")},
-        "use_bias_correction_kl": {"needs": "beta"},
-        "sync_ref_model": {"needs": "beta"},
-        "ref_model_mixup_alpha": {"ge": 0, "le": 1, "needs": "sync_ref_model"},
-        "ref_model_sync_steps": {"ge": 1, "needs": "sync_ref_model"},
-        "num_completions_to_print": {"ge": 1, "needs": "log_completions"},
-        "log_unique_prompts": {"needs": "log_completions"},
-        "log_multimodal": {"no_effect": "agents read and write text"},
-        "vllm_mode": {"choices": ("colocate", "server"), "needs": "use_vllm"},
-        "vllm_model_impl": {"choices": ("vllm", "transformers"), "needs": "use_vllm"},
-        "vllm_enable_sleep_mode": {"needs": "use_vllm"},
-        "vllm_structured_outputs_regex": {"needs": "use_vllm"},
-        "vllm_server_base_url": {"needs": "use_vllm"},
-        "vllm_server_base_urls": {"needs": "use_vllm"},
-        "vllm_server_host": {"needs": "use_vllm"},
-        "vllm_server_port": {"ge": 1, "le": 65535, "needs": "use_vllm"},
-        "vllm_server_timeout": {"gt": 0, "needs": "use_vllm"},
-        "vllm_group_port": {"ge": 1, "le": 65535, "needs": "use_vllm"},
-        "vllm_gpu_memory_utilization": {"gt": 0, "le": 1, "needs": "use_vllm"},
-        "vllm_max_model_length": {"ge": 1, "needs": "use_vllm"},
-        "vllm_tensor_parallel_size": {"ge": 1, "needs": "use_vllm"},
-        "vllm_adapter_dir": {"needs": "use_vllm"},
-        "vllm_importance_sampling_correction": {"needs": "use_vllm"},
-        "vllm_importance_sampling_mode": {"choices": SAMPLING_CORRECTIONS, "needs": "use_vllm"},
-        "vllm_importance_sampling_clip_max": {"gt": 0, "needs": "use_vllm"},
-        "vllm_importance_sampling_clip_min": {"ge": 0, "needs": "use_vllm"},
-        "vllm_importance_sampling_cap": {"gt": 0, "needs": "use_vllm"},
-        "num_iterations": {"ge": 1, "le": 1000},
-        "importance_ratio": {"choices": ("agent", "joint")},
-        "on_cliff": {"choices": ("stop", "rollback"), "needs": "eval_strategy"},
-        "cliff_drop": {"gt": 0, "le": 1000},
-        "epsilon": {"ge": 0, "le": 1},
-        "epsilon_high": {"ge": 0},
-        "delta": {"gt": 0},
-        "off_policy_mask_threshold": {"refused": "set `num_iterations` and `epsilon`"},
-        "steps_per_generation": {"refused": "every optimizer step uses the whole batch; set `items_per_device`"},
-        "generation_batch_size": {"refused": "the batch consists of whole trees; set `items_per_device`"},
-        "sapo_temperature_neg": {"refused": OTHER_LOSS},
-        "sapo_temperature_pos": {"refused": OTHER_LOSS},
-        "vespo_k_pos": {"refused": OTHER_LOSS},
-        "vespo_lambda_pos": {"refused": OTHER_LOSS},
-        "vespo_k_neg": {"refused": OTHER_LOSS},
-        "vespo_lambda_neg": {"refused": OTHER_LOSS},
-        "entropy_coef": {"refused": MICRO_BATCHES},
-        "entropy_coef_min": {"refused": MICRO_BATCHES},
-        "entropy_coef_max": {"refused": MICRO_BATCHES},
-        "entropy_coef_delta": {"refused": MICRO_BATCHES},
-        "entropy_target": {"refused": MICRO_BATCHES},
-        "use_adaptive_entropy": {"refused": MICRO_BATCHES},
-        "top_entropy_quantile": {"refused": MICRO_BATCHES},
-        "use_transformers_continuous_batching": {"refused": ONE_CALL},
-        "transformers_continuous_batching_config": {"refused": ONE_CALL},
-        "use_transformers_paged": {"refused": ONE_CALL},
-        "cast_lm_head_to_fp32": {"refused": "load the agents in float32 instead"},
-        "reward_weights": {"refused": "the environment weights its reward functions"},
-        "multi_objective_aggregation": {"refused": "the environment adds up its reward functions"},
-        "max_tool_calling_iterations": {"refused": "agents have no tools; the environment decides on the next turn"},
-        "remove_unused_columns": {"refused": "the environment receives all columns"},
-        "label_smoothing_factor": {"refused": "the loss has no labels"},
-        "label_names": {"refused": "the data has no labels"},
-        "train_sampling_strategy": {"refused": "items are drawn in random order; see `shuffle_dataset`"},
-        "length_column_name": {"refused": "items are not grouped by length"},
-        "include_num_input_tokens_seen": {"refused": "`num_tokens` is always logged"},
-        "prediction_loss_only": {"refused": EVALUATION},
-        "eval_do_concat_batches": {"refused": EVALUATION},
-        "eval_use_gather_object": {"refused": EVALUATION},
-        "eval_accumulation_steps": {"refused": EVALUATION},
-        "include_for_metrics": {"refused": EVALUATION},
-        "batch_eval_metrics": {"refused": EVALUATION},
+    refused: ClassVar[dict[str, str]] = {
+        "pad_to_multiple_of": "rows are trimmed to their longest sequence",
+        "off_policy_mask_threshold": "set `num_iterations` and `epsilon`",
+        "steps_per_generation": "every optimizer step uses the whole batch; set `items_per_device`",
+        "generation_batch_size": "the batch consists of whole trees; set `items_per_device`",
+        "sapo_temperature_neg": OTHER_LOSS,
+        "sapo_temperature_pos": OTHER_LOSS,
+        "vespo_k_pos": OTHER_LOSS,
+        "vespo_lambda_pos": OTHER_LOSS,
+        "vespo_k_neg": OTHER_LOSS,
+        "vespo_lambda_neg": OTHER_LOSS,
+        "entropy_coef": MICRO_BATCHES,
+        "entropy_coef_min": MICRO_BATCHES,
+        "entropy_coef_max": MICRO_BATCHES,
+        "entropy_coef_delta": MICRO_BATCHES,
+        "entropy_target": MICRO_BATCHES,
+        "use_adaptive_entropy": MICRO_BATCHES,
+        "top_entropy_quantile": MICRO_BATCHES,
+        "use_transformers_continuous_batching": ONE_CALL,
+        "transformers_continuous_batching_config": ONE_CALL,
+        "use_transformers_paged": ONE_CALL,
+        "cast_lm_head_to_fp32": "load the agents in float32 instead",
+        "reward_weights": "the environment weights its reward functions",
+        "multi_objective_aggregation": "the environment adds up its reward functions",
+        "max_tool_calling_iterations": "agents have no tools; the environment decides on the next turn",
+        "remove_unused_columns": "the environment receives all columns",
+        "label_smoothing_factor": "the loss has no labels",
+        "label_names": "the data has no labels",
+        "train_sampling_strategy": "items are drawn in random order; see `shuffle_dataset`",
+        "length_column_name": "items are not grouped by length",
+        "include_num_input_tokens_seen": "`num_tokens` is always logged",
+        "prediction_loss_only": EVALUATION,
+        "eval_do_concat_batches": EVALUATION,
+        "eval_use_gather_object": EVALUATION,
+        "eval_accumulation_steps": EVALUATION,
+        "include_for_metrics": EVALUATION,
+        "batch_eval_metrics": EVALUATION,
     }
+    positive: ClassVar[tuple[str, ...]] = ("num_iterations", "ref_model_sync_steps", "delta")
 
-    items_per_device: int | None = field(
-        default=None,
-        metadata={"help": "Items (whole rollout trees) per device and optimizer step. Sets the accumulation steps."},
+    items_per_device: int | None = setting(
+        "Items (whole rollout trees) per device and optimizer step. Sets the accumulation steps.", ge=1, le=1000000
     )
-    num_turns: int = field(default=1, metadata={"help": "Number of turns of an episode."})
-    joint_mode: str = field(
-        default="align", metadata={"help": "'align' pairs the g-th completions, 'cross' takes all combinations."}
+    num_turns: int = setting("Number of turns of an episode.", 1, ge=1, le=1000)
+    joint_mode: str = setting(
+        "'align' pairs the g-th completions, 'cross' takes all combinations.",
+        "align",
+        choices=("align", "cross", "aligned", "crossed"),
     )
-    discount: float = field(
-        default=1.0, metadata={"help": "Factor of the next turn's return in the return of a joint action."}
+    discount: float = setting("Factor of the next turn's return in the return of a joint action.", 1.0, ge=0, le=1)
+    early_termination_threshold: float | None = setting(
+        "A node whose mean processed reward is greater becomes a leaf."
     )
-    early_termination_threshold: float | None = field(
-        default=None, metadata={"help": "A node whose mean processed reward is greater becomes a leaf."}
+    handoff: str | None = setting(
+        "None: a tree. 'random' or 'best': a chain that continues one joint action per turn.",
+        choices=("random", "best"),
     )
-    handoff: str | None = field(
-        default=None,
-        metadata={"help": "None: a tree. 'random' or 'best': a chain that continues one joint action per turn."},
+    reward_scale: float = setting("Factor applied to every reward.", 1.0, ne=0, ge=-1000000, le=1000000)
+    reward_shift: float = setting("Added to every reward, after the scale.", 0.0, ge=-1000000, le=1000000)
+    num_agents: int | None = setting(
+        "Number of agents; needed only to size a 'cross' tree of several turns.", ge=1, le=1000
     )
-    reward_scale: float = field(default=1.0, metadata={"help": "Factor applied to every reward."})
-    reward_shift: float = field(default=0.0, metadata={"help": "Added to every reward, after the scale."})
-    num_agents: int | None = field(
-        default=None, metadata={"help": "Number of agents; needed only to size a 'cross' tree of several turns."}
+    memory_mode: str | None = setting(
+        "Past turns that an agent sees: 'full' or 'memoryful', or only the 'last' one.",
+        choices=("full", "memoryful", "last"),
     )
-    use_chat_template: bool | None = field(
-        default=None,
-        metadata={
-            "help": "Chat messages for all (True) or no (False) agents; by default for those with a chat template."
-        },
+    original_prompt: bool | None = setting("Whether an agent sees the prompt of its first turn in later turns.")
+    previous_prompts: bool | None = setting("Whether an agent sees the prompts of its past turns.")
+    previous_response: bool | None = setting("Whether an agent sees its responses in past turns.")
+    max_history_length: int | None = setting(
+        "Most tokens that past turns add to a prompt; the oldest are left out.", ge=0, le=1000000000
     )
-    memory_mode: str | None = field(
-        default=None,
-        metadata={"help": "Past turns that an agent sees: 'full' or 'memoryful', or only the 'last' one."},
+    max_joint_actions: int = setting("Largest rollout tree of one item, in joint actions.", 10000, ge=1, le=1000000)
+    generation_token_budget: int | None = setting(
+        "Upper bound of prompt and completion tokens in one generate call.", 262144, ge=1
     )
-    original_prompt: bool | None = field(
-        default=None, metadata={"help": "Whether an agent sees the prompt of its first turn in later turns."}
+    vllm_server_base_urls: dict[str, str] | None = setting("URL of each role's vLLM server, for `vllm_mode` 'server'.")
+    vllm_adapter_dir: str | None = setting("Folder through which vLLM receives the adapters of a LoRA team.")
+    trace_steps: int | None = setting("Writes the rollouts to a file per process and this many steps.", ge=1)
+    trace_format: str = setting("'parquet' or 'jsonl'.", "parquet", choices=("parquet", "jsonl"))
+    trace_max_files: int = setting("Files of the trace that are kept per process.", 100, ge=1)
+    importance_ratio: str = setting(
+        "Ratio that is clipped if `num_iterations` > 1: of each 'agent', or the 'joint' one of all.",
+        "agent",
+        choices=("agent", "joint"),
     )
-    previous_prompts: bool | None = field(
-        default=None, metadata={"help": "Whether an agent sees the prompts of its past turns."}
+    on_cliff: str | None = setting(
+        "When the reward of an evaluation drops: 'stop', or 'rollback' to the best checkpoint.",
+        choices=("stop", "rollback"),
     )
-    previous_response: bool | None = field(
-        default=None, metadata={"help": "Whether an agent sees its responses in past turns."}
-    )
-    max_history_length: int | None = field(
-        default=None, metadata={"help": "Most tokens that past turns add to a prompt; the oldest are left out."}
-    )
-    max_joint_actions: int = field(
-        default=10000, metadata={"help": "Largest rollout tree of one item, in joint actions."}
-    )
-    generation_token_budget: int | None = field(
-        default=262144, metadata={"help": "Upper bound of prompt and completion tokens in one generate call."}
-    )
-    vllm_server_base_urls: dict[str, str] | None = field(
-        default=None, metadata={"help": "URL of each role's vLLM server, for `vllm_mode` 'server'."}
-    )
-    vllm_adapter_dir: str | None = field(
-        default=None, metadata={"help": "Folder through which vLLM receives the adapters of a LoRA team."}
-    )
-    trace_steps: int | None = field(
-        default=None, metadata={"help": "Writes the rollouts to a file per process and this many steps."}
-    )
-    trace_format: str = field(default="parquet", metadata={"help": "'parquet' or 'jsonl'."})
-    trace_max_files: int = field(default=100, metadata={"help": "Files of the trace that are kept per process."})
-    importance_ratio: str = field(
-        default="agent",
-        metadata={
-            "help": "Ratio that is clipped if `num_iterations` > 1: of each 'agent', or the 'joint' one of all."
-        },
-    )
-    on_cliff: str | None = field(
-        default=None,
-        metadata={"help": "When the reward of an evaluation drops: 'stop', or 'rollback' to the best checkpoint."},
-    )
-    cliff_drop: float = field(default=0.3, metadata={"help": "Share of the best reward whose loss is a drop."})
-    num_generations: int = field(
-        default=4, metadata={"help": "Completions that each agent samples at a node, G in the formulas."}
-    )
-    num_generations_eval: int = field(default=1, metadata={"help": "Independent episodes per item in evaluation."})
-    loss_type: str = field(default="luspo", metadata={"help": f"One of {', '.join(LOSS_TYPES)}."})
-    scale_rewards: str = field(default="none", metadata={"help": "Only 'none'; see `advantage_normalization`."})
+    cliff_drop: float = setting("Share of the best reward whose loss is a drop.", 0.3, gt=0, le=1000)
+    num_generations: int = setting("Completions that each agent samples at a node, G in the formulas.", 4, ge=1)
+    num_generations_eval: int = setting("Independent episodes per item in evaluation.", 1, ge=1, le=1000000)
+    loss_type: str = setting(f"One of {', '.join(LOSS_TYPES)}.", "luspo", choices=LOSS_TYPES)
+    scale_rewards: str = setting("Only 'none'; see `advantage_normalization`.", "none", choices=("none", False))
+    max_completion_length: int = setting("Tokens of a completion at most.", 512, ge=1, le=1048576)
 
     def __post_init__(self) -> None:
         check_arguments(self)
@@ -445,6 +336,11 @@ class RolloutConfig(TeamConfig, GRPOConfig):
         Raises:
             ValueError: the tree of one item is too large, or arguments exclude each other.
         """
+        for name, choices in TRL_CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"`{name}` is {getattr(self, name)!r}, it must be one of {', '.join(map(repr, choices))}."
+                )
         check_tree_size(
             self.num_generations,
             self.num_turns,
@@ -480,13 +376,14 @@ class RolloutConfig(TeamConfig, GRPOConfig):
                 raise ValueError(f"`generation_kwargs` must not set {name!r}: use `{OWN_ARGUMENT[name]}`.")
             if name in FIXED_IN_GENERATION and value != FIXED_IN_GENERATION[name][0]:
                 raise ValueError(f"`generation_kwargs` must not set {name!r}: {FIXED_IN_GENERATION[name][1]}.")
-        unknown = [name for name in kwargs if not self.use_vllm and name not in vars(GenerationConfig())]
+        if self.use_vllm:
+            return
+        unknown = [name for name in kwargs if name not in vars(GenerationConfig())]
         if unknown:
             similar = difflib.get_close_matches(unknown[0], vars(GenerationConfig()), n=1)
             hint = f"did you mean {similar[0]!r}?" if similar else "see `transformers.GenerationConfig`."
             raise ValueError(f"`generation_kwargs` has {unknown[0]!r}, which is not an argument of generation; {hint}")
-        if not self.use_vllm:
-            check_generation_values(kwargs)
+        try_generation(self)
 
     def _check_vllm(self) -> None:
         if not is_vllm_available():
@@ -531,30 +428,26 @@ class RolloutConfig(TeamConfig, GRPOConfig):
             self.per_device_train_batch_size: int = 2
 
 
-def check_generation_values(kwargs: dict[str, Any]) -> None:
+def try_generation(args: RolloutConfig) -> None:
     """
-    Checks the values in `generation_kwargs`.
+    Generates a token with a model of a few weights, if arguments of generation are given that only transformers can check.
 
     Raises:
-        ValueError: a value is not allowed, or the argument has no effect on sampling.
+        ValueError: transformers refuses one of them.
     """
-    for name, value in kwargs.items():
-        if value is None or name in FIXED_IN_GENERATION:
-            continue
-        if name not in GENERATION_ARGUMENTS:
-            raise ValueError(
-                f"`generation_kwargs` must not set {name!r}: it does not belong to sampling from one model."
-            )
-        hint, limits = GENERATION_ARGUMENTS[name]
+    kwargs = {"min_p": args.min_p, "repetition_penalty": args.repetition_penalty}
+    kwargs |= {"cache_implementation": args.cache_implementation, **(args.generation_kwargs or {})}
+    given = {name: value for name, value in kwargs.items() if value not in (None, 1.0)}
+    if not given:
+        return
+    config = LlamaConfig(
+        vocab_size=200000, hidden_size=2, intermediate_size=2, num_hidden_layers=1, num_attention_heads=1
+    )
+    with torch.random.fork_rng(devices=[]):
+        model = LlamaForCausalLM(config)
         try:
-            problem = problem_with(read_value(value, hint), limits)
-        except TypeError:
-            problem = f"is {short(value)}, expected {describe_type(hint)}."
-        if problem is None and value == []:
-            problem = "is an empty list: leave it out."
-        if problem is not None:
-            raise ValueError(f"`generation_kwargs.{name}` {problem}")
-        try:
-            GenerationConfig(**{name: value}, do_sample=True)  # validates the value
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"`generation_kwargs.{name}` is {short(value)}: {describe(error)}") from error
+            generation = GenerationConfig(do_sample=True, max_new_tokens=1, eos_token_id=1, pad_token_id=0, **given)
+            model.generate(torch.ones(1, 1, dtype=torch.long), generation_config=generation)
+        except Exception as error:  # transformers raises errors of many kinds
+            names = " or ".join(f"`{name}: {short(value)}`" for name, value in given.items())
+            raise ValueError(f"the sampling with {names} is not possible: {describe(error)}") from error

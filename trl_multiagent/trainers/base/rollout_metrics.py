@@ -200,20 +200,18 @@ class StepTotals:
         losses (`dict[str, torch.Tensor]`): The loss of each agent, of this process.
         router_losses (`dict[str, torch.Tensor]`): The unweighted router loss of each mixture of experts, of this
             process.
-        tokens (`dict[str, float]`): The number of each agent's trained tokens, of all processes.
-        token_sums (`dict[tuple[str, str], float]`): For each role and metric, the sum over the trained tokens of all
-            processes.
-        ratios (`dict[str, float]`): The number of ratios in each agent's sampling correction, of all processes.
-        ratios_outside (`dict[str, float]`): How many of them are outside of its bounds.
+        tokens (`dict[str, torch.Tensor]`): The number of each agent's trained tokens, of this process.
+        token_sums (`dict[tuple[str, str], torch.Tensor]`): For each role and metric, the sum over these tokens.
+        ratios (`dict[str, torch.Tensor]`): Two numbers of this process: how many ratios of each agent's sampling correction are
+            outside of its bounds, and how many there are.
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     losses: dict[str, torch.Tensor] = field(default_factory=lambda: defaultdict(float))
     router_losses: dict[str, torch.Tensor] = field(default_factory=lambda: defaultdict(float))
-    tokens: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    token_sums: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
-    ratios: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    ratios_outside: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    tokens: dict[str, torch.Tensor] = field(default_factory=lambda: defaultdict(float))
+    token_sums: dict[tuple[str, str], torch.Tensor] = field(default_factory=lambda: defaultdict(float))
+    ratios: dict[str, torch.Tensor] = field(default_factory=lambda: defaultdict(float))
 
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:

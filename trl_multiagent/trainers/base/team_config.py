@@ -1,10 +1,15 @@
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from trl_multiagent.limits import setting
 from trl_multiagent.trainers.base.limited_arguments import LimitedArguments
+
+
+NOT_COMPILED = "the forward of a team is not compiled"
+FORWARD_IS_REPLACED = "it replaces the forward that computes the log-probabilities"
 
 
 @dataclass
@@ -30,39 +35,28 @@ class TeamConfig(LimitedArguments):
     free_on_resume: ClassVar[tuple[str, ...]] = ("model_init_kwargs", "resume_changes", "trust_remote_code")
     free_prefixes_on_resume: ClassVar[tuple[str, ...]] = ("log_",)
 
-    # What arguments may be, also inherited ones: see `Limits`. Settings are checked against it before this module is imported
-    limits: ClassVar[dict[str, dict[str, Any]]] = {
-        "agent_learning_rates": {"ge": 0, "le": 1000},
-        "resume_changes": {"choices": ("refuse", "allow")},
-        "trust_remote_code": {"differs": "for vLLM only; `AgentTeam.from_pretrained` loads the models"},
-        "model_init_kwargs": {"refused": "pass them to `AgentTeam.from_pretrained`, which loads the models"},
-        "auto_find_batch_size": {
-            "refused": "a smaller batch would split a rollout; lower `per_device_train_batch_size`"
-        },
-        "torch_compile": {"refused": "the forward of a team is not compiled"},
-        "torch_compile_backend": {"refused": "the forward of a team is not compiled"},
-        "torch_compile_mode": {"refused": "the forward of a team is not compiled"},
-        "neftune_noise_alpha": {"refused": "a team has no single embedding to add noise to"},
-        "optim_target_modules": {"refused": "low-rank optimizers take one model; use `peft`"},
-        "use_liger_kernel": {"refused": "it replaces the forward that computes the log-probabilities"},
-        "liger_kernel_config": {"refused": "it replaces the forward that computes the log-probabilities"},
-        "router_aux_loss_coef": {"ge": 0, "le": 1000},
+    refused: ClassVar[dict[str, str]] = {
+        "model_init_kwargs": "pass them to `AgentTeam.from_pretrained`, which loads the models",
+        "auto_find_batch_size": "a smaller batch would split a rollout; lower `per_device_train_batch_size`",
+        "torch_compile": NOT_COMPILED,
+        "torch_compile_backend": NOT_COMPILED,
+        "torch_compile_mode": NOT_COMPILED,
+        "neftune_noise_alpha": "a team has no single embedding to add noise to",
+        "optim_target_modules": "low-rank optimizers take one model; use `peft`",
+        "use_liger_kernel": FORWARD_IS_REPLACED,
+        "liger_kernel_config": FORWARD_IS_REPLACED,
     }
 
-    agent_learning_rates: dict[str, float] | None = field(
-        default=None, metadata={"help": "Learning rate per role; the others use `learning_rate`."}
+    agent_learning_rates: dict[str, float] | None = setting(
+        "Learning rate per role; the others use `learning_rate`.", ge=0, le=1000
     )
-    frozen_agents: list[str] | None = field(
-        default=None, metadata={"help": "Roles of agents that generate but are not trained."}
+    frozen_agents: list[str] | None = setting("Roles of agents that generate but are not trained.")
+    resume_changes: str = setting(
+        "'refuse' to resume with other settings or data, or 'allow' it and record the changes.",
+        "refuse",
+        choices=("refuse", "allow"),
     )
-    resume_changes: str = field(
-        default="refuse",
-        metadata={"help": "'refuse' to resume with other settings or data, or 'allow' it and record the changes."},
-    )
-    disable_dropout: bool = field(
-        default=True,
-        metadata={"help": "Whether the update is computed without dropout, like the sampling."},
-    )
+    disable_dropout: bool = setting("Whether the update is computed without dropout, like the sampling.", True)
 
     def critic_names(self, trained_roles: Sequence[str]) -> list[str]:
         """The names of the critics that a trainer with these arguments has, for the agents that it trains."""

@@ -1,41 +1,38 @@
-"""Checks the merged settings as a whole, and derives the trainer's arguments from them."""
+"""Checks the merged settings as a whole, and derives the arguments of the trainer from them."""
 
 import dataclasses
 import importlib.util
 import typing
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from trl_multiagent.environments.prompt_files import PromptFiles
 from trl_multiagent.environments.task import DatasetSource, Task
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.limits import short
-from trl_multiagent.recipe.algorithms import (
+from trl_multiagent.settings.algorithms import (
     ACTOR_CRITICS,
     ALGORITHMS,
     ITERATIVE,
     PREFERENCE_ALGORITHMS,
-    SECTION_CLASSES,
     SINGLE_AGENT,
 )
-from trl_multiagent.recipe.fields import read_fields
-from trl_multiagent.recipe.sections import (
+from trl_multiagent.settings.comlrl import HISTORY
+from trl_multiagent.settings.read import ConfigError, check
+from trl_multiagent.settings.schema import (
     AgentModel,
     AlgorithmExtras,
     CriticExtras,
     RewardProcessor,
+    algorithm_keys,
     extras_of,
     sections_of,
 )
-from trl_multiagent.recipe.settings import ConfigError, check
-from trl_multiagent.rollout.tree_size import check_tree_size
 
 
-if TYPE_CHECKING:
-    from trl_multiagent.trainers.base.rollout_config import RolloutConfig
-
-
+Part = TypeVar("Part")
 DEFAULT_KL_COEF = 0.1
 ARGUMENTS_OF_FORMS = {  # the `critic_form` in which an argument has an effect
     "critic_lora_r": "adapter",
@@ -47,7 +44,7 @@ ARGUMENTS_OF_FORMS = {  # the `critic_form` in which an argument has an effect
 @dataclass
 class Settings:
     """
-    The settings of a run, checked as far as is possible without importing a trainer.
+    The checked settings of a run.
 
     Args:
         algorithm (`str`): Name of the algorithm's section.
@@ -57,7 +54,8 @@ class Settings:
         values (`dict[str, dict[str, Any]]`): The checked settings by section, with top-level settings under `""`.
         sections (`dict[str, Any]`): For each section, an instance of its dataclass with these values and the defaults.
         extras ([`AlgorithmExtras`]): The settings in the algorithm's section that are not arguments of the trainer.
-        arguments (`dict[str, Any]`): The arguments of the trainer.
+        arguments (`dict[str, Any]`): The other settings in it, with the defaults of the section: arguments of the trainer and, for some
+            algorithms, of the collection of preferences.
         notes (`list[str]`): Messages to the user about the settings.
     """
 
@@ -88,6 +86,24 @@ class Settings:
     def num_policies(self) -> int:
         """Number of agents of the team: that of the roles, or one that answers for all of them."""
         return 1 if self.is_centralized else self.num_agents
+
+    def part(self, cls: type[Part], **changes: Any) -> Part:
+        """
+        The settings in the algorithm's section that are fields of a dataclass, as an instance of it.
+
+        Args:
+            cls (`type`): The dataclass.
+            **changes: Values that replace those of the settings.
+
+        Raises:
+            ConfigError: they contradict each other.
+        """
+        names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        values = {name: value for name, value in self.arguments.items() if name in names}
+        try:
+            return cls(**{**values, **changes})
+        except ValueError as error:
+            raise ConfigError(f"section `{self.algorithm}`: {error}") from error
 
     @property
     def has_peft_section(self) -> bool:
@@ -120,6 +136,7 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
         if played is not None and played not in task.models:
             check_names(played, None, f"evaluation.{name}")
     check_team_form(model, agents, merged.get("peft") is not None)
+    given = {**ALGORITHMS[algorithm].defaults, **values[algorithm]}
     extras = [field.name for field in dataclasses.fields(extras_of(algorithm))]
     settings = Settings(
         algorithm=algorithm,
@@ -128,22 +145,16 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
         merged=merged,
         values=values,
         sections=sections,
-        extras=extras_of(algorithm)(**{k: v for k, v in values[algorithm].items() if k in extras}),
-        arguments={k: v for k, v in values[algorithm].items() if k not in extras},
+        extras=extras_of(algorithm)(**{k: v for k, v in given.items() if k in extras}),
+        arguments={k: v for k, v in given.items() if k not in extras},
         notes=[],
     )
     complete_arguments(settings)
     if algorithm in ACTOR_CRITICS:
         complete_critics(settings)
-    note_without_effect(settings, without_effect)
-    fields = read_fields(SECTION_CLASSES[algorithm])
-    tree = ("num_generations", "num_turns", "joint_mode", "handoff", "num_agents", "max_joint_actions")
-    try:
-        if fields.keys() >= set(tree):  # the algorithm grows rollout trees
-            given = {**settings.arguments, "num_agents": settings.num_policies}
-            check_tree_size(*(given.get(name, fields[name].default) for name in tree))
-    except ValueError as error:
-        raise ConfigError(f"section `{algorithm}`: {error}") from error
+    without_effect += settings_without_effect(settings)
+    if without_effect:
+        settings.notes.append(f"these settings have no effect here: {', '.join(without_effect)}.")
     if settings.is_centralized and settings.num_agents == 1:
         raise ConfigError(
             f"`{algorithm}.collaboration_mode: centralized` has one agent answer for several roles, but there is one role: remove it."
@@ -222,67 +233,42 @@ def check_names(names: str | list[str], agents: list[str] | None, setting: str |
             raise ConfigError(f"`{setting}` is {name!r}, but there is no such folder.{advice}")
 
 
-def note_without_effect(settings: Settings, without_effect: list[str]) -> None:
-    """Adds one note that names the settings that have no effect in this run."""
-    algorithm, arguments = settings.algorithm, settings.arguments
-    fields = read_fields(SECTION_CLASSES[algorithm])
-    for name, value in arguments.items():
-        needed = fields[name].limits.get("needs") if name in fields else None
-        off: tuple[Any, ...] = (None, False, 0, "no", {}, [])
-        if (
-            needed is not None
-            and arguments.get(needed, fields[needed].default) in off
-            and value != fields[name].default
-        ):
-            without_effect.append(f"{algorithm}.{name} (`{needed}` is off)")
+def settings_without_effect(settings: Settings) -> Iterator[str]:
+    """The paths of the given settings that other ones make useless, each with the reason."""
+    algorithm, arguments, given = settings.algorithm, settings.arguments, settings.values[settings.algorithm]
+    keys = algorithm_keys(algorithm)
+
+    def value(name: str) -> Any:
+        return arguments.get(name, keys[name].default if name in keys else None)
+
     if settings.agents is not None and settings.sections["agent_model"].name is not None:
-        without_effect.append("agent_model.name (`agents` is used)")
-    given = settings.values[algorithm]
-    if algorithm in ITERATIVE or arguments.get("num_iterations", 1) == 1:
-        reason = "with one step per batch the probability ratio is 1"
-        without_effect += [
-            f"{algorithm}.{name} ({reason})" for name in ("epsilon", "epsilon_high", "delta") if name in given
-        ]
-        if arguments.get("importance_ratio", "agent") != "agent":
-            without_effect.append(f"{algorithm}.importance_ratio ({reason})")
-        if arguments.get("value_clip_range") is not None:
-            reason = "with one step per batch the value is the old one"
-            without_effect.append(f"{algorithm}.value_clip_range ({reason})")
+        yield "agent_model.name (`agents` is used)"
+    reasons: dict[str, Any] = {}
+    if value("num_turns") in (None, 1):
+        reasons |= dict.fromkeys((*HISTORY, "max_history_length"), "one turn has no past")
+        reasons |= dict.fromkeys(("handoff", "discount"), "there is one turn")
+    elif value("handoff") is not None and algorithm not in ACTOR_CRITICS:
+        reasons["discount"] = "the return of a chain's joint action is its reward"
+    if algorithm in ITERATIVE or value("num_iterations") in (None, 1):
+        ratio = "with one step per batch the probability ratio is 1"
+        reasons |= dict.fromkeys(("epsilon", "epsilon_high", "delta", "importance_ratio"), ratio)
+        reasons["value_clip_range"] = "with one step per batch the value is the old one"
+    if not value("use_vllm"):
+        reasons |= dict.fromkeys((name for name in keys if name.startswith("vllm_")), "`use_vllm` is off")
+    if not value("beta"):
+        reasons |= dict.fromkeys(("sync_ref_model", "use_bias_correction_kl"), "`beta` is off")
+    if not value("sync_ref_model"):
+        reasons |= dict.fromkeys(("ref_model_mixup_alpha", "ref_model_sync_steps"), "`sync_ref_model` is off")
     if algorithm in ACTOR_CRITICS:
-        form = arguments.get("critic_form", fields["critic_form"].default)
-        for name, own_form in ARGUMENTS_OF_FORMS.items():
-            if form != own_form and arguments.get(name, fields[name].default) != fields[name].default:
-                without_effect.append(f"{algorithm}.{name} (`critic_form` is {form!r})")
+        form = value("critic_form")
+        reasons |= {name: f"`critic_form` is {form!r}" for name, own in ARGUMENTS_OF_FORMS.items() if form != own}
     if algorithm == "reward_model":
-        without_effect += [
-            f"{algorithm}.{name} (a reward model learns from preferences alone)"
-            for name in (
-                "rollout_buffer_size",
-                "eval_interval",
-                "eval_num_samples",
-                "reference_kl_enabled",
-                "reference_kl_coef",
-            )
-            if name in given
-        ]
-        if given.get("resume_from_checkpoint"):
-            without_effect.append(
-                f"{algorithm}.resume_from_checkpoint (a training that was interrupted goes on by itself)"
-            )
-        chooses_best = arguments.get("load_best_model_at_end") or arguments.get("save_strategy") == "best"
-        if given.get("metric_for_best_model") and not chooses_best:
-            without_effect.append(f"{algorithm}.metric_for_best_model (`load_best_model_at_end` is off)")
-        if settings.sections["agent_model"].share_weights:
-            without_effect.append("agent_model.share_weights (a reward model is one model)")
-    one_turn = arguments.get("num_turns", 1) == 1
-    chain_has_no_discount = arguments.get("handoff") is not None and algorithm not in ACTOR_CRITICS
-    if given.get("discount", 1.0) != 1.0 and (one_turn or chain_has_no_discount):
-        reason = "there is one turn" if one_turn else "the return of a chain's joint action is its reward"
-        without_effect.append(f"{algorithm}.discount ({reason})")
-    if given.get("handoff") is not None and one_turn:
-        without_effect.append(f"{algorithm}.handoff (there is one turn)")
-    if without_effect:
-        settings.notes.append(f"these settings have no effect here: {', '.join(without_effect)}.")
+        reasons |= dict.fromkeys(
+            (x.name for x in dataclasses.fields(AlgorithmExtras)), "a reward model plays no items"
+        )
+    for name, reason in reasons.items():
+        if name in given and given[name] is not None and given[name] != keys[name].default:
+            yield f"{algorithm}.{name} ({reason})"
 
 
 def complete_arguments(settings: Settings) -> None:
@@ -326,13 +312,13 @@ def complete_arguments(settings: Settings) -> None:
         value = getattr(processor, name)
         if processor.enabled and value is not None and arguments.setdefault(argument, value) != value:
             notes.append(
-                f"`reward_processor.{name}: {value}` is not used, because `{algorithm}.{argument}` is {arguments[argument]}."
+                f"`reward_processor.{name}: {value:g}` is not used, because `{algorithm}.{argument}` is {arguments[argument]:g}."
             )
     model: AgentModel = settings.sections["agent_model"]
     if model.trust_remote_code:
         arguments["trust_remote_code"] = True  # for vLLM
     precision = {"bfloat16": "bf16", "float16": "fp16"}.get(model.torch_dtype or "")
-    if precision in read_fields(SECTION_CLASSES[algorithm]) and not {"bf16", "fp16"} & arguments.keys():
+    if precision in algorithm_keys(algorithm) and not {"bf16", "fp16"} & arguments.keys():
         arguments[precision] = True
         notes.append(
             f"`agent_model.torch_dtype: {model.torch_dtype}` is the data type to compute in (`{algorithm}.{precision}: true`); the "
@@ -423,7 +409,7 @@ def complete_critics(settings: Settings) -> None:
         arguments["critic_models"] = models
 
 
-def make_training_args(settings: Settings, config_class: type | None = None) -> "RolloutConfig":
+def make_training_args(settings: Settings, config_class: type | None = None) -> Any:
     """
     Makes the trainer's arguments. This imports TRL, which takes seconds.
 
@@ -439,35 +425,24 @@ def make_training_args(settings: Settings, config_class: type | None = None) -> 
         arguments["num_agents"] = settings.num_policies
     config_class = config_class or ALGORITHMS[algorithm].config_class()
     if algorithm in PREFERENCE_ALGORITHMS:  # the section is also about the collection
-        arguments = {**section_defaults(algorithm), **arguments}
-        arguments = {name: arguments[name] for name in read_fields(ALGORITHMS[algorithm].config) if name in arguments}
+        names = {field.name for field in dataclasses.fields(config_class)}
+        arguments = {name: value for name, value in arguments.items() if name in names}
     try:
         args = config_class(**arguments)  # computes the size of a tree and the number of processes
         if algorithm in PREFERENCE_ALGORITHMS:
-            arguments |= pair_arguments(extras, args, "per_device_train_batch_size" in arguments)
-        elif extras.rollout_buffer_size is not None:
-            arguments["items_per_device"] = max(1, extras.rollout_buffer_size // sum(args.nodes_per_turn))
-        if extras.eval_interval is not None and algorithm not in PREFERENCE_ALGORITHMS:
-            items_per_step = arguments.get("items_per_device", args.items_per_device) * args.world_size
-            arguments["eval_strategy"] = "steps" if extras.eval_interval > 0 else "no"
-            arguments["eval_steps"] = max(1, extras.eval_interval * args.num_iterations // items_per_step)
-        args = config_class(**arguments)
-    except (ValueError, ImportError) as error:
-        raise ConfigError(f"section {where(algorithm, arguments, str(error))}: {error}") from error
-    except (AttributeError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError) as error:
-        raise ConfigError(f"section {where(algorithm, arguments, str(error))}: {describe(error)}") from error
-    return args
+            changes = pair_arguments(extras, args, "per_device_train_batch_size" in arguments)
+        else:
+            changes = item_arguments(extras, args)
+        return config_class(**arguments | changes) if changes else args
+    except (
+        *(ValueError, ImportError, AttributeError, LookupError, ArithmeticError),
+        *(NotImplementedError, OSError, RuntimeError, TypeError),
+    ) as error:
+        problem = str(error) if isinstance(error, ValueError | ImportError) else describe(error)
+        raise ConfigError(f"section {where(algorithm, config_class, arguments, str(error))}: {problem}") from error
 
 
-def section_defaults(algorithm: str) -> dict[str, Any]:
-    """The defaults of an algorithm in rounds that differ from those of its trainer and of the collection."""
-    if algorithm not in ITERATIVE:
-        return {}
-    path = SECTION_CLASSES[algorithm]
-    return {name: x.default for name, x in read_fields(path).items() if x.owner == path.rpartition(".")[2]}
-
-
-def where(algorithm: str, arguments: dict[str, Any], message: str) -> str:
+def where(algorithm: str, config_class: type, arguments: Mapping[str, Any], message: str) -> str:
     """
     The place of an error of the configuration class: the section and, if the message names no argument, those without which there would
     be no error.
@@ -476,11 +451,23 @@ def where(algorithm: str, arguments: dict[str, Any], message: str) -> str:
     if not any(f"`{name}" in message for name in arguments):
         for name in arguments:
             try:
-                ALGORITHMS[algorithm].config_class()(**{k: v for k, v in arguments.items() if k != name})
+                config_class(**{k: v for k, v in arguments.items() if k != name})
                 names.append(f"`{name}: {short(arguments[name])}`")
             except Exception:  # the argument is not to blame
                 continue
     return f"`{algorithm}`{', ' * bool(names)}{' or '.join(names)}"
+
+
+def item_arguments(extras: AlgorithmExtras, args: Any) -> dict[str, Any]:
+    """The trainer's arguments for two settings of CoMLRL, in a training on items: nodes per update, and items between evaluations."""
+    arguments: dict[str, Any] = {}
+    if extras.rollout_buffer_size is not None:
+        arguments["items_per_device"] = max(1, extras.rollout_buffer_size // sum(args.nodes_per_turn))
+    if extras.eval_interval is not None:
+        items_per_step = arguments.get("items_per_device", args.items_per_device) * args.world_size
+        arguments["eval_strategy"] = "steps" if extras.eval_interval > 0 else "no"
+        arguments["eval_steps"] = max(1, extras.eval_interval * args.num_iterations // items_per_step)
+    return arguments
 
 
 def pair_arguments(extras: AlgorithmExtras, args: Any, has_batch_size: bool) -> dict[str, Any]:

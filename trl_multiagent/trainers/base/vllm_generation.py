@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol, cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 from accelerate import Accelerator
@@ -19,6 +19,7 @@ from accelerate.utils import broadcast_object_list
 from peft import LoraConfig, PeftModel
 from torch import distributed
 from transformers import PreTrainedModel, set_seed
+from transformers.utils import logging
 from trl.extras.profiling import ProfilingContext
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
@@ -27,49 +28,16 @@ from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.file_names import MODEL_CONFIG
 from trl_multiagent.models.pretrained import adapter_parameters, find_file
+from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
+
+logger = logging.get_logger(__name__)
 
 # Mean difference of the log-probabilities of engine and trainer per token, in nats, above which both have different weights.
 # Different kernels and bfloat16 make about 0.03
 LARGEST_DIFFERENCE = 0.3
 LARGEST_SHARE_OUTSIDE = 0.5  # of the ratios that are outside of the bounds of the sampling correction
 COMPARED_TOKENS = 64  # of a prompt, when a server is compared with the trainer
-
-
-class VLLMSettings(Protocol):
-    """The fields of a trainer's configuration that this module reads. Most are those of [`~trl.GRPOConfig`]."""
-
-    output_dir: str | None
-    seed: int
-    trust_remote_code: bool
-    max_completion_length: int | None
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float | None
-    repetition_penalty: float
-    generation_kwargs: dict | str | None
-    vllm_mode: str
-    vllm_model_impl: str
-    vllm_structured_outputs_regex: str | None
-    vllm_server_base_url: str | None
-    vllm_server_base_urls: dict[str, str] | None
-    vllm_server_host: str
-    vllm_server_port: int
-    vllm_server_timeout: float
-    vllm_group_port: int
-    vllm_adapter_dir: str | None
-    vllm_gpu_memory_utilization: float
-    vllm_max_model_length: int | None
-    vllm_tensor_parallel_size: int
-    vllm_enable_sleep_mode: bool
-    vllm_importance_sampling_correction: bool
-    vllm_importance_sampling_mode: str
-    vllm_importance_sampling_clip_min: float | None
-    vllm_importance_sampling_clip_max: float | None
-
-    @property
-    def rows_per_device(self) -> int: ...
 
 
 class EngineError(UnavailableError):
@@ -328,7 +296,7 @@ def make_generations(
     policies: dict[str, PreTrainedModel | PeftModel],
     eos_token_ids: dict[str, list[int]],
     accelerator: Accelerator,
-    args: VLLMSettings,
+    args: RolloutConfig,
 ) -> dict[str, AgentGeneration]:
     """
     Connects to the servers, or starts the engines, that sample for the agents.
@@ -341,7 +309,7 @@ def make_generations(
             The tokens that end a completion of each role. No other token ends it.
         accelerator (`Accelerator`):
             The trainer's accelerator.
-        args ([`VLLMSettings`]):
+        args ([`RolloutConfig`]):
             The trainer's configuration.
 
     Returns:
@@ -380,6 +348,11 @@ def make_generations(
         generations |= dict.fromkeys(roles, generation)
         if args.vllm_mode == "server" and accelerator.is_main_process and args.vllm_importance_sampling_correction:
             _check_logprobs_mode(generation.vllm_client)
+    if not args.vllm_importance_sampling_correction and accelerator.is_main_process:
+        logger.warning(
+            "`vllm_importance_sampling_correction` is off, so no step compares the engine with the trainer: weights that do not arrive in "
+            "the engine are not noticed."
+        )
     if args.vllm_mode == "colocate":
         # An engine samples with the generators of its process, and seeds them when it starts. The processes of one engine
         # need the same seed
@@ -387,7 +360,7 @@ def make_generations(
     return generations
 
 
-def _sampling_arguments(args: VLLMSettings, eos_token_ids: list[int]) -> dict[str, Any]:
+def _sampling_arguments(args: RolloutConfig, eos_token_ids: list[int]) -> dict[str, Any]:
     """The sampling settings of an agent, as arguments of TRL's `VLLMGeneration`."""
     return {
         "structured_outputs_regex": args.vllm_structured_outputs_regex,
@@ -414,13 +387,13 @@ def roles_by_model(policies: dict[str, PreTrainedModel | PeftModel]) -> list[lis
     return list(groups.values())
 
 
-def server_urls(groups: list[list[str]], args: VLLMSettings) -> list[str]:
+def server_urls(groups: list[list[str]], args: RolloutConfig) -> list[str]:
     """
     The URL of each distinct model's server.
 
     Args:
         groups (`list[list[str]]`): The roles of each distinct model, see [`roles_by_model`].
-        args ([`VLLMSettings`]): The trainer's configuration.
+        args ([`RolloutConfig`]): The trainer's configuration.
 
     Raises:
         ValueError: a server is missing, or the servers do not fit the models.
@@ -452,7 +425,7 @@ def server_urls(groups: list[list[str]], args: VLLMSettings) -> list[str]:
     return urls
 
 
-def check_vllm(policies: dict[str, PreTrainedModel | PeftModel], args: VLLMSettings) -> None:
+def check_vllm(policies: dict[str, PreTrainedModel | PeftModel], args: RolloutConfig) -> None:
     """
     Checks that vLLM can sample for a team as configured, before anything is started.
 
@@ -516,38 +489,3 @@ def _check_logprobs_mode(client: VLLMClient) -> None:
             "correction wrong. Restart it with `--logprobs-mode processed_logprobs`, or set "
             "`vllm_importance_sampling_correction` to False."
         )
-
-
-def sampling_correction(
-    logps: torch.Tensor, rows: dict[str, torch.Tensor], args: VLLMSettings
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """
-    The importance sampling ratio of the policy over the engine that sampled a completion, bounded.
-
-    It is the correction of TRL's GRPO. Every update starts from the policy that sampled its completions, so the
-    log-probabilities of the update's own forward are those of the old policy.
-
-    Args:
-        logps (`torch.Tensor` of shape `(num_rows, completion_length)`):
-            Log-probabilities of the tokens under the policy.
-        rows (`dict[str, torch.Tensor]`):
-            `completion_mask` and `sampling_per_token_logps` of that shape. A token whose entry is NaN is not corrected.
-        args ([`VLLMSettings`]):
-            The trainer's configuration.
-
-    Returns:
-        `tuple[torch.Tensor, torch.Tensor]`: Factors of the loss, of shape `(num_rows, 1)` in the `"sequence_*"` modes, else of
-        the shape of `logps`; and two numbers, how many ratios are outside of the bounds, and how many there are.
-    """
-    granularity, constraint = args.vllm_importance_sampling_mode.split("_")
-    low, high = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
-    low, high = -math.inf if low is None else low, math.inf if high is None else high
-    difference = (logps.detach() - rows["sampling_per_token_logps"]) * rows["completion_mask"]
-    counts = rows["completion_mask"].bool() & ~difference.isnan()
-    difference = difference.nan_to_num(nan=0.0)
-    if granularity == "sequence":
-        difference, counts = difference.sum(dim=1, keepdim=True), counts.any(dim=1, keepdim=True)
-    ratio = difference.exp()
-    outside = (ratio < low) | (ratio > high)
-    factors = ratio.clamp(low, high) if constraint == "truncate" else ratio.masked_fill(outside, 0.0)
-    return factors, torch.stack([(outside & counts).sum(), counts.sum()])

@@ -1,32 +1,29 @@
 """
-Reads the settings of a recipe from a YAML file, `--override` and flags, merges them and checks them.
+Reads settings from a YAML file, `--override` and flags, merges and checks them.
 
-Each of the three sources is a layer, a dict of sections. Overrides win over the file, and flags win over both. No slow library is
-imported here, so `--help` and error messages appear at once.
+Each of the three sources is a layer, a dict of sections. Overrides win over the file, and flags win over both.
 """
 
-import argparse
 import ast
-import copy
 import dataclasses
 import difflib
 import re
 import sys
 import typing
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+import trl_multiagent
 from trl_multiagent.environments.task import Task
-from trl_multiagent.limits import describe_type, leaves, problem_with, read_value, short
-from trl_multiagent.models.lora_limits import LORA_LIMITS
-from trl_multiagent.recipe.algorithms import ACTOR_CRITICS, ALGORITHMS, ITERATIVE, SECTION_CLASSES
-from trl_multiagent.recipe.comlrl import (
+from trl_multiagent.limits import check_value, same, short
+from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, ITERATIVE
+from trl_multiagent.settings.comlrl import (
     BLANK_IS_NULL,
-    HISTORY,
     NO_EFFECT,
     NULL_IS_DEFAULT,
     RENAMED,
@@ -35,20 +32,23 @@ from trl_multiagent.recipe.comlrl import (
     TASK_SECTIONS,
     UNAVAILABLE,
 )
-from trl_multiagent.recipe.fields import ConfigField, read_fields
-from trl_multiagent.recipe.sections import (
-    LORA_CONFIG,
-    NOT_IN_PEFT,
+from trl_multiagent.settings.schema import (
     TRL_FLAGS,
     TRL_NAMES,
-    VALUES,
     AgentModel,
-    extras_of,
+    Key,
+    TopLevel,
+    algorithm_keys,
+    keys_of,
+    peft_keys,
     sections_of,
 )
 from trl_multiagent.terminal import printable
 
 
+CONFIGS = Path(trl_multiagent.__file__).parent / "configs"  # links in a checkout, copies in an installed package
+RECIPES = "recipes/*/configs/*.yaml"
+ACCELERATE = "accelerate/*.yaml"
 MISSING = "???"  # OmegaConf's marker of a missing value
 
 
@@ -68,12 +68,32 @@ def fail(prog: str, error: Exception) -> NoReturn:
 # Layers
 
 
-def read_layers(algorithm: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """The three layers, under the names of this release."""
-    layers = [read_yaml(arguments.config), parse_overrides(arguments.override), flag_layer(algorithm, arguments)]
-    for layer in layers:
-        rename(algorithm, layer)
-    return layers
+def config_file(flag: str, name: str, pattern: str) -> str:
+    """
+    Finds a configuration file that comes with the package by its name, such as `magrpo_he` or `zero3`.
+
+    Args:
+        flag (`str`): The flag of the command line that names the file, for the message.
+        name (`str`): A path, or the name of a file of the package without its ending.
+        pattern (`str`): The files of the package to search, [`RECIPES`] or [`ACCELERATE`].
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    if Path(name).is_file():
+        return name
+    packaged = {path.stem.removesuffix("_config"): path for path in sorted(CONFIGS.glob(pattern))}
+    if name in packaged:
+        return str(packaged[name])
+    path = Path(name)
+    if path.suffix or path.name != name:
+        raise ConfigError(f"{flag} {name} cannot be read: {'it is a folder' if path.is_dir() else 'no such file'}.")
+    similar = difflib.get_close_matches(name, packaged, n=1)
+    suggestion = f" Did you mean {similar[0]}?" if similar else ""
+    raise ConfigError(
+        f"{flag} {name!r} is neither a file nor the name of a configuration of this package.{suggestion} There are: "
+        f"{', '.join(packaged)}."
+    )
 
 
 def read_yaml(path: str | None) -> dict[str, Any]:
@@ -112,19 +132,15 @@ def parse_overrides(overrides: list[str]) -> dict[str, Any]:
     return layer
 
 
-def flag_layer(algorithm: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The layer of the flags."""
-    flags = {name: value for name, value in vars(arguments).items() if name not in ("config", "override", "dry_run")}
+def flag_layer(algorithm: str, flags: Mapping[str, list[str]]) -> dict[str, Any]:
+    """The layer of the flags, each a name with the texts that follow it."""
     agent_model = [field.name for field in dataclasses.fields(AgentModel)]
     layer: dict[str, Any] = {}
-    short = {"task": "task", "model_name": "agent_model.name", "output_base_dir": "output.base_dir"}
-    for name, path in {**short, **TRL_FLAGS}.items():
-        if name in flags:
-            set_once(layer, f"--{name}", path, flags.pop(name))
     for name, texts in flags.items():
         values = [parse_value(text) for text in texts] or [True]  # a flag without a value means true
+        value = values if len(values) > 1 else values[0]
         section = "agent_model" if name in agent_model else algorithm
-        set_path(layer, f"{section}.{name}", values if len(values) > 1 else values[0])
+        set_once(layer, f"--{name}", TRL_FLAGS.get(name, f"{section}.{name}"), value)
     return layer
 
 
@@ -216,21 +232,24 @@ def rename(algorithm: str, layer: dict[str, Any]) -> None:
             set_path(layer, new, value)
 
 
+def renamed(algorithm: str, layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Merges layers under the names of this release. Two names of one setting may differ in different layers."""
+    layers = list(layers)
+    for layer in layers:
+        rename(algorithm, layer)
+    return merge(layers)
+
+
 def merge(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Merges layers. Dicts are merged recursively; of other values, that of the last layer wins."""
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        for name, value in layer.items():
-            before = merged.get(name)
-            if isinstance(before, dict) and isinstance(value, dict):
-                merged[name] = merge([before, value])
-            else:
-                merged[name] = copy.deepcopy(value)
-    return merged
+    try:
+        return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge(*layers)))
+    except OmegaConfBaseException as error:
+        raise wrong_reference(error) from error
 
 
 def resolve(merged: dict[str, Any]) -> dict[str, Any]:
-    """The settings with the values of references, such as `${seed}` or `${oc.env:HOME}`, in their place, as OmegaConf does."""
+    """The settings with the values of references, such as `${seed}` or `${oc.env:HOME}`, in their place."""
     try:
         return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(merged), resolve=True))
     except OmegaConfBaseException as error:
@@ -265,35 +284,38 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
     Raises:
         ConfigError: a name is unknown, a value has the wrong type, or a feature is not available in this release.
     """
-    sections = sections_of(task)
-    known = known_settings(algorithm, task)
-    no_effect = [path for path in (path.format(algorithm=algorithm) for path in NO_EFFECT) if path not in known]
-    not_used = {old.format(algorithm=algorithm): new.format(algorithm=algorithm) for old, new in SECOND_WINS.items()}
-    secrets = {old.format(algorithm=algorithm): new.format(algorithm=algorithm) for old, new in SECRETS.items()}
-    null_is_default = [path.format(algorithm=algorithm) for path in NULL_IS_DEFAULT]
-    values: dict[str, dict[str, Any]] = {section: {} for section in ("", algorithm, "peft", *sections)}
-    names = [name for name in values if name]
+
+    def named(names: Mapping[str, str]) -> dict[str, str]:
+        return {old.format(algorithm=algorithm): new.format(algorithm=algorithm) for old, new in names.items()}
+
+    sections = {"": keys_of(TopLevel), algorithm: algorithm_keys(algorithm), "peft": peft_keys()}
+    sections |= {name: keys_of(cls) for name, cls in sections_of(task).items()}
+    known = {f"{section}.{name}".lstrip("."): key for section, keys in sections.items() for name, key in keys.items()}
+    # Many settings of an evaluation have the name of one of the training, which is the one to suggest
+    known = dict(sorted(known.items(), key=lambda item: item[0].startswith("evaluation.")))
+    renamed, not_used, secrets = named({**RENAMED, **TRL_NAMES}), named(SECOND_WINS), named(SECRETS)
+    no_effect = {path.format(algorithm=algorithm) for path in NO_EFFECT} - known.keys()
+    null_is_default = {path.format(algorithm=algorithm) for path in NULL_IS_DEFAULT}
+    values: dict[str, dict[str, Any]] = {section: {} for section in sections}
     without_effect: list[str] = []
     resolved = resolve(merged)
     for section, body in resolved.items():
-        if section in ("critic_model", "critics") and algorithm not in ACTOR_CRITICS and body:
-            raise ConfigError(f"`{section}` cannot be used: `{algorithm}` has no critics. Remove it.")
-        if section in UNAVAILABLE or (section in ALGORITHMS and section != algorithm):
-            if body:
-                reason = UNAVAILABLE.get(section, f"this script trains with `{algorithm}`")
-                raise ConfigError(f"the section `{section}` cannot be used: {reason}. Remove it.")
+        refuse_section(algorithm, section, body)
+        if section in {*UNAVAILABLE, *ALGORITHMS} - {algorithm}:
             continue
-        is_section = section in values
-        if not is_section and isinstance(body, dict) and section in TASK_SECTIONS:
-            names_used = [old for old, new in RENAMED.items() if new in [f"{section}.{name}" for name in body]]
+        if section in TASK_SECTIONS and section not in sections:
+            names_used = [old for old, new in renamed.items() if new in [f"{section}.{name}" for name in body or ()]]
             raise ConfigError(
                 f"`{'`, `'.join(names_used or [section])}` cannot be used: the task `{section}` has this setting, and this run "
                 f"trains on another task. Set `task: {section}` for `trl-multiagent train`, or remove it."
             )
-        if is_section and not isinstance(body, dict | None):
+        if section in sections and not isinstance(body, dict | None):
             raise ConfigError(f"`{section}` is {short(body)}, it must be a section with keys below it.")
-        settings = {f"{section}.{name}": x for name, x in (body or {}).items()} if is_section else {section: body}
-        for path, value in settings.items():
+        given = (
+            {f"{section}.{name}": x for name, x in (body or {}).items()} if section in sections else {section: body}
+        )
+        for path, value in given.items():
+            owner, _, name = path.rpartition(".")
             if path in secrets:
                 if value not in (None, {}, ""):
                     raise ConfigError(
@@ -301,54 +323,52 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
                         f"its name into `{secrets[path]}`."
                     )
             elif path in no_effect:
-                if value not in (None, {}, []):
-                    without_effect.append(path)
+                without_effect += [path] if value not in (None, {}, []) else []
             elif path in not_used:
                 without_effect.append(f"{path} (`{not_used[path]}` is used)")
-            elif path in known:
-                owner, _, name = path.rpartition(".")
-                if value is None and path in null_is_default:
-                    continue
-                if value == "" and path in BLANK_IS_NULL and resolved.get(BLANK_IS_NULL[path]):
-                    continue
-                if any(x == MISSING for _, x in leaves(value)):
-                    raise ConfigError(f"`{path}` is {MISSING}, which stands for a missing value: give it one.")
-                values[owner][name] = check_value(algorithm, path, value, known[path])
-                if "no_effect" in known[path].limits:
-                    without_effect.append(f"{path} ({known[path].limits['no_effect']})")
-            else:
-                other_names = [old.format(algorithm=algorithm) for old in {**RENAMED, **TRL_NAMES}]
-                raise ConfigError(f"`{path}` is not a known setting{suggestion(path, [*known, *other_names], names)}")
-
-    if (values[algorithm].get("num_turns") or 1) == 1:
-        of_past = (*HISTORY, "max_history_length")
-        history = [name for name in of_past if values[algorithm].get(name) is not None]
-        without_effect += [f"{algorithm}.{name} (one turn has no past)" for name in history]
+            elif path not in known:
+                raise ConfigError(
+                    f"`{path}` is not a known setting{suggestion(path, [*known, *renamed], [x for x in sections if x])}"
+                )
+            elif not (value is None and path in null_is_default) and not (
+                value == "" and path in BLANK_IS_NULL and resolved.get(BLANK_IS_NULL[path])
+            ):
+                names = [path, *(old for old, new in renamed.items() if new == path)]
+                values[owner][name] = checked(names, value, known[path])
     return values, without_effect
 
 
-def known_settings(algorithm: str, task: Task) -> dict[str, ConfigField]:
-    """All settings, by path."""
-    known = {path: ConfigField(hint, None, "", "") for path, hint in VALUES.items()}
-    known["seed"] = dataclasses.replace(known["seed"], limits=read_fields(SECTION_CLASSES[algorithm])["seed"].limits)
-    for section, cls in sections_of(task).items():
-        known |= section_settings(section, cls)
-    known |= {f"{algorithm}.{name}": field for name, field in read_fields(SECTION_CLASSES[algorithm]).items()}
-    known |= section_settings(algorithm, extras_of(algorithm))
-    for name, field in read_fields(LORA_CONFIG).items():
-        if name not in NOT_IN_PEFT:
-            known[f"peft.{name}"] = dataclasses.replace(field, limits=LORA_LIMITS.get(name, {}))
-    # Many settings of an evaluation have the name of one of the training, which is the one to suggest
-    return dict(sorted(known.items(), key=lambda setting: setting[0].startswith("evaluation.")))
+def refuse_section(algorithm: str, section: str, body: Any) -> None:
+    """Raises `ConfigError` for a section that this algorithm cannot have."""
+    if not body:
+        return
+    if section in ("critic_model", "critics") and algorithm not in ACTOR_CRITICS:
+        raise ConfigError(f"`{section}` cannot be used: `{algorithm}` has no critics. Remove it.")
+    if section in UNAVAILABLE or (section in ALGORITHMS and section != algorithm):
+        reason = UNAVAILABLE.get(section, f"this script trains with `{algorithm}`")
+        raise ConfigError(f"the section `{section}` cannot be used: {reason}. Remove it.")
 
 
-def section_settings(section: str, cls: type) -> dict[str, ConfigField]:
-    """The settings of one section, by path."""
-    hints = typing.get_type_hints(cls)
-    return {
-        f"{section}.{field.name}": ConfigField(hints[field.name], field.default, "", cls.__name__, field.metadata)
-        for field in dataclasses.fields(cls)
-    }
+def checked(names: list[str], value: Any, key: Key) -> Any:
+    """
+    Checks a value and returns it with its type.
+
+    Args:
+        names (`list[str]`): The names of the setting, for the message.
+        value (`Any`): The value.
+        key ([`Key`]): The setting.
+
+    Raises:
+        ConfigError: the value is not allowed.
+    """
+    if same(value, key.default):
+        return value
+    if MISSING in ([*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else [value]):
+        raise ConfigError(f"`{names[0]}` is {MISSING}, which stands for a missing value: give it one.")
+    try:
+        return check_value(value, key.hint, key.limits)
+    except ValueError as error:
+        raise ConfigError(f"`{'` or `'.join(names)}` {error}") from error
 
 
 def suggestion(path: str, known: Iterable[str], sections: Collection[str] = ()) -> str:
@@ -365,22 +385,4 @@ def suggestion(path: str, known: Iterable[str], sections: Collection[str] = ()) 
     candidates = [] if section else difflib.get_close_matches(path, sections, n=1, cutoff=0.75)
     candidates += [other for other in known if other.rpartition(".")[2] == name]
     candidates += difflib.get_close_matches(path, known, n=1) + difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean `{candidates[0]}`?" if candidates else "; see --help."
-
-
-def check_value(algorithm: str, path: str, value: Any, field: ConfigField) -> Any:
-    """Checks type and limits of a value, and returns it with its type. Raises `ConfigError` if it is wrong."""
-    try:
-        typed = read_value(value, field.hint)
-        problem = problem_with(typed, field.limits, field.default)
-    except TypeError:
-        given = "null" if value is None else f"{short(value)} ({type(value).__name__})"
-        problem = f"is {given}, expected {describe_type(field.hint)}."
-    if problem is not None:
-        names = [path] + [
-            old.format(algorithm=algorithm)
-            for old, new in {**RENAMED, **TRL_NAMES}.items()
-            if new.format(algorithm=algorithm) == path
-        ]
-        raise ConfigError(f"`{'` or `'.join(names)}` {problem}")
-    return typed
+    return f"; did you mean `{candidates[0]}`?" if candidates else "; see --help all."

@@ -1,11 +1,17 @@
-"""The sections of a recipe's YAML file that every task has."""
+"""
+The sections of a recipe's YAML file, one dataclass each. An algorithm's section has the fields of its trainer's configuration class, and
+the ones described here.
+"""
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trl_multiagent.environments.task import DatasetSource, Task, setting
+from trl_multiagent.environments.task import DatasetSource, Task
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.recipe.algorithms import ACTOR_CRITICS
+from trl_multiagent.limits import Setting, hints_of, setting
+from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, RL_ALGORITHMS, import_class
 
 
 @dataclass
@@ -22,10 +28,8 @@ class AgentModel:
     revision: str | None = setting("Branch, tag or commit of the model's repository.")
     trust_remote_code: bool = setting("Whether code in the model's repository may run.", False)
     attn_implementation: str | None = setting("Implementation of attention, such as 'sdpa' or 'flash_attention_2'.")
-    model_init_kwargs: dict[str, Any] | None = setting(  # noqa: RUF009
-        "More arguments for `AutoModelForCausalLM.from_pretrained`."
-    )
-    tokenizer_kwargs: dict[str, Any] | None = setting(  # noqa: RUF009
+    model_init_kwargs: dict[str, Any] | None = setting("More arguments for `AutoModelForCausalLM.from_pretrained`.")
+    tokenizer_kwargs: dict[str, Any] | None = setting(
         "More arguments for `AutoTokenizer.from_pretrained`.",
         keys=("use_fast", "legacy", "add_bos_token", "add_eos_token", "add_prefix_space", "model_max_length"),
     )
@@ -34,9 +38,9 @@ class AgentModel:
     lora_r: int | None = setting("Rank of the adapters; 16 by default.", ge=1)
     lora_alpha: int | None = setting("Their scale is lora_alpha / lora_r; 32 by default.", ge=1)
     lora_dropout: float | None = setting("Dropout of the adapters; 0.05 by default.", ge=0, lt=1)
-    lora_target_modules: list[str] | None = setting("Modules with adapters; by default PEFT's for the model.")  # noqa: RUF009
-    lora_target_parameters: list[str] | None = setting("Parameters with adapters.")  # noqa: RUF009
-    lora_modules_to_save: list[str] | None = setting("Modules that are trained in full, once per agent.")  # noqa: RUF009
+    lora_target_modules: list[str] | None = setting("Modules with adapters; by default PEFT's for the model.")
+    lora_target_parameters: list[str] | None = setting("Parameters with adapters.")
+    lora_modules_to_save: list[str] | None = setting("Modules that are trained in full, once per agent.")
     lora_task_type: str | None = setting("Only 'CAUSAL_LM'.", choices=("CAUSAL_LM",))
     use_rslora: bool | None = setting("Whether the scale is lora_alpha / sqrt(lora_r).")
     use_dora: bool | None = setting("Whether the adapters are DoRA, which trains magnitudes too.")
@@ -87,6 +91,9 @@ TRL_NAMES = {
     "{algorithm}.model_init_kwargs": "agent_model.model_init_kwargs",
 }
 TRL_FLAGS = {
+    "task": "task",
+    "model_name": "agent_model.name",
+    "output_base_dir": "output.base_dir",
     "model_name_or_path": "agent_model.name",
     "model_revision": "agent_model.revision",
     "dtype": "agent_model.torch_dtype",
@@ -125,7 +132,7 @@ class Wandb:
     entity: str | None = setting("User or team that owns the project.")
     name: str | None = setting("Name of the run.")
     dir: str | None = setting("Folder of the run's local files.")
-    tags: list[str] | None = setting("Tags of the run.")  # noqa: RUF009
+    tags: list[str] | None = setting("Tags of the run.")
     id: str | None = setting("Id of a run to continue.")
     resume: str | bool | None = setting(
         "Whether to continue it: 'allow', 'must', 'never'.", choices=("allow", "must", "never", "auto", True, False)
@@ -174,33 +181,98 @@ class CriticExtras(AlgorithmExtras):
     )
 
 
+@dataclass
+class PreferenceSource:
+    """What the algorithms that learn from preferences have in common."""
+
+    preference_dataset: str | None = setting(
+        "Preferences to learn from: a folder, a file, or a dataset on the Hub. `collect` writes to this folder; by default, to "
+        "`preferences` in `output_dir` or `output.base_dir`."
+    )
+    num_agents: int | None = setting("Number of agents.", ge=1, le=1000)
+
+
+@dataclass
+class PairSettings(PreferenceSource):
+    """The keys of the section `madpo` that are not about the collection or the trainer."""
+
+    num_turns: Literal[1] = setting("Preferences are about one turn.", 1)
+    joint_mode: Literal["align", "aligned"] = setting(
+        "The c-th completions of all agents are a joint answer.", "align"
+    )
+
+
+@dataclass
+class RoundSettings:
+    """The keys of the section `madpo_iter` about its rounds."""
+
+    num_iterations: int = setting("Rounds, each of which collects preferences and trains.", 6, ge=1)
+
+
+@dataclass
+class RewardSettings(PairSettings):
+    """The keys of the section `marlhf` that are not about the collection or the training of the team."""
+
+    rl_algorithm: str = setting(
+        f"What trains the team: {', '.join(map(repr, RL_ALGORITHMS))}.", "magrpo", choices=RL_ALGORITHMS
+    )
+    preference_num_items: int | None = setting(
+        "Collect preferences for the first n of the items to train on; by default all.", ge=1
+    )
+    reward_model_name: str | None = setting(
+        "Model that the reward model starts from; by default that of the first agent."
+    )
+    reward_learning_rate: float = setting("Learning rate of the reward model.", 1e-5, gt=0, le=1000)
+    reward_num_train_epochs: float = setting("Passes over the preferences.", 1.0, gt=0, le=1000000)
+    reward_train_batch_size: int = setting("Pairs per device and optimizer step.", 1, ge=1)
+    reward_max_length: int | None = setting(
+        "Tokens of a joint text; longer ones lose a part of the problem. null for no limit.", 2048, ge=1
+    )
+    reward_freeze_backbone: bool = setting("Whether only the head of the reward model is trained.", False)
+    reward_eval_fraction: float = setting(
+        "Share of the items whose pairs are held out to measure the reward model.", 0.1, ge=0, lt=1
+    )
+    reward_peft: dict[str, Any] | None = setting(
+        "Fields of `LoraConfig`: trains an adapter, which is merged when it is saved."
+    )
+    reward_training: dict[str, Any] | None = setting("More arguments of `JointRewardConfig`, such as `warmup_steps`.")
+    process_model_reward: bool = setting("Whether `reward_processor` applies to the reward of the model, too.", False)
+    score_task_reward: bool = setting(
+        "Whether the task's reward is computed in training, too, to compare it with the model's.", True
+    )
+
+
+@dataclass
+class RewardRoundSettings(RoundSettings):
+    """The keys of the section `marlhf_iter` about its rounds."""
+
+    preference_scoring_reward: Literal["task", "reward_model"] = setting(
+        "What scores the answers that are compared: the task, or from the second round on the reward model of the round before.",
+        "task",
+    )
+
+
 def extras_of(algorithm: str) -> type[AlgorithmExtras]:
     """The dataclass of the settings in an algorithm's section that are not fields of its configuration class."""
     return CriticExtras if algorithm in ACTOR_CRITICS else AlgorithmExtras
 
 
 # The section `peft` has the fields of `LoraConfig`, except for those that PEFT itself sets
-LORA_CONFIG = "peft.tuners.lora.config.LoraConfig"
-NOT_IN_PEFT = (
-    "task_type",
-    "peft_type",
-    "auto_mapping",
-    "peft_version",
-    "base_model_name_or_path",
-    "revision",
-    "inference_mode",
-    "runtime_config",
-    "megatron_config",
-    "megatron_core",
-)
+NOT_IN_PEFT = "task_type peft_type auto_mapping peft_version base_model_name_or_path revision inference_mode".split()
+NOT_IN_PEFT += ["runtime_config", "megatron_config", "megatron_core"]
 PEFT_DEFAULTS = {"target_modules": "all-linear"}
 
-VALUES = {
-    "task": str | None,
-    "agents": list[str] | None,
-    "critics": list[str] | None,
-    "seed": int | None,
-}  # top-level keys that are not sections
+
+@dataclass
+class TopLevel:
+    """The top-level keys that are not sections."""
+
+    task: str | None = setting("What to train on, as `--task`.")
+    agents: list[str] | None = setting("Model ids, one per agent, instead of agent_model.name.")
+    critics: list[str] | None = setting("Model ids, one per critic, instead of critic_model.name.")
+    seed: int | None = setting("Random seed.", ge=0, le=4294967295)  # numpy takes no other
+
+
 SHARED_SECTIONS: dict[str, type] = {
     "agent_model": AgentModel,
     "critic_model": CriticModel,
@@ -215,3 +287,49 @@ SHARED_SECTIONS: dict[str, type] = {
 def sections_of(task: Task) -> dict[str, type]:
     """The dataclass of each section, by name: the sections that every task has, and the task's own."""
     return SHARED_SECTIONS | task.settings
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a section: its type, its default, its limits as in [`~limits.setting`], and its help."""
+
+    hint: Any
+    default: Any
+    limits: Mapping[str, Any]
+    help: str
+
+
+def keys_of(cls: type) -> dict[str, Key]:
+    """
+    The keys that the fields of a dataclass are. A number of TRL, transformers or PEFT must not be negative, unless its default is, and a
+    count that is not limited by default must not be 0: these libraries do not check that before they train.
+    """
+    keys = {}
+    for field in dataclasses.fields(cls):
+        hint = hints_of(cls)[field.name]
+        default = None if field.default is dataclasses.MISSING else field.default
+        if isinstance(field, Setting):
+            limits = field.limits
+        elif field.name == "f_alpha_divergence_coef" or (isinstance(default, int | float) and default < 0):
+            limits = {}
+        else:
+            is_count = hint in (int | None, int | str | None) and field.name != "data_seed"
+            limits = {"gt" if is_count else "ge": 0}
+        keys[field.name] = Key(hint, default, limits, field.metadata.get("help", ""))
+    return keys
+
+
+def algorithm_keys(algorithm: str) -> dict[str, Key]:
+    """The keys of an algorithm's section. This imports TRL."""
+    entry = ALGORITHMS[algorithm]
+    keys: dict[str, Key] = {}
+    for cls in (extras_of(algorithm), *entry.classes()):
+        keys = {**keys_of(cls), **keys}
+    return {
+        name: dataclasses.replace(key, default=entry.defaults.get(name, key.default)) for name, key in keys.items()
+    }
+
+
+def peft_keys() -> dict[str, Key]:
+    """The keys of the section `peft`. This imports PEFT."""
+    return {name: key for name, key in keys_of(import_class("peft.LoraConfig")).items() if name not in NOT_IN_PEFT}

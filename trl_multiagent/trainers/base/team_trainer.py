@@ -1,31 +1,34 @@
-"""
-The mixin of all team trainers: it applies single-model methods to one agent at a time, and saves and loads the team.
-"""
+"""Makes a trainer of TRL train a team."""
 
 import contextlib
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from accelerate.utils import DistributedType, set_seed
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, TrainingArguments
+from transformers import TrainingArguments
 from transformers.trainer_utils import PredictionOutput
 from transformers.utils import logging
+from trl.models import prepare_deepspeed
+from trl.trainer.callbacks import SyncRefModelCallback
+from trl.trainer.utils import add_fused_lm_head
 
+from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task_errors import show
-from trl_multiagent.models.router_loss import has_routers, router_loss_coef
+from trl_multiagent.models.router_loss import expert_load, has_routers, router_loss_coef
+from trl_multiagent.rollout.episodes import turns_of_episodes
+from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin
 from trl_multiagent.trainers.base.distribution import check_distribution
 from trl_multiagent.trainers.base.hub_mixin import TeamHubMixin
 from trl_multiagent.trainers.base.precision import check_trained_weights
-from trl_multiagent.trainers.base.reference import ReferenceMixin
 from trl_multiagent.trainers.base.rescue import WriteError, save_team, write_problem
-from trl_multiagent.trainers.base.router import RouterLossMixin
+from trl_multiagent.trainers.base.rollout_metrics import RolloutTotals
 from trl_multiagent.trainers.base.team_config import TeamConfig, temporarily_set
 from trl_multiagent.trainers.base.wrapping import WrappingMixin
 
@@ -41,27 +44,30 @@ INSTEAD = {
 }
 
 
-class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMixin, RouterLossMixin):
+class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin):
     """
     Makes a TRL trainer of causal language models, such as `GRPOTrainer` or `DPOTrainer`, train an [`AgentTeam`].
 
     The mixin precedes the TRL trainer in the bases, and [`TeamConfig`] precedes the TRL configuration in the bases of
-    the configuration class. The inherited methods expect one model and one tokenizer. Within
-    [`~TeamTrainerMixin.agent_scope`] they act on one agent, and their metrics are logged as `agents/<role>/...`.
+    the configuration class. The inherited methods expect one model. Within [`~TeamTrainerMixin.agent_metrics`], what they
+    log about one agent's outputs gets the name `agents/<role>/...`.
 
     A subclass calls `_prepare_team` before it initializes the TRL trainer, and `_set_up_agents` after that. In between, it
     undoes what the TRL trainer did to the forward of the team as if that were a single model: most of them patch it with
     `add_fused_lm_head`, which belongs on each of `team.base_models` (tests/trainers/test_team_mixin.py has an example).
     A subclass can override
 
-    - `_attributes_of_agent`: the trainer's attributes that differ between agents;
-    - `_run_settings` and `_reference`: the settings that a checkpoint must match, and the reference model that it
-      saves;
+    - `_run_settings`: the settings that a checkpoint must match;
     - `_card_facts`, `_card_environment` and `_card_settings`: the contents of the model card.
     """
 
     team: AgentTeam
+    environment: Any = None  # the `Environment` that an evaluation plays
+    generator: Any  # the [`TrainerGenerator`] or [`VLLMGenerator`] that samples for it
+    _evaluated: list[RolloutTotals]  # the batches of the evaluation that is running
     _metrics: dict[str, defaultdict[str, list[float]]]
+    _router_loss_coefs: dict[str, float]  # by role, of the agents that have a router loss
+    _expert_loads: dict[str, torch.Tensor]  # by role, of the current batch
     _config_class: type[TeamConfig] = TeamConfig  # of the default configuration
     _trains_critics = False
     _eval_prefix = "eval"  # of the evaluation that is running
@@ -99,16 +105,9 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMi
                 args.gradient_checkpointing_kwargs = {**kwargs, "use_reentrant": True}
 
     def _set_up_agents(self) -> None:
-        """Collects the attributes that `agent_scope` swaps. Called after the TRL trainer is initialized."""
+        """Checks the accelerator. Called after the TRL trainer is initialized."""
         check_distribution(self.accelerator)
         self.add_callback(CheckpointCallback(self))
-        self._agent_attributes = {
-            role: self._attributes_of_agent(role, tokenizer) for role, tokenizer in self.team.tokenizers.items()
-        }
-
-    def _attributes_of_agent(self, role: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        """Returns the trainer's attributes that differ between agents, with one agent's values."""
-        return {"processing_class": tokenizer, "_tokenizer": tokenizer}
 
     def _begin_training(self) -> None:
         # Random numbers drawn after the trainer was created, for example by loading another team or by an evaluation,
@@ -117,6 +116,32 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMi
         super()._begin_training()
 
     # Evaluation
+
+    def collaborate(self, items: Sequence[dict], num_episodes: int = 1) -> list[list[Turn]]:
+        """
+        Plays episodes of the environment with the current team, without training on them. Under ZeRO-3, every process must call
+        this method, each with its own items or with none.
+
+        Args:
+            items (`Sequence[dict]`):
+                Rows of the environment's dataset.
+            num_episodes (`int`, *optional*, defaults to `1`):
+                Number of episodes sampled per item.
+
+        Returns:
+            `list[list[Turn]]`: The turns of each episode. Episode e of item i is entry `i * num_episodes + e`.
+
+        Raises:
+            ValueError: The trainer has no environment.
+        """
+        if self.environment is None:
+            raise ValueError("To play episodes, pass the task's `environment` when the trainer is created.")
+        with self.team.evaluating(), temporarily_set(self.generator, synchronized=False):
+            return turns_of_episodes(self._play_episodes(list(items), num_episodes))
+
+    def _play_episodes(self, items: list[dict], num_episodes: int = 1) -> list[list[Node]]:
+        """Plays sampled episodes of the environment. Returns the nodes of every turn."""
+        raise NotImplementedError
 
     def evaluate(
         self,
@@ -140,6 +165,7 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMi
     def _without_traces(self) -> Iterator[None]:
         """Restores the metrics and the team's mode after an evaluation, even if it fails."""
         training = self.team.training
+        self._evaluated = []
         try:
             yield
         finally:
@@ -156,24 +182,16 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMi
         super().log(logs, start_time)
 
     @contextlib.contextmanager
-    def agent_scope(self, role: str) -> Iterator[None]:
-        """Makes the inherited single-model methods act on one agent within the block."""
-        attributes = self._agent_attributes[role]
-        saved = {name: getattr(self, name) for name in attributes}
-        metrics = self._metrics
-        self._metrics = {mode: defaultdict(list) for mode in metrics}
-        for name, value in attributes.items():
-            setattr(self, name, value)
+    def agent_metrics(self, role: str) -> Iterator[None]:
+        """Logs what inherited methods compute within the block as the metrics of one agent, `agents/<role>/...`."""
+        metrics, self._metrics = self._metrics, {mode: defaultdict(list) for mode in self._metrics}
         try:
-            with self.team.activate(role):
-                yield
+            yield
         finally:
-            for name, value in saved.items():
-                setattr(self, name, value)
-            for mode, values in self._metrics.items():
+            own, self._metrics = self._metrics, metrics
+            for mode, values in own.items():
                 for name, entries in values.items():
                     metrics[mode][f"agents/{role}/{name}"].extend(entries)
-            self._metrics = metrics
 
     # Optimizer
 
@@ -212,6 +230,68 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin, ReferenceMi
                 prefix = f"agents/{name}" if name in self.team.roles else name
                 self._metrics["train"][f"{prefix}/grad_norm"].append(norm)
         return total
+
+    # The reference policy: the initial policy of every agent. That of a LoRA team is part of the team: its bases, or copies of
+    # adapters that were trained before. That of any other team is a frozen copy, `ref_model`
+
+    def _make_reference(self) -> AgentTeam | None:
+        """Stores the initial policy. Returns a copy of the team, or `None` if the team itself stores the reference."""
+        if self.team.has_adapters:
+            self.team.keep_reference()
+            return None
+        return self.team.frozen_copy()
+
+    def _set_up_reference(self, reference: AgentTeam | None, temperature: float = 1.0) -> None:
+        """Prepares the copy that `_make_reference` returned. Called after the TRL trainer is initialized."""
+        if reference is None:
+            return
+        for model in reference.base_models:
+            add_fused_lm_head(model, temperature=temperature)
+        if self.is_deepspeed_enabled:
+            self.ref_model = prepare_deepspeed(reference, self.accelerator)
+        else:
+            self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
+        if self.args.sync_ref_model:
+            self.add_callback(SyncRefModelCallback(ref_model=self.ref_model, accelerator=self.accelerator))
+
+    @contextlib.contextmanager
+    def _computing_as_reference(self) -> Iterator[torch.nn.Module]:
+        """Gives the wrapped team whose agents compute with their reference policies within the block."""
+        with torch.no_grad(), self.team.evaluating(), self.accelerator.autocast():
+            if self.team.has_adapters:
+                with self.team.as_reference():
+                    yield self.model_wrapped
+            else:
+                yield self.ref_model
+
+    # The router loss of mixtures of experts over a whole batch, see `models.router_loss`. The load of the experts is counted over the
+    # batch first. The loss is then a sum over micro-batches and processes
+
+    @torch.no_grad()
+    def _expert_load(self, role: str, chunks: Iterable[dict[str, Any]]) -> torch.Tensor:
+        """
+        Computes the load of an agent's experts over the batch of all processes.
+
+        Args:
+            role (`str`): The agent.
+            chunks (`Iterable[dict]`): The arguments of its forwards. They contain `router_weights`.
+        """
+        sent = 0.0
+        with self.team.evaluating(), self.accelerator.autocast():
+            for inputs in chunks:
+                sent = sent + self.model_wrapped(team_inputs={role: inputs})[role].aux_loss[0]
+        experts_per_token = self.team.agents[role].config.get_text_config().num_experts_per_tok
+        return expert_load(self.accelerator.reduce(sent, "sum"), experts_per_token)
+
+    def _router_loss(self, role: str, expert_sums: torch.Tensor) -> torch.Tensor:
+        """
+        Computes the part of one micro-batch in an agent's router loss, without its coefficient.
+
+        Args:
+            role (`str`): The agent.
+            expert_sums (`torch.Tensor` of shape `(2, num_experts)`): The `aux_loss` of the agent's output.
+        """
+        return self._expert_loads[role] @ expert_sums[1]
 
     # Failures
 
@@ -324,3 +404,12 @@ def router_loss_coefs(team: AgentTeam, args: TeamConfig) -> dict[str, float]:
             "`router_aux_loss_coef=0.0`."
         )
     return coefs
+
+
+def check_reference_sync(team: AgentTeam, args: TeamConfig) -> None:
+    """Raises an error if the reference policy is to be updated, but is not a model of its own."""
+    if args.sync_ref_model and team.has_adapters:
+        raise ValueError(
+            "`sync_ref_model` updates a separate reference model, but the reference of a LoRA team is its own "
+            "base. Leave it False, or train agents without adapters."
+        )

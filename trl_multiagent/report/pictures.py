@@ -1,0 +1,128 @@
+"""Draws the pictures of reports. They share one style: a title per panel, a faint grid, and one legend below the panels."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trl_multiagent.folders import replacing
+
+
+STYLE: dict[str, Any] = {"axes.grid": True, "grid.alpha": 0.2, "axes.spines.top": False, "axes.spines.right": False}
+STYLE |= {
+    "axes.axisbelow": True,
+    "axes.titlesize": "medium",
+    "legend.frameon": False,
+    "legend.fontsize": "small",
+    "savefig.dpi": 150,
+}
+GREY = "0.6"
+COLORS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple")
+MAX_REACH = 5  # log entries
+SMOOTHED_FROM = 20  # log entries
+
+
+@contextlib.contextmanager
+def picture(
+    path: Path, panels: int = 1, size: tuple[float, float] = (5.0, 4.0), title: str = "", **grid: Any
+) -> Iterator[list[Any]]:
+    """
+    Yields the axes of panels side by side to draw on, and writes the picture when the block ends.
+
+    Args:
+        path (`Path`): The PNG file.
+        panels (`int`, *optional*, defaults to `1`): Number of panels.
+        size (`tuple[float, float]`, *optional*, defaults to `(5.0, 4.0)`): Width and height of a panel, in inches.
+        title (`str`, *optional*): A title above all panels.
+        grid (*optional*): Arguments of [`~matplotlib.figure.Figure.subplots`], such as `sharey`.
+    """
+    from matplotlib import rc_context  # takes long to import
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE):
+        figure = Figure(figsize=(panels * size[0], size[1]), layout="constrained")
+        if title:
+            figure.suptitle(title, fontsize="medium")
+        yield list(figure.subplots(1, panels, squeeze=False, **grid)[0])
+        labels: dict[str, Any] = {}
+        for axes in figure.axes:
+            handles, names = axes.get_legend_handles_labels()
+            labels |= dict(zip(names, handles, strict=True))
+        if labels:
+            columns = min(len(labels), 2 * panels)
+            figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=columns)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as unfinished:
+            figure.savefig(unfinished, format="png")
+
+
+def draw_curve(axes: Any, steps: Sequence[int], values: Sequence[float], label: str) -> None:
+    """
+    Draws a logged metric against the optimizer step, and the mean around each entry if there are at least [`SMOOTHED_FROM`] entries.
+    The mean reaches equally far back and ahead, so that it does not lag.
+    """
+    reach = min(MAX_REACH, len(values) // 10) if len(values) >= SMOOTHED_FROM else 0
+    means = [fmean(values[max(0, k - reach) : k + reach + 1]) for k in range(len(values))]
+    if reach:
+        axes.plot(steps, values, color=COLORS[0], alpha=0.3, linewidth=1, label=f"{label}, every log entry")
+        axes.plot(steps, means, color=COLORS[0], linewidth=2, label=f"{label}, mean of {2 * reach + 1} entries")
+    else:
+        axes.plot(steps, values, color=COLORS[0], marker="o", markersize=4, label=label)
+
+
+def draw_shares(axes: Any, bins: pd.DataFrame, color: str) -> None:
+    """Draws the `accuracy` at the `mean` of each bin with its standard error, and its `count`."""
+    errors = (bins["accuracy"] * (1 - bins["accuracy"]) / bins["count"]) ** 0.5
+    axes.errorbar(bins["mean"], bins["accuracy"], errors, marker="o", color=color, capsize=3)
+    for place, accuracy, count in zip(bins["mean"], bins["accuracy"], bins["count"], strict=True):
+        axes.annotate(str(count), (place, accuracy), xytext=(5, -12), textcoords="offset points", fontsize="small")
+    axes.margins(x=0.1)
+    axes.set(ylim=(min(0.4, bins["accuracy"].min()) - 0.05, 1.05))
+
+
+def draw_histograms(axes: Any, series: Mapping[str, Sequence[float]], bins: int) -> None:
+    """Draws the distribution of several lists of values, the first one filled. Empty ones are left out."""
+    edges = np.histogram_bin_edges(np.concatenate([*series.values()]), bins)
+    for k, (name, values) in enumerate(series.items()):
+        if len(values):
+            style = {"histtype": "step", "linewidth": 2, "color": COLORS[k]} if k else {"color": GREY}
+            label = f"{name} ({len(values)}, mean {fmean(values):.2f})"
+            axes.hist(values, edges, weights=[1 / len(values)] * len(values), label=label, **style)
+    axes.set(ylabel="share")
+
+
+def draw_intervals(axes: Any, rows: Sequence[Mapping[str, tuple[float, float, float] | None]]) -> None:
+    """
+    Draws means with their intervals, a line of the picture per row.
+
+    Args:
+        axes (`matplotlib.axes.Axes`): The panel.
+        rows (`Sequence[Mapping[str, tuple]]`): For each row mean, low and high by the name of a series. Ends that are not a number are left out.
+    """
+    names = [*rows[0]]
+    for k, name in enumerate(names):
+        color = COLORS[k % len(COLORS)]
+        offset = 0.0 if len(names) == 1 else 0.3 * (k / (len(names) - 1) - 0.5)
+        axes.plot([], [], "o", color=color, label=name if len(names) > 1 else None)
+        for y, row in enumerate(rows):
+            estimate = row[name]
+            if estimate is not None:
+                mean, low, high = estimate
+                axes.plot([low, high], [y + offset] * 2, color=color, linewidth=2)
+                axes.plot(mean, y + offset, "o", color=color)
+
+
+def draw_matrix(axes: Any, matrix: np.ndarray, names: Sequence[str], low: float, high: float) -> None:
+    """Draws a matrix of shape `(N, N)` with its numbers; its colors range from `low` to `high`."""
+    image = axes.imshow(matrix, cmap="viridis", vmin=low, vmax=high)
+    for (i, j), value in np.ndenumerate(matrix):
+        color = "black" if (value - low) / (high - low) > 0.6 else "white"
+        axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=color)
+    axes.grid(False)
+    axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    axes.set_yticks(range(len(names)), names)
+    axes.figure.colorbar(image, ax=axes, shrink=0.8)

@@ -1,0 +1,318 @@
+"""
+Samples the completions of a team. Training, evaluation, the collection of preferences and `AgentTeam.collaborate` use the same
+sampler.
+
+[`TeamSampler`] makes the prompts of all agents at the nodes of a turn, and checks their lengths. A [`Generator`] then samples the
+completions of all agents in one call.
+"""
+
+import contextlib
+import copy
+import difflib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from trl_multiagent.environments.base import Environment
+from trl_multiagent.models.generation import generate_groups
+from trl_multiagent.models.positions import check_prompts, learned_positions
+from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
+from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
+from trl_multiagent.rollout.tree import Node, Samples, root_nodes
+
+
+CHECKED_AT_ONCE = 256  # items
+
+
+class SamplingTeam(Protocol):
+    """The part of an [`AgentTeam`] that sampling needs."""
+
+    roles: tuple[str, ...]
+    tokenizers: dict[str, PreTrainedTokenizerBase]
+
+    def activate(self, role: str) -> AbstractContextManager[PreTrainedModel]: ...
+
+    def evaluating(self) -> AbstractContextManager[None]: ...
+
+    def end_tokens(self, role: str) -> list[int]: ...
+
+
+@dataclass
+class Level:
+    """
+    What a generator samples in one call.
+
+    Args:
+        nodes (`list[Node]`): The nodes of a turn.
+        prompt_ids (`dict[str, list[list[int]]]`): For each agent that answers, the token ids of its prompt at each node.
+        num_generations (`int`): Number of completions of each prompt.
+    """
+
+    nodes: list[Node]
+    prompt_ids: dict[str, list[list[int]]]
+    num_generations: int
+
+
+@dataclass
+class Completions:
+    """
+    The completions of one prompt.
+
+    Args:
+        ids (`list[list[int]]`): Token ids of each, up to and including its end-of-sequence token.
+        logps (`list[list[float]]`, *optional*): The log-probabilities of these tokens, in nats, if an inference engine sampled them.
+    """
+
+    ids: list[list[int]]
+    logps: list[list[float]] | None = None
+
+
+class Generator(Protocol):
+    """Samples the completions of all agents of a level."""
+
+    max_new_tokens: int  # of a completion
+
+    def generate(self, level: Level) -> dict[str, list[Completions]]:
+        """Returns the completions of each agent in `level.prompt_ids`, one entry per node."""
+        ...
+
+
+class TransformersGenerator:
+    """
+    Samples with transformers, one agent after the other.
+
+    Args:
+        team ([`AgentTeam`]):
+            The agents.
+        arguments (`dict[str, Any]`):
+            Fields of [`~transformers.GenerationConfig`], complete, see [`sampling_arguments`].
+        token_budget (`int`, *optional*):
+            Upper bound of prompt and completion tokens in one `generate` call, see [`RolloutConfig`].
+    """
+
+    def __init__(self, team: SamplingTeam, arguments: dict[str, Any], token_budget: int | None = None):
+        self.team = team
+        self.arguments = arguments
+        self.token_budget = token_budget
+        self.max_new_tokens: int = arguments["max_new_tokens"]
+
+    def generate(self, level: Level) -> dict[str, list[Completions]]:
+        completions = {}
+        for role, prompt_ids in level.prompt_ids.items():
+            special = {
+                "pad_token_id": self.team.tokenizers[role].pad_token_id,
+                "eos_token_id": self.team.end_tokens(role),
+            }
+            config = GenerationConfig(**{**special, **self.arguments})
+            with self.computing(role) as agent:
+                groups = self.sample(agent, role, prompt_ids, level, config)
+            completions[role] = [Completions(group) for group in groups]
+        return completions
+
+    @contextlib.contextmanager
+    def computing(self, role: str) -> Iterator[PreTrainedModel]:
+        """Makes an agent ready to sample within the block."""
+        with self.team.evaluating(), self.team.activate(role) as agent:
+            yield agent
+
+    def sample(
+        self, agent: PreTrainedModel, role: str, prompt_ids: list[list[int]], level: Level, config: GenerationConfig
+    ) -> list[list[list[int]]]:
+        """Samples the completions of one agent; see [`~models.generation.generate_groups`]."""
+        return generate_groups(agent, prompt_ids, level.num_generations, config, self.token_budget)
+
+
+class TeamSampler:
+    """
+    Samples the completions of all agents at the nodes of a turn. It can be passed to [`~rollout.tree.grow_trees`] and
+    [`~rollout.episodes.play_episodes`].
+
+    Args:
+        team ([`AgentTeam`]):
+            The team.
+        generator ([`Generator`]):
+            Samples the completions.
+        use_chat_template (`bool`, *optional*):
+            Whether prompts are rendered as chat messages. By default, they are for each agent whose tokenizer has a
+            chat template.
+        history_options ([`~rollout.history.HistoryOptions`], *optional*):
+            What the agents see of their past turns. By default, each sees all of its own prompts and responses.
+        chat_template_kwargs (`dict[str, Any]`, *optional*):
+            Arguments of the chat templates.
+    """
+
+    def __init__(
+        self,
+        team: SamplingTeam,
+        generator: Generator,
+        use_chat_template: bool | None = None,
+        history_options: HistoryOptions = FULL_HISTORY,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ):
+        self.team = team
+        self.generator = generator
+        self.use_chat_template = use_chat_template
+        self.history_options = history_options
+        self.chat_template_kwargs = chat_template_kwargs or {}
+
+    @property
+    def chat_roles(self) -> frozenset[str]:
+        """The roles whose prompts are chat messages."""
+        tokenizers = self.team.tokenizers.items()
+        return frozenset(role for role, x in tokenizers if uses_chat_template(x, self.use_chat_template))
+
+    def __call__(self, nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
+        return self.sample(self.team.roles, nodes, num_generations)
+
+    def sample(self, roles: Sequence[str], nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
+        """Samples the completions of some agents; one entry per node."""
+        prompts = {role: self.prompts(role, nodes) for role in roles}
+        for role in roles:
+            self.check_lengths(role, prompts[role])
+        prompt_ids = {role: [prompt.ids for prompt in prompts[role]] for role in roles}
+        completions = self.generator.generate(Level(nodes, prompt_ids, num_generations))
+        return {
+            role: [
+                Samples(
+                    prompt.ids,
+                    of_node.ids,
+                    self.team.tokenizers[role].batch_decode(of_node.ids, skip_special_tokens=True),
+                    of_node.logps,
+                    prompt.prompt,
+                    prompt.dropped_turns,
+                )
+                for prompt, of_node in zip(prompts[role], completions[role], strict=True)
+            ]
+            for role in roles
+        }
+
+    def prompts(self, role: str, nodes: list[Node]) -> list[WholePrompt]:
+        """
+        Makes one agent's prompt at each node, with what it sees of its past prompts and responses.
+
+        Raises:
+            ValueError: a prompt has no tokens.
+        """
+        tokenizer = self.team.tokenizers[role]
+        prompts = tokenize_nodes(
+            role,
+            nodes,
+            tokenizer,
+            end_tokens=self.team.end_tokens(role),
+            as_chat=role in self.chat_roles,
+            options=self.history_options,
+            tokenize=partial(tokenize_prompts, tokenizer, **self.chat_template_kwargs),
+            render=partial(render_chat, tokenizer, **self.chat_template_kwargs),
+        )
+        if not all(prompt.ids for prompt in prompts):
+            raise ValueError(
+                f"A prompt of agent {role!r} has no tokens: the environment must return prompts that have some."
+            )
+        return prompts
+
+    def check_lengths(self, role: str, prompts: list[WholePrompt]) -> None:
+        """Refuses prompts that are too long for the agent's model."""
+        lengths = [len(prompt.ids) for prompt in prompts]
+        with self.team.activate(role) as agent:
+            check_prompts(role, agent, [x.prompt for x in prompts], lengths, self.generator.max_new_tokens)
+
+    def check_items(self, items: Sequence[dict], environment: Environment) -> None:
+        """
+        Checks that the first prompts of some items are not too long for the models of the agents. Only models with learned positions
+        have such a limit; without any, nothing is done.
+
+        Args:
+            items (`Sequence[dict]`): Dataset rows.
+            environment ([`~trl_multiagent.environments.Environment`]): Makes the prompts. It keeps its state.
+
+        Raises:
+            TooLongError: a prompt and its completion may have more tokens than the model has positions.
+        """
+        limited = []
+        for role in self.team.roles:
+            with self.team.activate(role) as agent:
+                limited += [role] if learned_positions(agent) is not None else []
+        if not limited:
+            return
+        state = copy.deepcopy(environment.state_dict())
+        for start in range(0, len(items), CHECKED_AT_ONCE):
+            chunk = [items[k] for k in range(start, min(start + CHECKED_AT_ONCE, len(items)))]
+            nodes = root_nodes(chunk, environment)
+            for role in limited:
+                self.check_lengths(role, self.prompts(role, nodes))
+        if state:
+            environment.load_state_dict(state)
+
+
+def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **kwargs: Any) -> str:
+    """The text that [`tokenize_prompts`] tokenizes."""
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **kwargs)
+
+
+def tokenize_prompts(tokenizer: PreTrainedTokenizerBase, prompts: list[Any], **kwargs: Any) -> list[list[int]]:
+    """The token ids of texts, or of lists of chat messages. `kwargs`: arguments of the chat template."""
+    if isinstance(prompts[0], str):
+        return tokenizer(prompts)["input_ids"]
+    tokens = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=True, **kwargs)
+    return tokens["input_ids"]
+
+
+# The arguments of `AgentTeam.collaborate` and the like
+
+# Arguments of `GenerationConfig` that would change what `generate` returns or needs, and what to use instead
+REFUSED = {
+    "num_return_sequences": "pass an item several times for several episodes",
+    "return_dict_in_generate": "episodes contain texts only",
+    "stop_strings": "completions end at the agents' own end-of-sequence tokens",
+}
+RANGES = {"temperature": (0, 1e6), "top_p": (0, 1), "top_k": (0, 1e9)}
+# Without a value, `generate` would use that of the model's own generation configuration
+DEFAULTS = {"max_new_tokens": 256, "repetition_penalty": 1.0}
+SAMPLING_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+OTHER_NAMES = {"max_completion_length": "max_new_tokens", "max_tokens": "max_new_tokens", "n": "num_return_sequences"}
+
+
+def sampling_arguments(generation_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """
+    Checks arguments for sampling, and completes them by the defaults: at most 256 tokens at temperature 1.
+
+    Args:
+        generation_kwargs (`dict[str, Any]`): Fields of [`~transformers.GenerationConfig`]. `temperature=0` means greedy
+            decoding.
+
+    Returns:
+        `dict[str, Any]`: Fields of [`~transformers.GenerationConfig`].
+
+    Raises:
+        TypeError: An argument is unknown.
+        ValueError: An argument has an impossible value, or cannot be used here.
+    """
+    known = [name for name in vars(GenerationConfig()) if not name.startswith("_")]
+    for name, value in generation_kwargs.items():
+        if name in REFUSED:
+            raise ValueError(f"`{name}` cannot be set here: {REFUSED[name]}.")
+        if name not in known:
+            similar = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, known, n=1)
+            advice = f"did you mean `{similar[0]}`?" if similar else "use a field of `transformers.GenerationConfig`."
+            raise TypeError(f"Unknown argument `{name}={value!r}`: {advice}")
+    for name, (minimum, maximum) in RANGES.items():
+        value = generation_kwargs.get(name)
+        if value is not None and not (isinstance(value, int | float) and minimum <= value <= maximum):
+            raise ValueError(f"`{name}` is {value!r}, it must be a number from {minimum} to {maximum}.")
+    greedy = generation_kwargs.get("temperature") == 0
+    if greedy and generation_kwargs.get("do_sample"):
+        raise ValueError("`temperature=0` is greedy decoding, which `do_sample=True` contradicts: leave one out.")
+    if greedy:
+        given = {name: value for name, value in generation_kwargs.items() if name not in SAMPLING}
+        arguments = {**DEFAULTS, **given, "do_sample": False}
+    elif generation_kwargs.get("do_sample", True):
+        arguments = {**DEFAULTS, **SAMPLING_DEFAULTS, "do_sample": True, **generation_kwargs}
+    else:
+        arguments = {**DEFAULTS, **generation_kwargs}
+    GenerationConfig(**arguments)  # refuses impossible values
+    return arguments

@@ -1,0 +1,99 @@
+"""The table of algorithms, by the name of their section. A class is imported when it is needed."""
+
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+
+ROLLOUTS = "trl_multiagent.recipe.run.train_on_rollouts"
+PREFERENCES = "trl_multiagent.recipe.preference_run.run_preferences"
+MARLHF = "trl_multiagent.recipe.marlhf.run_marlhf"
+REWARD_MODEL = "trl_multiagent.recipe.reward_model.run_reward_model"
+
+
+class Algorithm(NamedTuple):
+    """
+    Args:
+        config (`str`): Import path of the class of the trainer's arguments. Its fields are keys of the section.
+        trainer (`str`): Import path of the trainer's class.
+        run (`str`): Import path of the function that trains with it: `(settings, dry_run, prog) -> None`.
+        parts (`tuple[str, ...]`): Import paths of other dataclasses whose fields are keys of the section. Where two have a field of the
+            same name, the first one describes it.
+        defaults (`Mapping[str, Any]`): The defaults of the section that differ from those of these classes.
+    """
+
+    config: str
+    trainer: str
+    run: str = ROLLOUTS
+    parts: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = MappingProxyType({})
+
+    def config_class(self) -> type:
+        return import_class(self.config)
+
+    def trainer_class(self) -> type:
+        return import_class(self.trainer)
+
+    def classes(self) -> list[type]:
+        """The dataclasses whose fields are the keys of the section."""
+        return [*map(import_class, self.parts), self.config_class()]
+
+
+def import_class(path: str) -> Any:
+    """Imports a class, or another object of a module, by a path such as `package.module.Class`."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def _algorithm(module: str, name: str, *more: Any) -> Algorithm:
+    """The algorithm with the trainer `name` in the modules `<module>_config` and `<module>_trainer`."""
+    folder = f"trl_multiagent.trainers.{module}"
+    return Algorithm(f"{folder}_config.{name}Config", f"{folder}_trainer.{name}Trainer", *more)
+
+
+SCHEMA = "trl_multiagent.settings.schema"
+COLLECTION = "trl_multiagent.preferences.config.PreferenceConfig"
+REPLAY = "trl_multiagent.preferences.replay.ReplayConfig"
+# What CoMLRL's algorithms in rounds have by default
+ROUNDS = {
+    "num_iterations": 6,
+    "num_train_epochs": 1,
+    "preference_num_candidates": 20,
+    "preference_pairs_per_sample": 4,
+    "pair_selection": "comparator_reward",
+    "comparator_policy": "current",
+}
+PAIRS = (f"{SCHEMA}.PairSettings", COLLECTION)
+REWARD = (f"{SCHEMA}.RewardSettings", COLLECTION, "trl_multiagent.trainers.iac_config.IACConfig")
+# GRPO is MAGRPO with a team of one, AC is IAC with a team of one
+ALGORITHMS = {
+    "grpo": _algorithm("magrpo", "MAGRPO"),
+    "magrpo": _algorithm("magrpo", "MAGRPO"),
+    "marloo": _algorithm("marloo", "MARLOO"),
+    "maremax": _algorithm("maremax", "MAReMax"),
+    "mareinforce": _algorithm("mareinforce", "MAREINFORCE"),
+    "ac": _algorithm("iac", "IAC"),
+    "iac": _algorithm("iac", "IAC"),
+    "maac": _algorithm("maac", "MAAC"),
+    "madpo": _algorithm("madpo", "MADPO", PREFERENCES, PAIRS),
+    "madpo_iter": _algorithm(
+        "madpo", "MADPO", PREFERENCES, (f"{SCHEMA}.RoundSettings", REPLAY, *PAIRS), MappingProxyType(ROUNDS)
+    ),
+    "marlhf": _algorithm(
+        "magrpo", "MAGRPO", MARLHF, REWARD
+    ),  # `rl_algorithm` chooses the trainer, by default this one
+    "marlhf_iter": _algorithm(
+        "magrpo",
+        "MAGRPO",
+        MARLHF,
+        (f"{SCHEMA}.RewardRoundSettings", REPLAY, *REWARD),
+        MappingProxyType({**ROUNDS, "num_train_epochs": 2, "reward_num_train_epochs": 2.0}),
+    ),
+    "reward_model": _algorithm("joint_reward", "JointReward", REWARD_MODEL, (f"{SCHEMA}.PreferenceSource",)),
+}
+PREFERENCE_ALGORITHMS = ("madpo", "madpo_iter")  # they learn from pairs of answers, not from rollout trees
+ITERATIVE = {"madpo_iter": "madpo", "marlhf_iter": "marlhf"}  # algorithms in rounds, and what each round is
+ACTOR_CRITICS = ("ac", "iac", "maac")  # algorithms with critics
+SINGLE_AGENT = {"grpo": "MAGRPO", "ac": "IAC"}  # algorithms for one agent, and the same for several
+RL_ALGORITHMS = ("magrpo", "marloo", "maremax", "mareinforce", "iac", "maac")  # of MARLHF

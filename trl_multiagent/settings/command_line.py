@@ -1,0 +1,170 @@
+"""The command line of a recipe, and its help."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from trl_multiagent.environments.task import Task
+from trl_multiagent.settings.algorithms import ACTOR_CRITICS
+from trl_multiagent.settings.read import (
+    RECIPES,
+    ConfigError,
+    config_file,
+    flag_layer,
+    parse_overrides,
+    read_yaml,
+    suggestion,
+)
+from trl_multiagent.settings.schema import (
+    TRL_FLAGS,
+    AgentModel,
+    TopLevel,
+    algorithm_keys,
+    extras_of,
+    keys_of,
+    sections_of,
+)
+
+
+# The settings of an algorithm that `--help` shows; `--help all` shows all of them
+USUAL = {
+    "learning_rate": "Learning rate of every agent.",
+    "num_train_epochs": "Passes over the training items.",
+    "max_steps": "Optimizer steps, instead of num_train_epochs.",
+    "num_turns": "Turns of an episode, 1 by default.",
+    "num_generations": "Completions that each agent samples at a node.",
+    "items_per_device": "Items, each with its whole tree, per device and optimizer step.",
+    "max_completion_length": "Tokens of a completion at most.",
+    "temperature": "Sampling temperature, 1 by default.",
+    "beta": "Coefficient of the KL penalty; of the loss, with preferences.",
+    "output_dir": "Folder of the run.",
+    "report_to": "Where metrics go: none, wandb, tensorboard, ...",
+    "resume_from_checkpoint": "Checkpoint to continue from; true for the last one of the folder.",
+}
+
+
+MOST_KEYS = 8  # of a section of the task that `--help` describes
+
+
+def make_parser(algorithm: str, prog: str | None = None) -> argparse.ArgumentParser:
+    """The command line of a recipe. Flags that it does not list are keys of the algorithm's section, or of `agent_model`."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage="%(prog)s --config FILE [--override KEY=VALUE ...] [--dry_run] [--FIELD VALUE ...]",
+        description=f"Trains a team with the settings of the section '{algorithm}'. A flag wins over --override, and "
+        "--override over the file.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    recipe = parser.add_argument_group("recipe")
+    recipe.add_argument(
+        "-h",
+        "--help",
+        nargs="?",
+        const="usual",
+        choices=("usual", "all"),
+        metavar="all",
+        help="Show the usual settings; with 'all', every one.",
+    )
+    recipe.add_argument("--config", metavar="FILE", help="YAML file with the sections listed below.")
+    recipe.add_argument(
+        "--override",
+        metavar="KEY=VALUE",
+        nargs="+",
+        action="extend",
+        default=[],
+        help=f"Single settings, such as agent_model.name=Qwen/Qwen2.5-0.5B {algorithm}.num_turns=2.",
+    )
+    recipe.add_argument("--dry_run", action="store_true", help="Check everything, print the plan, stop.")
+    return parser
+
+
+def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[str]) -> list[dict[str, Any]]:
+    """
+    The layers of the file, the overrides and the flags.
+
+    Args:
+        algorithm (`str`): Name of the algorithm's section.
+        arguments (`argparse.Namespace`): What the parser knows. The name of a file of the package becomes its path.
+        rest (`Sequence[str]`): The other arguments: flags, each with its values.
+
+    Raises:
+        ConfigError: one of them cannot be read.
+    """
+    flags: dict[str, list[str]] = {}
+    for text in rest:
+        if text.startswith("--"):
+            name, has_value, value = text[2:].partition("=")
+            values = flags[name] = [value] if has_value else []
+        elif not flags:
+            raise ConfigError(f"unknown argument {text!r}; see --help.")
+        else:
+            values.append(text)
+    arguments.config = arguments.config and config_file("--config", arguments.config, RECIPES)
+    return [read_yaml(arguments.config), parse_overrides(arguments.override), flag_layer(algorithm, flags)]
+
+
+def check_flags(algorithm: str, rest: Sequence[str]) -> None:
+    """Raises `ConfigError` for a flag that is no setting. This imports TRL."""
+    own = ["config", "override", "dry_run", "num_epochs", *TRL_FLAGS, *keys_of(AgentModel)]
+    known = [f"--{name}" for name in (*own, *algorithm_keys(algorithm))]
+    for flag in [text.partition("=")[0] for text in rest if text.startswith("--")]:
+        if flag not in known:
+            raise ConfigError(f"unknown argument {flag!r}{suggestion(flag, known)}")
+
+
+def print_help(parser: argparse.ArgumentParser, algorithm: str, task: Task, full: bool) -> None:
+    """
+    Prints the help of a recipe: the usual settings and the names of all others that this package defines, or everything.
+
+    Args:
+        parser (`argparse.ArgumentParser`): The command line.
+        algorithm (`str`): Name of the algorithm's section.
+        task ([`~trl_multiagent.environments.task.Task`]): The task, which has sections of its own.
+        full (`bool`): Whether to describe every setting. This imports TRL, which takes seconds.
+    """
+    flags = {flag: f"Short for --override {path}=VALUE." for flag, path in TRL_FLAGS.items()}
+    if full:
+        own = keys_of(AgentModel).items()
+        flags |= {name: f"Short for --override agent_model.{name}=VALUE. {key.help}" for name, key in own}
+    add_flags(parser, "flags for the model and the data, named as in TRL's scripts", flags)
+    keys = algorithm_keys(algorithm).items() if full else ()
+    all_keys = {name: f"{key.help} (default: {key.default})" for name, key in keys if name not in flags}
+    add_flags(parser, f"flags that are also keys of the section '{algorithm}'", all_keys or USUAL)
+    parser.epilog = "\n".join(describe_sections(algorithm, task, full))
+    print(parser.format_help(), end="", file=sys.stdout)
+
+
+def add_flags(parser: argparse.ArgumentParser, title: str, flags: Mapping[str, str]) -> None:
+    """Adds a group of flags, each with its help."""
+    group = parser.add_argument_group(title)
+    for name, text in flags.items():
+        group.add_argument(f"--{name}", metavar="VALUE", help=text.replace("%%", "%").replace("%", "%%"))
+
+
+def describe_sections(algorithm: str, task: Task, full: bool) -> Iterator[str]:
+    """The sections of the YAML file and their keys, line by line. Small ones of the task are always described."""
+    yield "keys of the YAML file:"
+    for name, key in keys_of(TopLevel).items():
+        if name != "critics" or algorithm in ACTOR_CRITICS:
+            yield f"  {name}: {key.help}"
+    others = "" if full else f", {', '.join(keys_of(extras_of(algorithm)))} and more, see --help all"
+    yield f"  {algorithm}: every flag of the last group{others}"
+    for section, cls in sections_of(task).items():
+        if section == "critic_model" and algorithm not in ACTOR_CRITICS:
+            continue
+        keys = keys_of(cls)
+        if full or (section in task.settings and len(keys) <= MOST_KEYS):
+            yield f"  {section}:"
+            yield from (f"    {name}: {key.help}" for name, key in keys.items())
+        else:
+            yield f"  {section}: {', '.join(keys)}"
+    yield "  peft: Gives every agent a LoRA adapter on a common base. Fields of peft.LoraConfig: r, lora_alpha, lora_dropout,"
+    yield "    target_modules ('all-linear' by default), ... {} takes the defaults."
+    if task.models:
+        yield f"agent_model.name also takes models that this task builds: {', '.join(task.models)}."
+    if not full:
+        yield "Every field of the trainer's configuration class, TRL's and transformers' included, is a flag and a key, too. --help all"
+        yield "describes them, and docs/configuration.md has a table of TRL's arguments."

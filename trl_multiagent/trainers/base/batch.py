@@ -1,0 +1,321 @@
+"""
+Converts rollout trees to rows, and rows to a batch of tensors.
+
+A row is one sibling of one node, that is, one completion of every agent. The tensors of all agents have the same rows
+in the same order, so one forward pass of the team computes a micro-batch for all agents.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel
+from trl.trainer.utils import pad
+
+from trl_multiagent.models.router_loss import without_router_logits
+from trl_multiagent.models.shared_prompts import can_share_prompts, takes_positions, token_positions
+from trl_multiagent.rollout.tree import Node, Samples
+
+
+# Tokens in the prompt of a padding row: one that can be shared among siblings, and the last one, which is not shared.
+# Its completion has as many tokens, all masked
+PADDING_LENGTH = 2
+
+T = TypeVar("T", bound="RowTensors")
+A = TypeVar("A", bound="AgentTensors")
+
+
+@dataclass
+class RowTensors:
+    """Tensors that have the same rows, and numbers that belong to all rows. Fields that are not used are `None`."""
+
+    def _map(self: T, function: Callable[[torch.Tensor], torch.Tensor]) -> T:
+        tensors = {name: x for name, x in vars(self).items() if isinstance(x, torch.Tensor)}
+        return dataclasses.replace(self, **{name: function(x) for name, x in tensors.items()})
+
+    def __len__(self) -> int:
+        return next(len(x) for x in vars(self).values() if isinstance(x, torch.Tensor))
+
+    def __getitem__(self: T, rows: slice) -> T:
+        return self._map(lambda x: x[rows])
+
+    def to(self: T, device: torch.device) -> T:
+        return self._map(lambda x: x.to(device))
+
+    def chunks(self: T, size: int) -> Iterator[T]:
+        """Yields consecutive parts of at most `size` rows."""
+        for start in range(0, len(self), size):
+            yield self[start : start + size]
+
+
+@dataclass
+class AgentTensors(RowTensors):
+    """
+    The rows of one agent in a batch. An algorithm adds tensors in a subclass.
+
+    Args:
+        prompt_ids, prompt_mask (`torch.Tensor` of shape `(num_rows, prompt_length)`):
+            The prompts, padded on the left.
+        completion_ids, completion_mask (`torch.Tensor` of shape `(num_rows, completion_length)`):
+            The completions, padded on the right. Only tokens in the mask are trained.
+        advantages (`torch.Tensor` of shape `(num_rows,)` or that of `completion_ids`):
+            The advantages.
+        turns (`torch.Tensor` of shape `(num_rows,)`):
+            The turns, counted from 0.
+        ref_logps, old_logps, sampling_logps (`torch.Tensor` of the shape of `completion_ids`, *optional*):
+            Log-probabilities of the completions' tokens, in nats: under the reference policy; under the policy when the batch was
+            sampled; and as reported by the engine that sampled them, NaN where it reported none.
+        other_log_ratios (`torch.Tensor` of shape `(num_rows,)`, *optional*):
+            The log-ratios of the other agents, see [`~loss.add_other_log_ratios`].
+        router_weights (`torch.Tensor` of shape `(num_rows,)`, *optional*):
+            For an agent with a router loss: 1 for rows of trees, 0 for padding rows.
+        weight (`float`):
+            The factor that turns the mean over the rows of a micro-batch into its part of the mean over the rows of the trees of all
+            processes, which include rows that the update leaves out.
+        num_tokens (`float`):
+            Number of completion tokens in the trees, per process.
+    """
+
+    prompt_ids: torch.Tensor
+    prompt_mask: torch.Tensor
+    completion_ids: torch.Tensor
+    completion_mask: torch.Tensor
+    advantages: torch.Tensor
+    turns: torch.Tensor
+    ref_logps: torch.Tensor | None = None
+    old_logps: torch.Tensor | None = None
+    sampling_logps: torch.Tensor | None = None
+    other_log_ratios: torch.Tensor | None = None
+    router_weights: torch.Tensor | None = None
+    weight: float = 1.0
+    num_tokens: float = 1.0
+
+    def trimmed(self: A) -> A:
+        """
+        Removes the columns that are padding in every row: on the left of the prompts and on the right of the completions.
+
+        A tensor with two or more dimensions has one column per token: of the prompts if its name begins with `prompt_`,
+        else of the completions.
+        """
+        prompt = slice(self.prompt_mask.any(dim=0).int().argmax().item(), None)
+        completion = slice(None, max(1, int(self.completion_mask.any(dim=0).sum())))
+        columns = {
+            name: x[:, prompt if name.startswith("prompt_") else completion]
+            for name, x in vars(self).items()
+            if isinstance(x, torch.Tensor) and x.dim() > 1
+        }
+        return dataclasses.replace(self, **columns)
+
+    def of_turn(self: A, turn: int) -> A:
+        """Masks the completions of all other turns."""
+        mask = self.completion_mask * (self.turns == turn).unsqueeze(1)
+        return dataclasses.replace(self, completion_mask=mask)
+
+
+@dataclass
+class CriticTensors(RowTensors):
+    """
+    The sequences that a critic reads, and its targets.
+
+    Args:
+        input_ids, attention_mask (`torch.Tensor` of shape `(num_rows, length)`):
+            The sequences, padded on the left.
+        targets, target_mask, old_values (`torch.Tensor` of shape `(num_rows, most joint actions of a row)`):
+            The targets of each value, which of them exist, and the values when the batch was sampled.
+    """
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    targets: torch.Tensor
+    target_mask: torch.Tensor
+    old_values: torch.Tensor
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Returns the arguments of the critic's forward, without columns that are padding in every row."""
+        start = int(self.attention_mask.any(dim=0).int().argmax())
+        return {"input_ids": self.input_ids[:, start:], "attention_mask": self.attention_mask[:, start:]}
+
+
+@dataclass
+class Batch:
+    """
+    What one optimizer step trains on, or a part of it.
+
+    Args:
+        agents (`dict[str, AgentTensors]`): The rows of each trained agent. All have the same number.
+        critics (`dict[str, CriticTensors]`): The rows of each critic.
+    """
+
+    agents: dict[str, AgentTensors]
+    critics: dict[str, CriticTensors] = field(default_factory=dict)
+
+    def micro_batches(self, number: int) -> list["Batch"]:
+        """Splits the batch into parts with equally many rows. The numbers of rows are multiples of `number`."""
+        agents = {role: list(rows.chunks(len(rows) // number)) for role, rows in self.agents.items()}
+        critics = {name: list(rows.chunks(len(rows) // number)) for name, rows in self.critics.items()}
+        return [
+            Batch(
+                {role: parts[k] for role, parts in agents.items()}, {name: parts[k] for name, parts in critics.items()}
+            )
+            for k in range(number)
+        ]
+
+
+@dataclass
+class Row:
+    """
+    One completion of every agent at one node.
+
+    Args:
+        turn (`int`): The turn, counted from 0.
+        samples (`dict[str, Samples]`): All that each agent sampled at the node.
+        sibling (`int`): Index of this row's completion in each agent's samples.
+        advantages (`dict[str, float]`): The advantage of each trained agent's completion.
+    """
+
+    turn: int
+    samples: dict[str, Samples]
+    sibling: int
+    advantages: dict[str, float]
+
+    def num_tokens(self, role: str) -> int:
+        """Number of tokens in one agent's completion."""
+        return len(self.samples[role].completion_ids[self.sibling])
+
+
+def collect_rows(levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Row]:
+    """
+    Collects the rows of a batch of trees. Siblings are adjacent, so that they can share their prompt. Nodes are sorted
+    by length, so that a micro-batch needs little padding.
+
+    Args:
+        levels (`list[list[Node]]`):
+            The nodes of each turn.
+        advantages (`list[list[dict[str, torch.Tensor]]]`):
+            For each node, the advantages of every trained agent's completions, of shape `(G,)`.
+
+    Returns:
+        `list[Row]`: One row per sibling of each node.
+    """
+    nodes = [
+        (turn, node, by_role)
+        for turn, (level, of_level) in enumerate(zip(levels, advantages, strict=True))
+        for node, by_role in zip(level, of_level, strict=True)
+    ]
+    nodes.sort(key=lambda entry: longest_sequence_length(entry[1]))
+    return [
+        Row(turn, node.samples, sibling, {role: values[sibling].item() for role, values in by_role.items()})
+        for turn, node, by_role in nodes
+        for sibling in range(max(len(samples.completion_ids) for samples in node.samples.values()))
+    ]
+
+
+def longest_sequence_length(node: Node) -> int:
+    """Number of tokens in the longest prompt and completion of any agent at a node."""
+    return max(len(samples.prompt_ids) + max(map(len, samples.completion_ids)) for samples in node.samples.values())
+
+
+def agent_tensors(
+    rows: list[Row],
+    role: str,
+    num_rows: int,
+    pad_token_id: int,
+    eos_token_ids: Sequence[int],
+    mask_truncated: bool = False,
+    sampling_logps: bool = False,
+) -> AgentTensors:
+    """
+    Builds the tensors of one agent. Padding rows follow the given rows.
+
+    Args:
+        rows (`list[Row]`): The rows.
+        role (`str`): The agent.
+        num_rows (`int`): Number of rows of the tensors, including padding rows.
+        pad_token_id (`int`): The padding token.
+        eos_token_ids (`Sequence[int]`): Tokens that end a completion.
+        mask_truncated (`bool`): Whether to mask completions that do not end with one of `eos_token_ids`.
+        sampling_logps (`bool`): Whether to add the log-probabilities that the generation engine reported.
+
+    Returns:
+        [`AgentTensors`]
+
+    Raises:
+        ValueError: `sampling_logps` is set, but the samples have no log-probabilities.
+    """
+    padding_rows = num_rows - len(rows)
+    padding = torch.tensor([pad_token_id] * PADDING_LENGTH)
+    prompts = [torch.tensor(row.samples[role].prompt_ids) for row in rows]
+    completions = [torch.tensor(row.samples[role].completion_ids[row.sibling]) for row in rows]
+    masks = [torch.ones_like(ids) for ids in completions]
+    if mask_truncated:
+        masks = [mask if ids[-1] in eos_token_ids else 0 * mask for mask, ids in zip(masks, completions, strict=True)]
+    prompts += [padding] * padding_rows
+    completions += [padding] * padding_rows
+    masks += [torch.zeros_like(padding)] * padding_rows
+    tensors = AgentTensors(
+        prompt_ids=pad(prompts, pad_token_id, "left"),
+        prompt_mask=pad([torch.ones_like(ids) for ids in prompts], 0, "left"),
+        completion_ids=pad(completions, pad_token_id, "right"),
+        completion_mask=pad(masks, 0, "right"),
+        advantages=torch.tensor([row.advantages[role] for row in rows] + [0.0] * padding_rows),
+        turns=torch.tensor([row.turn for row in rows] + [0] * padding_rows),
+    )
+    if sampling_logps:
+        logps = [torch.tensor(sampling_logps_of(row, role)) for row in rows]
+        logps += [torch.zeros(PADDING_LENGTH)] * padding_rows
+        tensors.sampling_logps = pad(logps, 0.0, "right")
+    return tensors
+
+
+def sampling_logps_of(row: Row, role: str) -> list[float]:
+    """The log-probabilities with which the tokens of one agent's completion were sampled."""
+    logps = row.samples[role].logps
+    if logps is None:
+        raise ValueError(f"The samples of agent {role!r} have no log-probabilities: the generation must return them.")
+    return logps[row.sibling]
+
+
+def forward_inputs(agent: PreTrainedModel, rows: AgentTensors) -> dict[str, Any]:
+    """
+    Builds the arguments of an agent's forward that returns the log-probabilities of its completions.
+
+    If the agent supports it, adjacent siblings share their prompt except its last token. Nothing is shared if the
+    agent has a router loss, because that loss counts every token of every row.
+
+    Args:
+        agent ([`~transformers.PreTrainedModel`]): The agent.
+        rows ([`AgentTensors`]): Its rows; with a router loss, they have `router_weights`.
+    """
+    prompt_ids, prompt_mask = rows.prompt_ids, rows.prompt_mask
+    sharing = can_share_prompts(agent) and rows.router_weights is None
+    if sharing and prompt_ids.size(1) == 1:
+        # Prepend padding to share: under ZeRO-3, all processes must run the same forward passes
+        prompt_ids, prompt_mask = F.pad(prompt_ids, (1, 0)), F.pad(prompt_mask, (1, 0))
+    input_ids = torch.cat([prompt_ids, rows.completion_ids], dim=1)
+    attention_mask = torch.cat([prompt_mask, rows.completion_mask], dim=1)
+    positions = token_positions(attention_mask)
+    labels = input_ids.masked_fill(attention_mask == 0, -100)
+    shared = prompt_ids.size(1) - 1
+    common = {"fused_lm_head": True, **without_router_logits(agent)}
+    if sharing:
+        prompts = torch.stack([prompt_ids, prompt_mask, positions[:, : shared + 1]], dim=-1)
+        prompts, owners = torch.unique_consecutive(prompts, return_inverse=True, dim=0)
+        input_names = ("input_ids", "attention_mask", "position_ids")
+        # A row begins with the last token of the prompt, which predicts the first token of the completion, and ends
+        # with the last token but one
+        return {
+            "shared_prompts": dict(zip(input_names, prompts[:, :shared].unbind(-1), strict=True)) | {"owners": owners},
+            "input_ids": input_ids[:, shared:-1],
+            "attention_mask": attention_mask[:, :-1],
+            "position_ids": positions[:, shared:-1],
+            "shift_labels": labels[:, shared + 1 :],
+            **common,
+        }
+    labels[:, : shared + 1] = -100
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels, **common}
+    if rows.router_weights is not None:
+        inputs["router_weights"] = attention_mask * rows.router_weights.unsqueeze(1)
+    return inputs | {"position_ids": positions} if takes_positions(agent) else inputs

@@ -1,0 +1,95 @@
+"""Samples with the team that a trainer trains."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedModel
+from trl.models import unwrap_model_for_generation
+
+from trl_multiagent.processes import error_barrier
+from trl_multiagent.rollout.sampler import Completions, Level, TransformersGenerator
+from trl_multiagent.trainers.base.vllm_generation import make_generations
+
+
+if TYPE_CHECKING:
+    from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
+    from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin
+
+
+class TrainerGenerator(TransformersGenerator):
+    """
+    Samples with the team of a trainer, whose weights DeepSpeed may have divided among processes.
+
+    Args:
+        trainer ([`TeamTrainerMixin`]): The trainer.
+        arguments, token_budget: See [`TransformersGenerator`].
+        gathers (`bool`): Whether ZeRO-3 gathers the weights.
+    """
+
+    synchronized = True  # whether all processes sample at the same time, so that one that fails can tell the others
+
+    def __init__(
+        self,
+        trainer: "TeamTrainerMixin",
+        arguments: dict[str, Any],
+        token_budget: int | None = None,
+        gathers: bool = True,
+    ):
+        super().__init__(trainer.team, arguments, token_budget)
+        self.trainer = trainer
+        self.gathers = gathers
+
+    @contextlib.contextmanager
+    def computing(self, role: str) -> Iterator[PreTrainedModel]:
+        trainer = self.trainer
+        if self.synchronized:
+            # ZeRO-3 gathers the weights next, and a process that has failed cannot take part in that
+            error_barrier(trainer.accelerator)
+        with (
+            super().computing(role) as agent,
+            unwrap_model_for_generation(
+                trainer.model_wrapped,
+                trainer.accelerator,
+                gather_deepspeed3_params=self.gathers,
+                generation_kwargs=self.arguments,
+                gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+            ),
+            trainer.accelerator.autocast(),
+        ):
+            yield agent
+
+
+class VLLMGenerator:
+    """
+    Samples with vLLM, to which the weights are sent before the first completions after an optimizer step.
+
+    Args:
+        trainer ([`RolloutTrainer`]): The trainer.
+    """
+
+    synchronized = True  # as in [`TrainerGenerator`]
+
+    def __init__(self, trainer: "RolloutTrainer"):
+        team = trainer.team
+        end_tokens = {role: team.end_tokens(role) for role in team.roles}
+        self.trainer = trainer
+        self.agents = make_generations(team.policies, end_tokens, trainer.accelerator, trainer.args)
+        self.max_new_tokens: int = trainer.args.max_completion_length
+
+    def generate(self, level: Level) -> dict[str, list[Completions]]:
+        completions = {}
+        for role, prompt_ids in level.prompt_ids.items():
+            if self.synchronized:
+                error_barrier(self.trainer.accelerator)
+            # The weights of a frozen agent are sent once
+            step = 0 if role in self.trainer.team.frozen else self.trainer.state.global_step
+            with self.trainer.team.activate(role):
+                groups = zip(*self.agents[role].sample(role, prompt_ids, level.num_generations, step), strict=True)
+            completions[role] = [Completions(ids, logps) for ids, logps in groups]
+        return completions
+
+    def forget_weights(self) -> None:
+        """Makes the next call send the weights again."""
+        for agent in self.agents.values():
+            agent.loaded_steps.clear()

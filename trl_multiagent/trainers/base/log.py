@@ -1,0 +1,241 @@
+"""
+Observes the rollouts and the updates of a trainer.
+
+[`Observer`] collects what a trainer reports about its rollouts and optimizer steps: the metrics, the trace, the completions in the
+terminal and in the tables of trackers, and the cost.
+"""
+
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from accelerate.utils import gather_object
+from transformers.utils import logging
+
+from trl_multiagent.environments.base import scoring_metrics
+from trl_multiagent.folders import write_text
+from trl_multiagent.processes import fail_together
+from trl_multiagent.rollout.trace import TraceRow, trace_rows
+from trl_multiagent.rollout.tree import Node
+from trl_multiagent.trainers.base.completions import log_completion_tables, print_trees
+from trl_multiagent.trainers.base.rollout_metrics import RolloutTotals, StepTotals, rollout_totals, sum_totals
+from trl_multiagent.trainers.base.trace_files import TraceFiles, remove_after
+from trl_multiagent.trainers.base.vllm_generation import LARGEST_DIFFERENCE, LARGEST_SHARE_OUTSIDE, EngineError
+
+
+if TYPE_CHECKING:
+    from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
+    from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin
+
+
+logger = logging.get_logger(__name__)
+
+COST_FILE = "training_cost.json"  # in the output folder
+# Steps without a signal after which a line says so
+STEPS_WITHOUT_SIGNAL = 10
+
+
+class Observer:
+    """
+    Observes a trainer that learns from rollout trees.
+
+    Args:
+        trainer ([`RolloutTrainer`]): The trainer.
+    """
+
+    def __init__(self, trainer: "RolloutTrainer"):
+        self.trainer = trainer
+        args = trainer.args
+        self.totals = StepTotals()  # of the current optimizer step
+        self.reported: dict[str, list[float]] = {}  # by the reward functions, on the current batch
+        self.shown_rows: list[TraceRow] = []  # of the latest batch of all processes, if completions are logged
+        self.steps_without_signal = 0
+        self.warned_about_signal = False
+        self.trace: TraceFiles | None = None
+        if args.trace_steps is not None:
+            folder = Path(args.output_dir) / "trace"
+            self.trace = TraceFiles(
+                folder, args.process_index, args.trace_steps, args.trace_format, args.trace_max_files
+            )
+
+    def timed(self, phase: str) -> contextlib.AbstractContextManager[None]:
+        """Adds the duration of the block to that of a phase. Evaluations are not timed, because they belong to no step."""
+        return self.totals.timed(phase) if self.trainer.model.training else contextlib.nullcontext()
+
+    # Rollouts
+
+    def rollout(self, mode: str, levels: list[list[Node]]) -> None:
+        """Adds the metrics of one batch of trees of all processes to those that are logged next."""
+        trainer = self.trainer
+        totals, metrics = add_task_metrics(trainer, mode, levels, self.reported), trainer._metrics[mode]
+        if mode == "train":
+            trainer.state.num_input_tokens_seen += totals.num_tokens
+            trainer.env_step += totals.totals["reward"].count
+            trainer.generated_tokens += totals.generated_tokens
+            metrics["env_step"] = [trainer.env_step]
+        metrics["num_tokens"] = [trainer.state.num_input_tokens_seen]
+
+    def completions(
+        self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]] | None = None
+    ) -> None:
+        """Adds the joint actions of a batch to the trace and to the completions that are logged next."""
+        trainer = self.trainer
+        if self.trace is None and not trainer.log_completions:
+            return
+        training = advantages is not None
+        rows = trace_rows(
+            levels,
+            advantages,
+            step=trainer.state.global_step + training,
+            split="train" if training else trainer._eval_prefix,
+            process=trainer.accelerator.process_index,
+        )
+        if self.trace is not None:
+            self.trace.add(rows)
+        if trainer.log_completions:
+            self.shown_rows = gather_object(rows)
+
+    def signal(self, num_rows: int) -> None:
+        """Warns once if nothing was learned for several steps. `num_rows`: rows of the batch with an advantage."""
+        self.steps_without_signal = 0 if num_rows else self.steps_without_signal + 1
+        if self.steps_without_signal == STEPS_WITHOUT_SIGNAL and not self.warned_about_signal:
+            self.warned_about_signal = True
+            if self.trainer.accelerator.is_main_process:
+                logger.warning(
+                    f"In the last {STEPS_WITHOUT_SIGNAL} steps, all advantages were zero: the joint actions of every node "
+                    "had equal returns, so the agents learned nothing. Check the reward, or raise `num_generations` or "
+                    "`temperature`."
+                )
+
+    # Optimizer steps
+
+    def end_step(self) -> None:
+        """Adds the metrics of one optimizer step of all processes to those that are logged next."""
+        trainer, step = self.trainer, self.totals
+        metrics, accelerator, roles = trainer._metrics["train"], trainer.accelerator, trainer.team.trained_roles
+        means = {}
+        for (role, name), total in step.token_sums.items():
+            total, tokens = accelerator.reduce(torch.stack([total, step.tokens[role].float()]), "sum")
+            means[role, name] = (total / tokens.clamp(min=1.0)).item()
+        for role, ratios in step.ratios.items():
+            outside, number = accelerator.reduce(ratios, "sum").tolist()
+            self.check_engine(role, means[role, "sampling_logp_difference"], outside / max(1, number))
+        for phase in ("generate", "reward", "update"):
+            metrics[f"time/{phase}"].append(step.seconds[phase])
+        losses = accelerator.reduce(torch.stack([step.losses[role] for role in roles]), "mean")
+        for role, value in zip(roles, losses, strict=True):
+            metrics[f"agents/{role}/loss"].append(value.item())
+        for (role, name), mean in means.items():
+            metrics[f"agents/{role}/{name}"].append(mean)
+        for role, value in step.router_losses.items():
+            metrics[f"agents/{role}/aux_loss"].append(accelerator.reduce(value, "sum").item())
+        self.totals = StepTotals()
+        if self.trace is not None:
+            self.trace.end_step(trainer.state.global_step + 1)
+
+    def check_engine(self, role: str, difference: float, share: float) -> None:
+        """
+        Ends the run before an update with completions of other weights than those that are trained.
+
+        Args:
+            role (`str`): The agent.
+            difference (`float`): Mean difference of the log-probabilities of engine and policy, in nats per token.
+            share (`float`): Share of the ratios that are outside of the bounds of the sampling correction.
+
+        Raises:
+            EngineError: The engine is too far from the trainer.
+        """
+        if difference <= LARGEST_DIFFERENCE and share < LARGEST_SHARE_OUTSIDE:
+            return
+        trainer = self.trainer
+        problem = (
+            f"Step {trainer.state.global_step + 1}: the log-probabilities with which vLLM sampled for agent {role!r} differ from the "
+            f"policy's by {difference:.2f} nats per token, and {share:.0%} of the ratios are outside of the bounds of the "
+            f"sampling correction (at most {LARGEST_DIFFERENCE} nats, less than {LARGEST_SHARE_OUTSIDE:.0%}). vLLM has other weights "
+            "than the trainer: restart it with the agent's own model, without another run that uses it, and resume. If it has "
+            "the right ones, and only its precision differs, long completions need `vllm_importance_sampling_mode: "
+            "token_truncate`."
+        )
+        one_process = trainer.accelerator.num_processes == 1
+        raise EngineError(problem if one_process else f"{problem} {trainer._last_complete()}")
+
+    # The run
+
+    def begin(self) -> None:
+        """Removes what an earlier run has written after the step from which this one goes on."""
+        trainer = self.trainer
+        if self.trace is None or not trainer.args.should_save:
+            return
+        removed = remove_after(self.trace.folder, trainer.state.global_step)
+        if removed:
+            logger.warning(
+                f"{removed} files of the trace in {self.trace.folder} had steps of an earlier run that this run "
+                f"repeats, after step {trainer.state.global_step}. They were deleted."
+            )
+
+    def show_completions(self) -> None:
+        """Shows the completions of the latest batch in the terminal and in the tables of trackers."""
+        trainer = self.trainer
+        if self.shown_rows and trainer.accelerator.is_main_process:
+            print_trees(self.shown_rows, trainer.num_completions_to_print)
+            log_completion_tables(self.shown_rows, trainer.args, trainer.log_unique_prompts)
+        self.shown_rows = []
+
+    def flush(self) -> None:
+        """Writes the rows of the trace that are not written yet."""
+        if self.trace is not None:
+            self.trace.flush()
+
+    def write_cost(self) -> None:
+        """Writes what the training cost, so that another one can be compared with it at the same cost."""
+        trainer = self.trainer
+        cost = {
+            "env_steps": trainer.env_step,
+            "generated_tokens": trainer.generated_tokens,
+            "optimizer_steps": trainer.state.global_step,
+        }
+        folder = Path(trainer.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / COST_FILE, json.dumps(cost, indent=2) + "\n")
+
+
+def add_task_metrics(
+    trainer: "TeamTrainerMixin", mode: str, levels: list[list[Node]], reported: dict[str, list[float]] | None = None
+) -> RolloutTotals:
+    """
+    Adds what the agents reached in an environment to the metrics that a trainer logs next.
+
+    Args:
+        trainer ([`TeamTrainerMixin`]): The trainer. It has an environment.
+        mode (`str`): `"train"` or `"eval"`.
+        levels (`list[list[Node]]`): The nodes of each turn of the trees, or of the episodes, that this process played.
+        reported (`dict[str, list[float]]`, *optional*): What reward functions logged about them.
+
+    Returns:
+        [`RolloutTotals`]: The totals of all processes.
+    """
+    end_tokens: dict[str, Sequence[int]] = {role: trainer.team.end_tokens(role) for role in trainer.team.roles}
+    with fail_together(trainer.accelerator):
+        scoring = scoring_metrics(trainer.environment)
+        own = rollout_totals(levels, end_tokens, scoring, training=mode == "train", logged=reported)
+    totals = sum_totals(gather_object([own]))
+    metrics = trainer._metrics[mode]
+    for name, value in totals.scoring.items():
+        metrics[f"reward/{name}"].append(value)
+    shown = totals
+    if mode == "eval":  # every item counts the same, however they were split into batches
+        trainer._evaluated.append(totals)
+        shown = sum_totals(trainer._evaluated)
+    values = {name: total.mean for name, total in shown.totals.items()}
+    for role, ratio in shown.most_common_ratios().items():
+        values[f"agents/{role}/completions/most_common_ratio"] = ratio
+    values["reward_std"] = shown.totals["reward"].std
+    for name, value in values.items():
+        if mode == "eval":
+            metrics[name] = [value]
+        else:
+            metrics[name].append(value)
+    return totals

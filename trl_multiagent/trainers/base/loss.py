@@ -1,0 +1,193 @@
+"""
+The policy loss of one agent, as a function of tensors.
+
+With the completion's advantage A, the loss of its token t is
+
+    l_t  = -min(min(r_t, delta) A,  clip(r_t, 1 - epsilon, 1 + epsilon_high) A) c_t  +  beta KL_t
+    r_t  = pi(t) / pi_old(t)
+    KL_t = pi_ref(t) / pi(t) - log(pi_ref(t) / pi(t)) - 1
+
+- `importance_sampling_level="sequence"`: r_t is the geometric mean of the ratios of the completion's tokens
+  ([GSPO](https://huggingface.co/papers/2507.18071)).
+- `importance_ratio="joint"`: r_t is multiplied by the ratios of the other agents.
+- `use_bias_correction_kl`: KL_t is multiplied by r_t.
+- c_t is 1, or with vLLM the factor of [`sampling_correction`].
+
+In the first optimizer step on a batch, pi_old is the current policy and r_t is 1, so the gradient of r_t is that of log pi(t).
+
+The loss of the rows, with T tokens in a completion that count, is
+
+| `loss_type` | loss | paper |
+| --- | --- | --- |
+| `"luspo"` | mean over rows of sum_t l_t | [LUSPO](https://huggingface.co/papers/2602.05261) |
+| `"grpo"` | mean over rows of (1 / T) sum_t l_t | [GRPO](https://huggingface.co/papers/2402.03300) |
+| `"dr_grpo"` | mean over rows of (1 / max_completion_length) sum_t l_t | [Dr. GRPO](https://huggingface.co/papers/2503.20783) |
+| `"dapo"` | mean over the tokens of all rows of l_t | [DAPO](https://huggingface.co/papers/2503.14476) |
+
+Tests compare it with the losses of TRL's `GRPOTrainer` and `RLOOTrainer`.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from trl_multiagent.trainers.base.batch import AgentTensors
+from trl_multiagent.trainers.base.rollout_config import RolloutConfig
+
+
+@dataclass
+class PolicyLoss:
+    """
+    The loss of one agent on the rows of a micro-batch, and its metrics.
+
+    Args:
+        loss (`torch.Tensor`): A scalar.
+        token_sums (`dict[str, torch.Tensor]`): Sums of metrics over the tokens that count, by name.
+        ratios (`torch.Tensor`, *optional*): How many ratios of the sampling correction are outside of its bounds, and how many
+            there are.
+    """
+
+    loss: torch.Tensor
+    token_sums: dict[str, torch.Tensor]
+    ratios: torch.Tensor | None = None
+
+
+def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTensors, args: RolloutConfig) -> PolicyLoss:
+    """
+    Computes the loss of one agent on the rows of a micro-batch. The losses of the micro-batches of all processes add up to that
+    of the batch, divided by the number of processes.
+
+    The loss is additive: the losses of complementary parts of `rows.completion_mask` add up to the loss of the whole mask, if
+    each part contains entire rows.
+
+    Args:
+        log_probs, entropy (`torch.Tensor` of shape `(num_rows, length)`):
+            Log-probability, in nats, and entropy of the policy for every token. The last columns are those of the completions.
+        rows ([`AgentTensors`]):
+            The rows.
+        args ([`RolloutConfig`]):
+            The trainer's configuration.
+    """
+    mask = rows.completion_mask
+    logps, entropy = log_probs[:, -mask.size(1) :], entropy[:, -mask.size(1) :]
+    old = logps.detach() if rows.old_logps is None else rows.old_logps
+    sums = {"entropy": entropy}
+    factors = ratios = None
+    if rows.sampling_logps is not None:
+        sums["sampling_logp_difference"] = (old - rows.sampling_logps).abs().nan_to_num(nan=0.0)
+        factors, ratios = sampling_correction(old, rows.sampling_logps, mask, args)
+    if rows.other_log_ratios is not None:
+        old = old - rows.other_log_ratios.unsqueeze(1)
+    ratio = probability_ratio(logps, old, mask, args.importance_sampling_level)
+    advantages = rows.advantages if rows.advantages.dim() > 1 else rows.advantages.unsqueeze(1)
+
+    low, high = 1 - args.epsilon, 1 + (args.epsilon if args.epsilon_high is None else args.epsilon_high)
+    bounded = ratio if args.delta is None else ratio.clamp(max=args.delta)
+    losses = -torch.min(bounded * advantages, ratio.clamp(low, high) * advantages)
+    if factors is not None:
+        losses = losses * factors
+    if args.beta != 0.0:
+        assert rows.ref_logps is not None
+        kl = torch.exp(rows.ref_logps - logps) - (rows.ref_logps - logps) - 1
+        if args.use_bias_correction_kl:
+            kl = kl * ratio
+        losses = losses + args.beta * kl
+        sums["kl"] = kl
+    if args.num_iterations > 1:
+        is_low, is_high = (bounded < low) & (advantages < 0), (bounded > high) & (advantages > 0)
+        sums["clip_ratio/low_mean"] = is_low.float()
+        sums["clip_ratio/high_mean"] = is_high.float()
+        sums["clip_ratio/region_mean"] = (is_low | is_high).float()
+    token_sums = {name: (x.detach() * mask).sum() for name, x in sums.items()}
+    return PolicyLoss(normalized(losses, rows, args), token_sums, ratios)
+
+
+def probability_ratio(logps: torch.Tensor, old: torch.Tensor, mask: torch.Tensor, level: str) -> torch.Tensor:
+    """
+    Computes pi / pi_old.
+
+    Args:
+        logps, old (`torch.Tensor` of shape `(num_rows, completion_length)`): The log-probabilities of the tokens.
+        mask (`torch.Tensor` of that shape): The tokens that count.
+        level (`str`): `"token"`, or `"sequence"` for the geometric mean over a completion's tokens.
+
+    Returns:
+        `torch.Tensor` of shape `(num_rows, completion_length)`; for `"sequence"`, `(num_rows, 1)`.
+    """
+    log_ratio = logps - old
+    if level == "sequence":
+        log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
+    return torch.exp(log_ratio)
+
+
+def normalized(losses: torch.Tensor, rows: AgentTensors, args: RolloutConfig) -> torch.Tensor:
+    """Sums the losses of the tokens, of shape `(num_rows, completion_length)` or `(num_rows, 1)`, as `loss_type` says."""
+    losses = losses * rows.completion_mask
+    if args.loss_type == "dapo":
+        return losses.sum() / rows.num_tokens
+    if args.loss_type == "grpo":
+        mean = (losses.sum(-1) / rows.completion_mask.sum(-1).clamp(min=1.0)).mean()
+    elif args.loss_type == "dr_grpo":
+        assert args.max_completion_length is not None
+        mean = losses.sum() / (len(losses) * args.max_completion_length)
+    else:
+        mean = losses.sum(-1).mean()
+    return mean * rows.weight
+
+
+def sampling_correction(
+    logps: torch.Tensor, sampling_logps: torch.Tensor, mask: torch.Tensor, args: RolloutConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Computes the importance sampling ratio of the policy over the engine that sampled a completion, bounded. It is the correction
+    of TRL's GRPO.
+
+    Args:
+        logps (`torch.Tensor` of shape `(num_rows, completion_length)`):
+            Log-probabilities of the tokens under the policy that sampled them.
+        sampling_logps (`torch.Tensor` of that shape):
+            The log-probabilities that the engine reported. A token whose entry is NaN is not corrected.
+        mask (`torch.Tensor` of that shape):
+            The tokens that count.
+        args ([`RolloutConfig`]):
+            The trainer's configuration.
+
+    Returns:
+        `tuple[torch.Tensor, torch.Tensor]`: Factors of the loss, of shape `(num_rows, 1)` in the `"sequence_*"` modes, else of
+        the shape of `logps`; and two numbers, how many ratios are outside of the bounds, and how many there are.
+    """
+    granularity, constraint = args.vllm_importance_sampling_mode.split("_")
+    low, high = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
+    low, high = -math.inf if low is None else low, math.inf if high is None else high
+    difference = (logps.detach() - sampling_logps) * mask
+    counts = mask.bool() & ~difference.isnan()
+    difference = difference.nan_to_num(nan=0.0)
+    if granularity == "sequence":
+        difference, counts = difference.sum(dim=1, keepdim=True), counts.any(dim=1, keepdim=True)
+    ratio = difference.exp()
+    outside = (ratio < low) | (ratio > high)
+    factors = ratio.clamp(low, high) if constraint == "truncate" else ratio.masked_fill(outside, 0.0)
+    return factors, torch.stack([(outside & counts).sum(), counts.sum()])
+
+
+def add_other_log_ratios(rows: dict[str, AgentTensors], log_probs: dict[str, torch.Tensor]) -> None:
+    """
+    Sets `other_log_ratios` of each agent's rows: the sum over the other agents of the mean over their completion's tokens of
+    log(pi / pi_old), without gradient.
+
+    Args:
+        rows (`dict[str, AgentTensors]`): The rows of each agent, with `old_logps`.
+        log_probs (`dict[str, torch.Tensor]`): The current log-probabilities of each agent; their last columns are those of
+            the completions.
+    """
+    ratios = {}
+    for role, tensors in rows.items():
+        assert tensors.old_logps is not None
+        old, mask = tensors.old_logps, tensors.completion_mask
+        difference = (log_probs[role].detach()[:, -old.size(1) :] - old) * mask
+        ratios[role] = difference.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+    for role, tensors in rows.items():
+        tensors.other_log_ratios = sum(
+            (x for other, x in ratios.items() if other != role), torch.zeros_like(ratios[role])
+        )
