@@ -76,6 +76,16 @@ def test_the_architecture_page_has_all_imports_between_rooms_and_no_circle():
     assert all(f"| `{name}" in text or f"/{name}" in text for pair in drawn for name in pair)
 
 
+def test_teams_are_loaded_in_one_place():
+    calls = [
+        f"{path.parent.name}/{path.name}"
+        for path in (ROOT / "trl_multiagent").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("AgentTeam.from_pretrained")
+    ]
+    assert set(calls) == {"team/load.py"}
+
+
 def room(module: str) -> str:
     """The room of a module, as docs/architecture.md names it."""
     parts = module.split(".")[1:]

@@ -20,6 +20,7 @@ from trl_multiagent import AgentTeam, FunctionEnvironment, IACConfig, IACTrainer
 from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.models.positions import TooLongError, learned_positions
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences
+from trl_multiagent.recipe.checks import check_team
 from trl_multiagent.recipe.run import parse_recipe
 
 from tiny import byte_tokenizer, count_reward, other_model, tiny_environment, tiny_items, tiny_llama, tiny_trainer
@@ -213,7 +214,7 @@ def test_a_recipe_knows_it_before_a_model_is_loaded(tmp_path, gpt2):
         rf"`agent_model.name: .*gpt2`: A completion may have 256 tokens, but the model of 'aux' has only {POSITIONS}"
     )
     with pytest.raises(ValueError, match=message):
-        recipe.check_team(ROLES)
+        check_team(recipe, ROLES)
 
 
 def test_the_environment_keeps_its_state(tmp_path, gpt2):

@@ -1,12 +1,8 @@
 """Settings: reading, merging and checking them, and what they mean for the trainer. No model is loaded here."""
 
 import dataclasses
-import errno
 import json
-import re
-import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,10 +15,11 @@ from trl_multiagent.environments.code_generation.task import TASK
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.limits import check_value
-from trl_multiagent.recipe import results
+from trl_multiagent.recipe import folders
 from trl_multiagent.recipe.plan import count, print_plan, rollout_lines, slice_length
-from trl_multiagent.recipe.recipe import build_recipe, set_up_wandb
+from trl_multiagent.recipe.recipe import build_recipe
 from trl_multiagent.recipe.run import parse_recipe, run_recipe
+from trl_multiagent.recipe.saving import set_up_wandb
 from trl_multiagent.rollout.history_options import HistoryOptions
 from trl_multiagent.sandbox import sandbox
 from trl_multiagent.settings.algorithms import ALGORITHMS
@@ -30,6 +27,7 @@ from trl_multiagent.settings.comlrl import RENAMED
 from trl_multiagent.settings.derive import check_settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, merge, parse_value
 from trl_multiagent.settings.schema import TRL_NAMES, AgentModel, Wandb, algorithm_keys, keys_of, peft_keys
+from trl_multiagent.team.load import LoadError
 from trl_multiagent.trainers.base.checkpoint_files import FORMAT_VERSION, STATE_FILE
 
 
@@ -152,7 +150,7 @@ def test_every_field_of_the_configuration_class_can_be_set(parse, argv, field, v
 
 def test_short_flags(parse):
     recipe = parse({}, "--model_name", "Qwen/Qwen2.5-Coder-7B", "--output_base_dir", "there")
-    assert recipe.models() == "Qwen/Qwen2.5-Coder-7B"
+    assert recipe.model_names == "Qwen/Qwen2.5-Coder-7B"
     assert recipe.run_folder.parent == Path("there")
 
 
@@ -192,10 +190,10 @@ def test_names_of_other_releases(parse, section, key, value, field, expected):
 
 
 def test_other_names_of_the_model(parse):
-    assert parse("model_name: a\ndataset: {name: d}").models() == "a"
+    assert parse("model_name: a\ndataset: {name: d}").model_names == "a"
     assert parse("model: {name: a, dtype: bfloat16}\ndataset: {name: d}").agent_model.torch_dtype == "bfloat16"
-    assert parse({"agents": ["a", "b"]}).models() == ["a", "b"]
-    assert parse({}, "--override", "model_name='bigcode/starcoder2-3b'").models() == "bigcode/starcoder2-3b"
+    assert parse({"agents": ["a", "b"]}).model_names == ["a", "b"]
+    assert parse({}, "--override", "model_name='bigcode/starcoder2-3b'").model_names == "bigcode/starcoder2-3b"
 
 
 def test_two_names_of_one_setting_in_one_place_must_agree(parse, error_of):
@@ -310,7 +308,7 @@ def test_turn_weights_without_a_handoff_mean_a_random_one(parse):
 
 
 def test_wandb(parse, monkeypatch):
-    monkeypatch.setattr("trl_multiagent.recipe.recipe.get_available_reporting_integrations", lambda: ["wandb"])
+    monkeypatch.setattr("trl_multiagent.recipe.checks.get_available_reporting_integrations", lambda: ["wandb"])
     recipe = parse({"wandb": {"project": "p", "run_name": "r", "tags": ["a", "b"], "dir": "d"}})
     assert recipe.training_args.report_to == ["wandb"]
     assert recipe.training_args.run_name == "r"
@@ -338,7 +336,7 @@ def test_wandb_gets_its_section_as_environment_variables(monkeypatch):
 
 
 def test_wandb_that_is_not_installed_is_noticed_before_the_run(parse, error_of, monkeypatch):
-    monkeypatch.setattr("trl_multiagent.recipe.recipe.get_available_reporting_integrations", list)
+    monkeypatch.setattr("trl_multiagent.recipe.checks.get_available_reporting_integrations", list)
     assert "not installed" in error_of({"wandb": {"project": "p"}})
     assert "not installed" in parse({"wandb": {"project": "p"}}, "--dry_run").stderr
 
@@ -495,7 +493,7 @@ def test_a_place_for_the_team_that_cannot_be_written_to(parse, error_of, tmp_pat
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     (tmp_path / "locked").mkdir()
-    monkeypatch.setattr(results.os, "access", lambda path, mode: Path(path).name != "locked")  # root may do anything
+    monkeypatch.setattr(folders.os, "access", lambda path, mode: Path(path).name != "locked")  # root may do anything
     section = {"output_dir": str(tmp_path / "run")}
     output = {"save_path": str(tmp_path / path), "save_final_model": True}
     for argv in ([], ["--dry_run"]):
@@ -517,63 +515,11 @@ def test_a_place_for_the_team_that_cannot_be_written_to(parse, error_of, tmp_pat
     ],
 )
 def test_a_push_that_cannot_work(parse, error_of, monkeypatch, push, problem):
-    monkeypatch.setattr(results, "get_token", lambda: None)
+    monkeypatch.setattr(folders, "get_token", lambda: None)
     section = {"push_to_hub": True, "hub_token": "hf_x", **push}
     assert problem in error_of({"magrpo": section})
     if "token" in problem:
         assert problem in parse({"magrpo": section}, "--dry_run").stderr  # a plan may be made elsewhere
-
-
-def in_the_way(tmp_path):
-    """Makes files and folders that are in the way of a run's results, one at a time."""
-    for name in (
-        "run/config.yaml",
-        "run/README.md",
-        "run/_unfinished/trial",
-        "team/team.json",
-        "team/agents/aux/config.json",
-    ):
-        (tmp_path / name).mkdir(parents=True)
-        yield name
-        shutil.rmtree(tmp_path / name.split("/")[0])
-    for name in ("run/_unfinished", "team/agents", "team/agents/main"):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).touch()
-        yield name
-        shutil.rmtree(tmp_path / name.split("/")[0])
-
-
-def test_what_the_end_of_a_run_needs_is_tried_at_its_start(parse, tmp_path, monkeypatch, capsys):
-    environment = SimpleNamespace(roles=("aux", "main"))
-    output = {"save_path": str(tmp_path / "team"), "save_final_model": True}
-    recipe = parse({"output": output, "magrpo": {"output_dir": str(tmp_path / "run")}})
-    before = sorted(tmp_path.rglob("*"))
-
-    def check():
-        recipe.check_run(environment, None)
-        recipe.reservation.close()
-        (tmp_path / "run").rmdir()  # which is reserved, and empty
-
-    check()
-    assert sorted(tmp_path.rglob("*")) == before  # what was tried is gone
-    for name in in_the_way(tmp_path):
-        there = sorted(tmp_path.rglob("*"))
-        with pytest.raises(SystemExit):
-            recipe.check_run(environment, None)
-        (line,) = capsys.readouterr().err.splitlines()
-        assert re.search(f"error: .* cannot be written to .*{name}", line) and sorted(tmp_path.rglob("*")) == there
-    (tmp_path / "team").mkdir()
-    (tmp_path / "team" / "notes.txt").write_text("mine")
-    check()
-    assert [path.name for path in (tmp_path / "team").iterdir()] == ["notes.txt"]
-
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(results.os, "fsync", full)
-    with pytest.raises(SystemExit):
-        recipe.check_run(environment, None)
-    assert "No space left on device" in capsys.readouterr().err
 
 
 def test_resuming(parse, error_of, tmp_path, monkeypatch):
@@ -786,7 +732,7 @@ def test_adapters_and_models_as_trl_describes_them(parse, tiny_model):
     team = recipe.load_team(["aux", "main"])
     assert team.has_adapters and team.agents["aux"].config._attn_implementation == "eager"
     sections = {"agent_model": {"name": tiny_model}, "magrpo": {"model_init_kwargs": {"use_safetensors": False}}}
-    with pytest.raises(ConfigError, match="pytorch_model"):  # the arguments reach `from_pretrained`
+    with pytest.raises(LoadError, match="pytorch_model"):  # the arguments reach `from_pretrained`
         parse(sections).load_team(["aux", "main"])
 
 

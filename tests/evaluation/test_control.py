@@ -5,12 +5,12 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from evaluated import ITEMS, TASK, evaluate
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.evaluation.policies import LoadedTeam
 from trl_multiagent.evaluation.results import FINAL, Result, paired_differences
 from trl_multiagent.recipe.control import TrainingCost, steps_at_cost
 from trl_multiagent.recipe.evaluated_teams import TeamSource
@@ -147,15 +147,21 @@ def test_a_team_on_the_hub_is_loaded_as_a_team_when_an_agent_is_replaced(trained
     evaluation.teams = [TeamSource("hub", "user/hub", ("aux", "main"))]
     asked = {}
 
-    def load(names, roles, is_saved_team):
-        asked[names] = is_saved_team
-        return LoadedTeam(None, dict.fromkeys(("agent aux", "agent main"), names))
+    def from_pretrained(name, roles, share_weights, **kwargs):
+        asked[name] = roles
+        return torch.nn.Linear(1, 1)
 
-    monkeypatch.setattr(evaluation, "load", load)
+    monkeypatch.setattr(
+        "trl_multiagent.team.load.find_file", lambda name, *_, **__: name if name == "user/hub" else None
+    )
+    monkeypatch.setattr("trl_multiagent.team.load.AgentTeam.from_pretrained", from_pretrained)
+    descriptions = dict.fromkeys(("agent aux", "agent main"), "")
+    monkeypatch.setattr("trl_multiagent.evaluation.policies.describe_team", lambda team: descriptions)
     monkeypatch.setattr("trl_multiagent.evaluation.policies.MixedTeam", lambda teams: teams)
     for policy in evaluation.ablated_policies(evaluation.make_environment()):
         policy.load()
-    assert asked == {"user/hub": True, str(trained / "base" / "agents" / "main"): False}
+    # A saved team has its own roles
+    assert asked == {"user/hub": None, str(trained / "base" / "agents" / "main"): ("aux", "main")}
 
 
 def test_a_control_that_is_there_is_not_trained_again(trained, compared, capsys):

@@ -14,7 +14,6 @@ from trl_multiagent import AgentTeam, IACTrainer, cli
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.folders import locked
 from trl_multiagent.processes import OtherProcessError
-from trl_multiagent.recipe.recipe import Recipe
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, parse_recipe
 from trl_multiagent.report.model_card import rename_card
 from trl_multiagent.settings.read import ConfigError
@@ -397,7 +396,7 @@ def test_a_run_that_was_killed_while_it_saved_its_team_saves_it(module, tiny_mod
     captured = capsys.readouterr()
     assert "Writing model shards" not in captured.err and "Loading weights" not in captured.err
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Recipe, "save_results", interrupted)
+        patch.setattr("trl_multiagent.recipe.saving.save_results", interrupted)
         cli.main(["run", *argv, "killed"])
     assert not Path("killed/team.json").exists()
     with monkeypatch.context() as patch:

@@ -26,7 +26,7 @@ from trl_multiagent import (
     role_reward,
 )
 from trl_multiagent.environments import TaskError
-from trl_multiagent.recipe.recipe import show_progress
+from trl_multiagent.recipe.saving import show_progress
 from trl_multiagent.trainers.base import log
 from trl_multiagent.trainers.base.trace_files import read_trace
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.limits import setting
 
 
@@ -48,11 +49,13 @@ class TaskSettings:
             The sections in [`Task`]`.settings` and the section `dataset`, each as an instance of its dataclass with the user's values.
         num_agents (`int`): Number of agents.
         run_folder (`Path`): Folder of the run. It does not have to exist yet.
+        is_centralized (`bool`, *optional*, defaults to `False`): Whether one agent answers for all roles.
     """
 
     sections: dict[str, Any]
     num_agents: int
     run_folder: Path
+    is_centralized: bool = False
 
     @property
     def dataset(self) -> DatasetSource:
@@ -110,3 +113,8 @@ class Task:
     introduction: Callable[[TaskSettings], str | None] | None = None
     callbacks: Callable[[TaskSettings, Trainer], list[TrainerCallback]] | None = None
     roles: Sequence[str] | Callable[[dict[str, Any]], Sequence[str]] | None = None
+
+    def environment(self, settings: TaskSettings) -> Environment:
+        """Makes the environment of a run: that of `make_environment`, or one in which a single agent answers for all of its roles."""
+        environment = self.make_environment(settings)
+        return CentralizedEnvironment(environment) if settings.is_centralized else environment

@@ -26,6 +26,7 @@ from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PreferenceConfi
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
 from trl_multiagent.rollout.tree import Node, Samples
 from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.team.load import load_player, one_line
 
 
 ROUND_FOLDER = "round_{}"  # in `policy_checkpoint_dir`: the team before this round
@@ -169,20 +170,11 @@ def load(names: str | Sequence[str], roles: Sequence[str], like: AgentTeam) -> A
         ValueError: it cannot be loaded, or has other roles.
     """
     names = names if isinstance(names, str) else list(names)
-    is_team = isinstance(names, str) and (Path(names) / TEAM_FILE).is_file()
-    shares = _shares(names, roles, is_team)
-    try:
-        team = AgentTeam.from_pretrained(names, None if is_team else roles, share_weights=shares)
-    except (OSError, ValueError, ImportError, TypeError) as error:  # transformers and PEFT raise errors of many kinds
-        raise ValueError(f"The comparator cannot be loaded from {names!r}: {' '.join(str(error).split())}") from error
+    with one_line(f"The comparator cannot be loaded from {names!r}"):
+        team = load_player(names, roles)
     if team.roles != tuple(roles):
         raise ValueError(f"The comparator {names} has the roles {list(team.roles)}, the team {list(roles)}.")
     return team.requires_grad_(False).eval().to(device=like.device, dtype=like.dtype)
-
-
-def _shares(names: str | list[str], roles: Sequence[str], is_team: bool) -> bool:
-    """A model that answers for several roles is loaded once."""
-    return isinstance(names, str) and not is_team and len(roles) > 1
 
 
 def team_sampler(team: AgentTeam, config: PreferenceConfig, max_new_tokens: int | None = None) -> TeamSampler:

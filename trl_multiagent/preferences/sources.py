@@ -89,16 +89,8 @@ def push_preferences(
             Folder of a collection.
         repo_id (`str`):
             Repository, created if it does not exist.
-        private (`bool`, *optional*):
-            Whether a repository that is created is private.
-        token (`str`, *optional*):
-            Token with write access; by default the one of `hf auth login` or of the variable `HF_TOKEN`.
-        revision (`str`, *optional*):
-            Branch, created if it does not exist; by default `main`.
-        commit_message (`str`, *optional*, defaults to `"Upload preferences"`):
-            Message of the commit.
-        create_pr (`bool`, *optional*, defaults to `False`):
-            Whether to open a pull request, which needs no write access.
+        private, token, revision, commit_message, create_pr:
+            See [`AgentTeam.push_to_hub`].
 
     Returns:
         [`~huggingface_hub.CommitInfo`]

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_multiagent.environments.task import Task, TaskSettings
-from trl_multiagent.environments.task_errors import describe
+from trl_multiagent.environments.task import Task
 from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, read_settings
-from trl_multiagent.recipe.tasks import make_environment
+from trl_multiagent.recipe.tasks import make_environment, task_settings
 from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.stopping import end_on_signal
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from trl_multiagent.environments.base import Environment
     from trl_multiagent.preferences.config import PreferenceConfig
-    from trl_multiagent.team.agent_team import AgentTeam
 
 
 SECTION = "madpo"
@@ -53,12 +51,6 @@ class Collection:
     def task(self) -> Task:
         return self.settings.task
 
-    @property
-    def task_settings(self) -> TaskSettings:
-        """The argument of the task's functions."""
-        sections = {name: self.settings.sections[name] for name in ("dataset", *self.task.settings)}
-        return TaskSettings(sections, self.settings.num_agents, Path(self.config.output_dir))
-
     def make_environment(self) -> Environment:
         """Makes the environment, see [`~trl_multiagent.recipe.tasks.make_environment`]."""
         return make_environment(self.settings, Path(self.config.output_dir))
@@ -67,42 +59,8 @@ class Collection:
         """Loads the items to collect preferences for: the task's training set, or its first `dataset.size` rows."""
         from trl_multiagent.recipe.recipe import first_rows
 
-        dataset, _ = self.task.load_datasets(self.task_settings)
+        dataset, _ = self.task.load_datasets(task_settings(self.settings, Path(self.config.output_dir)))
         return first_rows(dataset, self.settings.sections["dataset"].size)
-
-    def load_team(self, roles: Sequence[str]) -> AgentTeam:
-        """
-        Loads the team that samples, on the device of this process.
-
-        Raises:
-            ConfigError: a model cannot be loaded.
-        """
-        from trl_multiagent.processes import start_processes
-        from trl_multiagent.recipe.recipe import loading_arguments, make_peft_config, quantization, sampling_dtype
-        from trl_multiagent.team.agent_team import AgentTeam
-
-        state, settings = start_processes(), self.settings
-        model = settings.sections["agent_model"]
-        names = settings.model_names
-        if isinstance(names, str) and names in self.task.models:
-            with state.main_process_first():
-                names = self.task.models[names]()
-        dtype = sampling_dtype(model, state.device)
-        try:
-            team = AgentTeam.from_pretrained(
-                names,
-                roles,
-                peft_config=make_peft_config(settings),
-                share_weights=model.share_weights,
-                seed=self.config.seed,
-                dtype=dtype,
-                tokenizer_kwargs=model.tokenizer_kwargs,
-                **quantization(model, "bfloat16" if dtype == "auto" else dtype),
-                **loading_arguments(model),
-            )
-        except (OSError, ValueError, ImportError, TypeError) as error:  # a model on the Hub is not checked before
-            raise ConfigError(f"the team cannot be loaded from {names!r}: {describe(error)}") from error
-        return team if model.is_quantized else team.to(state.device)
 
 
 def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None) -> None:
@@ -122,8 +80,8 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
     with end_on_wrong_input(prog):
         collection = parse_collection(task, argv, prog)
         environment = collection.make_environment()
-        from trl_multiagent.recipe.plan import print_plan  # takes as long as TRL, like the next one
-        from trl_multiagent.recipe.results import check_folder
+        from trl_multiagent.recipe.folders import check_folder
+        from trl_multiagent.recipe.plan import print_plan  # takes as long as TRL, like the one before
 
         check_folder("`preference_dataset`", Path(collection.config.output_dir))
         if collection.dry_run:
@@ -133,6 +91,8 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
 
         from trl_multiagent.preferences.collection import collect_preferences
         from trl_multiagent.processes import start_processes
+        from trl_multiagent.recipe.models import make_loader, make_peft_config
+        from trl_multiagent.team.load import build
 
         state = start_processes()
     logging.basicConfig(format="%(message)s")
@@ -142,13 +102,10 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
         for note in collection.settings.notes:
             print(f"{prog}: note: {note}", file=sys.stderr)
     with end_on_signal(prog, list), end_with_one_line(prog), end_on_wrong_input(prog):
-        team = collection.load_team(environment.roles)
-        config = collection.config
-        if config.comparator_model_name in collection.task.models:
-            with state.main_process_first():
-                config = dataclasses.replace(
-                    config, comparator_model_name=collection.task.models[config.comparator_model_name]()
-                )
+        loader = make_loader(collection.settings, make_peft_config(collection.settings))
+        team = loader.load_to_sample(environment.roles, collection.config.seed)
+        comparator = build(collection.config.comparator_model_name, collection.task.models)
+        config = dataclasses.replace(collection.config, comparator_model_name=comparator)
         preferences = collect_preferences(team, environment, items, config)
     if state.is_main_process:
         print(f"Saved {len(preferences)} preferences in {collection.config.output_dir}", flush=True)

@@ -23,6 +23,7 @@ from transformers import SchedulerType, TrainerCallback, TrainerControl, Trainer
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.processes import start_processes
+from trl_multiagent.recipe.checks import check_run, check_team
 from trl_multiagent.recipe.run import parse_recipe, train
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.read import ConfigError, read_yaml
@@ -204,7 +205,7 @@ class Control:
         """
         recipe = parse_recipe(self.algorithm, self.task, self.argv(), self.prog)
         environment = recipe.make_environment()
-        recipe.check_team(environment.roles)
+        check_team(recipe, environment.roles)
         train_dataset, _ = recipe.load_datasets()
         return recipe, environment, train_dataset
 
@@ -213,7 +214,7 @@ class Control:
         algorithm, stage = self.algorithm, self.stage(cost)
         recipe, environment, train_dataset = self.read_run()
         with recipe.reservation:
-            recipe.check_run(environment, train_dataset)
+            check_run(recipe, environment, train_dataset)
             if stage.state.is_main_process:
                 stage.begin()
             team = recipe.load_team(environment.roles)

@@ -78,17 +78,13 @@ def find_in_repository(name: str, file: str) -> str | None:
         ConfigError: there is no such repository, or the Hub cannot be reached.
     """
     from trl_multiagent.models.pretrained import find_file
-    from trl_multiagent.recipe.results import check_repo_id
+    from trl_multiagent.recipe.folders import check_repo_id
 
     check_repo_id("TEAM", name)
     try:
         return find_file(name, file)
     except OSError as error:
         raise ConfigError(f"TEAM {name!r} is neither a folder nor a repository that can be read: {error}") from error
-
-
-def is_saved_team(name: str) -> bool:
-    return (Path(name) / TEAM_FILE).is_file()
 
 
 def name_teams(texts: Sequence[str], locations: Sequence[str], task: Task) -> list[TeamSource]:

@@ -60,7 +60,7 @@ def run_evaluation(
         evaluation = parse_evaluation(task, argv, prog, cross_play)
         if evaluation.config.disable_tqdm:
             hide_progress_bars()
-        from trl_multiagent.recipe.results import check_folder  # takes as long as TRL
+        from trl_multiagent.recipe.folders import check_folder  # takes as long as TRL
 
         check_folder("`evaluation.output_dir`", evaluation.output_dir)
         environment = evaluation.make_environment()

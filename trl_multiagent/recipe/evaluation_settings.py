@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
-from trl_multiagent.recipe.evaluated_teams import TeamSource, find_config, find_team, is_saved_team, name_teams
+from trl_multiagent.recipe.evaluated_teams import TeamSource, find_config, find_team, name_teams
 from trl_multiagent.recipe.run import settings_of
+from trl_multiagent.recipe.tasks import task_settings
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import (
@@ -81,9 +81,8 @@ class Evaluation:
         assert self.config.output_dir is not None
         return Path(self.config.output_dir)
 
-    def task_settings(self, num_agents: int) -> TaskSettings:
-        sections = {name: self.settings.sections[name] for name in ("dataset", *self.task.settings)}
-        return TaskSettings(sections, num_agents, self.output_dir)
+    def task_settings(self, **changes: Any) -> TaskSettings:
+        return dataclasses.replace(task_settings(self.settings, self.output_dir), **changes)
 
     def make_environment(self) -> Environment:
         """
@@ -92,9 +91,7 @@ class Evaluation:
         Raises:
             ConfigError: the roles do not match, or the environment cannot play so many turns.
         """
-        environment = self.task.make_environment(self.task_settings(self.settings.num_agents))
-        if self.settings.is_centralized:
-            environment = CentralizedEnvironment(environment)
+        environment = self.task.environment(self.task_settings())
         for team in self.teams:
             if team.roles is not None and team.roles != tuple(environment.roles):
                 raise ConfigError(
@@ -120,7 +117,7 @@ class Evaluation:
             ConfigError: the task has no form for one agent.
         """
         try:
-            environment = self.task.make_environment(self.task_settings(1))
+            environment = self.task.environment(self.task_settings(num_agents=1, is_centralized=False))
         except ValueError as error:
             raise ConfigError(f"The {purpose} needs the task for one agent. {error}") from error
         if len(environment.roles) != 1:
@@ -138,7 +135,7 @@ class Evaluation:
         """
         if self.config.control == "single_agent":
             return self.make_single_environment("control")
-        return CentralizedEnvironment(self.task.make_environment(self.task_settings(self.settings.num_agents)))
+        return self.task.environment(self.task_settings(is_centralized=True))
 
     def load_items(self) -> Dataset:
         """
@@ -149,7 +146,7 @@ class Evaluation:
         """
         from trl_multiagent.recipe.recipe import first_rows
 
-        settings = self.task_settings(self.settings.num_agents)
+        settings = self.task_settings()
         read: set[str] = set()
         settings.sections["dataset"] = watched(settings.dataset, read)
         train, evaluation = self.task.load_datasets(settings)
@@ -168,48 +165,13 @@ class Evaluation:
             )
         return first_rows(items, self.settings.sections["dataset"].eval_size)
 
-    def load(self, names: str | list[str], roles: Sequence[str], is_saved_team: bool) -> LoadedTeam:
-        """Loads a team on the device of this process. A model that answers for several roles is loaded once."""
+    def load(self, names: str | list[str], roles: Sequence[str]) -> LoadedTeam:
+        """Loads a team on the device of this process, see [`~team.load.load_player`]."""
         from trl_multiagent.evaluation.policies import LoadedTeam, describe_team
-        from trl_multiagent.processes import start_processes
-        from trl_multiagent.recipe.recipe import loading_arguments, quantization, sampling_dtype
-        from trl_multiagent.team.agent_team import AgentTeam
+        from trl_multiagent.recipe.models import make_loader
 
-        state, model = start_processes(), self.settings.sections["agent_model"]
-        with state.main_process_first():
-            if isinstance(names, str):
-                names = self.task.models[names]() if names in self.task.models else names
-            else:
-                names = [self.task.models[name]() if name in self.task.models else name for name in names]
-        dtype = sampling_dtype(model, state.device)
-        arguments = loading_arguments(model)
-        if is_saved_team:
-            arguments.pop("revision", None)  # it is that of the base
-        team = AgentTeam.from_pretrained(
-            names,
-            None if is_saved_team else roles,
-            share_weights=isinstance(names, str) and not is_saved_team and len(roles) > 1,
-            dtype=dtype,
-            tokenizer_kwargs=model.tokenizer_kwargs,
-            **quantization(model, "bfloat16" if dtype == "auto" else dtype),
-            **arguments,
-        )
-        if any(parameter.numel() == 0 for parameter in team.parameters()):
-            raise ValueError(
-                "The weights of the team are sharded over several processes (ZeRO-3), so they cannot sample: choose the "
-                "accelerate configuration single or ddp."
-            )
-        if not model.is_quantized:
-            team.to(state.device)
+        team = make_loader(self.settings).load_player(names, roles)
         return LoadedTeam(team, describe_team(team))
-
-    def load_source(self, source: TeamSource, roles: Sequence[str]) -> LoadedTeam:
-        """Loads one of the teams to evaluate."""
-        return self.load(source.location, roles, source.roles is not None)
-
-    def load_baseline(self, names: str | list[str], roles: Sequence[str]) -> LoadedTeam:
-        """Loads the team of a baseline."""
-        return self.load(names, roles, isinstance(names, str) and is_saved_team(names))
 
     # Policies
 
@@ -228,7 +190,7 @@ class Evaluation:
     def team_policy(self, source: TeamSource, environment: Environment) -> Policy:
         from trl_multiagent.evaluation.policies import Policy
 
-        load = functools.partial(self.load_source, source, environment.roles)
+        load = functools.partial(self.load, source.location, environment.roles)
         return Policy(source.name, "team", environment, load, self.max_completion_length, source.location)
 
     @property
@@ -265,7 +227,7 @@ class Evaluation:
                     name,
                     "baseline",
                     own,
-                    functools.partial(self.load_baseline, names, own.roles),
+                    functools.partial(self.load, names, own.roles),
                     limit,
                     source,
                     is_pipeline=name == "pipeline",
@@ -298,7 +260,7 @@ class Evaluation:
                 f"{source}_control",
                 "control",
                 environment,
-                functools.partial(self.load, str(control.folder), environment.roles, True),
+                functools.partial(self.load, str(control.folder), environment.roles),
                 control.num_agents * self.max_completion_length,
                 str(control.folder),
                 compared_with=source,
@@ -312,8 +274,8 @@ class Evaluation:
 
         names, roles = self.baseline_model(), environment.roles
         short_names = {NOTHING: "silent", UNTRAINED: "untrained", OTHER_TEAM: "other"}
-        loaded = functools.cache(lambda source: self.load_source(source, roles))
-        untrained = functools.cache(lambda: self.load_baseline(names, roles))
+        loaded = functools.cache(lambda source: self.load(source.location, roles))
+        untrained = functools.cache(lambda: self.load(names, roles))
 
         def load(own: TeamSource, role: str, by: str, other_team: TeamSource) -> LoadedTeam:
             parts = {each: loaded(own) for each in roles}
@@ -344,7 +306,7 @@ class Evaluation:
         from trl_multiagent.evaluation.policies import Policy, mix
 
         roles = environment.roles
-        loaded = functools.cache(lambda run: self.load_source(self.teams[run], roles))
+        loaded = functools.cache(lambda run: self.load(self.teams[run].location, roles))
 
         def load(runs: tuple[int, ...]) -> LoadedTeam:
             return mix({role: loaded(run) for role, run in zip(roles, runs, strict=True)})

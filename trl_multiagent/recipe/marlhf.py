@@ -19,16 +19,18 @@ from trl_multiagent.identity import checksum_of_weights
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.recipe.collection import Collection, plan_of
+from trl_multiagent.recipe.models import check_models
 from trl_multiagent.recipe.plan import HEADING, print_plan, rollout_lines
 from trl_multiagent.recipe.preference_recipe import PreferenceRecipe, preference_fields
 from trl_multiagent.recipe.preference_run import PreferenceRun, run_phases, without_sharding
-from trl_multiagent.recipe.recipe import Recipe, check_models, first_rows
+from trl_multiagent.recipe.recipe import Recipe, first_rows
 from trl_multiagent.recipe.reward_phase import check_reward_args, summary, train_reward_model
 from trl_multiagent.recipe.run import end_on_wrong_input
 from trl_multiagent.settings.algorithms import ALGORITHMS, ITERATIVE, RL_ALGORITHMS
 from trl_multiagent.settings.derive import Settings, make_training_args
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.settings.schema import RewardSettings
+from trl_multiagent.team.load import build
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_trainer import SCALE_KEY
 from trl_multiagent.trainers.reward_watch import RewardWatch
@@ -102,10 +104,7 @@ class RewardRun(PreferenceRun):
         settings: Any = recipe.reward_args  # every training has a copy, with a DeepSpeed configuration of its own
         name = REWARD_FOLDER if in_rounds else f"_{REWARD_FOLDER}"
         args: JointRewardConfig = dataclasses.replace(settings, output_dir=str(folder / name))
-        model = recipe.reward_base
-        if model in recipe.task.models:
-            with self.state.main_process_first():
-                model = recipe.task.models[model]()
+        model = build(recipe.reward_base, recipe.task.models)
         with end_on_wrong_input(recipe.prog):
             facts = train_reward_model(model, args, preferences, list(self.roles), recipe.reward_peft)
         self.say(f"Reward model in {args.output_dir}: {summary(facts)}")

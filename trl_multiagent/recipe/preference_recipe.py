@@ -18,9 +18,9 @@ from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.preferences.replay import ReplayConfig
 from trl_multiagent.processes import start_processes
 from trl_multiagent.recipe.collection import cost, make_config
+from trl_multiagent.recipe.folders import check_folder
 from trl_multiagent.recipe.plan import agents, collaboration, count
 from trl_multiagent.recipe.recipe import Recipe, build_recipe
-from trl_multiagent.recipe.results import check_folder
 from trl_multiagent.settings.algorithms import ITERATIVE
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError
@@ -84,7 +84,7 @@ class PreferenceRecipe(Recipe):
 
     @functools.cached_property
     def stage(self) -> Stage:
-        """The work of the run. [`~Recipe.check_run`] locks its folder."""
+        """Returns the work of the run. [`~recipe.checks.check_run`] locks its folder."""
         settings = decisive_settings(self.merged, self.algorithm)
         advice = f"choose another folder, or set `{self.algorithm}.resume_changes: allow`"
         return Stage(self.run_folder, "run", settings, start_processes(), advice=advice)

@@ -33,6 +33,7 @@ from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.replay import replay
 from trl_multiagent.preferences.sources import load_preferences
 from trl_multiagent.processes import fail_together, is_asked_to_stop, start_processes
+from trl_multiagent.recipe.checks import check_run, check_team
 from trl_multiagent.recipe.collection import check_comparator
 from trl_multiagent.recipe.plan import print_plan
 from trl_multiagent.recipe.preference_recipe import (
@@ -42,12 +43,13 @@ from trl_multiagent.recipe.preference_recipe import (
     pair_lines,
     preference_fields,
 )
-from trl_multiagent.recipe.recipe import set_up_wandb, show_progress
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
+from trl_multiagent.recipe.saving import save_results, set_up_wandb, show_progress, train_and_save
 from trl_multiagent.report.tables import text_table
 from trl_multiagent.settings.derive import Settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, fail
 from trl_multiagent.stopping import end_on_signal
+from trl_multiagent.team.load import LoadError, build
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
 from trl_multiagent.trainers.base.distribution import forget_engine
 from trl_multiagent.trainers.base.run_settings import check_changes
@@ -102,7 +104,7 @@ def run_in_folder(
     """The work of [`run_phases`]."""
     with end_on_wrong_input(recipe.prog):
         environment = recipe.make_environment()
-        recipe.check_team(environment.roles)
+        check_team(recipe, environment.roles)
         if recipe.given_preferences is None:
             given = None
             check_comparator(recipe.preferences)
@@ -112,13 +114,13 @@ def run_in_folder(
             return plan(environment)
         recipe.check_run_folder()
         items, eval_items = recipe.load_datasets()
-    recipe.check_run(environment, items)
+    check_run(recipe, environment, items)
     run = run_class(recipe, environment, items, eval_items)
     try:
         with end_with_one_line(recipe.prog):
             number = recipe.num_iterations
             trainer = run.train_once(given) if number is None else run.train_rounds(number)
-    except (NoPairsError, ConfigError) as error:
+    except (NoPairsError, ConfigError, LoadError) as error:
         fail(recipe.prog, error)
     if trainer is not None:
         trainer.accelerator.wait_for_everyone()
@@ -170,7 +172,7 @@ class PreferenceRun:
             raise NoPairsError(no_pairs(recipe.preferences.output_dir))
         trainer, checkpoint = self.make_trainer(preferences, folder, None, recipe.resume_from_checkpoint)
         recipe.resume_from_checkpoint = checkpoint
-        recipe.train_and_save(trainer)
+        train_and_save(recipe, trainer)
         results = {"collection": numbers, "env_step": trainer.env_step, "steps": trainer.state.global_step}
         recipe.stage.save_result(RESULTS_FILE, results)
         return trainer
@@ -297,7 +299,7 @@ class PreferenceRun:
             temporarily_set(trainer.state, log_history=history),
             temporarily_set(recipe.training_args, push_to_hub=False),
         ):
-            recipe.save_results(trainer)
+            save_results(recipe, trainer)
         if args.push_to_hub and trainer.is_world_process_zero():
             name = args.hub_model_id or recipe.run_folder.absolute().name
             push_folder(
@@ -330,10 +332,8 @@ class PreferenceRun:
             `tuple[Dataset, dict]`: The preferences, and what was sampled for them.
         """
         recipe = self.recipe
-        config = dataclasses.replace(recipe.preferences, output_dir=str(folder))
-        if config.comparator_model_name in recipe.task.models:
-            with self.state.main_process_first():
-                config.comparator_model_name = recipe.task.models[config.comparator_model_name]()
+        comparator = build(recipe.preferences.comparator_model_name, recipe.task.models)
+        config = dataclasses.replace(recipe.preferences, output_dir=str(folder), comparator_model_name=comparator)
         with without_sharding(recipe.training_args):
             team = recipe.load_team(self.roles, source)
             team = team if recipe.agent_model.is_quantized else team.to(self.state.device)

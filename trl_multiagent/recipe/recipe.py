@@ -1,72 +1,44 @@
-"""One run of a recipe: it loads environment, data and team, checks that the run can succeed, trains, and saves the results."""
+"""The checked settings of one run, and what they name: its environment, datasets, team and folders."""
 
 import contextlib
 import dataclasses
 import difflib
 import logging
-import os
-import re
-import shutil
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
-import torch
-import yaml
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
-from peft import LoraConfig, PeftModel
-from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments
-from transformers.integrations import get_available_reporting_integrations, is_deepspeed_zero3_enabled
-from transformers.trainer_utils import get_last_checkpoint
-from transformers.utils import is_torch_bf16_gpu_available
-from trl import ModelConfig, get_peft_config, get_quantization_config
+from peft import LoraConfig
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
-from trl_multiagent.environments.task_errors import TaskError, describe
-from trl_multiagent.file_names import CARD_FILE, CURVE_FILE, RECIPE_FILE
-from trl_multiagent.folders import locked, write_text
+from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.file_names import CARD_FILE
 from trl_multiagent.identity import describe_environment, differences
-from trl_multiagent.models.positions import check_prompts
-from trl_multiagent.models.pretrained import quiet_loading
-from trl_multiagent.processes import check_agreement, fail_together
 from trl_multiagent.quiet import hide_progress_bars
-from trl_multiagent.recipe.results import (
+from trl_multiagent.recipe.checks import check_reports, not_installed
+from trl_multiagent.recipe.folders import (
     check_folder,
-    check_model_folder,
     check_push,
     check_repo_id,
     check_team_folder,
-    try_folders,
+    choose_folder,
 )
-from trl_multiagent.recipe.tasks import make_environment
-from trl_multiagent.report.model_card import hub_id, rename_card
-from trl_multiagent.settings.derive import Settings, check_names
-from trl_multiagent.settings.read import ConfigError, fail, pop_path
-from trl_multiagent.settings.schema import PEFT_DEFAULTS, AgentModel, Output, Wandb
-from trl_multiagent.stopping import ending_later
-from trl_multiagent.team.adapters import check_adapter_config, check_adapter_names
+from trl_multiagent.recipe.models import check_models, make_loader, make_peft_config
+from trl_multiagent.recipe.tasks import make_environment, task_settings
+from trl_multiagent.settings.derive import Settings
+from trl_multiagent.settings.read import ConfigError, pop_path
+from trl_multiagent.settings.schema import AgentModel, Output, Wandb
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.critics import model_names
-from trl_multiagent.team.files import AGENTS_FOLDER, SHARED_FOLDER, AgentSource, load_tokenizer
-from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
-from trl_multiagent.trainers.base.checkpoint_files import STATE_FILE, read_checkpoint, verify_checkpoint
-from trl_multiagent.trainers.base.progress import show_one_bar
-from trl_multiagent.trainers.base.rescue import WriteError
+from trl_multiagent.team.load import TeamLoader
+from trl_multiagent.trainers.base.checkpoint_files import STATE_FILE, verify_checkpoint
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_metrics import EVAL_METRICS, is_eval_metric
 from trl_multiagent.trainers.base.run_settings import check_changes, check_steps, describe_run
-
-
-NOT_DETECTED = (
-    "azure_ml",
-    "flyte",
-)  # values of `report_to` about which transformers does not say whether they are installed
 
 
 @dataclasses.dataclass
@@ -90,7 +62,7 @@ class Recipe:
         settings ([`~trl_multiagent.settings.derive.Settings`]): The settings that all of this was made of.
         prog (`str`): Name of the program in messages.
         reservation (`contextlib.ExitStack`): A context that the run ends in. It gives the folder of the run free, which
-            [`~Recipe.check_run`] reserves.
+            [`~trl_multiagent.recipe.checks.check_run`] reserves.
     """
 
     algorithm: str
@@ -131,8 +103,7 @@ class Recipe:
     @property
     def task_settings(self) -> TaskSettings:
         """The argument of the task's functions."""
-        sections = {name: self.sections[name] for name in ("dataset", *self.task.settings)}
-        return TaskSettings(sections, self.num_agents, self.run_folder)
+        return task_settings(self.settings, self.run_folder)
 
     @property
     def run_folder(self) -> Path:
@@ -157,9 +128,9 @@ class Recipe:
         return "bfloat16" if rounds else "float32"
 
     @property
-    def base_dtype(self) -> str:
-        """Data type of the base of a LoRA team."""
-        return self.agent_model.torch_dtype or "float32"
+    def loader(self) -> TeamLoader:
+        """The loader of the team."""
+        return make_loader(self.settings, self.peft_config)
 
     @property
     def compute_dtype(self) -> str:
@@ -171,15 +142,9 @@ class Recipe:
         """The form of the team and its data types, for a plan."""
         weights = f"{self.dtype} weights"
         if self.peft_config is not None:
-            weights = f"LoRA of rank {self.peft_config.r} in float32 on a {self.base_dtype} base"
+            weights = f"LoRA of rank {self.peft_config.r} in float32 on a {self.loader.base_dtype} base"
         form = ", one model for all" if self.agent_model.share_weights else ""
         return f"{weights}, computed in {self.compute_dtype}{form}"
-
-    @property
-    def model_init_kwargs(self) -> dict[str, Any]:
-        """The arguments for loading models and tokenizers that the user gave."""
-        kwargs = self.agent_model.tokenizer_kwargs
-        return loading_arguments(self.agent_model) | ({"tokenizer_kwargs": kwargs} if kwargs else {})
 
     @property
     def items_per_step(self) -> int:
@@ -280,191 +245,26 @@ class Recipe:
             eval_dataset = first_rows(first_rows(eval_dataset, self.dataset.eval_size), self.eval_num_samples)
         return train_dataset, eval_dataset
 
-    def models(self) -> str | list[str]:
-        """The models for `AgentTeam.from_pretrained`. A base model of the task is built if it does not exist yet."""
-        names = [self.model_names] if isinstance(self.model_names, str) else self.model_names
-        built = {}
-        for name in [name for name in dict.fromkeys(names) if name in self.task.models]:
-            with self.training_args.main_process_first(desc="building the base model"):
-                built[name] = self.task.models[name]()
-        if isinstance(self.model_names, str):
-            return built.get(self.model_names, self.model_names)
-        return [built.get(name, name) for name in self.model_names]
-
     def load_team(self, roles: Sequence[str], folder: str | None = None) -> AgentTeam:
         """
-        Loads the team to train: full models, one model for all agents, or LoRA adapters.
+        Loads the team to train, see [`~team.load.TeamLoader.load`].
 
         Args:
             roles (`Sequence[str]`): The roles.
             folder (`str`, *optional*): Folder of a saved team to load instead, with the form in which it was saved.
         """
-        model = self.agent_model
-        try:
-            return AgentTeam.from_pretrained(
-                self.models() if folder is None else folder,
-                roles,
-                peft_config=self.peft_config if folder is None else None,
-                share_weights=model.share_weights and folder is None,
-                seed=self.training_args.seed,
-                dtype=self.dtype,
-                base_dtype=self.base_dtype,
-                **quantization(model, self.compute_dtype),
-                **self.model_init_kwargs,
-            )
-        except (OSError, ValueError, ImportError, TypeError) as error:  # a model on the Hub is not checked before
-            names = self.model_names if folder is None else folder
-            raise ConfigError(f"the team cannot be loaded from {names!r}: {describe(error)}") from error
-
-    def check_team(self, roles: Sequence[str]) -> None:
-        """
-        Describes the team without its weights, if its models are in local folders or built by the task, so that what transformers and
-        PEFT refuse is known before anything is loaded.
-
-        Args:
-            roles (`Sequence[str]`): The roles.
-
-        Raises:
-            ConfigError: the team cannot be made; the message names the setting at fault.
-        """
-        self.check_critics(roles)
-        names = self.model_names if isinstance(self.model_names, list) else [self.model_names]
-        built = all(name in self.task.models for name in names)
-        if built and self.peft_config is None and not self.model_init_kwargs:
-            return  # no setting can be wrong
-        if is_deepspeed_zero3_enabled() or not all(name in self.task.models or Path(name).is_dir() for name in names):
-            return
-        problem = self.problem_of_team(roles, self.peft_config, self.model_init_kwargs)
-        if problem is not None:
-            raise ConfigError(f"{self.setting_at_fault(roles)}: {problem}")
-
-    def check_critics(self, roles: Sequence[str]) -> None:
-        """
-        Checks that there is a model for every critic, and describes those in local folders without their weights. Of models on the
-        Hub, the configuration and the tokenizer are loaded, but not for a dry run.
-
-        Raises:
-            ConfigError: the number of models is wrong, or one of them cannot be loaded.
-        """
-        args = self.training_args
-        if not isinstance(args, ActorCriticConfig) or args.critic_models is None:
-            return
-        names = args.critic_names([role for role in roles if role not in (args.frozen_agents or ())])
-        try:
-            sources = model_names(args.critic_models, names)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        for source in [source for source in dict.fromkeys(sources.values()) if source is not None]:
-            is_local = Path(source).is_dir()
-            if self.dry_run and not is_local:
-                continue
-            try:
-                with quiet_loading():
-                    load_tokenizer(AgentSource(source), {})
-                    AutoConfig.from_pretrained(source)
-                    if is_local and not is_deepspeed_zero3_enabled():
-                        AutoModel.from_pretrained(source, device_map="meta")
-            except Exception as error:  # transformers raises errors of many kinds
-                raise ConfigError(f"a critic cannot be loaded from {source!r}: {describe(error)}") from error
-
-    def problem_of_team(
-        self, roles: Sequence[str], peft_config: LoraConfig | None, model_init_kwargs: dict[str, Any]
-    ) -> str | None:
-        """Why there can be no team with these adapters and arguments; `None` if there can be."""
-        models = self.models()
-        try:
-            with quiet_loading():
-                team = AgentTeam.from_pretrained(
-                    models,
-                    roles,
-                    peft_config=peft_config,
-                    share_weights=self.agent_model.share_weights,
-                    **{"device_map": "meta", "dtype": self.dtype, **model_init_kwargs},
-                )
-            for role in roles:
-                check_prompts(role, team.agents[role], [], [], self.training_args.max_completion_length)
-            if peft_config is not None:
-                for model in team.policies.values():
-                    check_adapter_names(peft_config, cast(PeftModel, model))
-        except Exception as error:  # transformers and PEFT raise errors of many kinds
-            if "meta tensor" in str(error):  # the adapters, such as DoRA's, are computed from the weights
-                return None
-            return str(error) if isinstance(error, ValueError) else describe(error)
-        return None
-
-    def setting_at_fault(self, roles: Sequence[str]) -> str:
-        """The first setting without which there could be a team."""
-        if self.problem_of_team(roles, None, {}) is not None:
-            return f"`{'agent_model.name' if self.settings.agents is None else 'agents'}: {self.model_names}`"
-        kwargs = self.model_init_kwargs
-        if self.problem_of_team(roles, None, kwargs) is not None:
-            for name, value in kwargs.items():
-                if self.problem_of_team(roles, None, {k: v for k, v in kwargs.items() if k != name}) is None:
-                    own = name in vars(self.agent_model)
-                    return f"`agent_model.{'' if own else 'model_init_kwargs.'}{name}: {value}`"
-            return "`agent_model`"
-        for path in adapter_settings(self.settings):
-            section, name = path.split(".")
-            config = make_peft_config(self.settings, without=name)
-            if self.problem_of_team(roles, config, kwargs) is None:
-                values = vars(self.agent_model) if section == "agent_model" else self.settings.values[section]
-                return f"`{path}: {values[name]}`"
-        return "section `peft`" if self.settings.has_peft_section else "section `agent_model`"
+        loader = self.loader if folder is None else self.loader.saved(folder)
+        return loader.load(roles, self.dtype, self.compute_dtype, self.training_args.seed)
 
     def outline(self, roles: Sequence[str]) -> AgentTeam | None:
         """The team to train, without its weights; `None` if the team cannot be described without loading its weights."""
-        model = self.agent_model
-        if model.is_quantized or is_deepspeed_zero3_enabled():
+        if self.agent_model.is_quantized or is_deepspeed_zero3_enabled():
             return None
-        team = AgentTeam.from_pretrained(
-            self.models(),
-            roles,
-            peft_config=self.peft_config,
-            share_weights=model.share_weights,
-            device_map="meta",
-            **self.model_init_kwargs,
-        )
-        if (
-            team.has_adapters and self.peft_config is None
-        ):  # adapters of a saved team: their weights are the reference policies
+        team = self.loader.outline(roles, self.dtype)
+        if team.has_adapters and self.peft_config is None:  # of a saved team: their weights are the reference policies
             return None
         team.freeze(self.training_args.frozen_agents or ())
         return team
-
-    def check_run(self, environment: Environment, train_dataset: Dataset) -> None:
-        """
-        Checks that all processes have the same settings and data, that the checkpoint to continue from is complete and belongs to this
-        run, and that the results can be written, and reserves the folder of the run. No model is loaded for this. If a check fails, the
-        program ends on all processes.
-
-        Args:
-            environment ([`Environment`]): The run's environment.
-            train_dataset ([`~datasets.Dataset`]): The items to train on.
-        """
-        state = PartialState()
-        if state.num_processes > 1:
-            try:
-                check_agreement(state, self.describe(environment, train_dataset, team=None))
-            except ValueError as error:  # on all processes
-                fail(self.prog, ConfigError(str(error)))
-        problems = []
-        try:
-            if self.resume_from_checkpoint is not None:
-                self.check_checkpoint(self.resume_from_checkpoint, environment, train_dataset)
-            if self.training_args.process_index == 0:
-                folder = SHARED_FOLDER if self.agent_model.share_weights else None
-                try_folders(
-                    self.run_folder,
-                    self.team_folder if self.saves_team else None,
-                    [f"{AGENTS_FOLDER}/{folder or role}" for role in environment.roles],
-                )
-                advice = f"choose another RUN_ID or `{self.algorithm}.output_dir`"
-                self.reservation.enter_context(locked(self.run_folder, advice))
-        except ValueError as error:
-            problems = [str(error)]
-        problems = list(dict.fromkeys(gather_object(problems)))
-        if problems:
-            fail(self.prog, ConfigError(" ".join(problems)))
 
     def check_checkpoint(self, folder: str, environment: Environment, train_dataset: Dataset) -> None:
         """
@@ -493,96 +293,6 @@ class Recipe:
             return False
         card = self.team_folder / CARD_FILE
         return not card.is_file() or card.stat().st_mtime < (Path(checkpoint) / STATE_FILE).stat().st_mtime
-
-    def train_and_save(self, trainer: Trainer) -> None:
-        """
-        Trains the team. Saves the merged settings in the run's folder and, unless `output.save_final_model` is false, the team, its
-        model card and its learning curve in the team's folder. A run that was interrupted while it saved them saves them now.
-
-        If the team cannot be saved in its folder, it is saved in another place.
-
-        Raises:
-            WriteError or OtherProcessError: the team could not be saved in its folder; the first one in the process that saves, the other one
-                in all others. The message names the other place.
-        """
-        accelerator = trainer.accelerator
-        set_up_wandb(self.wandb)
-        with fail_together(accelerator):
-            if trainer.is_world_process_zero():
-                self.run_folder.mkdir(parents=True, exist_ok=True)
-                write_text(self.run_folder / RECIPE_FILE, yaml.safe_dump(self.merged, sort_keys=False))
-        show_progress(trainer)
-        if self.task.callbacks is not None:
-            for callback in self.task.callbacks(self.task_settings, trainer):
-                trainer.add_callback(callback)
-        checkpoint = self.resume_from_checkpoint
-        if checkpoint is not None and self.results_are_missing(checkpoint):
-            trainer.may_be_complete = True
-        with ending_later():  # a training that is complete is saved
-            trainer.train(resume_from_checkpoint=checkpoint)
-            self.save_results(trainer)
-
-    def save_results(self, trainer: Trainer) -> None:
-        """Saves and pushes the trained team, as far as the settings ask for it; see [`~Recipe.train_and_save`]."""
-        if not self.saves_team:
-            return
-        name = self.dataset.name
-        dataset_name = hub_id(name) if name and self.dataset.may_be_hub_id else None
-        with fail_together(trainer.accelerator):
-            trainer.save_model(str(self.team_folder), _internal_call=True)  # this does not push
-        with fail_together(trainer.accelerator):
-            self.write_card(trainer, dataset_name)
-        if trainer.is_world_process_zero():
-            print(f"Saved team       {self.team_folder}", flush=True)
-        if self.training_args.push_to_hub:  # last, so that nothing is lost if the push fails
-            trainer.push_to_hub(dataset_name=dataset_name)
-
-    def write_card(self, trainer: Trainer, dataset_name: str | None) -> None:
-        """
-        Writes the model card and the learning curve to the team's folder, and copies the settings.
-
-        Raises:
-            WriteError: a file could not be written.
-        """
-        try:
-            trainer.create_model_card(dataset_name=dataset_name)
-            if trainer.is_world_process_zero() and self.team_folder.absolute() != self.run_folder.absolute():
-                copy_run_files(self.run_folder, self.team_folder)
-        except OSError as error:
-            raise WriteError(
-                f"The model card could not be written ({error}). The team itself is in {self.team_folder.absolute()}."
-            ) from error
-
-
-def show_progress(trainer: Any) -> None:
-    """In a terminal, replaces the entries of the log by one bar, with the metrics that the environment of a team trainer watches."""
-    if sys.stderr.isatty():
-        environment = trainer.environment  # `None` where preferences are trained on without one
-        show_one_bar(trainer, [] if environment is None else list(environment.unwrapped.watched_metrics))
-
-
-def loading_arguments(model: AgentModel) -> dict[str, Any]:
-    """The arguments for loading models that the user gave."""
-    given: dict[str, Any] = {"revision": model.revision, "attn_implementation": model.attn_implementation}
-    given["trust_remote_code"] = model.trust_remote_code or None
-    return {name: value for name, value in given.items() if value is not None} | (model.model_init_kwargs or {})
-
-
-def sampling_dtype(model: AgentModel, device: torch.device) -> str:
-    """The data type of a team that is not trained: `agent_model.torch_dtype`, or that in which a team is trained by default."""
-    has_bf16 = device.type != "cpu" and is_torch_bf16_gpu_available()
-    return model.torch_dtype or ("bfloat16" if has_bf16 else "float32")
-
-
-def quantization(model: AgentModel, compute_dtype: str) -> dict[str, Any]:
-    """The argument for loading the base of a LoRA team in few bits, if the settings ask for it."""
-    if not model.is_quantized:
-        return {}
-    return {
-        "quantization_config": get_quantization_config(
-            ModelConfig(dtype=compute_dtype, **model.quantization_arguments)
-        )
-    }
 
 
 def build_recipe(settings: Settings, training_args: RolloutConfig, dry_run: bool = False) -> Recipe:
@@ -654,137 +364,6 @@ def build_recipe(settings: Settings, training_args: RolloutConfig, dry_run: bool
     )
 
 
-def check_models(setting: str, names: Sequence[str], task: Task) -> None:
-    """
-    Refuses models that cannot exist. Those that the task builds are not checked.
-
-    Args:
-        setting (`str`): The setting that names the models, for the message.
-        names (`Sequence[str]`): Model ids and folders.
-        task ([`~trl_multiagent.environments.task.Task`]): The task.
-
-    Raises:
-        ConfigError: there is no such folder, a folder holds no model, or a text is no id.
-    """
-    for name in [name for name in names if name not in task.models]:
-        check_names(name, None, setting)
-        if Path(name).is_dir():
-            check_model_folder(setting, Path(name))
-        else:
-            check_repo_id(setting, name)
-
-
-def not_installed(args: TrainingArguments) -> list[str]:
-    """The trackers in `report_to` that are not installed."""
-    return sorted({*args.report_to} - {*get_available_reporting_integrations(), *NOT_DETECTED})
-
-
-def check_reports(algorithm: str, args: TrainingArguments) -> None:
-    """Refuses trackers in `report_to` that are not installed."""
-    for name in not_installed(args):
-        raise ConfigError(f"`{algorithm}.report_to` has '{name}', which is not installed: pip install {name}.")
-
-
 def first_rows(dataset: Dataset, number: int | None) -> Dataset:
     """The first rows of a dataset; all of them if `number` is `None`."""
     return dataset if number is None else dataset.select(range(min(number, len(dataset))))
-
-
-def adapter_settings(settings: Settings) -> list[str]:
-    """The paths of the settings of the adapters that were given."""
-    if settings.has_peft_section:
-        return [f"peft.{name}" for name in settings.values["peft"]]
-    return [f"agent_model.{name}" for name in settings.sections["agent_model"].lora_arguments]
-
-
-def make_peft_config(settings: Settings, without: str | None = None) -> LoraConfig | None:
-    """
-    The adapter of every agent: from the section `peft`, or by TRL from `agent_model`.
-
-    Args:
-        settings ([`~trl_multiagent.settings.derive.Settings`]): The settings.
-        without (`str`, *optional*): The name of a setting to ignore.
-
-    Raises:
-        ConfigError: PEFT refuses a value, or a team cannot have this adapter.
-    """
-    model: AgentModel = settings.sections["agent_model"]
-    where = "peft" if settings.has_peft_section else "agent_model"
-    try:
-        if settings.has_peft_section:
-            given = {**PEFT_DEFAULTS, **{k: v for k, v in settings.values["peft"].items() if k != without}}
-            config = LoraConfig(**given)
-        else:
-            arguments = {k: v for k, v in model.lora_arguments.items() if k != without}
-            config = get_peft_config(ModelConfig(use_peft=model.use_peft, **arguments))
-            names = arguments.get("lora_target_modules") or []
-            if config is not None and len(names) == 1 and names[0].isidentifier():
-                config.target_modules = {
-                    *names
-                }  # TRL makes it a text, which PEFT compares with whole paths of modules
-        if config is not None:
-            check_adapter_config("every agent", config)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"section `{where}`: {error}") from error
-    return config
-
-
-def copy_run_files(run_folder: Path, team_folder: Path) -> None:
-    """Copies the settings, the model card and the learning curve of a run to the folder of its team."""
-    for name in (RECIPE_FILE, CARD_FILE, CURVE_FILE):
-        if (run_folder / name).is_file():
-            shutil.copy(run_folder / name, team_folder / name)
-    rename_card(team_folder, str(team_folder.absolute()))
-
-
-def choose_folder(
-    output_dir: str | None, base_dir: str, prefix: str, resume: str | bool | None
-) -> tuple[str, str | None]:
-    """
-    Chooses the folder of the run, the same on all processes, and the checkpoint to continue from.
-
-    Raises:
-        ConfigError: there is no complete checkpoint where `resume` says.
-    """
-    run_id = os.environ.get("RUN_ID") or os.environ.get("JOB_ID")
-    names = [re.sub(r"[^\w.-]", "_", run_id) if run_id else f"{time.strftime('%Y%m%d-%H%M%S')}_{os.getpid()}"]
-    broadcast_object_list(names)
-    folder = output_dir or str(Path(base_dir) / f"{prefix}_{names[0]}")
-    if not resume:
-        return folder, None
-    if isinstance(resume, str):
-        if not Path(resume).is_dir():
-            raise ConfigError(f"`resume_from_checkpoint` is {resume!r}, but there is no such folder.")
-        check_complete(resume)
-        return output_dir or str(Path(resume).parent), resume
-    if output_dir is None and run_id is None:
-        raise ConfigError(
-            "`resume_from_checkpoint: true` continues the run that the environment variable RUN_ID or `output_dir` "
-            "names; set one of them, or give the folder of a checkpoint."
-        )
-    checkpoint = get_last_checkpoint(folder) if Path(folder).is_dir() else None
-    if checkpoint is None:
-        raise ConfigError(f"`resume_from_checkpoint: true`, but there is no checkpoint in {folder}.")
-    check_complete(checkpoint)
-    return folder, checkpoint
-
-
-def check_complete(checkpoint: str) -> None:
-    """Refuses a folder that is not a complete checkpoint."""
-    try:
-        read_checkpoint(checkpoint)
-    except ValueError as error:
-        raise ConfigError(f"`resume_from_checkpoint`: {error}") from error
-
-
-def set_up_wandb(wandb: Wandb) -> None:
-    """Sets the environment variables that Weights & Biases reads."""
-    variables = {
-        "WANDB_PROJECT": wandb.project,
-        "WANDB_ENTITY": wandb.entity,
-        "WANDB_DIR": wandb.dir,
-        "WANDB_TAGS": ",".join(wandb.tags or []),
-        "WANDB_RUN_ID": wandb.id,
-        "WANDB_RESUME": "auto" if wandb.resume is True else wandb.resume,
-    }
-    os.environ.update({name: value for name, value in variables.items() if value})

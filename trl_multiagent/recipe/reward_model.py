@@ -47,9 +47,11 @@ def run_reward_model(settings: Settings, dry_run: bool, prog: str) -> None:
             )
         args = make_args(settings)
         from trl_multiagent.preferences import load_preferences
-        from trl_multiagent.recipe.recipe import check_models, check_reports, make_peft_config
-        from trl_multiagent.recipe.results import check_folder, check_push
+        from trl_multiagent.recipe.checks import check_reports
+        from trl_multiagent.recipe.folders import check_folder, check_push
+        from trl_multiagent.recipe.models import check_models, make_peft_config
         from trl_multiagent.recipe.reward_phase import check_reward_args, summary, train_reward_model
+        from trl_multiagent.team.load import build
 
         check_models("agent_model.name", [settings.model_names], settings.task)
         check_reward_args(SECTION, args, settings.model_names)
@@ -77,10 +79,8 @@ def run_reward_model(settings: Settings, dry_run: bool, prog: str) -> None:
         logging.basicConfig(format="%(message)s")
         if args.disable_tqdm:
             hide_progress_bars()
-        model = settings.model_names
-        if model in settings.task.models:
-            with args.main_process_first():
-                model = settings.task.models[model]()
+        model = build(settings.model_names, settings.task.models)
+        if model != settings.model_names:
             check_reward_args(SECTION, args, model)
         with end_on_signal(prog, list), end_with_one_line(prog):
             facts = train_reward_model(model, args, preferences, list(environment.roles), peft_config)
@@ -95,7 +95,7 @@ def make_args(settings: Settings) -> JointRewardConfig:
     Raises:
         ConfigError: the configuration class refuses a value.
     """
-    from trl_multiagent.recipe.recipe import loading_arguments
+    from trl_multiagent.recipe.models import loading_arguments
     from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 
     names = {field.name for field in dataclasses.fields(JointRewardConfig)}

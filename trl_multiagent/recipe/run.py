@@ -66,19 +66,21 @@ def train_on_rollouts(settings: Settings, dry_run: bool, prog: str) -> None:
         prog (`str`): Name of the program in messages.
     """
     recipe = make_recipe(settings, dry_run, prog)
+    from trl_multiagent.recipe.checks import check_run, check_team
+
     if not recipe.dry_run:
         recipe.introduce()
     with end_on_signal(recipe.prog), recipe.reservation:
         with end_on_wrong_input(recipe.prog):
             environment = recipe.make_environment()
-            recipe.check_team(environment.roles)
+            check_team(recipe, environment.roles)
             if recipe.dry_run:
                 from trl_multiagent.recipe.plan import print_plan, rollout_lines
 
                 return print_plan(rollout_lines(recipe, environment.roles, environment))
             environment.prepare(recipe.training_args.num_turns)
             train_dataset, eval_dataset = recipe.load_datasets()
-        recipe.check_run(environment, train_dataset)
+        check_run(recipe, environment, train_dataset)
         with end_on_wrong_input(recipe.prog):
             team = recipe.load_team(environment.roles)
         train(recipe, settings.algorithm, environment, team, train_dataset, eval_dataset)
@@ -94,6 +96,8 @@ def train(
     callback: Callable[[Any], TrainerCallback] | None = None,
 ) -> None:
     """Trains a team with the trainer of an algorithm, and saves it. `callback` makes one more callback for this trainer."""
+    from trl_multiagent.recipe.saving import train_and_save
+
     with end_on_wrong_input(recipe.prog):
         trainer = ALGORITHMS[algorithm].trainer_class()(
             team=team,
@@ -105,7 +109,7 @@ def train(
     if callback is not None:
         trainer.add_callback(callback(trainer))
     with end_with_one_line(recipe.prog):
-        recipe.train_and_save(trainer)
+        train_and_save(recipe, trainer)
     trainer.accelerator.wait_for_everyone()  # a process that exits while another one still communicates would abort it
     trainer.accelerator.end_training()
 
@@ -165,12 +169,7 @@ def parse_recipe(
     Reads and checks the settings of a run, without loading a model or data. Wrong settings end the program.
 
     Args:
-        algorithm (`str`): Name of the algorithm's section.
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
-            What to train on; or, if the user chooses that, the tasks that have a name, see
-            [`~trl_multiagent.recipe.tasks.choose_task`].
-        argv (`list[str]`, *optional*): Arguments; by default those of the command line.
-        prog (`str`, *optional*): Name of the program in messages; by default that of the script.
+        algorithm, task, argv, prog: See [`run_recipe`].
 
     Returns:
         [`~trl_multiagent.recipe.recipe.Recipe`]

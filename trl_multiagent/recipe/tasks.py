@@ -78,10 +78,15 @@ def check_task(task: Task) -> None:
         )
 
 
+def task_settings(settings: "Settings", run_folder: Path) -> TaskSettings:
+    """The argument of the task's functions."""
+    sections = {name: settings.sections[name] for name in ("dataset", *settings.task.settings)}
+    return TaskSettings(sections, settings.num_agents, run_folder, settings.is_centralized)
+
+
 def make_environment(settings: "Settings", run_folder: Path) -> Environment:
     """
-    Makes the environment of a run: that of the task, or with `collaboration_mode: centralized`, of one agent that answers for all its
-    roles.
+    Makes the environment of a run, see [`Task.environment`].
 
     Args:
         settings ([`~trl_multiagent.settings.derive.Settings`]): The settings.
@@ -90,13 +95,11 @@ def make_environment(settings: "Settings", run_folder: Path) -> Environment:
     Raises:
         ConfigError: the number of the task's roles is not `num_agents`.
     """
-    task = settings.task
-    sections = {name: settings.sections[name] for name in ("dataset", *task.settings)}
-    environment = task.make_environment(TaskSettings(sections, settings.num_agents, run_folder))
-    roles = environment.roles
+    environment = settings.task.environment(task_settings(settings, run_folder))
+    roles = environment.task.roles if isinstance(environment, CentralizedEnvironment) else environment.roles
     if len(roles) != settings.num_agents:
         raise ConfigError(
             f"`{settings.algorithm}.num_agents` is {settings.num_agents}, but the task has {len(roles)} roles: "
             f"{', '.join(roles)}. Set it to {len(roles)}."
         )
-    return CentralizedEnvironment(environment) if settings.is_centralized else environment
+    return environment

@@ -19,7 +19,6 @@ from trl_multiagent.environments.code_generation.expert_settings import DEFAULT_
 from trl_multiagent.environments.code_generation.reward import CodeResult
 from trl_multiagent.environments.code_generation.roles import AUX
 from trl_multiagent.environments.task_errors import UnavailableError, describe
-from trl_multiagent.file_names import TEAM_FILE
 
 
 if TYPE_CHECKING:
@@ -211,9 +210,8 @@ class LocalExpert:
     def _load(self) -> "TeamSampler":
         from transformers.integrations import is_deepspeed_zero3_enabled
 
-        from trl_multiagent.models.pretrained import find_file
         from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
-        from trl_multiagent.team.agent_team import AgentTeam
+        from trl_multiagent.team.load import load_player
 
         name = self.settings.expert_model
         assert name is not None
@@ -222,8 +220,7 @@ class LocalExpert:
                 f"Under ZeRO-3, the expert {name!r} would be loaded in parts: serve it, and set `external.expert_base_url`."
             )
         try:
-            is_team = find_file(name, TEAM_FILE) is not None
-            team = AgentTeam.from_pretrained(name, None if is_team else [SOLO], dtype="auto")
+            team = load_player(name, [SOLO], dtype="auto")
         except (OSError, ValueError, ImportError, TypeError) as error:
             raise UnavailableError(f"`external.expert_model` {name!r} cannot be loaded: {describe(error)}") from error
         sampling: dict[str, Any] = {

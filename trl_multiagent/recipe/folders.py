@@ -1,28 +1,25 @@
-"""Checks, before a run starts, that its results can be written and pushed."""
+"""Chooses the folder of a run, and checks before the run starts that its results can be written and pushed."""
 
-import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+import time
 from pathlib import Path
 
+from accelerate.utils import broadcast_object_list
 from huggingface_hub import get_token
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers import TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.file_names import (
     CARD_FILE,
     CURVE_FILE,
-    MODEL_CONFIG,
-    MODEL_FILES,
     RECIPE_FILE,
-    TEAM_FILE,
-    holds_model,
 )
 from trl_multiagent.settings.read import ConfigError
-from trl_multiagent.trainers.base.checkpoint_files import UNFINISHED_FOLDER
+from trl_multiagent.trainers.base.checkpoint_files import UNFINISHED_FOLDER, read_checkpoint
 
 
 RUN_FILES = (RECIPE_FILE, CURVE_FILE, CARD_FILE)
@@ -65,14 +62,6 @@ def check_team_folder(folder: Path, run_folder: Path) -> None:
         )
 
 
-def check_model_folder(setting: str, folder: Path) -> None:
-    """Refuses a folder without the configuration of a model, an adapter or a team."""
-    if not holds_model(folder):
-        raise ConfigError(
-            f"`{setting}` is '{folder}', a folder with none of {', '.join(MODEL_FILES)}: give the folder of a model or of a saved team."
-        )
-
-
 def check_repo_id(setting: str, repo_id: str) -> None:
     """Refuses a text that cannot be the name of a repository on the Hub."""
     try:
@@ -100,48 +89,41 @@ def check_push(algorithm: str, args: TrainingArguments) -> str | None:
     return None
 
 
-def try_folders(run_folder: Path, team_folder: Path | None, agent_folders: Sequence[str]) -> None:
+def choose_folder(
+    output_dir: str | None, base_dir: str, prefix: str, resume: str | bool | None
+) -> tuple[str, str | None]:
     """
-    Tries to write small files in all places that will be written to at the end of the run, and removes them again.
-
-    Args:
-        run_folder (`Path`): Folder of the run.
-        team_folder (`Path`, *optional*): Folder in which the team will be saved, if it will.
-        agent_folders (`Sequence[str]`): The folders of the agents, relative to the team's.
+    Chooses the folder of the run, the same on all processes, and the checkpoint to continue from.
 
     Raises:
-        ConfigError: a file cannot be written.
+        ConfigError: there is no complete checkpoint where `resume` says.
     """
-    places = [(run_folder, [*RUN_FILES, f"{UNFINISHED_FOLDER}/trial"])]
-    if team_folder is not None:
-        agents = [f"{folder}/{name}" for folder in agent_folders for name in (MODEL_CONFIG, "tokenizer.json")]
-        places.append((team_folder, [TEAM_FILE, "training_args.bin", *agents]))
-    for folder, names in places:
-        try:
-            for name in names:
-                try_file(folder / name)
-        except OSError as error:
-            what = "the results of the run" if folder == run_folder else "the team (`output.save_path`)"
-            raise ConfigError(f"{what} cannot be written to '{folder}': {error}") from error
+    run_id = os.environ.get("RUN_ID") or os.environ.get("JOB_ID")
+    names = [re.sub(r"[^\w.-]", "_", run_id) if run_id else f"{time.strftime('%Y%m%d-%H%M%S')}_{os.getpid()}"]
+    broadcast_object_list(names)
+    folder = output_dir or str(Path(base_dir) / f"{prefix}_{names[0]}")
+    if not resume:
+        return folder, None
+    if isinstance(resume, str):
+        if not Path(resume).is_dir():
+            raise ConfigError(f"`resume_from_checkpoint` is {resume!r}, but there is no such folder.")
+        check_complete(resume)
+        return output_dir or str(Path(resume).parent), resume
+    if output_dir is None and run_id is None:
+        raise ConfigError(
+            "`resume_from_checkpoint: true` continues the run that the environment variable RUN_ID or `output_dir` "
+            "names; set one of them, or give the folder of a checkpoint."
+        )
+    checkpoint = get_last_checkpoint(folder) if Path(folder).is_dir() else None
+    if checkpoint is None:
+        raise ConfigError(f"`resume_from_checkpoint: true`, but there is no checkpoint in {folder}.")
+    check_complete(checkpoint)
+    return folder, checkpoint
 
 
-def try_file(path: Path) -> None:
-    """Raises `OSError` if a file cannot be written. Existing files and folders stay unchanged, and new ones are removed."""
-    made = [folder for folder in path.parents if not folder.exists()]
-    is_new = not os.path.lexists(path)
+def check_complete(checkpoint: str) -> None:
+    """Refuses a folder that is not a complete checkpoint."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            file.flush()
-        # On a full disk, an empty file can still be created
-        with (path.parent / f".trial_{os.getpid()}").open("wb") as file:
-            file.write(bytes(4096))
-            file.flush()
-            os.fsync(file.fileno())
-    finally:
-        with contextlib.suppress(OSError):  # if nothing could be created, there is nothing to remove
-            (path.parent / f".trial_{os.getpid()}").unlink(missing_ok=True)
-            if is_new:
-                path.unlink(missing_ok=True)
-            for folder in made:
-                folder.rmdir()
+        read_checkpoint(checkpoint)
+    except ValueError as error:
+        raise ConfigError(f"`resume_from_checkpoint`: {error}") from error

@@ -1,0 +1,167 @@
+"""The loader of teams: training, sampling, evaluation and comparisons load their teams here."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from accelerate import PartialState
+from peft import LoraConfig
+from transformers.utils import is_torch_bf16_gpu_available
+from trl import ModelConfig, get_quantization_config
+
+from trl_multiagent.environments.task_errors import describe
+from trl_multiagent.file_names import TEAM_FILE
+from trl_multiagent.models.pretrained import find_file
+from trl_multiagent.team.agent_team import AgentTeam
+
+
+class LoadError(ValueError):
+    """A team cannot be loaded. The message names its models, and is one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TeamLoader:
+    """
+    Loads the teams of a run.
+
+    Args:
+        models (`str` or `list[str]`): The model that every agent starts from, or one per agent: an id, a folder, or a key of `builders`.
+        builders (`Mapping[str, Callable[[], str]]`): Functions that build a base model and return its folder.
+        peft_config ([`~peft.LoraConfig`], *optional*): The adapter of every agent of a LoRA team.
+        share_weights (`bool`): Whether all agents are one model.
+        torch_dtype (`str`, *optional*): Data type of the base of a LoRA team and of a team that is not trained.
+        quantization (`Mapping[str, Any]`): Arguments of TRL's `ModelConfig` about quantized weights; empty without any.
+        arguments (`Mapping[str, Any]`): More arguments of [`AgentTeam.from_pretrained`], such as `revision` and `tokenizer_kwargs`.
+    """
+
+    models: str | list[str]
+    builders: Mapping[str, Callable[[], str]]
+    peft_config: LoraConfig | None
+    share_weights: bool
+    torch_dtype: str | None
+    quantization: Mapping[str, Any]
+    arguments: Mapping[str, Any]
+
+    @property
+    def base_dtype(self) -> str:
+        """Data type of the base of a LoRA team that is trained."""
+        return self.torch_dtype or "float32"
+
+    def load(self, roles: Sequence[str], dtype: str, compute_dtype: str, seed: int) -> AgentTeam:
+        """
+        Loads the team to train, on the CPU: full models, one model for all agents, or LoRA adapters.
+
+        Args:
+            roles (`Sequence[str]`): The roles.
+            dtype (`str`): Data type of the weights that are trained.
+            compute_dtype (`str`): Data type of matrix products.
+            seed (`int`): Decides the weights that no file contains.
+
+        Raises:
+            LoadError: the team cannot be loaded.
+        """
+        with one_line(f"the team cannot be loaded from {self.models!r}"):
+            return AgentTeam.from_pretrained(
+                build(self.models, self.builders),
+                roles,
+                peft_config=self.peft_config,
+                share_weights=self.share_weights,
+                seed=seed,
+                dtype=dtype,
+                base_dtype=self.base_dtype,
+                **self._quantization(compute_dtype),
+                **self.arguments,
+            )
+
+    def saved(self, folder: str) -> "TeamLoader":
+        """The loader of a saved team, which keeps the form in which it was saved."""
+        return dataclasses.replace(self, models=folder, peft_config=None, share_weights=False)
+
+    def load_to_sample(self, roles: Sequence[str], seed: int) -> AgentTeam:
+        """Loads the same team on the device of this process, to sample with; see [`~TeamLoader.load`]."""
+        dtype = self._sampling_dtype
+        compute_dtype = "bfloat16" if dtype == "auto" else dtype
+        return self._place(dataclasses.replace(self, torch_dtype=dtype).load(roles, dtype, compute_dtype, seed))
+
+    def load_player(self, names: str | list[str], roles: Sequence[str]) -> AgentTeam:
+        """Loads another team on the device of this process, see [`load_player`]. Adapters and weight sharing are its own."""
+        dtype = self._sampling_dtype
+        quantization = self._quantization("bfloat16" if dtype == "auto" else dtype)
+        with one_line(f"the team cannot be loaded from {names!r}"):
+            models = build(names, self.builders)
+            return self._place(load_player(models, roles, dtype=dtype, **quantization, **self.arguments))
+
+    def outline(self, roles: Sequence[str], dtype: str) -> AgentTeam:
+        """Builds the team to train without its weights. What transformers and PEFT refuse is raised unchanged."""
+        return AgentTeam.from_pretrained(
+            build(self.models, self.builders),
+            roles,
+            peft_config=self.peft_config,
+            share_weights=self.share_weights,
+            **{"device_map": "meta", "dtype": dtype, **self.arguments},
+        )
+
+    @property
+    def _sampling_dtype(self) -> str:
+        has_bf16 = PartialState().device.type != "cpu" and is_torch_bf16_gpu_available()
+        return self.torch_dtype or ("bfloat16" if has_bf16 else "float32")
+
+    def _quantization(self, compute_dtype: str) -> dict[str, Any]:
+        if not self.quantization:
+            return {}
+        return {"quantization_config": get_quantization_config(ModelConfig(dtype=compute_dtype, **self.quantization))}
+
+    def _place(self, team: AgentTeam) -> AgentTeam:
+        if any(parameter.numel() == 0 for parameter in team.parameters()):
+            raise LoadError(
+                "The weights of the team are sharded over several processes (ZeRO-3), so they cannot sample: choose the "
+                "accelerate configuration single or ddp."
+            )
+        return team if self.quantization else team.to(PartialState().device)
+
+
+def load_player(names: str | list[str], roles: Sequence[str], **model_init_kwargs: Any) -> AgentTeam:
+    """
+    Loads a team that only answers. A saved team has its own roles and form. A model that answers for several roles is loaded once.
+
+    Args:
+        names (`str` or `list[str]`): A saved team, a model for all roles, or one model per role.
+        roles (`Sequence[str]`): The roles of models.
+        **model_init_kwargs: Arguments of [`AgentTeam.from_pretrained`].
+    """
+    is_saved = isinstance(names, str) and find_file(names, TEAM_FILE, token=model_init_kwargs.get("token")) is not None
+    if is_saved:
+        model_init_kwargs.pop("revision", None)  # it is that of the base
+    shares = isinstance(names, str) and not is_saved and len(roles) > 1
+    return AgentTeam.from_pretrained(names, None if is_saved else roles, share_weights=shares, **model_init_kwargs)
+
+
+def build(names: Any, builders: Mapping[str, Callable[[], str]]) -> Any:
+    """
+    Builds the models of a task that do not exist yet, one process at a time.
+
+    Args:
+        names (`str`, `list[str]` or `None`): Names of models.
+        builders (`Mapping[str, Callable[[], str]]`): Functions that build a model and return its folder, by its name.
+
+    Returns:
+        The same, with folders in the place of the models that were built.
+    """
+    built = {}
+    for name in dict.fromkeys(names if isinstance(names, list) else [names]):
+        if name in builders:
+            with PartialState().main_process_first():
+                built[name] = builders[name]()
+    return [built.get(name, name) for name in names] if isinstance(names, list) else built.get(names, names)
+
+
+@contextlib.contextmanager
+def one_line(problem: str) -> Iterator[None]:
+    """Inside, an error of loading becomes a [`LoadError`] that begins with `problem`."""
+    try:
+        yield
+    except LoadError:
+        raise
+    except (OSError, ValueError, ImportError, TypeError) as error:  # transformers and PEFT raise errors of many kinds
+        raise LoadError(f"{problem}: {describe(error)}") from error
