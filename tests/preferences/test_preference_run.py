@@ -11,7 +11,7 @@ import yaml
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MADPOConfig, Task, cli
 from trl_multiagent.demo.task import TASK as CODE_GENERATION
-from trl_multiagent.recipe.preference_recipe import PreferenceRecipe, changed_settings
+from trl_multiagent.recipe.preference_recipe import PreferenceRecipe, decisive_settings
 from trl_multiagent.recipe.run import run_recipe
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
@@ -172,7 +172,12 @@ def test_madpo_collects_once_and_trains_once(run, capsys, tiny_model, tmp_path):
     assert "is complete" in capsys.readouterr().out and len(scored) == before
     with pytest.raises(SystemExit):
         run("madpo", "run")
-    assert "other settings: dataset.eval_split, madpo.eval_strategy" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert (
+        "run holds another run: dataset.eval_split was test, is not set; madpo.eval_strategy was epoch, is no."
+        in error
+    )
+    assert "Choose another folder, or set `madpo.resume_changes: allow`" in error
     # The same preferences, given as a dataset
     run("madpo", "again", "--preference_dataset", "run/_preferences")
     assert len(scored) == before and same("run", "again")
@@ -240,7 +245,7 @@ def test_rounds(run, capsys):
     assert Path("killed/_rounds/teams/round_3/team.json").is_file()
     with pytest.raises(SystemExit):
         run("madpo_iter", "killed", *argv, "seed=3")
-    assert "complete phases of a run with other settings: seed" in capsys.readouterr().err
+    assert "holds another run: seed was not set, is 3." in capsys.readouterr().err
 
 
 def test_a_collection_without_pairs_is_an_error(run, capsys):
@@ -273,10 +278,12 @@ def test_a_round_without_pairs_learns_from_earlier_ones_or_ends(run, capsys):
 
 
 def test_settings_that_may_change():
-    before = {"seed": 1, "output": {"base_dir": "x"}, "madpo": {"beta": 0.1, "logging_steps": 1}}
-    after = {"seed": 1, "output": {"base_dir": "y"}, "madpo": {"beta": 0.1, "logging_steps": 2, "seed": 3}}
-    after["madpo"]["output_dir"] = "copied"
-    assert changed_settings(before, after, "madpo") == ["madpo.seed"]
+    merged = {
+        "seed": 1,
+        "output": {"base_dir": "x"},
+        "madpo": {"beta": 0.1, "logging_steps": 1, "output_dir": "copied"},
+    }
+    assert decisive_settings(merged, "madpo") == {"seed": 1, "madpo.beta": 0.1}
 
 
 def test_the_command_trains(monkeypatch):

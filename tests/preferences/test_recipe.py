@@ -127,7 +127,7 @@ def test_a_collection(form, tiny_model, tmp_path, monkeypatch, capsys):
     run_collection(TASK, argv, prog="collect")  # is complete
     with pytest.raises(SystemExit) as exit_info:
         run_collection(TASK, [*argv, "seed=1"], prog="collect")
-    error = "collect: error: here/preferences holds candidates of another collection"
+    error = "collect: error: here/preferences holds another collection"
     assert exit_info.value.code == 2 and error in capsys.readouterr().err
     run_collection(TASK, [*argv, "--dry_run"], prog="collect")
     assert "done already     1 of 1 chunk" in capsys.readouterr().out

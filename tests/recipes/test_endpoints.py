@@ -16,9 +16,9 @@ from trl_multiagent import cli
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.endpoints import client as client_module
 from trl_multiagent.environments.task_errors import UnavailableError
+from trl_multiagent.processes import OtherProcessError, OtherProcessUnavailable
 from trl_multiagent.recipe.run import run_recipe
 from trl_multiagent.trainers.base import distribution
-from trl_multiagent.trainers.base.distribution import OtherProcessError, OtherProcessUnavailable
 
 from endpoint_server import Reply, endpoint_server
 

@@ -15,11 +15,11 @@ from transformers import AutoModelForSequenceClassification
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, JointRewardTrainer, MAGRPOTrainer, Task
 from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
+from trl_multiagent.folders import locked
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.recipe.marlhf import RewardRun, make_recipe
 from trl_multiagent.recipe.preference_run import PreferenceRun
 from trl_multiagent.recipe.run import read_settings, run_recipe
-from trl_multiagent.reservation import reserve
 
 from tiny import count_reward, flip, tiny_items
 
@@ -229,7 +229,7 @@ def test_each_phase_resumes_on_its_own(finished, tmp_path, monkeypatch, capsys):
     assert "is complete" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         run_recipe("marlhf", TASK, [*argv, "--save_steps", "1", "--reward_learning_rate", "5e-4"], "marlhf")
-    assert "complete phases of a run with other settings: marlhf.reward_learning_rate" in capsys.readouterr().err
+    assert "holds another run: marlhf.reward_learning_rate was 0.001, is 0.0005" in capsys.readouterr().err
     (run / "results.json").unlink()
     with pytest.raises(SystemExit):  # another reward model in its folder
         run_recipe("marlhf", TASK, [*argv, "--save_steps", "1", "--reward_learning_rate", "5e-4"], "marlhf")
@@ -256,7 +256,7 @@ def test_an_interrupted_reward_model_goes_on(finished, tmp_path, monkeypatch, ca
             run_recipe("marlhf", TASK, argv, "marlhf")
     checkpoints = sorted((run / "_reward_model").glob("checkpoint-*"))
     (checkpoints[0] / "half").mkdir()
-    settings = run / "_reward_model" / "reward_settings.json"
+    settings = run / "_reward_model" / "stage.json"
     saved = settings.read_text()
     settings.write_text(saved.replace('"number of processes": 1', '"number of processes": 2'))
     with pytest.raises(SystemExit):  # the order of the pairs and the size of a batch would be others
@@ -299,9 +299,9 @@ def test_a_reward_model_alone(finished, tiny_model, tmp_path, capsys, monkeypatc
     monkeypatch.setattr(
         JointRewardTrainer, "__init__", lambda self, *args, **kwargs: made.append(self) or init(self, *args, **kwargs)
     )
-    with reserve(tmp_path / "judge", "training", ""), pytest.raises(SystemExit):
+    with locked(tmp_path / "judge", ""), pytest.raises(SystemExit):
         run_recipe("reward_model", TASK, argv, "judge")
-    assert f"Another training is writing to {tmp_path / 'judge'}: wait" in capsys.readouterr().err and not made
+    assert f"Another program is writing to {tmp_path / 'judge'}: wait" in capsys.readouterr().err and not made
     run_recipe("reward_model", TASK, argv, "judge")
     assert "held-out pairs in the right order" in capsys.readouterr().out
     model = made[0].model

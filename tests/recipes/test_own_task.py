@@ -12,11 +12,11 @@ from transformers.utils import logging as transformers_logging
 
 from trl_multiagent import AgentTeam, IACTrainer, cli
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
+from trl_multiagent.folders import locked
+from trl_multiagent.processes import OtherProcessError
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, parse_recipe
 from trl_multiagent.report.model_card import rename_card
-from trl_multiagent.reservation import reserve
 from trl_multiagent.settings.read import ConfigError
-from trl_multiagent.trainers.base.distribution import OtherProcessError
 
 
 FAMILY = Path(__file__).parents[1] / "family" / "task.py"
@@ -386,10 +386,11 @@ def test_a_run_that_was_killed_while_it_saved_its_team_saves_it(module, tiny_mod
         "EVALUATED = Task(lambda s: FunctionEnvironment(PROMPTS, bytes_of), lambda s: (load_datasets(s)[0],) * 2)\n"
     )
     transformers_logging.enable_progress_bar()
-    with reserve(Path("whole"), "run", ""), pytest.raises(SystemExit):
+    with locked(Path("whole"), ""), pytest.raises(SystemExit):
         cli.main(["run", *argv, "whole"])
     assert (
-        "Another run is writing to whole: wait until it has ended, or choose another RUN_ID" in capsys.readouterr().err
+        "Another program is writing to whole: wait until it has ended, or choose another RUN_ID"
+        in capsys.readouterr().err
     )
     cli.main(["run", *argv, "whole"])
     captured = capsys.readouterr()

@@ -17,10 +17,10 @@ from trl_multiagent.demo.conventions import conventions
 from trl_multiagent.demo.problems import demo_problems
 from trl_multiagent.environments.base import JointAction, Turn
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
+from trl_multiagent.processes import fail_together
 from trl_multiagent.report.pictures import COLORS, GREY, draw_curve, picture
 from trl_multiagent.report.tables import text_table
 from trl_multiagent.terminal import printable
-from trl_multiagent.trainers.base.distribution import fail_together
 from trl_multiagent.trainers.base.progress import show_one_bar
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 

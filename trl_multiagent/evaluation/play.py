@@ -16,15 +16,16 @@ from trl_multiagent.environments.base import scoring_metrics
 from trl_multiagent.environments.dataset_rows import item_ids
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
 from trl_multiagent.evaluation.policies import NOTHING, EpisodeGenerator, LoadedTeam, PipelineSampler, Policy
-from trl_multiagent.evaluation.transcripts import Transcripts
+from trl_multiagent.identity import describe_environment, digest_of_rows
+from trl_multiagent.processes import fail_together
 from trl_multiagent.rollout.episodes import play_episodes
 from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments
 from trl_multiagent.rollout.tree import Node, judge_nodes
-from trl_multiagent.trainers.base.distribution import fail_together
-from trl_multiagent.trainers.base.run_settings import describe_environment, digest_of_rows
+from trl_multiagent.stage import Stage, chunks_of
 
 
 Records = list[dict[str, Any]]
+TRANSCRIPTS = "transcripts.jsonl"  # one line of JSON per episode, from which all numbers are computed
 TRANSCRIPT_FORMAT = 2  # increased when the records change
 
 
@@ -45,11 +46,10 @@ def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, acce
         `list[dict]`: The transcripts, in the order of the items; empty in all processes but the main one.
 
     Raises:
-        ValueError: the folder holds the transcripts of another evaluation, or the roles do not match.
+        StageChanged: the folder holds the transcripts of another evaluation.
+        ValueError: the roles do not match.
         TaskError: the environment failed, see [`~environments.base.judge`].
     """
-    folder = transcripts_folder(config, policy)
-    transcripts = Transcripts(folder, len(dataset), config.num_episodes)
     with fail_together(accelerator):
         loaded = policy.load()
         if loaded.team.roles != tuple(policy.environment.roles):
@@ -57,12 +57,13 @@ def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, acce
                 f"The team in {policy.source} has the roles {list(loaded.team.roles)}, the environment "
                 f"{list(policy.environment.roles)}."
             )
-        if accelerator.is_main_process:
-            transcripts.prepare(describe_policy(policy, loaded, dataset, config))
-    with fail_together(accelerator):
-        _play_batches(policy, loaded, dataset, config, accelerator, transcripts)
-    with fail_together(accelerator):
-        return transcripts.finish() if accelerator.is_main_process else []
+    settings = describe_policy(policy, loaded, dataset, config)
+    stage = Stage(transcripts_folder(config, policy), "evaluation", settings, accelerator)
+    with stage.open():
+        with fail_together(accelerator):
+            _play_batches(policy, loaded, dataset, config, accelerator, stage)
+        with fail_together(accelerator):
+            return _join_batches(stage, len(dataset), config) if accelerator.is_main_process else []
 
 
 def transcripts_folder(config: EvaluationConfig, policy: Policy) -> Path:
@@ -72,7 +73,7 @@ def transcripts_folder(config: EvaluationConfig, policy: Policy) -> Path:
 
 
 def describe_policy(policy: Policy, loaded: LoadedTeam, dataset: Dataset, config: EvaluationConfig) -> dict[str, Any]:
-    """What must be the same when an evaluation is continued."""
+    """Returns what must be the same when an evaluation is continued."""
     settings = {name: getattr(config, name) for name in SAMPLING_FIELDS}
     settings |= {"max_completion_length": policy.max_completion_length, "rounds": policy.rounds}
     settings |= {
@@ -91,32 +92,56 @@ def _play_batches(
     dataset: Dataset,
     config: EvaluationConfig,
     accelerator: Accelerator,
-    transcripts: Transcripts,
+    stage: Stage,
 ) -> None:
-    done = transcripts.read()
-    size = config.items_per_batch
-    batches = [range(k, min(k + size, len(dataset))) for k in range(0, len(dataset), size)]
-    missing = [
-        batch for batch in batches if any((k, e) not in done for k in batch for e in range(config.num_episodes))
-    ]
-    own = missing[accelerator.process_index :: accelerator.num_processes]
-    num_missing = sum(map(len, missing))
+    """Plays the batches of this process that are not there yet, and writes each of them."""
+    if stage.has(TRANSCRIPTS):
+        return
+    own = chunks_of(len(dataset), config.items_per_batch)[accelerator.process_index :: accelerator.num_processes]
+    missing = [batch for batch in own if not stage.has(part_of(batch))]
     generator = make_generator(policy, loaded, config)
     sampler = make_sampler(policy, loaded, generator, config)
-    sampler.check_items([dataset[k] for batch in own for k in batch], policy.environment)
+    sampler.check_items([dataset[k] for batch in missing for k in batch], policy.environment)
     names = item_ids(dataset)
     bar = tqdm(
         desc=f"Evaluating {policy.name}",
         unit=" items",
-        total=len(dataset) - num_missing + sum(map(len, own)),
-        initial=len(dataset) - num_missing,
+        total=sum(map(len, own)),
+        initial=sum(map(len, own)) - sum(map(len, missing)),
         disable=config.disable_tqdm or not accelerator.is_main_process,
     )
     with bar:
-        for batch in own:
-            records = play_batch(policy, sampler, generator, dataset, batch, names, config)
-            transcripts.append(accelerator.process_index, records)
+        for batch in missing:
+            stage.save(part_of(batch), play_batch(policy, sampler, generator, dataset, batch, names, config))
             bar.update(len(batch))
+
+
+def part_of(batch: range) -> str:
+    """Returns the name of the file with the episodes of a batch."""
+    return f"items_{batch.start:06d}_to_{batch.stop:06d}.jsonl"
+
+
+def _join_batches(stage: Stage, num_items: int, config: EvaluationConfig) -> Records:
+    """
+    Joins the files of all batches into one, and returns the episodes in the order of the items.
+
+    Raises:
+        ValueError: episodes are missing or damaged.
+    """
+    if not stage.has(TRANSCRIPTS):
+        batches = chunks_of(num_items, config.items_per_batch)
+        stage.save(TRANSCRIPTS, [record for batch in batches for record in stage.read(part_of(batch))])
+    for path in stage.folder.glob("items_*.jsonl"):
+        path.unlink()
+    records = stage.read(TRANSCRIPTS)
+    if len(records) != num_items * config.num_episodes:
+        raise ValueError(f"{stage.folder / TRANSCRIPTS} is damaged: it lacks episodes. Remove it, and start again.")
+    return records
+
+
+def count_episodes(folder: Path) -> int:
+    """Returns the number of episodes in a folder of transcripts."""
+    return sum(path.read_bytes().count(b"\n") for path in folder.glob("*.jsonl"))
 
 
 def make_generator(policy: Policy, loaded: LoadedTeam, config: EvaluationConfig) -> EpisodeGenerator:

@@ -15,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from trl_multiagent.chat_markers import marker_pattern, without_markers
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.evaluation.config import EvaluationConfig
+from trl_multiagent.identity import checksum_of_weights, describe_agent
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.rollout.episodes import derive_seed
 from trl_multiagent.rollout.sampler import (
@@ -27,7 +28,6 @@ from trl_multiagent.rollout.sampler import (
 )
 from trl_multiagent.rollout.tree import Node, Samples
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.trainers.base.run_settings import checksum_of_weights, describe_agent
 
 
 class MixedTeam:

@@ -16,7 +16,7 @@ from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.cross_play import CrossPlay
 from trl_multiagent.evaluation.results import FINAL, Numbers, Result, differences, numbers_of, paired_differences
 from trl_multiagent.evaluation.statistics import Estimate
-from trl_multiagent.files import write_text
+from trl_multiagent.folders import write_text
 from trl_multiagent.report.pictures import GREY, draw_intervals, draw_matrix, picture
 from trl_multiagent.report.tables import text_table
 

@@ -24,7 +24,8 @@ from transformers import set_seed
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.dataset_rows import item_ids
 from trl_multiagent.file_names import CARD_FILE, DATASET_STATE, PREFERENCES_FILE
-from trl_multiagent.files import replacing, write_text
+from trl_multiagent.folders import replacing, write_json, write_text
+from trl_multiagent.identity import checksum_of_weights, describe_agent, describe_environment, digest_of_rows
 from trl_multiagent.preference_rows import (
     CHOSEN_BY,
     CHOSEN_REWARD,
@@ -47,23 +48,16 @@ from trl_multiagent.preferences.report import (
     summarize,
     warn_if_few_pairs,
 )
-from trl_multiagent.reservation import reserve
+from trl_multiagent.processes import fail_together, start_processes
 from trl_multiagent.rollout.episodes import derive_seed, play_candidates
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.tree import Node, Samples
+from trl_multiagent.stage import Stage, chunks_of
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.trainers.base.distribution import fail_together, start_processes
-from trl_multiagent.trainers.base.run_settings import (
-    checksum_of_weights,
-    describe_agent,
-    describe_environment,
-    digest_of_rows,
-)
 
 
-CHUNK_FILE = "chunk_{:05d}.jsonl"
-STATE_FILE = "environment_{:05d}.pt"  # the state of the environment after a chunk
-SETTINGS_FILE = "settings.json"  # in the folder of the candidates
+CHUNK_FILE = CANDIDATES_FOLDER + "/chunk_{:05d}.jsonl"
+STATE_FILE = CANDIDATES_FOLDER + "/environment_{:05d}.pt"  # the state of the environment after a chunk
 
 
 def collect_preferences(
@@ -126,11 +120,7 @@ def collect_preferences(
         comparator = make_comparator(team, config, round)
     collection = _Collection(team, environment, dataset, config, round, comparator, state)
     if not collection.is_complete:
-        with contextlib.ExitStack() as stack:
-            with fail_together(state):
-                if state.is_main_process:
-                    stack.enter_context(collection.reserved())
-                    collection.prepare_folder()
+        with collection.stage.open():
             with fail_together(state):
                 collection.sample_chunks()
             with fail_together(state):
@@ -158,14 +148,13 @@ class _Collection:
         self.team, self.environment, self.dataset, self.config = team, environment, dataset, config
         self.round, self.comparator, self.state = round, comparator, state
         self.folder = Path(config.output_dir)
-        self.candidates_folder = self.folder / CANDIDATES_FOLDER
         self.chunks = chunks_of(len(dataset), config.items_per_chunk)
         self.item_ids = item_ids(dataset)
-        self.settings = self._describe()
+        self.stage = Stage(self.folder, "collection", self._describe(), state)
         self.is_complete = self._is_complete()
 
     def _describe(self) -> dict[str, Any]:
-        """What must be the same when the collection is continued, as JSON represents it."""
+        """Returns what must be the same when the collection is continued."""
         team = self.team
         settings: dict[str, Any] = {"round": self.round, "roles": list(team.roles)}
         settings |= {f"agent {role}": describe_agent(agent) for role, agent in team.agents.items()}
@@ -174,8 +163,7 @@ class _Collection:
         settings |= {"rows of the dataset": digest_of_rows(self.dataset), **describe_environment(self.environment)}
         if self.environment.state_dict():  # each process has an environment of its own
             settings["number of processes"] = self.state.num_processes
-        settings |= self.config.values(SAMPLING_FIELDS)
-        return json.loads(json.dumps(settings, default=str))
+        return settings | self.config.values(SAMPLING_FIELDS)
 
     # Files
 
@@ -184,56 +172,18 @@ class _Collection:
         if not path.is_file() or not (self.folder / DATASET_STATE).is_file():
             return False
         facts = json.loads(path.read_text())
-        return facts["sampling"] == self.settings and facts["pairing"] == self.config.values(PAIRING_FIELDS)
-
-    def reserved(self) -> contextlib.AbstractContextManager[None]:
-        """
-        Makes the folder. Inside, no other collection can write to it.
-
-        Raises:
-            ValueError: it is a file, or another collection is writing to it.
-        """
-        if self.folder.exists() and not self.folder.is_dir():
-            raise ValueError(f"{self.folder} is a file: collect preferences in an empty or a new folder.")
-        return reserve(self.folder, "collection", "collect in another folder")
-
-    def prepare_folder(self) -> None:
-        """
-        Writes the settings to the folder, or checks that what it holds is a part of this collection.
-
-        Raises:
-            ValueError: it holds something else.
-        """
-        path = self.candidates_folder / SETTINGS_FILE
-        if not path.is_file():
-            if self.folder.is_dir() and any(path.name != CANDIDATES_FOLDER for path in self.folder.iterdir()):
-                raise ValueError(f"{self.folder} holds other files: collect preferences in an empty or a new folder.")
-            self.candidates_folder.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(self.settings, indent=2) + "\n")
-            return
-        saved = json.loads(path.read_text())
-        changed = [name for name in {**saved, **self.settings} if saved.get(name) != self.settings.get(name)]
-        if changed:
-            changes = "; ".join(f"{name} was {saved.get(name)}, is {self.settings.get(name)}" for name in changed)
-            raise ValueError(
-                f"{self.folder} holds candidates of another collection: {changes}. Choose another folder, or remove this one."
-            )
-
-    def chunk_path(self, number: int) -> Path:
-        return self.candidates_folder / CHUNK_FILE.format(number)
-
-    def state_path(self, number: int) -> Path:
-        return self.candidates_folder / STATE_FILE.format(number)
+        return facts["sampling"] == self.stage.settings and facts["pairing"] == self.config.values(PAIRING_FIELDS)
 
     # Sampling
 
     def sample_chunks(self) -> None:
         """Samples and scores the chunks of this process that are not there yet, and writes each of them."""
         config, index, count = self.config, self.state.process_index, self.state.num_processes
+        (self.folder / CANDIDATES_FOLDER).mkdir(exist_ok=True)
         own = range(index, len(self.chunks), count)
-        missing = [number for number in own if not self.chunk_path(number).is_file()]
-        if missing and self.state_path(missing[0] - count).is_file():
-            state = torch.load(self.state_path(missing[0] - count), weights_only=True)
+        missing = [number for number in own if not self.stage.has(CHUNK_FILE.format(number))]
+        if missing and self.stage.has(STATE_FILE.format(missing[0] - count)):
+            state = torch.load(self.folder / STATE_FILE.format(missing[0] - count), weights_only=True)
             self.environment.load_state_dict(state)
         own_items = [self.dataset[k] for number in missing for k in self.chunks[number]]
         team_sampler(self.team, self.config).check_items(own_items, self.environment)
@@ -249,9 +199,9 @@ class _Collection:
                 lines = self.sample_chunk(number)
                 state = self.environment.state_dict()
                 if state:
-                    with replacing(self.state_path(number)) as path:
+                    with replacing(self.folder / STATE_FILE.format(number)) as path:
                         torch.save(state, path)
-                write_text(self.chunk_path(number), "".join(json.dumps(line) + "\n" for line in lines))
+                self.stage.save(CHUNK_FILE.format(number), lines)
                 bar.update(len(lines))
 
     def sample_chunk(self, number: int) -> list[dict[str, Any]]:
@@ -344,18 +294,11 @@ class _Collection:
         """
         records = []
         for number, chunk in enumerate(self.chunks):
-            path = self.chunk_path(number)
-            try:
-                lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-            except FileNotFoundError:
+            path = CHUNK_FILE.format(number)
+            lines = self.stage.read(path)
+            if [line.get("index") for line in lines] != list(chunk):
                 raise ValueError(
-                    f"{path} is missing: with several processes, the folder must be on a file system that all of them share."
-                ) from None
-            except ValueError as error:
-                raise ValueError(f"{path} is damaged: {error}. Remove it, and collect again.") from None
-            if [isinstance(line, dict) and line.get("index") for line in lines] != list(chunk):
-                raise ValueError(
-                    f"{path} is damaged: it does not hold the items {chunk}. Remove it, and collect again."
+                    f"{self.folder / path} is damaged: it does not hold the items {chunk}. Remove it, and start again."
                 )
             records += lines
         return records
@@ -391,7 +334,7 @@ class _Collection:
         save_dataset(preferences, self.folder)
         facts = Facts(
             environment=repr(self.environment),
-            sampling=self.settings,
+            sampling=self.stage.settings,
             pairing=config.values(PAIRING_FIELDS),
             numbers={
                 **summarize(records, pairs, selected, config),
@@ -402,7 +345,7 @@ class _Collection:
         if config.log_reward_distribution:
             draw_rewards(records, selected, self.folder / PICTURE_FILE)
         write_text(self.folder / CARD_FILE, preference_card(facts, roles, preferences.column_names, config))
-        write_text(self.folder / PREFERENCES_FILE, json.dumps(asdict(facts), indent=2) + "\n")
+        write_json(self.folder / PREFERENCES_FILE, asdict(facts))
 
     def _row(self, record: dict[str, Any], pair: Pair) -> dict[str, Any]:
         chosen, rejected = pair.chosen, pair.rejected
@@ -415,14 +358,9 @@ class _Collection:
         return row
 
 
-def chunks_of(num_items: int, size: int) -> list[range]:
-    """The items of each chunk, by their positions."""
-    return [range(k, min(k + size, num_items)) for k in range(0, num_items, size)]
-
-
 def finished_chunks(folder: Path, number: int) -> int:
     """How many of a number of chunks a folder holds."""
-    return sum((folder / CANDIDATES_FOLDER / CHUNK_FILE.format(k)).is_file() for k in range(number))
+    return sum((folder / CHUNK_FILE.format(k)).is_file() for k in range(number))
 
 
 def without_other_keys(message: dict[str, str]) -> dict[str, str]:

@@ -21,12 +21,12 @@ from trl_multiagent.environments.base import Prompt
 from trl_multiagent.environments.centralized import assignments, central_prompt, split_blocks
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.file_names import TEAM_FILE
+from trl_multiagent.identity import checksum_of_weights
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PreferenceConfig
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
 from trl_multiagent.rollout.tree import Node, Samples
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.load import load_player, one_line
-from trl_multiagent.trainers.base.run_settings import checksum_of_weights
 
 
 ROUND_FOLDER = "round_{}"  # in `policy_checkpoint_dir`: the team before this round

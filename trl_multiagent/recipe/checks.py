@@ -15,15 +15,15 @@ from transformers.integrations import get_available_reporting_integrations, is_d
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.task_errors import describe
+from trl_multiagent.folders import locked
 from trl_multiagent.models.positions import check_prompts
 from trl_multiagent.models.pretrained import quiet_loading
-from trl_multiagent.reservation import reserve
+from trl_multiagent.processes import check_agreement
 from trl_multiagent.settings.read import ConfigError, fail
 from trl_multiagent.team.adapters import check_adapter_names
 from trl_multiagent.team.critics import model_names
 from trl_multiagent.team.files import AgentSource, load_tokenizer
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
-from trl_multiagent.trainers.base.distribution import check_agreement
 
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def check_run(recipe: Recipe, environment: Environment, train_dataset: Dataset) 
             recipe.check_checkpoint(recipe.resume_from_checkpoint, environment, train_dataset)
         if recipe.training_args.process_index == 0:
             advice = f"choose another RUN_ID or `{recipe.algorithm}.output_dir`"
-            recipe.reservation.enter_context(reserve(recipe.run_folder, "run", advice))
+            recipe.reservation.enter_context(locked(recipe.run_folder, advice))
     except (ValueError, OSError) as error:
         problems = [str(error)]
     problems = list(dict.fromkeys(gather_object(problems)))

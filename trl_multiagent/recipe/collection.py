@@ -90,9 +90,9 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
         check_comparator(collection.config)
 
         from trl_multiagent.preferences.collection import collect_preferences
+        from trl_multiagent.processes import start_processes
         from trl_multiagent.recipe.models import make_loader, make_peft_config
         from trl_multiagent.team.load import build
-        from trl_multiagent.trainers.base.distribution import start_processes
 
         state = start_processes()
     logging.basicConfig(format="%(message)s")
@@ -200,8 +200,9 @@ def cost(config: PreferenceConfig, environment: Environment, load_items: Callabl
         load_items (`Callable`): Loads the items. If it raises a `ConnectionError`, their number is unknown.
     """
     from trl_multiagent.environments.base import ask
-    from trl_multiagent.preferences.collection import chunks_of, finished_chunks
+    from trl_multiagent.preferences.collection import finished_chunks
     from trl_multiagent.recipe.plan import count
+    from trl_multiagent.stage import chunks_of
 
     roles = environment.roles
     lines: dict[str, Any] = {}

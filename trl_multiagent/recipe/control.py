@@ -22,12 +22,13 @@ from accelerate.utils import broadcast_object_list
 from transformers import SchedulerType, TrainerCallback, TrainerControl, TrainerState
 
 from trl_multiagent.environments.task import Task
-from trl_multiagent.files import write_text
+from trl_multiagent.processes import start_processes
 from trl_multiagent.recipe.checks import check_run, check_team
 from trl_multiagent.recipe.run import parse_recipe, train
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.read import ConfigError, read_yaml
 from trl_multiagent.settings.schema import algorithm_keys
+from trl_multiagent.stage import Stage
 from trl_multiagent.trainers.base.log import COST_FILE
 
 
@@ -128,25 +129,20 @@ class Control:
         Checks that the control can be trained, or was trained with the same settings, and returns the cost of its run.
 
         Raises:
-            ConfigError: the run has no record of its cost, or was not trained with an online algorithm, or the folder holds another
-                control.
+            ConfigError: the run has no record of its cost, or was not trained with an online algorithm.
+            StageChanged: the folder holds another control.
         """
         _ = self.algorithm
         cost = read_cost(Path(self.run_config).parent)
         if self.is_trained:
-            saved = json.loads((self.folder / CONTROL_FILE).read_text(encoding="utf-8"))
-            now = self.description(cost)
-            changed = [f"{name} was {saved.get(name)}, is {now[name]}" for name in now if saved.get(name) != now[name]]
-            if changed:
-                raise ConfigError(
-                    f"{self.folder} holds another control: {'; '.join(changed)}. Choose another `evaluation.output_dir`, or remove "
-                    "this folder and the transcripts of the control."
-                )
+            self.stage(cost).check()
         return cost
 
-    def description(self, cost: TrainingCost) -> dict[str, Any]:
-        """What the control depends on, as plain values."""
-        return {"control": self.kind, "control_model": self.model, **asdict(cost)}
+    def stage(self, cost: TrainingCost) -> Stage:
+        """Returns the training of the control, which depends on its kind, its model and the cost of the run."""
+        settings = {"control": self.kind, "control_model": self.model, **asdict(cost)}
+        advice = "choose another `evaluation.output_dir`"
+        return Stage(self.folder, "control", settings, start_processes(), advice=advice)
 
     @functools.cached_property
     def written(self) -> dict[str, Any]:
@@ -215,10 +211,12 @@ class Control:
 
     def train(self, cost: TrainingCost) -> None:
         """Trains the control and saves it in its folder."""
-        algorithm = self.algorithm
+        algorithm, stage = self.algorithm, self.stage(cost)
         recipe, environment, train_dataset = self.read_run()
         with recipe.reservation:
             check_run(recipe, environment, train_dataset)
+            if stage.state.is_main_process:
+                stage.begin()
             team = recipe.load_team(environment.roles)
             tokens = tokens_per_answer(
                 team, environment, train_dataset.select(range(min(MEASURED_ITEMS, len(train_dataset)))), recipe
@@ -237,8 +235,7 @@ class Control:
             train(
                 recipe, algorithm, environment, team, train_dataset, None, functools.partial(StopWhenSpent, cost=cost)
             )
-        if args.process_index == 0:  # last, so that an interrupted control is trained again
-            write_text(self.folder / CONTROL_FILE, json.dumps(self.description(cost), indent=2) + "\n")
+        stage.save_result(CONTROL_FILE, stage.settings)
 
 
 def answers_per_batch(recipe: Recipe) -> int:

@@ -76,16 +76,14 @@ def run_evaluation(
         for policy in policies:
             policy.environment.prepare(policy.num_turns(evaluation.config))
 
-        from trl_multiagent.reservation import reserve
-        from trl_multiagent.trainers.base.distribution import fail_together, start_processes
+        from trl_multiagent.folders import locked
+        from trl_multiagent.processes import fail_together, start_processes
 
         state = start_processes()
     with end_on_signal(prog, list), end_with_one_line(prog), contextlib.ExitStack() as stack:
         with end_on_wrong_input(prog), fail_together(state):
             if state.is_main_process:
-                stack.enter_context(
-                    reserve(evaluation.output_dir, "evaluation", "choose another `evaluation.output_dir`")
-                )
+                stack.enter_context(locked(evaluation.output_dir, "choose another `evaluation.output_dir`"))
         train_controls(evaluation)
         play_and_report(evaluation, environment, mixed, policies, items)
     state.destroy_process_group()
@@ -238,8 +236,7 @@ def cost_line(evaluation: Evaluation) -> str:
 
 def print_cost(evaluation: Evaluation, policies: Sequence[Policy], items: Dataset) -> None:
     """Prints what an evaluation will cost, without loading a model."""
-    from trl_multiagent.evaluation.play import transcripts_folder
-    from trl_multiagent.evaluation.transcripts import count_episodes
+    from trl_multiagent.evaluation.play import count_episodes, transcripts_folder
     from trl_multiagent.recipe.plan import print_plan
 
     config = evaluation.config

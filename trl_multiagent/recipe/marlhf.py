@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 
 from trl_multiagent.environments.model_reward import ModelRewardEnvironment
 from trl_multiagent.environments.reward_models import JointRewardModel
+from trl_multiagent.identity import checksum_of_weights
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.recipe.collection import Collection, plan_of
@@ -30,7 +31,6 @@ from trl_multiagent.settings.derive import Settings, make_training_args
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.settings.schema import RewardSettings
 from trl_multiagent.team.load import build
-from trl_multiagent.trainers.base.run_settings import checksum_of_weights
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_trainer import SCALE_KEY
 from trl_multiagent.trainers.reward_watch import RewardWatch

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import yaml
 from datasets import Dataset
 from transformers.trainer_utils import get_last_checkpoint
 
-from trl_multiagent.file_names import RECIPE_FILE, is_collection
+from trl_multiagent.file_names import is_collection
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.preferences.replay import ReplayConfig
+from trl_multiagent.processes import start_processes
 from trl_multiagent.recipe.collection import cost, make_config
 from trl_multiagent.recipe.folders import check_folder
 from trl_multiagent.recipe.plan import agents, collaboration, count
@@ -23,6 +24,7 @@ from trl_multiagent.recipe.recipe import Recipe, build_recipe
 from trl_multiagent.settings.algorithms import ITERATIVE
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.stage import Stage
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint, verify_checkpoint
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 
@@ -37,7 +39,7 @@ ROUNDS_FOLDER = "_rounds"
 TEAMS_FOLDER = "teams"  # in `ROUNDS_FOLDER`: the team before each round
 RESULTS_FILE = "results.json"  # written last: the round, or the run, is complete
 # Settings that may differ when a run is continued, by section
-FREE_SETTINGS = {"output": None, "wandb": None}
+FREE_SECTIONS = ("output", "wandb")
 FREE_KEYS = (
     "num_iterations",
     "logging_steps",
@@ -80,6 +82,13 @@ class PreferenceRecipe(Recipe):
         """The dataset that the user trains on; `None` if this run collects one."""
         return self.settings.arguments.get("preference_dataset")
 
+    @functools.cached_property
+    def stage(self) -> Stage:
+        """Returns the work of the run. [`~recipe.checks.check_run`] locks its folder."""
+        settings = decisive_settings(self.merged, self.algorithm)
+        advice = f"choose another folder, or set `{self.algorithm}.resume_changes: allow`"
+        return Stage(self.run_folder, "run", settings, start_processes(), advice=advice)
+
     @property
     def rounds_folder(self) -> Path:
         return self.run_folder / ROUNDS_FOLDER
@@ -104,23 +113,16 @@ class PreferenceRecipe(Recipe):
         Checks that what the folder of the run holds belongs to this run.
 
         Raises:
-            ConfigError: a complete phase in it had other settings.
-            ValueError: the checkpoint of an interrupted phase is of another number of processes.
+            StageChanged: a complete phase in it had other settings.
+            ConfigError: the checkpoint of an interrupted phase is of another number of processes.
         """
         folders = [self.run_folder, *self.rounds_folder.glob("*/")]
         for checkpoint in filter(None, (get_last_checkpoint(str(x)) for x in folders if x.is_dir())):
             if not (Path(checkpoint).parent / RESULTS_FILE).is_file():
                 check_processes(read_checkpoint(checkpoint), checkpoint, self.training_args.world_size)
-        finished = [self.run_folder / RESULTS_FILE, *self.rounds_folder.glob(f"*/{RESULTS_FILE}")]
-        path = self.run_folder / RECIPE_FILE
-        if not any(file.is_file() for file in finished) or not path.is_file():
-            return
-        changed = changed_settings(yaml.safe_load(path.read_text()), self.merged, self.algorithm)
-        if changed and self.training_args.resume_changes != "allow":
-            raise ConfigError(
-                f"{self.run_folder} holds complete phases of a run with other settings: {', '.join(changed)}. Choose another "
-                f"folder, or set `{self.algorithm}.resume_changes: allow`."
-            )
+        is_begun = any(self.rounds_folder.glob(f"*/{RESULTS_FILE}")) or self.stage.has(RESULTS_FILE)
+        if is_begun and self.training_args.resume_changes != "allow":
+            self.stage.check()
 
 
 def check_processes(saved: Mapping[str, Any], checkpoint: str, number: int) -> None:
@@ -143,23 +145,16 @@ def check_processes(saved: Mapping[str, Any], checkpoint: str, number: int) -> N
         )
 
 
-def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any], algorithm: str) -> list[str]:
-    """The paths of the settings that differ, except for those that may."""
-
-    def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-        values = {}
-        for section, body in settings.items():
-            if section in FREE_SETTINGS:
-                continue
-            if not isinstance(body, Mapping):
-                values[section] = body
-                continue
+def decisive_settings(merged: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """Returns the settings that must be the same when a run goes on, by their paths."""
+    values = {}
+    for section, body in merged.items():
+        if not isinstance(body, Mapping):
+            values[section] = body
+        elif section not in FREE_SECTIONS:
             free = FREE_KEYS if section == algorithm else ()
             values |= {f"{section}.{name}": value for name, value in body.items() if name not in free}
-        return values
-
-    old, new = flat(before), flat(after)
-    return [path for path in {**old, **new} if old.get(path) != new.get(path)]
+    return values
 
 
 def preference_fields(settings: Settings, training_args: Any, dry_run: bool) -> dict[str, Any]:

@@ -24,33 +24,35 @@ from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.file_names import PREFERENCES_FILE, RECIPE_FILE, TEAM_FILE
-from trl_multiagent.files import write_text
+from trl_multiagent.folders import write_text
 from trl_multiagent.hub.push import push_folder
+from trl_multiagent.identity import differences
 from trl_multiagent.preference_rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
 from trl_multiagent.preferences.collection import collect_preferences, seeded
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.replay import replay
 from trl_multiagent.preferences.sources import load_preferences
+from trl_multiagent.processes import fail_together, is_asked_to_stop, start_processes
 from trl_multiagent.recipe.checks import check_run, check_team
 from trl_multiagent.recipe.collection import check_comparator
 from trl_multiagent.recipe.plan import print_plan
-from trl_multiagent.recipe.preference_recipe import RESULTS_FILE, PreferenceRecipe, pair_lines, preference_fields
+from trl_multiagent.recipe.preference_recipe import (
+    RESULTS_FILE,
+    ROUNDS_FOLDER,
+    PreferenceRecipe,
+    pair_lines,
+    preference_fields,
+)
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.recipe.saving import save_results, set_up_wandb, show_progress, train_and_save
 from trl_multiagent.report.tables import text_table
 from trl_multiagent.settings.derive import Settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, fail
 from trl_multiagent.stopping import end_on_signal
-from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.load import LoadError, build
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
-from trl_multiagent.trainers.base.distribution import (
-    fail_together,
-    forget_engine,
-    is_asked_to_stop,
-    start_processes,
-)
-from trl_multiagent.trainers.base.run_settings import check_changes, differences
+from trl_multiagent.trainers.base.distribution import forget_engine
+from trl_multiagent.trainers.base.run_settings import check_changes
 from trl_multiagent.trainers.base.team_config import temporarily_set
 
 
@@ -58,7 +60,7 @@ if TYPE_CHECKING:
     from trl_multiagent.environments.base import Environment
 
 
-BEFORE_FILE = "before.json"  # of the first round: the task's reward of the base
+BEFORE_FILE = f"{ROUNDS_FOLDER}/{ROUND_FOLDER.format(0)}/before.json"  # the task's reward of the base
 
 
 def run_preferences(settings: Settings, dry_run: bool, prog: str) -> None:
@@ -158,7 +160,7 @@ class PreferenceRun:
         """
         recipe = self.recipe
         folder = recipe.run_folder
-        if (folder / RESULTS_FILE).is_file():
+        if recipe.stage.has(RESULTS_FILE):
             self.say(f"The run in {folder} is complete.")
             return None
         self.write_settings()
@@ -171,33 +173,31 @@ class PreferenceRun:
         trainer, checkpoint = self.make_trainer(preferences, folder, None, recipe.resume_from_checkpoint)
         recipe.resume_from_checkpoint = checkpoint
         train_and_save(recipe, trainer)
-        self.write_results(
-            folder / RESULTS_FILE,
-            {"collection": numbers, "env_step": trainer.env_step, "steps": trainer.state.global_step},
-        )
+        results = {"collection": numbers, "env_step": trainer.env_step, "steps": trainer.state.global_step}
+        recipe.stage.save_result(RESULTS_FILE, results)
         return trainer
 
     # Several rounds
 
     def train_rounds(self, number: int) -> Any:
         """Runs the rounds that are not complete, and saves the last team. `None` if all of them were complete before."""
-        recipe = self.recipe
+        recipe, stage = self.recipe, self.recipe.stage
         self.write_settings()
         set_up_wandb(recipe.wandb)
         results: list[dict[str, Any]] = []
         trainer = None
         for k in range(number):
             self.stop_if_asked()
-            folder = recipe.rounds_folder / ROUND_FOLDER.format(k)
-            if (folder / RESULTS_FILE).is_file():
-                results.append(json.loads((folder / RESULTS_FILE).read_text()))
+            part = f"{ROUNDS_FOLDER}/{ROUND_FOLDER.format(k)}/{RESULTS_FILE}"
+            if stage.has(part):
+                results.append(stage.result(part))
                 continue
             self.say(f"\nRound {k + 1} of {number}")
-            trainer, numbers = self.train_round(k, folder, results)
+            trainer, numbers = self.train_round(k, recipe.rounds_folder / ROUND_FOLDER.format(k), results)
             results.append(numbers)
             if k == number - 1:  # before the round counts as complete
                 self.save_last(trainer, results)
-            self.write_results(folder / RESULTS_FILE, numbers)
+            stage.save_result(part, numbers)
         self.say(table(results))
         if trainer is None:
             self.say(f"The run in {recipe.run_folder} is complete.")
@@ -218,7 +218,7 @@ class PreferenceRun:
         Raises:
             NoPairsError: there are no preferences to train on.
         """
-        source = self.team_before(number)
+        stage, source = self.recipe.stage, self.team_before(number)
         preferences, collection = self.collect(number, folder / "preferences", source, self.scoring(number))
         chosen = self.replayed(number, preferences)
         if len(chosen) == 0:
@@ -229,11 +229,11 @@ class PreferenceRun:
         trainer, checkpoint = self.make_trainer(chosen, folder, source)
         if results:
             before = results[-1].get("eval")
-        elif (folder / BEFORE_FILE).is_file():
-            before = json.loads((folder / BEFORE_FILE).read_text())
+        elif stage.has(BEFORE_FILE):
+            before = stage.result(BEFORE_FILE)
         else:
             before = self.evaluate(trainer)
-            self.write_results(folder / BEFORE_FILE, before)
+            stage.save_result(BEFORE_FILE, before)
         if results and checkpoint is None:
             trainer.env_step = results[-1]["env_step"]
         facts = {"current_iteration": number + 1, "current_preference_pairs": len(preferences)}
@@ -245,7 +245,7 @@ class PreferenceRun:
         show_progress(trainer)
         trainer.train(resume_from_checkpoint=checkpoint)
         after = self.evaluate(trainer)
-        self.save_team(trainer, number + 1)
+        self.save_team(number + 1, lambda path: trainer.save_model(path, _internal_call=True))
         numbers = {"round": number, "collection": collection, "iter": facts, "env_step": trainer.env_step}
         numbers |= {"eval_before": before, "eval": after, "steps": trainer.state.global_step}
         return trainer, {**numbers, "log_history": trainer.state.log_history}
@@ -257,28 +257,21 @@ class PreferenceRun:
         if number > 0:
             return str(folder)
         if recipe.preferences.comparator_policy == "history" and not (folder / TEAM_FILE).is_file():
-            with without_sharding(recipe.training_args), self.state.main_process_first():
-                if self.state.is_main_process:
-                    self.save_folder(recipe.load_team(self.roles), folder)
+            with without_sharding(recipe.training_args):
+                team = recipe.load_team(self.roles)
+            self.save_team(0, lambda path: team.save_pretrained(path) if self.state.is_main_process else None)
         return None
 
-    def save_team(self, trainer: Any, number: int) -> None:
-        """Saves the team before round `number`. The folder is created atomically."""
+    def save_team(self, number: int, save: Callable[[str], None]) -> None:
+        """Saves the team before round `number` with a function of its folder, which is created atomically."""
         folder = self.recipe.teams_folder / ROUND_FOLDER.format(number)
         unfinished = folder.with_name(f"_{folder.name}")
-        with fail_together(trainer.accelerator):
-            trainer.save_model(str(unfinished), _internal_call=True)
-        with fail_together(trainer.accelerator):
-            if trainer.is_world_process_zero():
+        with fail_together(self.state):
+            save(str(unfinished))
+        with fail_together(self.state):
+            if self.state.is_main_process:
                 shutil.rmtree(folder, ignore_errors=True)
                 unfinished.rename(folder)
-
-    @staticmethod
-    def save_folder(team: AgentTeam, folder: Path) -> None:
-        unfinished = folder.with_name(f"_{folder.name}")
-        team.save_pretrained(unfinished)
-        shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
 
     def replayed(self, number: int, preferences: Dataset) -> Dataset:
         """The preferences that a round trains on."""
@@ -407,14 +400,8 @@ class PreferenceRun:
 
     def write_settings(self) -> None:
         if self.state.is_main_process:
-            self.recipe.run_folder.mkdir(parents=True, exist_ok=True)
+            self.recipe.stage.begin()
             write_text(self.recipe.run_folder / RECIPE_FILE, yaml.safe_dump(self.recipe.merged, sort_keys=False))
-
-    def write_results(self, path: Path, results: dict[str, Any] | None) -> None:
-        self.state.wait_for_everyone()
-        if self.state.is_main_process:
-            write_text(path, json.dumps(results, indent=2) + "\n")
-        self.state.wait_for_everyone()
 
     def stop_if_asked(self) -> None:
         """Ends the program if a signal has asked for it in the last step of a training."""

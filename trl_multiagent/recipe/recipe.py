@@ -18,6 +18,7 @@ from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.file_names import CARD_FILE
+from trl_multiagent.identity import describe_environment, differences
 from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.checks import check_reports, not_installed
 from trl_multiagent.recipe.folders import (
@@ -37,13 +38,7 @@ from trl_multiagent.team.load import TeamLoader
 from trl_multiagent.trainers.base.checkpoint_files import STATE_FILE, verify_checkpoint
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_metrics import EVAL_METRICS, is_eval_metric
-from trl_multiagent.trainers.base.run_settings import (
-    check_changes,
-    check_steps,
-    describe_environment,
-    describe_run,
-    differences,
-)
+from trl_multiagent.trainers.base.run_settings import check_changes, check_steps, describe_run
 
 
 @dataclasses.dataclass

@@ -1,7 +1,5 @@
 """Trains a joint reward model in a folder, or continues, or uses the one that is there."""
 
-import contextlib
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,18 +14,16 @@ from trl.trainer.reward_trainer import suppress_seqcls_warning
 from trl.trainer.utils import create_model_from_path
 
 from trl_multiagent.environments.task_errors import describe as describe_error
-from trl_multiagent.files import write_text
+from trl_multiagent.identity import digest_of_rows
 from trl_multiagent.models.pretrained import quiet_loading
-from trl_multiagent.reservation import reserve
 from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.stage import Stage
 from trl_multiagent.trainers.base.checkpoint_files import verify_checkpoint
-from trl_multiagent.trainers.base.distribution import check_agreement, fail_together, forget_engine
-from trl_multiagent.trainers.base.run_settings import digest_of_rows
+from trl_multiagent.trainers.base.distribution import forget_engine
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_trainer import REPORT_FILE, JointRewardTrainer
 
 
-SETTINGS_FILE = "reward_settings.json"  # written first
 COMPLETE_FILE = "complete.json"  # written last
 PROCESSES = "number of processes"  # name of the setting
 # Of an evaluation: the loss, TRL's metrics, and those of held-out pairs
@@ -105,36 +101,21 @@ def train_reward_model(
         `dict`: The numbers about held-out pairs, see [`JointRewardTrainer.report`]; empty if none are held out.
 
     Raises:
-        ConfigError: the folder holds a reward model of other settings or preferences, or a checkpoint of another number of processes;
-            or the processes have different settings or preferences.
-        ValueError: another program is training in the folder, or the checkpoint to continue from is damaged.
+        StageChanged: the folder holds a reward model of other settings or preferences, a checkpoint of another number of processes, or
+            other files.
+        ValueError: another program is writing to the folder, the processes have different settings or preferences, or the checkpoint to
+            continue from is damaged.
     """
     folder, state = Path(args.output_dir), PartialState()
-    settings = describe(model, args, preferences, roles, peft_config)
-    try:
-        check_agreement(state, settings)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    saved = folder / SETTINGS_FILE
     is_complete = (folder / COMPLETE_FILE).is_file()
-    if saved.is_file():
-        before = json.loads(saved.read_text(encoding="utf-8"))
-        changed = [name for name in {**before, **settings} if before.get(name) != settings.get(name)]
-        if is_complete or get_last_checkpoint(str(folder)) is None or PROCESSES not in before:
-            changed = [name for name in changed if name != PROCESSES]  # only a checkpoint depends on it
-        if changed:
-            changes = "; ".join(f"{name} was {before.get(name)}, is {settings.get(name)}" for name in changed)
-            raise ConfigError(f"{folder} holds another reward model: {changes}. Choose another folder, or remove it.")
+    checkpoint = get_last_checkpoint(str(folder)) if folder.is_dir() and not is_complete else None
+    free = [PROCESSES] if checkpoint is None else []  # only a checkpoint depends on it
+    stage = Stage(folder, "reward model", describe(model, args, preferences, roles, peft_config), state, free)
     if is_complete:
-        return json.loads((folder / COMPLETE_FILE).read_text(encoding="utf-8"))
-    state.wait_for_everyone()  # all processes have looked before one writes
-    with contextlib.ExitStack() as stack:
-        with fail_together(state):
-            if state.is_main_process:
-                stack.enter_context(reserve(folder, "training", "choose another folder"))
-                write_text(saved, json.dumps(settings, indent=2) + "\n")
+        stage.check()
+        return stage.result(COMPLETE_FILE)
+    with stage.open():
         forget_engine()
-        checkpoint = get_last_checkpoint(str(folder))
         if checkpoint is not None:
             verify_checkpoint(checkpoint)  # before the model is loaded
         trainer = JointRewardTrainer(model, args, preferences, roles=roles, peft_config=peft_config)
@@ -142,9 +123,8 @@ def train_reward_model(
         facts = {} if trainer.eval_dataset is None else trainer.report()
         trainer.save_model()
         trainer.create_model_card()
-        trainer.accelerator.wait_for_everyone()
+        stage.save_result(COMPLETE_FILE, facts)
         if state.is_main_process:
-            write_text(folder / COMPLETE_FILE, json.dumps(facts, indent=2) + "\n")
             for path in folder.glob("checkpoint-*"):
                 shutil.rmtree(path)
         trainer.accelerator.wait_for_everyone()
@@ -154,12 +134,11 @@ def train_reward_model(
 def describe(
     model: str, args: JointRewardConfig, preferences: Dataset, roles: list[str], peft_config: PeftConfig | None
 ) -> dict[str, Any]:
-    """What must be the same when a training is continued, as JSON represents it."""
+    """Returns what must be the same when a training is continued."""
     settings: dict[str, Any] = {"model": model, "roles": roles, "rows of the preferences": digest_of_rows(preferences)}
     settings[PROCESSES] = args.world_size
     settings["adapter"] = None if peft_config is None else str(sorted(peft_config.to_dict().items(), key=str))
-    settings |= {name: value for name, value in args.to_dict().items() if name not in FREE}
-    return json.loads(json.dumps(settings, default=str))
+    return settings | {name: value for name, value in args.to_dict().items() if name not in FREE}
 
 
 def summary(facts: dict[str, Any]) -> str:

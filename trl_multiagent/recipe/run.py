@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
-from trl_multiagent.files import is_disk_full
+from trl_multiagent.folders import is_disk_full
 from trl_multiagent.recipe.tasks import check_task, choose_task
 from trl_multiagent.settings.algorithms import ALGORITHMS, import_class
 from trl_multiagent.settings.command_line import check_flags, make_parser, print_help, read_layers
@@ -144,7 +144,7 @@ def end_with_one_line(prog: str) -> Iterator[None]:
         prog (`str`): Name of the program in messages.
     """
     from trl_multiagent.models.positions import TooLongError
-    from trl_multiagent.trainers.base.distribution import OtherProcessError, OtherProcessUnavailable
+    from trl_multiagent.processes import OtherProcessError, OtherProcessUnavailable
     from trl_multiagent.trainers.base.rescue import WriteError
 
     try:

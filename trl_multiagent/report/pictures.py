@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trl_multiagent.files import replacing
+from trl_multiagent.folders import replacing
 
 
 STYLE: dict[str, Any] = {"axes.grid": True, "grid.alpha": 0.2, "axes.spines.top": False, "axes.spines.right": False}

@@ -24,12 +24,13 @@ from trl_multiagent.preference_rows import (
     temporary_cache_files,
     text_columns,
 )
+from trl_multiagent.processes import fail_together
 from trl_multiagent.rollout.episodes import play_episodes
 from trl_multiagent.rollout.history import uses_chat_template
 from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.trainers.base.distribution import fail_together, without_repeated
+from trl_multiagent.trainers.base.distribution import without_repeated
 from trl_multiagent.trainers.base.generation import TrainerGenerator
 from trl_multiagent.trainers.base.log import add_task_metrics
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin, first_pairs

@@ -15,6 +15,7 @@ from accelerate.utils import gather_object
 from transformers.utils import logging
 from trl.trainer.utils import FusedCausalLMOutput, pad
 
+from trl_multiagent.processes import fail_together
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.rollout.values import (
     ROUNDING,
@@ -28,7 +29,6 @@ from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
 from trl_multiagent.trainers.base.actor_critic_config import VALUE_LOSS_COEF, ActorCriticConfig
 from trl_multiagent.trainers.base.batch import PADDING_LENGTH, AgentTensors, Batch, CriticTensors
-from trl_multiagent.trainers.base.distribution import fail_together
 from trl_multiagent.trainers.base.rollout_metrics import Total
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trl_multiagent.files import naming, write_text
+from trl_multiagent.folders import naming, write_text
 
 
 logger = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ import torch
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, TrainOutput
 
+from trl_multiagent.processes import is_asked_to_stop
 from trl_multiagent.stopping import Stopped, ending_later
 from trl_multiagent.trainers.base.checkpoint_files import (
     UNFINISHED_FOLDER,
@@ -19,7 +20,6 @@ from trl_multiagent.trainers.base.checkpoint_files import (
     rotate,
     write_state,
 )
-from trl_multiagent.trainers.base.distribution import is_asked_to_stop
 from trl_multiagent.trainers.base.team_config import temporarily_set
 
 

@@ -22,7 +22,9 @@ from transformers.utils import logging
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.file_names import CRITICS_FOLDER, TEAM_FILE
-from trl_multiagent.files import is_disk_full
+from trl_multiagent.folders import is_disk_full
+from trl_multiagent.identity import Changes, checksum_of_weights, differences
+from trl_multiagent.processes import check_agreement, fail_together
 from trl_multiagent.team.files import AGENTS_FOLDER
 from trl_multiagent.trainers.base.atomic_saves import AtomicSaveMixin
 from trl_multiagent.trainers.base.checkpoint_files import (
@@ -32,7 +34,6 @@ from trl_multiagent.trainers.base.checkpoint_files import (
     rotate,
     verify_checkpoint,
 )
-from trl_multiagent.trainers.base.distribution import check_agreement, fail_together
 from trl_multiagent.trainers.base.rescue import (
     SaveError,
     WriteError,
@@ -42,13 +43,10 @@ from trl_multiagent.trainers.base.rescue import (
 )
 from trl_multiagent.trainers.base.run_settings import (
     OPTIMIZER_SETTINGS,
-    Changes,
     check_changes,
     check_steps,
-    checksum_of_weights,
     describe_run,
     describe_schedule,
-    differences,
     format_changes,
 )
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from trl import GRPOConfig
 
-from trl_multiagent.files import naming
+from trl_multiagent.folders import naming
 from trl_multiagent.rollout.trace import TraceRow, roles_of
 from trl_multiagent.terminal import printable
 from trl_multiagent.trainers.base.trace_files import as_frame

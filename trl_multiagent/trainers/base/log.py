@@ -16,11 +16,11 @@ from accelerate.utils import gather_object
 from transformers.utils import logging
 
 from trl_multiagent.environments.base import scoring_metrics
-from trl_multiagent.files import write_text
+from trl_multiagent.folders import write_text
+from trl_multiagent.processes import fail_together
 from trl_multiagent.rollout.trace import TraceRow, trace_rows
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.trainers.base.completions import log_completion_tables, print_trees
-from trl_multiagent.trainers.base.distribution import fail_together
 from trl_multiagent.trainers.base.rollout_metrics import RolloutTotals, StepTotals, rollout_totals, sum_totals
 from trl_multiagent.trainers.base.trace_files import TraceFiles, remove_after
 from trl_multiagent.trainers.base.vllm_generation import LARGEST_DIFFERENCE, LARGEST_SHARE_OUTSIDE, EngineError

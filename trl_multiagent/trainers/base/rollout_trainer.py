@@ -16,6 +16,8 @@ from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_h
 
 from trl_multiagent.environments.base import Environment, Outcome, check_roles
 from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.identity import describe_environment
+from trl_multiagent.processes import fail_together
 from trl_multiagent.rollout.episodes import play_episodes
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
@@ -24,13 +26,12 @@ from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.alarms import Alarms
 from trl_multiagent.trainers.base.batch import AgentTensors, Batch, Row, agent_tensors, collect_rows, forward_inputs
 from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
-from trl_multiagent.trainers.base.distribution import check_generation, fail_together, without_repeated
+from trl_multiagent.trainers.base.distribution import check_generation, without_repeated
 from trl_multiagent.trainers.base.generation import TrainerGenerator, VLLMGenerator
 from trl_multiagent.trainers.base.log import Observer
 from trl_multiagent.trainers.base.loss import add_other_log_ratios, policy_loss
 from trl_multiagent.trainers.base.rescue import repeatable
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
-from trl_multiagent.trainers.base.run_settings import describe_environment
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, check_reference_sync, router_loss_coefs
 from trl_multiagent.trainers.base.vllm_generation import check_vllm

@@ -1,22 +1,25 @@
 """The settings that a run must share with the checkpoint that it continues, and the comparison of both."""
 
 import dataclasses
-import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import torch
 from datasets import Dataset
 from transformers import TrainingArguments
-from transformers.trainer_pt_utils import get_model_param_count
 
-from trl_multiagent.environments.base import Environment, resume_settings
 from trl_multiagent.hub.push import push_command
+from trl_multiagent.identity import (
+    DATASET_DIGEST,
+    Changes,
+    describe_agent,
+    describe_dataset,
+    digest_of_rows,
+    format_value,
+)
 from trl_multiagent.models.pretrained import adapter_parameters
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.team_config import TeamConfig
@@ -82,10 +85,6 @@ OPTIMIZER_SETTINGS = (
 )
 # The base is compared by its weights. The others say how the adapter was loaded
 UNCOMPARED_ADAPTER_OPTIONS = {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"}
-DATASET_DIGEST = "rows of train_dataset"  # name of the setting
-MAX_VALUE_LENGTH = 200  # in characters, for values in a message
-
-Changes = dict[str, tuple[Any, Any]]  # name -> value in the checkpoint, value in the run
 
 
 def describe_run(
@@ -144,11 +143,6 @@ def describe_run(
     return json.loads(json.dumps(settings, default=str))
 
 
-def describe_environment(environment: Environment) -> dict[str, Any]:
-    """Returns the settings of an environment that a checkpoint must match, in addition to [`describe_run`]."""
-    return {"environment": type(environment).__name__, "environment settings": resume_settings(environment)}
-
-
 def describe_schedule(args: TeamConfig, eval_dataset: Any) -> dict[str, Any]:
     """
     Returns the settings that all processes of a run must share, in addition to [`describe_run`], although they may change when the run
@@ -161,13 +155,6 @@ def describe_schedule(args: TeamConfig, eval_dataset: Any) -> dict[str, Any]:
         for name, dataset in datasets.items()
         if isinstance(dataset, Dataset)
     }
-
-
-def describe_agent(agent: torch.nn.Module, critics: Iterable[torch.nn.Parameter] = ()) -> str:
-    """Returns the architecture of an agent and its numbers of parameters. Those of critics' adapters do not count."""
-    added = get_model_param_count(torch.nn.ParameterList(critics))
-    trained = get_model_param_count(agent, trainable_only=True) - added
-    return f"{agent.config.model_type}, {get_model_param_count(agent) - added} parameters, {trained} trained"
 
 
 def critic_parameters(team: AgentTeam, role: str) -> list[torch.nn.Parameter]:
@@ -188,90 +175,6 @@ def describe_adapters(team: AgentTeam) -> dict[str, Any]:
             value = config[name]
             options[f"adapter {role} {name}"] = sorted(value) if isinstance(value, set) else value
     return options
-
-
-def checksum_of_weights(parameters: Iterable[torch.nn.Parameter]) -> str:
-    """Computes a checksum of every bit of the weights. It does not depend on their device."""
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    total = 0
-    for k, parameter in enumerate(parameters, start=1):
-        values = parameter.detach().contiguous().view(integers[parameter.element_size()])
-        total += k * int(values.sum(dtype=torch.int64))
-    return f"{total % 2**64:016x}"
-
-
-def describe_dataset(dataset: Dataset, num_rows: int = 256) -> str:
-    """Returns the size and the columns of a dataset, and a digest of evenly spaced rows."""
-    rows = dataset.with_format("arrow")[range(0, len(dataset), 1 + len(dataset) // num_rows)].to_pylist()
-    digest = hashlib.sha256(json.dumps(rows, sort_keys=True, default=str).encode()).hexdigest()
-    return f"{len(dataset)} items with {', '.join(sorted(dataset.column_names))}, digest {digest[:12]}"
-
-
-def digest_of_rows(dataset: Dataset, rows_at_once: int = 10_000) -> str:
-    """
-    Computes a digest of all values in a dataset and of their order. It does not depend on the source or the storage
-    format.
-
-    Columns of texts and numbers are read as arrays, so a gigabyte takes seconds.
-    """
-    digest = hashlib.sha256()
-    columns = sorted(dataset.column_names)
-    digest.update(json.dumps([len(dataset), columns]).encode())
-    arrow = dataset.with_format("arrow")
-    for start in range(0, len(dataset), rows_at_once):
-        table = arrow[start : start + rows_at_once]
-        for name in columns:
-            for part in column_bytes(pa.concat_arrays(table[name].chunks)):
-                digest.update(part)
-    return digest.hexdigest()[:16]
-
-
-def column_bytes(column: pa.Array) -> list[bytes]:
-    """
-    Returns the values of a column as a sequence of bytes, which does not depend on the width of the column's type.
-    """
-    missing = column.is_null().to_numpy(zero_copy_only=False).tobytes()
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        texts = column.cast(pa.large_binary()).fill_null(b"").to_pylist()
-        return [b"text", missing, np.array([len(text) for text in texts], dtype=np.int64).tobytes(), b"".join(texts)]
-    for is_kind, name, dtype in (
-        (pa.types.is_boolean, b"bool", np.int8),
-        (pa.types.is_integer, b"integer", np.int64),
-        (pa.types.is_floating, b"float", np.float64),
-    ):
-        if is_kind(column.type):
-            values = column.fill_null(False if dtype is np.int8 else 0).to_numpy(zero_copy_only=False).astype(dtype)
-            return [name, missing, values.tobytes()]
-    return [b"other", json.dumps(column.to_pylist(), sort_keys=True, default=str).encode()]
-
-
-def differences(saved: dict[str, Any], here: dict[str, Any]) -> Changes:
-    """
-    Compares the settings of a checkpoint with those of a run.
-
-    Settings that only one of them has are ignored, because releases differ in what they save. An exception is the
-    environment's own settings: there, a setting that only one of them has is a difference.
-
-    Args:
-        saved (`dict`): The settings of the checkpoint.
-        here (`dict`): The settings of the run.
-
-    Returns:
-        `dict[str, tuple]`: For each setting that differs, its values in the checkpoint and in the run.
-    """
-    changes = {
-        name: (saved[name], here[name])
-        for name in here
-        if name in saved and name != "environment settings" and saved[name] != here[name]
-    }
-    if DATASET_DIGEST in changes and "train_dataset" in changes:
-        del changes[DATASET_DIGEST]  # one message about the dataset is enough
-    if "environment settings" in saved and "environment" not in changes:
-        left, right = saved["environment settings"], here["environment settings"]
-        for name in sorted(left.keys() | right.keys()):
-            if left.get(name) != right.get(name):
-                changes[f"environment {name}"] = (left.get(name), right.get(name))
-    return changes
 
 
 def check_changes(folder: str, changes: Changes, args: TeamConfig) -> None:
@@ -319,12 +222,6 @@ def format_changes(changes: Changes) -> str:
         f"{name}: {format_value(old)} in the checkpoint, {format_value(new)} in this run"
         for name, (old, new) in changes.items()
     )
-
-
-def format_value(value: Any) -> str:
-    """The representation of a value, shortened if it is long."""
-    text = repr(value)
-    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}..."
 
 
 def check_steps(folder: str, global_step: int, num_items: int, args: TeamConfig) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from trl_multiagent.files import naming
+from trl_multiagent.folders import naming
 from trl_multiagent.rollout.trace import TraceRow
 
 

@@ -1,10 +1,17 @@
-"""Writes files atomically: a file is complete, or it does not exist."""
+"""Folders that programs write to: one program at a time, and files that are complete or do not exist."""
 
 import contextlib
 import errno
+import fcntl
+import json
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+
+logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -50,3 +57,39 @@ def write_text(path: Path, text: str) -> None:
     """Writes a file atomically."""
     with replacing(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes plain values to a file atomically."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+@contextlib.contextmanager
+def locked(folder: Path, advice: str) -> Iterator[None]:
+    """
+    Makes a folder and locks it, because two programs would overwrite each other's files. The lock of a process that ends, in whatever
+    way, is released.
+
+    Args:
+        folder (`Path`): The folder.
+        advice (`str`): What to do if the folder is locked, after "wait until it has ended, or".
+
+    Raises:
+        ValueError: another program has locked it, or it is a file.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: {advice}.")
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"Another program is writing to {folder}: wait until it has ended, or {advice}."
+            ) from None
+        except OSError as error:  # some network file systems have no locks
+            logger.warning("%s cannot be locked (%s): start no other program in it.", folder, error.strerror)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,115 @@
+"""`Stage`: the manifest, the lock, what is refused, and that a kill at any time repeats one part at most."""
+
+import errno
+import json
+
+import pytest
+from accelerate import PartialState
+
+from trl_multiagent.folders import locked, replacing, unfinished_path
+from trl_multiagent.stage import MANIFEST, Stage, StageChanged
+
+
+SETTINGS = {"temperature": 1.0, "roles": ["aux", "main"], "weights": "a1", "number of processes": 1}
+
+
+def stage(folder, name="collection", settings=SETTINGS, **more):
+    return Stage(folder, name, settings, PartialState(), **more)
+
+
+def work(folder, parts=("0", "1", "2"), kill_at=None, **more):
+    """Writes the parts that are missing, and returns them."""
+    own = stage(folder, **more)
+    written = []
+    with own.open():
+        for part in [part for part in parts if not own.has(part)]:
+            written.append(part)
+            if part == kill_at:
+                unfinished_path(folder / part).write_text("hal")  # written in part
+                raise KeyboardInterrupt
+            own.save(part, [{"part": part}])
+        own.save_result("result.json", {"parts": len(parts)})
+    return written
+
+
+@pytest.mark.parametrize("kill_at", ["0", "1", "2"])
+def test_a_kill_repeats_the_part_that_was_not_complete(tmp_path, kill_at):
+    folder = tmp_path / "new" / "work"
+    with pytest.raises(KeyboardInterrupt):
+        work(folder, kill_at=kill_at)
+    assert not stage(folder).has("result.json")
+    parts = ["0", "1", "2"]
+    assert work(folder) == parts[parts.index(kill_at) :] and work(folder) == []
+    assert [stage(folder).read(part) for part in parts] == [[{"part": part}] for part in parts]
+    assert stage(folder).result("result.json") == {"parts": 3}
+    assert json.loads((folder / MANIFEST).read_text()) == {"stage": "collection", "settings": SETTINGS}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"temperature": 0.7}, r"temperature was 1\.0, is 0\.7\. Choose another folder, or remove this one\."),
+        ({"temperature": 0.7, "weights": "b2"}, r"temperature was 1\.0, is 0\.7; weights was a1, is b2\."),
+        ({"roles": ["main"]}, r"roles was \['aux', 'main'\], is \['main'\]"),
+        ({"top_p": 0.9}, r"top_p was not set, is 0\.9"),
+        ({"weights": None}, "weights was a1, is None"),
+    ],
+)
+def test_work_with_other_settings_is_refused_by_one_line(tmp_path, change, problem):
+    work(tmp_path)
+    before = (tmp_path / MANIFEST).read_text()
+    with pytest.raises(StageChanged, match=f"^{tmp_path} holds another collection: {problem}") as raised:
+        work(tmp_path, settings={**SETTINGS, **change})
+    assert "\n" not in str(raised.value) and (tmp_path / MANIFEST).read_text() == before
+
+
+def test_other_work_is_refused_and_free_settings_are_not_compared(tmp_path):
+    work(tmp_path)
+    with pytest.raises(StageChanged, match="holds another evaluation: stage was collection, is evaluation"):
+        work(tmp_path, name="evaluation", advice="choose another `output_dir`")
+    two = {**SETTINGS, "number of processes": 2}
+    assert work(tmp_path, settings=two, free=["number of processes"]) == []
+    with pytest.raises(StageChanged, match="number of processes was 2, is 1"):  # what was free is recorded
+        work(tmp_path)
+
+
+def test_a_folder_of_others_is_refused(tmp_path):
+    (tmp_path / "settings.json").write_text("{}")  # the manifest of an earlier release
+    with pytest.raises(StageChanged, match="holds other files, or work of an earlier release: choose another folder"):
+        work(tmp_path)
+    assert not (tmp_path / MANIFEST).exists()
+    with pytest.raises(ValueError, match=r"settings\.json is a file: choose another folder"):
+        work(tmp_path / "settings.json")
+
+
+def test_work_goes_on_that_was_killed_when_it_wrote_its_first_file(tmp_path):
+    with (
+        pytest.raises(OSError, match=r"No space left on device: '.*/stage.json'"),
+        replacing(tmp_path / MANIFEST) as unfinished,
+    ):
+        unfinished.write_text("{")
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+    unfinished.write_text("{")  # killed
+    assert work(tmp_path) == ["0", "1", "2"] and not unfinished.exists()
+
+
+def test_one_program_at_a_time(tmp_path):
+    message = f"Another program is writing to {tmp_path}: wait until it has ended, or choose another folder"
+    with locked(tmp_path, "choose another folder"), pytest.raises(ValueError, match=message):
+        work(tmp_path)
+    assert not list(tmp_path.iterdir())
+    with stage(tmp_path).open(), pytest.raises(ValueError, match=message):
+        work(tmp_path)
+    assert work(tmp_path) == ["0", "1", "2"]  # the lock has been released
+
+
+def test_parts_that_are_missing_or_damaged_are_named(tmp_path):
+    work(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"/3 is missing: with several processes, the folder must be on a file system"
+    ):
+        stage(tmp_path).read("3")
+    (tmp_path / "1").write_text('{"part"')
+    with pytest.raises(ValueError, match=r"/1 is damaged: .*\. Remove it, and start again\."):
+        stage(tmp_path).read("1")

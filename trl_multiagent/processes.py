@@ -1,0 +1,137 @@
+"""Connects the processes of a program: all of them end when one fails, have the same settings, and stop together."""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.utils import gather, gather_object, reduce
+
+from trl_multiagent.environments.task_errors import UnavailableError, describe
+from trl_multiagent.identity import differences, format_value
+from trl_multiagent.stopping import REQUEST
+
+
+class OtherProcessError(RuntimeError):
+    """Another process failed. The message says which one and why."""
+
+
+class OtherProcessUnavailable(OtherProcessError):
+    """Other processes failed, and all of them with an `UnavailableError`, which needs no traceback."""
+
+
+def start_processes() -> PartialState:
+    """
+    Connects the processes of this run, unless that was done before.
+
+    Raises:
+        ValueError: accelerate found only one of several processes.
+    """
+    # Under DeepSpeed, accelerate connects processes without a GPU only if it is told that there is none
+    state = PartialState(cpu=not torch.accelerator.is_available())
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if launched > 1 and state.num_processes == 1:
+        raise ValueError(
+            f"{launched} processes were launched, but they are not connected: check the accelerate config."
+        )
+    return state
+
+
+@contextlib.contextmanager
+def fail_together(accelerator: Accelerator | PartialState) -> Iterator[None]:
+    """
+    Ends all processes if one of them raises an error within the block: that one with its error, the others with
+    [`OtherProcessError`].
+
+    The block ends with an [`error_barrier`] and may contain more of them. A process that fails proceeds to the next
+    barrier and reports its error there. Therefore no other collective operation may lie between code that can fail and
+    the next barrier. With a single process, nothing is synchronized.
+
+    Args:
+        accelerator ([`~accelerate.Accelerator`] or [`~accelerate.PartialState`]): The trainer's, or the connected processes.
+
+    Raises:
+        OtherProcessError: Another process failed within the block.
+    """
+    try:
+        yield
+    except OtherProcessError:
+        raise  # a barrier raised it, so all processes have left that barrier
+    except BaseException as error:  # exits and interrupts too, or the other processes would wait forever
+        error_barrier(accelerator, error)
+        raise
+    error_barrier(accelerator)
+
+
+def error_barrier(accelerator: Accelerator | PartialState, error: BaseException | None = None) -> None:
+    """
+    Waits until all processes have arrived, and raises an error if one of the others reports one.
+
+    Args:
+        accelerator ([`~accelerate.Accelerator`] or [`~accelerate.PartialState`]): The trainer's, or the connected processes.
+        error (`BaseException`, *optional*): The error of this process.
+
+    Raises:
+        OtherProcessError: Another process reported an error, and this one did not.
+    """
+    if accelerator.num_processes == 1:
+        return
+    failures = torch.tensor(float(error is not None), device=accelerator.device)
+    if reduce(failures, "sum").item() == 0:
+        return
+    report: tuple[str, bool] | None = None
+    if error is not None:
+        index, host = accelerator.process_index, socket.gethostname()
+        report = f"Process {index} on {host} failed: {describe(error)}", isinstance(error, UnavailableError)
+    gathered: list[tuple[str, bool]] = [other for other in gather_object([report]) if other is not None]
+    reports = [text for text, _ in gathered]
+    if error is None and all(is_unavailable for _, is_unavailable in gathered):
+        raise OtherProcessUnavailable("\n".join(reports))
+    if error is None:
+        raise OtherProcessError("\n".join([*reports, "See the traceback of that process."]))
+
+
+def check_agreement(accelerator: Accelerator | PartialState, settings: dict[str, Any]) -> None:
+    """
+    Raises an error on all processes if one of them has other settings than the first one. Such processes would wait for each other
+    forever, or average gradients of different losses.
+
+    Args:
+        accelerator ([`~accelerate.Accelerator`] or [`~accelerate.PartialState`]): The trainer's, or the connected processes.
+        settings (`dict`): What must be the same on all processes, as plain values by name.
+
+    Raises:
+        ValueError: The message has one line and names every difference, with the value of process 0 and another one.
+    """
+    if accelerator.num_processes == 1:
+        return
+    first, *others = gather_object([settings])
+    differing: dict[str, str] = {}
+    for process, other in enumerate(others, start=1):
+        for name, (left, right) in differences(first, other).items():
+            text = f"{name}: {format_value(left)} on process 0, {format_value(right)} on process {process}"
+            differing.setdefault(name, text)
+    if differing:
+        raise ValueError(
+            f"The processes of this run differ: {'; '.join(differing.values())}. Start all of them with the same settings, data and "
+            "models."
+        )
+
+
+def is_asked_to_stop(accelerator: Accelerator | PartialState) -> bool:
+    """
+    Whether a signal has asked one of the processes to end. Then all of them count as asked. All processes must call this function.
+
+    Args:
+        accelerator ([`~accelerate.Accelerator`] or [`~accelerate.PartialState`]): The trainer's, or the connected processes.
+    """
+    if not REQUEST.is_expected:
+        return False
+    if accelerator.num_processes > 1:
+        signals = gather(torch.tensor([REQUEST.signal or 0], device=accelerator.device))
+        REQUEST.signal = REQUEST.signal or int(signals.max()) or None
+        return bool(signals.max())  # a signal that came since then counts next time, on all processes
+    return REQUEST.signal is not None

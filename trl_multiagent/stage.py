@@ -1,0 +1,133 @@
+"""A piece of work that can be interrupted at any time, and goes on when it is started again in its folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator, PartialState
+
+from trl_multiagent.folders import locked, unfinished_path, write_json, write_text
+from trl_multiagent.processes import check_agreement, fail_together
+
+
+MANIFEST = "stage.json"  # in the folder of a stage, written first
+
+
+class StageChanged(ValueError):
+    """A folder holds work that cannot be continued. The message has one line and says what is different, and what to do."""
+
+
+class Stage:
+    """
+    Work in a folder of its own. Its manifest, which is written first, holds the settings that the work depends on. Its parts are files
+    that are written atomically, so a kill at any time repeats one part at most. The work is complete when its last part is there.
+
+    All processes make a stage with the same settings. Each saves parts of its own; the main process writes the manifest.
+
+    Args:
+        folder (`Path`): The folder, which all processes can reach.
+        name (`str`): What the work makes, for messages, such as `"collection"`.
+        settings (`Mapping[str, Any]`): What must be the same when the work goes on.
+        state ([`~accelerate.PartialState`] or [`~accelerate.Accelerator`]): The connected processes.
+        free (`Collection[str]`, *optional*): Settings that may change.
+        advice (`str`, *optional*): How to go on if the folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        settings: Mapping[str, Any],
+        state: PartialState | Accelerator,
+        free: Collection[str] = (),
+        advice: str = "choose another folder",
+    ):
+        self.folder, self.name, self.state, self.free, self.advice = folder, name, state, free, advice
+        self.settings: dict[str, Any] = json.loads(json.dumps(settings, default=str))
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """
+        Locks the folder, compares what it holds with this work, and writes the manifest. Inside, parts can be saved.
+
+        Raises:
+            StageChanged: the folder holds other work, or files that no stage wrote.
+            ValueError: another program is writing to the folder, or the processes have different settings.
+        """
+        check_agreement(self.state, self.settings)
+        with contextlib.ExitStack() as stack:
+            with fail_together(self.state):
+                if self.state.is_main_process:
+                    stack.enter_context(locked(self.folder, self.advice))
+                    if {*self.folder.iterdir()} - {unfinished_path(self.folder / MANIFEST)}:
+                        self.check()
+                    self.begin()
+            yield
+
+    def check(self) -> None:
+        """
+        Compares the manifest in the folder with this work.
+
+        Raises:
+            StageChanged: they differ, or there is no manifest.
+        """
+        path = self.folder / MANIFEST
+        if not path.is_file():
+            raise StageChanged(f"{self.folder} holds other files, or work of an earlier release: {self.advice}.")
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        before, now = {"stage": saved["stage"], **saved["settings"]}, {"stage": self.name, **self.settings}
+        changed = [name for name in {**before, **now} if before.get(name) != now.get(name) and name not in self.free]
+        if changed:
+            values = [(name, before.get(name, "not set"), now.get(name, "not set")) for name in changed]
+            changes = "; ".join(f"{name} was {old}, is {new}" for name, old, new in values)
+            advice = f"{self.advice[0].upper()}{self.advice[1:]}, or remove this one."
+            raise StageChanged(f"{self.folder} holds another {self.name}: {changes}. {advice}")
+
+    def begin(self) -> None:
+        """Writes the manifest. Only the main process calls this, and only if it holds the lock of the folder."""
+        write_json(self.folder / MANIFEST, {"stage": self.name, "settings": self.settings})
+
+    def has(self, part: str) -> bool:
+        """Returns whether a part is complete."""
+        return (self.folder / part).is_file()
+
+    def save(self, part: str, records: Sequence[dict[str, Any]]) -> None:
+        """Writes a part of this process, one line of JSON per record."""
+        write_text(self.folder / part, "".join(json.dumps(record) + "\n" for record in records))
+
+    def read(self, part: str) -> list[dict[str, Any]]:
+        """
+        Reads the records of a part, of any process.
+
+        Raises:
+            ValueError: the part is missing or damaged.
+        """
+        path = self.folder / part
+        try:
+            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        except FileNotFoundError:
+            raise ValueError(
+                f"{path} is missing: with several processes, the folder must be on a file system that all of them share."
+            ) from None
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}. Remove it, and start again.") from None
+
+    def result(self, part: str) -> Any:
+        """Returns what [`~Stage.save_result`] wrote."""
+        return json.loads((self.folder / part).read_text(encoding="utf-8"))
+
+    def save_result(self, part: str, value: Any) -> None:
+        """Writes a part that all processes have worked on, as JSON. None of them goes on before it is there."""
+        self.state.wait_for_everyone()
+        with fail_together(self.state):
+            if self.state.is_main_process:
+                write_json(self.folder / part, value)
+
+
+def chunks_of(num_items: int, size: int) -> list[range]:
+    """Returns the items of each part of a work, by their positions."""
+    return [range(k, min(k + size, num_items)) for k in range(0, num_items, size)]
