@@ -141,6 +141,13 @@ def test_what_is_complete_is_not_collected_again_and_other_settings_are_refused(
     assert collect(folder, environment=nothing).to_list() == collected[0].to_list()
     with locked(folder, ""):  # by another program; what is complete is read
         collect(folder)
+    data = next(folder.glob("*.arrow"))
+    data.write_bytes(
+        data.read_bytes().replace(
+            collected[0][0]["aux_chosen"].encode(), b"?" * len(collected[0][0]["aux_chosen"].encode())
+        )
+    )
+    assert collect(folder, environment=nothing).to_list() == collected[0].to_list()  # made again of the candidates
     with pytest.raises(StageChanged, match=r"another collection: temperature was 1.0, is 0.5\. Choose another folder"):
         collect(folder, temperature=0.5)
     other = tiny_team()

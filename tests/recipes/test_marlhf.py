@@ -275,6 +275,11 @@ def test_an_interrupted_reward_model_goes_on(finished, tmp_path, monkeypatch, ca
         run_recipe("marlhf", TASK, argv, "marlhf")
     assert calls == [{"resume_from_checkpoint": str(checkpoints[-1])}]
     assert (run / "_reward_model" / "complete.json").is_file()
+    flip(run / "_reward_model" / "model.safetensors")
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        run_recipe("marlhf", TASK, argv, "marlhf")
+    assert "is damaged: model.safetensors. Remove this folder" in capsys.readouterr().err
 
 
 def test_a_reward_model_alone(finished, tiny_model, tmp_path, capsys, monkeypatch):

@@ -20,6 +20,7 @@ from accelerate import PartialState
 from datasets import Dataset, Features, Value, load_from_disk
 from tqdm.auto import tqdm
 from transformers import set_seed
+from transformers.utils import logging
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.dataset_rows import item_ids
@@ -55,6 +56,8 @@ from trl_multiagent.rollout.tree import Node, Samples
 from trl_multiagent.stage import Stage, chunks_of
 from trl_multiagent.team.agent_team import AgentTeam
 
+
+logger = logging.get_logger(__name__)
 
 CHUNK_FILE = CANDIDATES_FOLDER + "/chunk_{:05d}.jsonl"
 STATE_FILE = CANDIDATES_FOLDER + "/environment_{:05d}.pt"  # the state of the environment after a chunk
@@ -172,7 +175,14 @@ class _Collection:
         if not path.is_file() or not (self.folder / DATASET_STATE).is_file():
             return False
         facts = json.loads(path.read_text())
-        return facts["sampling"] == self.stage.settings and facts["pairing"] == self.config.values(PAIRING_FIELDS)
+        if facts["sampling"] != self.stage.settings or facts["pairing"] != self.config.values(PAIRING_FIELDS):
+            return False
+        if "rows" in facts and facts["rows"] != digest_of_rows(load_from_disk(self.folder)):
+            logger.warning(
+                f"The preferences in {self.folder} have changed on the disk, so they are made again of their candidates."
+            )
+            return False
+        return True
 
     # Sampling
 
@@ -340,6 +350,7 @@ class _Collection:
                 **summarize(records, pairs, selected, config),
                 **({} if self.comparator is None else self.comparator.numbers()),
             },
+            rows=digest_of_rows(preferences),
         )
         (self.folder / PICTURE_FILE).unlink(missing_ok=True)
         if config.log_reward_distribution:

@@ -34,12 +34,14 @@ class Facts:
         sampling (`dict`): The settings on which the candidates depend.
         pairing (`dict`): The settings of the pairing.
         numbers (`dict`): See [`summarize`].
+        rows (`str`): The digest of the preferences.
     """
 
     environment: str
     sampling: dict[str, Any]
     pairing: dict[str, Any]
     numbers: dict[str, Any]
+    rows: str
 
 
 def summarize(

@@ -14,7 +14,7 @@ from trl.trainer.reward_trainer import suppress_seqcls_warning
 from trl.trainer.utils import create_model_from_path
 
 from trl_multiagent.environments.task_errors import describe as describe_error
-from trl_multiagent.identity import digest_of_rows
+from trl_multiagent.identity import checksum_of_file, digest_of_rows
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.stage import Stage
@@ -104,7 +104,7 @@ def train_reward_model(
         StageChanged: the folder holds a reward model of other settings or preferences, a checkpoint of another number of processes, or
             other files.
         ValueError: another program is writing to the folder, the processes have different settings or preferences, or the checkpoint to
-            continue from is damaged.
+            continue from, or the complete model, is damaged.
     """
     folder, state = Path(args.output_dir), PartialState()
     is_complete = (folder / COMPLETE_FILE).is_file()
@@ -113,7 +113,13 @@ def train_reward_model(
     stage = Stage(folder, "reward model", describe(model, args, preferences, roles, peft_config), state, free)
     if is_complete:
         stage.check()
-        return stage.result(COMPLETE_FILE)
+        saved, checksums = stage.result(COMPLETE_FILE), checksums_of_model(folder)
+        damaged = [name for name, checksum in saved["checksums"].items() if checksums.get(name) != checksum]
+        if damaged:
+            raise ValueError(
+                f"The reward model in {folder} is damaged: {', '.join(damaged)}. Remove this folder to train it again."
+            )
+        return saved["report"]
     with stage.open():
         forget_engine()
         if checkpoint is not None:
@@ -123,12 +129,19 @@ def train_reward_model(
         facts = {} if trainer.eval_dataset is None else trainer.report()
         trainer.save_model()
         trainer.create_model_card()
-        stage.save_result(COMPLETE_FILE, facts)
+        trainer.accelerator.wait_for_everyone()  # until the files are there
+        stage.save_result(COMPLETE_FILE, {"report": facts, "checksums": checksums_of_model(folder)})
         if state.is_main_process:
             for path in folder.glob("checkpoint-*"):
                 shutil.rmtree(path)
         trainer.accelerator.wait_for_everyone()
     return facts
+
+
+def checksums_of_model(folder: Path) -> dict[str, str]:
+    """Computes the checksums of the weights, the configuration and the tokenizer in a folder, by the names of the files."""
+    paths = [path for pattern in ("*.safetensors", "*config.json", "tokenizer*") for path in folder.glob(pattern)]
+    return {path.name: checksum_of_file(path) for path in paths}
 
 
 def describe(

@@ -16,6 +16,8 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 
+from trl_multiagent.identity import checksum_of_file
+
 
 FORMAT_VERSION = 1
 STATE_FILE = "team_trainer_state.json"  # the settings of the run, and the list of the checkpoint's files
@@ -148,15 +150,6 @@ def local_rank_and_count() -> tuple[int, int]:
     state = PartialState()
     nodes = gather_object([state.process_index - state.local_process_index])
     return state.local_process_index, nodes.count(state.process_index - state.local_process_index)
-
-
-def checksum_of_file(path: Path) -> str:
-    """The SHA-256 digest of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def checksum_of_state(state: dict[str, Any]) -> str:
