@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trl_multiagent.environments.task import Task
-from trl_multiagent.settings.algorithms import ACTOR_CRITICS
+from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, COLLECTION
 from trl_multiagent.settings.read import (
     RECIPES,
     ConfigError,
@@ -42,7 +42,13 @@ USUAL = {
     "report_to": "Where metrics go: none, wandb, tensorboard, ...",
     "resume_from_checkpoint": "Checkpoint to continue from; true for the last one of the folder.",
 }
-
+OF_ROLLOUTS = ("num_turns", "num_generations", "items_per_device")
+OF_COLLECTIONS = {
+    "preference_num_candidates": "Joint answers that are sampled per item.",
+    "preference_pairs_per_sample": "Pairs of an item at most.",
+    "pair_selection": "Which pairs of an item are kept: reward_gap, comparator_reward, random or all.",
+    "comparator_policy": "Another policy that gives one side of each pair, such as history or current.",
+}
 
 MOST_KEYS = 8  # of a section of the task that `--help` describes
 
@@ -132,7 +138,10 @@ def print_help(parser: argparse.ArgumentParser, algorithm: str, task: Task, full
     add_flags(parser, "flags for the model and the data, named as in TRL's scripts", flags)
     keys = algorithm_keys(algorithm).items() if full else ()
     all_keys = {name: f"{key.help} (default: {key.default})" for name, key in keys if name not in flags}
-    add_flags(parser, f"flags that are also keys of the section '{algorithm}'", all_keys or USUAL)
+    usual = USUAL
+    if COLLECTION in ALGORITHMS[algorithm].parts:
+        usual = {name: text for name, text in USUAL.items() if name not in OF_ROLLOUTS} | OF_COLLECTIONS
+    add_flags(parser, f"flags that are also keys of the section '{algorithm}'", all_keys or usual)
     parser.epilog = "\n".join(describe_sections(algorithm, task, full))
     print(parser.format_help(), end="", file=sys.stdout)
 
