@@ -158,7 +158,7 @@ def test_imports_that_the_prompt_has_belong_to_the_function(sandbox):
     assert score(sandbox, (repeated * 9 + EVEN, SUM_OF_SQUARES), item=item)[0] < 3.9
 
 
-@pytest.mark.parametrize("otherwise", ["False", "0", "[]", "xs"])
+@pytest.mark.parametrize("otherwise", ["False", "0", "[]", "xs", "[7]"])
 def test_looking_the_first_test_up_earns_nothing_for_tests(sandbox, otherwise):
     tests = [
         "candidate([3, 1]) == [1, 3]",
@@ -181,15 +181,16 @@ def test_looking_the_first_test_up_earns_nothing_for_tests(sandbox, otherwise):
 
 
 def test_pairs_that_know_the_first_test_of_a_benchmark_earn_no_more_than_one_agent(sandbox, shared_data):
-    numbers = (3, 14, 19, 79, 84, 105, 113, 119, 123, 125)
+    numbers = (3, 14, 19, 79, 84, 87, 105, 113, 119, 123, 125, 235)
     items = {item["task_id"]: item for item in load_code_dataset(str(shared_data / "mbpp_sanitized.jsonl")).to_list()}
     for item in (items[f"MBPP/{number}"] for number in numbers):
-        test = next(node for node in ast.walk(ast.parse(item["test"])) if isinstance(node, ast.Assert)).test
+        test, *others = (node.test for node in ast.walk(ast.parse(item["test"])) if isinstance(node, ast.Assert))
+        values = [ast.unparse(other.comparators[0]) for other in others]
         arguments, value = ast.unparse(test.left).removeprefix("candidate("), ast.unparse(test.comparators[0])
         aux = f"def aux(*a):\n    return a == ({arguments[:-1]},)\n"
         mains = [
             f"def {item['entry_point']}(*a):\n    return {value} if aux(*a) else {constant}\n"
-            for constant in ("True", "False", "0", "1", "-1", "a[0]")
+            for constant in ("True", "False", "0", "1", "-1", "a[0]", *values)
         ]
         assert max(score(sandbox, *((aux, main) for main in mains), item=item)) <= SOLO + 1e-9, item["task_id"]
 
