@@ -77,6 +77,79 @@ MEMORY = {
         ),
     ),
 }
+# Values that consist of the arguments, arranged in the same way at every call
+ARRANGED = {
+    "returns the second argument": ("def aux(n, xs):\n    return xs\n", alone("xs = aux(0, xs)")),
+    "returns a named argument": ("def aux(n=0, *, xs=0):\n    return xs\n", alone("xs = aux(xs=xs)")),
+    "returns all arguments": ("def aux(*xs):\n    return xs\n", alone("xs = aux(*xs)")),
+    "returns further named arguments": ("def aux(**named):\n    return named\n", alone("xs = aux(xs=xs)['xs']")),
+    "returns the argument in a list": ("def aux(xs):\n    return [xs]\n", alone("(xs,) = aux(xs)")),
+    "returns the argument in a dictionary": ("def aux(xs):\n    return {'x': [xs]}\n", alone("xs = aux(xs)['x'][0]")),
+    "returns the argument in a function": ("def aux(xs):\n    return lambda: xs\n", alone("xs = aux(xs)()")),
+    "exchanges the arguments": ("def aux(n, xs):\n    return xs, n\n", alone("xs, n = aux(1, xs)")),
+    "returns the second argument of an alias": (
+        "def second(n, xs):\n    return xs\naux = second\n",
+        alone("xs = aux(0, xs)"),
+    ),
+    "returns the second argument after a call in vain": (
+        "def aux(n, xs=0):\n    return xs\n",
+        alone("aux(3)", "xs = aux(0, xs)"),
+    ),
+}
+# What aux does besides returning a constant, and what changes none of its arguments
+EFFECTS = {
+    "yields": ("def aux(*xs):\n    yield 1\n", alone("if len(list(aux(xs))) != 1:", "    return None")),
+    "yields asynchronously": (
+        "async def aux(*xs):\n    yield 1\n",
+        alone(
+            "async def read():",
+            "    return [1 async for one in aux(xs)]",
+            "if not asyncio.run(read()):",
+            "    return None",
+            before="import asyncio\n",
+        ),
+    ),
+    "is a context": (
+        "from contextlib import contextmanager\n@contextmanager\ndef aux(*xs):\n    yield 1\n",
+        alone("with aux(xs):", "    pass"),
+    ),
+    "raises": (
+        "def aux(*xs):\n    if xs:\n        raise KeyError\n    return 1\n",
+        alone("aux()", "try:", "    aux(xs)", "    return None", "except KeyError:", "    pass"),
+    ),
+    "ends an iterator": (
+        "def aux(x=None):\n    if x is None:\n        return 5\n    raise StopIteration\n",
+        alone("aux()", "if next(iter(lambda: aux(0), 1), 'end') != 'end':", "    return None"),
+    ),
+    "draws a random number": (
+        "import random\ndef aux(*xs):\n    random.random()\n    return 1\n",
+        alone("state = random.getstate()", "aux()", "if state == random.getstate():", "    return None"),
+    ),
+    "calls back": (
+        "def aux(call):\n    call()\n    return 1\n",
+        alone("called = []", "aux(lambda: called.append(1))", "if not called:", "    return None"),
+    ),
+    "prints": (
+        "def aux(*xs):\n    print(1)\n    return 1\n",
+        alone(
+            "with contextlib.redirect_stdout(io.StringIO()) as text:",
+            "    aux(xs)",
+            "if not text.getvalue():",
+            "    return None",
+            before="import contextlib, io\n",
+        ),
+    ),
+}
+GATES = {
+    "a gate after a call in vain": (
+        "def aux(*xs):\n    return len(xs) > 0\n",
+        alone("aux()", "if aux(xs) is not True:", "    return None"),
+    ),
+    "a gate after two calls in vain": (
+        "def aux(*xs):\n    return len(xs)\n",
+        alone("aux()", "aux(xs)", "if aux(xs, xs) != 2:", "    return None"),
+    ),
+}
 REPLACED = {
     "main gives aux other code": (
         ONE,
@@ -93,6 +166,24 @@ HONEST = {
     "works in place and returns its argument": (
         IN_PLACE + "    return xs\n",
         "def f(xs):\n    aux(xs)\n    return sum(x * x for x in xs)\n",
+    ),
+    "counts in its argument and returns it": (
+        "def aux(known, x):\n    known[x] = known.get(x, 0) + 1\n    return known\n",
+        "def f(xs):\n    known = {}\n    for x in xs:\n        known = aux(known, x)\n"
+        "    return sum(k * x * x for x, k in known.items() if x % 2 == 0)\n",
+    ),
+    "works in place on an object": (
+        "def aux(bag, x):\n    if x % 2 == 0:\n        bag.total += x * x\n",
+        "class Bag:\n    total = 0\ndef f(xs):\n    bag = Bag()\n    for x in xs:\n        aux(bag, x)\n    return bag.total\n",
+    ),
+    "selects one of its arguments": (
+        "def aux(zero, x):\n    return zero if x % 2 else x\n",
+        "def f(xs):\n    return sum(aux(0, x) ** 2 for x in xs)\n",
+    ),
+    "returns its argument unless it raises": (
+        "def aux(x):\n    if x % 2:\n        raise ValueError\n    return x\n",
+        "def f(xs):\n    total = 0\n    for x in xs:\n        try:\n            total += aux(x) ** 2\n"
+        "        except ValueError:\n            pass\n    return total\n",
     ),
     "a pattern with a constant": (
         EVEN,
@@ -121,9 +212,12 @@ def score(sandbox, *pairs, item=ITEM, kind="earned"):
     return [outcome.reward for outcome in environment.score([item] * len(pairs), actions, [[]] * len(pairs))]
 
 
-@pytest.mark.parametrize("name", MACHINERY | MEMORY | REPLACED)
+ATTACKS = MACHINERY | MEMORY | ARRANGED | EFFECTS | GATES | REPLACED
+
+
+@pytest.mark.parametrize("name", ATTACKS)
 def test_attacks_on_the_experiments_earn_no_more_than_one_agent(sandbox, name):
-    (reward,) = score(sandbox, (MACHINERY | MEMORY | REPLACED)[name], item=LONG)
+    (reward,) = score(sandbox, ATTACKS[name], item=LONG)
     assert 1.1 < reward <= SOLO + 1e-9
 
 
