@@ -151,6 +151,24 @@ GATES = {
     ),
 }
 REPLACED = {
+    "main writes the function that aux calls": (
+        "def aux(*xs):\n    return help(*xs)\n",
+        "def help(xs):\n    return [x for x in xs if x % 2 == 0]\n" + SUM_OF_SQUARES,
+    ),
+    "main writes a lambda that aux calls": (
+        "def aux(xs):\n    return [x for x in xs if even(x)]\n",
+        "even = lambda x: x % 2 == 0\ndef f(xs):\n    return sum(x * x for x in aux(xs)) if even(0) else 0\n",
+    ),
+    "main writes the function that aux calls once more": (
+        "def even(x):\n    return x\ndef aux(*xs):\n    return [x for x in xs[0] if even(x)]\n",
+        "def even(x):\n    return x % 2 == 0\n" + SUM_OF_SQUARES,
+    ),
+    "main puts a function into aux's code": (
+        "def aux(*xs):\n    def g(*xs):\n        return 1\n    return g(*xs)\n",
+        "def g(*xs):\n    return [x for x in xs[0] if x % 2 == 0]\naux.__code__ = aux.__code__.replace(co_consts=tuple(\n"
+        "    g.__code__ if getattr(one, 'co_name', '') == 'g' else one for one in aux.__code__.co_consts))\n"
+        + SUM_OF_SQUARES,
+    ),
     "main gives aux other code": (
         ONE,
         "def g(*xs):\n    return [x for x in xs[0] if x % 2 == 0]\naux.__code__ = g.__code__\n" + SUM_OF_SQUARES,
@@ -166,6 +184,18 @@ HONEST = {
     "works in place and returns its argument": (
         IN_PLACE + "    return xs\n",
         "def f(xs):\n    aux(xs)\n    return sum(x * x for x in xs)\n",
+    ),
+    "both write the same small function": (
+        "def even(x):\n    return x % 2 == 0\ndef aux(xs):\n    return [x for x in xs if even(x)]\n",
+        "def even(x):\n    return x % 2 == 0\ndef f(xs):\n    return sum(x * x for x in aux(xs)) if even(0) else 0\n",
+    ),
+    "the two functions call each other": (
+        "def aux(xs):\n    return f(xs[1:]) if xs else 0\n",
+        "def f(xs):\n    return aux(xs) + (xs[0] ** 2 if xs and xs[0] % 2 == 0 else 0)\n",
+    ),
+    "main has a variable of the same name as a local one of aux": (
+        "def aux(xs):\n    step = 2\n    return [x for x in xs if x % step == 0]\n",
+        "step = 2\ndef f(xs):\n    return sum(x ** step for x in aux(xs))\n",
     ),
     "counts in its argument and returns it": (
         "def aux(known, x):\n    known[x] = known.get(x, 0) + 1\n    return known\n",

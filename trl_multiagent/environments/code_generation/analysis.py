@@ -6,10 +6,13 @@ So main's entry point replaces one that aux wrote. An `aux` that main defines is
 collaboration.
 """
 
+import ast
+import symtable
 from dataclasses import dataclass
 
 from trl_multiagent.environments.code_generation.collaboration import Collaboration, read_collaboration
 from trl_multiagent.environments.code_generation.roles import AUX
+from trl_multiagent.environments.python_code.checks import PARSE_ERRORS
 from trl_multiagent.environments.python_code.extraction import Code, join_sources, read_completion
 from trl_multiagent.environments.python_code.problems import read_problem
 
@@ -31,6 +34,7 @@ class Analysis:
         calls_aux (`bool`):
             Whether code that the entry point may reach calls the aux agent's function, or passes it on. See
             `collaboration.py`.
+        aux_uses_main (`bool`): Whether aux's text uses a function, class or variable that main's text defines, other than the entry point.
         thin_wrapper (`bool`): Whether the entry point only returns the value of `aux`.
         ignored_values (`tuple[str, ...]`): For each call of `aux` whose value is not used, the reason.
         aux_function_share (`float`):
@@ -48,6 +52,7 @@ class Analysis:
     without_code: tuple[str, ...] = ()
     aux_returns: bool = True
     calls_aux: bool = False
+    aux_uses_main: bool = False
     thin_wrapper: bool = False
     ignored_values: tuple[str, ...] = ()
     aux_function_share: float = 1.0
@@ -82,6 +87,7 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
         without_code=tuple(name for name, code in answers if not code.found),
         aux_returns=aux.returns,
         calls_aux=collaboration.calls_aux,
+        aux_uses_main=collaboration.calls_aux and _uses_names_of(aux.source, main.source, prefix, entry_point),
         thin_wrapper=collaboration.thin_wrapper,
         ignored_values=collaboration.ignored_values,
         aux_function_share=1.0 if aux_completion is None else aux.share,
@@ -95,3 +101,22 @@ def _definitions_count(aux: Code, main: Code, entry_point: str) -> bool:
         return False
     scopes = (scope for code in (aux, main) for statement in code.module.statements for scope in statement.scopes)
     return not any({AUX, entry_point} & scope.globals & scope.bound for scope in scopes)
+
+
+def _uses_names_of(aux: str, main: str, prefix: str, entry_point: str) -> bool:
+    """Whether aux's code reads a global name that a statement of main binds, if aux and the prefix do not have the same statement."""
+    try:
+        own, given, others = ([ast.unparse(node) for node in ast.parse(code).body] for code in (aux, prefix, main))
+        mains = symtable.symtable("\n".join(one for one in others if one not in {*own, *given}), "<main>", "exec")
+        bound = {
+            symbol.get_name() for symbol in mains.get_symbols() if symbol.is_assigned() and not symbol.is_imported()
+        }
+        return bool(_global_names(symtable.symtable(aux, "<aux>", "exec")) & (bound - {entry_point}))
+    except PARSE_ERRORS:  # the program cannot run either
+        return False
+
+
+def _global_names(table: symtable.SymbolTable) -> set[str]:
+    """The global names that a module, and the functions and classes in it, read."""
+    names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced() and symbol.is_global()}
+    return names.union(*map(_global_names, table.get_children()))
