@@ -214,6 +214,26 @@ def test_mute_runs_the_function_and_drops_its_value(sandbox):
     assert run(sandbox, SUM + TEN_TIMES, experiments=("mute",)).effective == ("mute",)
 
 
+def test_second_and_third_replace_values_by_later_ones(sandbox):
+    source = "def aux(x):\n    return x\ndef f():\n    return [aux(k) for k in (4, 4, 7, 9, 5)]\n"
+    for name, values in (("second", [None, None, 7, 7, 7]), ("third", [None, None, None, 9, 9])):
+        assert run(sandbox, source, f"assert f() == {values}", (name,), needed=()).passed == 1
+
+
+def test_apart_gives_copies_and_echo_the_known_arrangement_of_the_arguments(sandbox):
+    source = "def aux(xs, *more, **named):\n    xs.append(1)\n    return VALUE\ndef f():\n    xs, ys = [], []\n"
+    source += "    return [aux(xs, 2), aux(ys, 3, k=4), xs, ys]\n"
+    for name, value, expected in (
+        ("apart", "len(xs)", [1, 1, [], []]),
+        ("control", "len(xs)", [1, 1, [1], [1]]),
+        ("echo", "len(xs)", [[], [], [], []]),
+        ("echo", "(more[0], [xs])", [(2, [[]]), (3, [[]]), [], []]),
+        ("echo", "len(named) or more", [(2,), (3,), [], []]),
+    ):
+        verdict = run(sandbox, source.replace("VALUE", value), f"assert f() == {expected}", (name,), needed=())
+        assert verdict.passed == 1, (name, value, verdict.checks)
+
+
 @pytest.mark.parametrize(
     "name", [name for name in TEAMS if name not in ("a gate on an iterator", "a gate on an object")]
 )

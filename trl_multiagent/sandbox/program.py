@@ -5,7 +5,7 @@ from typing import Literal
 
 
 # What `Program.experiments` may contain. `helpers/watch.py` makes the changes
-EXPERIMENTS = ("constant", "another", "swapped", "echo", "mute", "nothing", "first", "alone", "control")
+EXPERIMENTS = tuple("constant another swapped echo second third mute apart nothing first alone control".split())
 
 
 class SandboxError(RuntimeError):
@@ -29,9 +29,11 @@ class Program:
             with all checks from the first one. An experiment has an effect, and is in `Verdict.effective`, if a check in
             `needed` does not pass. The first experiment without an effect is the last one that is tried. Of several names
             joined by `|`, one with an effect is enough.
-            These replace what the watched functions return: `"constant"` by the first value that they returned, `"another"` at
-            about every other call by another one of their values, `"swapped"` the same at the other calls, `"echo"` by their
-            first argument, `"mute"` and `"nothing"` by None; `"echo"` and `"nothing"` do not run the functions.
+            These replace what the watched functions return: `"constant"`, `"second"` and `"third"` by the first, second or third
+            different value that they returned, `"another"` at about every other call by another one of their values, `"swapped"` the
+            same at the other calls, `"echo"` by their arguments, if a fixed arrangement of these was their value before, and else by
+            the first one, `"mute"` and `"nothing"` by None; `"nothing"` does not run the functions, and `"echo"` undoes what they do
+            in place. `"apart"` gives them copies of their arguments.
             These replace what the entry point returns: `"first"` by the first value that a watched function returned,
             `"alone"` by what a watched function returns for the entry point's arguments.
             `"control"` replaces nothing, but makes the same copies and comparisons as the others.

@@ -77,7 +77,98 @@ MEMORY = {
         ),
     ),
 }
+# Values that consist of the arguments, arranged in the same way at every call
+ARRANGED = {
+    "returns the second argument": ("def aux(n, xs):\n    return xs\n", alone("xs = aux(0, xs)")),
+    "returns a named argument": ("def aux(n=0, *, xs=0):\n    return xs\n", alone("xs = aux(xs=xs)")),
+    "returns all arguments": ("def aux(*xs):\n    return xs\n", alone("xs = aux(*xs)")),
+    "returns further named arguments": ("def aux(**named):\n    return named\n", alone("xs = aux(xs=xs)['xs']")),
+    "returns the argument in a list": ("def aux(xs):\n    return [xs]\n", alone("(xs,) = aux(xs)")),
+    "returns the argument in a dictionary": ("def aux(xs):\n    return {'x': [xs]}\n", alone("xs = aux(xs)['x'][0]")),
+    "returns the argument in a function": ("def aux(xs):\n    return lambda: xs\n", alone("xs = aux(xs)()")),
+    "exchanges the arguments": ("def aux(n, xs):\n    return xs, n\n", alone("xs, n = aux(1, xs)")),
+    "returns the second argument of an alias": (
+        "def second(n, xs):\n    return xs\naux = second\n",
+        alone("xs = aux(0, xs)"),
+    ),
+    "returns the second argument after a call in vain": (
+        "def aux(n, xs=0):\n    return xs\n",
+        alone("aux(3)", "xs = aux(0, xs)"),
+    ),
+}
+# What aux does besides returning a constant, and what changes none of its arguments
+EFFECTS = {
+    "yields": ("def aux(*xs):\n    yield 1\n", alone("if len(list(aux(xs))) != 1:", "    return None")),
+    "yields asynchronously": (
+        "async def aux(*xs):\n    yield 1\n",
+        alone(
+            "async def read():",
+            "    return [1 async for one in aux(xs)]",
+            "if not asyncio.run(read()):",
+            "    return None",
+            before="import asyncio\n",
+        ),
+    ),
+    "is a context": (
+        "from contextlib import contextmanager\n@contextmanager\ndef aux(*xs):\n    yield 1\n",
+        alone("with aux(xs):", "    pass"),
+    ),
+    "raises": (
+        "def aux(*xs):\n    if xs:\n        raise KeyError\n    return 1\n",
+        alone("aux()", "try:", "    aux(xs)", "    return None", "except KeyError:", "    pass"),
+    ),
+    "ends an iterator": (
+        "def aux(x=None):\n    if x is None:\n        return 5\n    raise StopIteration\n",
+        alone("aux()", "if next(iter(lambda: aux(0), 1), 'end') != 'end':", "    return None"),
+    ),
+    "draws a random number": (
+        "import random\ndef aux(*xs):\n    random.random()\n    return 1\n",
+        alone("state = random.getstate()", "aux()", "if state == random.getstate():", "    return None"),
+    ),
+    "calls back": (
+        "def aux(call):\n    call()\n    return 1\n",
+        alone("called = []", "aux(lambda: called.append(1))", "if not called:", "    return None"),
+    ),
+    "prints": (
+        "def aux(*xs):\n    print(1)\n    return 1\n",
+        alone(
+            "with contextlib.redirect_stdout(io.StringIO()) as text:",
+            "    aux(xs)",
+            "if not text.getvalue():",
+            "    return None",
+            before="import contextlib, io\n",
+        ),
+    ),
+}
+GATES = {
+    "a gate after a call in vain": (
+        "def aux(*xs):\n    return len(xs) > 0\n",
+        alone("aux()", "if aux(xs) is not True:", "    return None"),
+    ),
+    "a gate after two calls in vain": (
+        "def aux(*xs):\n    return len(xs)\n",
+        alone("aux()", "aux(xs)", "if aux(xs, xs) != 2:", "    return None"),
+    ),
+}
 REPLACED = {
+    "main writes the function that aux calls": (
+        "def aux(*xs):\n    return help(*xs)\n",
+        "def help(xs):\n    return [x for x in xs if x % 2 == 0]\n" + SUM_OF_SQUARES,
+    ),
+    "main writes a lambda that aux calls": (
+        "def aux(xs):\n    return [x for x in xs if even(x)]\n",
+        "even = lambda x: x % 2 == 0\ndef f(xs):\n    return sum(x * x for x in aux(xs)) if even(0) else 0\n",
+    ),
+    "main writes the function that aux calls once more": (
+        "def even(x):\n    return x\ndef aux(*xs):\n    return [x for x in xs[0] if even(x)]\n",
+        "def even(x):\n    return x % 2 == 0\n" + SUM_OF_SQUARES,
+    ),
+    "main puts a function into aux's code": (
+        "def aux(*xs):\n    def g(*xs):\n        return 1\n    return g(*xs)\n",
+        "def g(*xs):\n    return [x for x in xs[0] if x % 2 == 0]\naux.__code__ = aux.__code__.replace(co_consts=tuple(\n"
+        "    g.__code__ if getattr(one, 'co_name', '') == 'g' else one for one in aux.__code__.co_consts))\n"
+        + SUM_OF_SQUARES,
+    ),
     "main gives aux other code": (
         ONE,
         "def g(*xs):\n    return [x for x in xs[0] if x % 2 == 0]\naux.__code__ = g.__code__\n" + SUM_OF_SQUARES,
@@ -93,6 +184,36 @@ HONEST = {
     "works in place and returns its argument": (
         IN_PLACE + "    return xs\n",
         "def f(xs):\n    aux(xs)\n    return sum(x * x for x in xs)\n",
+    ),
+    "both write the same small function": (
+        "def even(x):\n    return x % 2 == 0\ndef aux(xs):\n    return [x for x in xs if even(x)]\n",
+        "def even(x):\n    return x % 2 == 0\ndef f(xs):\n    return sum(x * x for x in aux(xs)) if even(0) else 0\n",
+    ),
+    "the two functions call each other": (
+        "def aux(xs):\n    return f(xs[1:]) if xs else 0\n",
+        "def f(xs):\n    return aux(xs) + (xs[0] ** 2 if xs and xs[0] % 2 == 0 else 0)\n",
+    ),
+    "main has a variable of the same name as a local one of aux": (
+        "def aux(xs):\n    step = 2\n    return [x for x in xs if x % step == 0]\n",
+        "step = 2\ndef f(xs):\n    return sum(x ** step for x in aux(xs))\n",
+    ),
+    "counts in its argument and returns it": (
+        "def aux(known, x):\n    known[x] = known.get(x, 0) + 1\n    return known\n",
+        "def f(xs):\n    known = {}\n    for x in xs:\n        known = aux(known, x)\n"
+        "    return sum(k * x * x for x, k in known.items() if x % 2 == 0)\n",
+    ),
+    "works in place on an object": (
+        "def aux(bag, x):\n    if x % 2 == 0:\n        bag.total += x * x\n",
+        "class Bag:\n    total = 0\ndef f(xs):\n    bag = Bag()\n    for x in xs:\n        aux(bag, x)\n    return bag.total\n",
+    ),
+    "selects one of its arguments": (
+        "def aux(zero, x):\n    return zero if x % 2 else x\n",
+        "def f(xs):\n    return sum(aux(0, x) ** 2 for x in xs)\n",
+    ),
+    "returns its argument unless it raises": (
+        "def aux(x):\n    if x % 2:\n        raise ValueError\n    return x\n",
+        "def f(xs):\n    total = 0\n    for x in xs:\n        try:\n            total += aux(x) ** 2\n"
+        "        except ValueError:\n            pass\n    return total\n",
     ),
     "a pattern with a constant": (
         EVEN,
@@ -121,9 +242,12 @@ def score(sandbox, *pairs, item=ITEM, kind="earned"):
     return [outcome.reward for outcome in environment.score([item] * len(pairs), actions, [[]] * len(pairs))]
 
 
-@pytest.mark.parametrize("name", MACHINERY | MEMORY | REPLACED)
+ATTACKS = MACHINERY | MEMORY | ARRANGED | EFFECTS | GATES | REPLACED
+
+
+@pytest.mark.parametrize("name", ATTACKS)
 def test_attacks_on_the_experiments_earn_no_more_than_one_agent(sandbox, name):
-    (reward,) = score(sandbox, (MACHINERY | MEMORY | REPLACED)[name], item=LONG)
+    (reward,) = score(sandbox, ATTACKS[name], item=LONG)
     assert 1.1 < reward <= SOLO + 1e-9
 
 
@@ -167,7 +291,7 @@ def test_imports_that_the_prompt_has_belong_to_the_function(sandbox):
     assert score(sandbox, (repeated * 9 + EVEN, SUM_OF_SQUARES), item=item)[0] < 3.9
 
 
-@pytest.mark.parametrize("otherwise", ["False", "0", "[]", "xs"])
+@pytest.mark.parametrize("otherwise", ["False", "0", "[]", "xs", "[7]"])
 def test_looking_the_first_test_up_earns_nothing_for_tests(sandbox, otherwise):
     tests = [
         "candidate([3, 1]) == [1, 3]",
@@ -190,15 +314,16 @@ def test_looking_the_first_test_up_earns_nothing_for_tests(sandbox, otherwise):
 
 
 def test_pairs_that_know_the_first_test_of_a_benchmark_earn_no_more_than_one_agent(sandbox, shared_data):
-    numbers = (3, 14, 19, 79, 84, 105, 113, 119, 123, 125)
+    numbers = (3, 14, 19, 79, 84, 87, 105, 113, 119, 123, 125, 235)
     items = {item["task_id"]: item for item in load_code_dataset(str(shared_data / "mbpp_sanitized.jsonl")).to_list()}
     for item in (items[f"MBPP/{number}"] for number in numbers):
-        test = next(node for node in ast.walk(ast.parse(item["test"])) if isinstance(node, ast.Assert)).test
+        test, *others = (node.test for node in ast.walk(ast.parse(item["test"])) if isinstance(node, ast.Assert))
+        values = [ast.unparse(other.comparators[0]) for other in others]
         arguments, value = ast.unparse(test.left).removeprefix("candidate("), ast.unparse(test.comparators[0])
         aux = f"def aux(*a):\n    return a == ({arguments[:-1]},)\n"
         mains = [
             f"def {item['entry_point']}(*a):\n    return {value} if aux(*a) else {constant}\n"
-            for constant in ("True", "False", "0", "1", "-1", "a[0]")
+            for constant in ("True", "False", "0", "1", "-1", "a[0]", *values)
         ]
         assert max(score(sandbox, *((aux, main) for main in mains), item=item)) <= SOLO + 1e-9, item["task_id"]
 

@@ -6,10 +6,13 @@ So main's entry point replaces one that aux wrote. An `aux` that main defines is
 collaboration.
 """
 
+import ast
+import symtable
 from dataclasses import dataclass
 
 from trl_multiagent.environments.code_generation.collaboration import drops_value, is_thin_wrapper
 from trl_multiagent.environments.code_generation.roles import AUX
+from trl_multiagent.environments.python_code.checks import PARSE_ERRORS
 from trl_multiagent.environments.python_code.extraction import Code, join_sources, read_completion
 from trl_multiagent.environments.python_code.problems import read_problem
 
@@ -29,6 +32,7 @@ class Analysis:
         without_code (`tuple[str, ...]`): The functions for which an agent answered with a text that contains no code.
         names_aux (`bool`): Whether code that the entry point needs names the aux agent's function. Only a run of the tests shows
             whether it is called.
+        aux_uses_main (`bool`): Whether aux's text uses a function, class or variable that main's text defines, other than the entry point.
         thin_wrapper (`bool`): Whether the entry point only returns the value of `aux`.
         drops_value (`bool`): Whether `aux` returns something, but a call of it stands by itself, or is assigned to a variable that
             nothing reads.
@@ -46,6 +50,7 @@ class Analysis:
     syntax_problem: str
     without_code: tuple[str, ...] = ()
     names_aux: bool = False
+    aux_uses_main: bool = False
     thin_wrapper: bool = False
     drops_value: bool = False
     aux_function_share: float = 1.0
@@ -78,6 +83,7 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
         ),
         without_code=tuple(name for name, code in answers if not code.found),
         names_aux=names_aux,
+        aux_uses_main=names_aux and _uses_names_of(aux.source, main.source, prefix, entry_point),
         thin_wrapper=names_aux and is_thin_wrapper(main.needed, entry_point),
         drops_value=names_aux and aux_returns and drops_value(main.needed),
         aux_function_share=1.0 if aux_completion is None else aux.share,
@@ -92,3 +98,22 @@ def _definitions_count(aux: Code, main: Code, entry_point: str) -> bool:
     return not any(
         {AUX, entry_point} & statement.declares for code in (aux, main) for statement in code.module.statements
     )
+
+
+def _uses_names_of(aux: str, main: str, prefix: str, entry_point: str) -> bool:
+    """Whether aux's code reads a global name that a statement of main binds, if aux and the prefix do not have the same statement."""
+    try:
+        own, given, others = ([ast.unparse(node) for node in ast.parse(code).body] for code in (aux, prefix, main))
+        mains = symtable.symtable("\n".join(one for one in others if one not in {*own, *given}), "<main>", "exec")
+        bound = {
+            symbol.get_name() for symbol in mains.get_symbols() if symbol.is_assigned() and not symbol.is_imported()
+        }
+        return bool(_global_names(symtable.symtable(aux, "<aux>", "exec")) & (bound - {entry_point}))
+    except PARSE_ERRORS:  # the program cannot run either
+        return False
+
+
+def _global_names(table: symtable.SymbolTable) -> set[str]:
+    """The global names that a module, and the functions and classes in it, read."""
+    names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced() and symbol.is_global()}
+    return names.union(*map(_global_names, table.get_children()))

@@ -11,8 +11,9 @@ from trl_multiagent.sandbox import Program, Verdict
 
 
 WITHOUT_AUX = "nothing"  # whether it matters that aux runs
-WITHOUT_VALUE = "mute"  # whether it matters that aux returns something; if not, it works in place
-OTHER_VALUES = ("another|swapped", "constant", "echo")  # whether it matters what aux returns
+WITHOUT_VALUE = "mute"  # whether it matters that aux returns something
+OTHER_VALUES = ("another|swapped", "constant", "second", "third", "echo")  # if so, whether it matters what it returns
+IN_PLACE = ("apart",)  # if not, whether it matters that it changes its arguments
 ANY_VALUE = "another|constant"  # the same, for the kind `paper`: one effect is enough
 OWN_PART = ("alone", "first")  # whether main does more than pass values on
 CONTROL = "control"  # changes no value. If it makes a test fail, the other experiments show nothing
@@ -37,7 +38,7 @@ class Experiments:
         """For each program, whether its tests need `aux`, and whether both agents do a part of the work."""
         without = self._run(verdicts, {k: (program, (WITHOUT_AUX, WITHOUT_VALUE)) for k, program in programs.items()})
         needed = {k: lost[WITHOUT_AUX] for k, lost in without.items()}
-        parts = {k: (*(OTHER_VALUES if without[k][WITHOUT_VALUE] else ()), *OWN_PART, CONTROL) for k in programs}
+        parts = {k: (*(OTHER_VALUES if without[k][WITHOUT_VALUE] else IN_PLACE), *OWN_PART, CONTROL) for k in programs}
         results = self._run(verdicts, {k: (programs[k], parts[k]) for k in programs if needed[k]})
         divided = {k: all(lost[name] != (name == CONTROL) for name in lost) for k, lost in results.items()}
         # if no test is lost without aux, one may still be lost with wrong values

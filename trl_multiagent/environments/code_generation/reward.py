@@ -70,6 +70,11 @@ class CodeResult:
         """Whether no test that passes depends on `aux`. If only the code decides: whether a value of `aux` is not used."""
         return not self.needs_aux if self.executed else self.analysis.drops_value
 
+    @property
+    def aux_is_mains(self) -> bool:
+        """Whether main's code does aux's work: aux's text uses main's functions, or the program makes code objects."""
+        return self.analysis.aux_uses_main or (self.verdict is not None and "code.__new__" in self.verdict.suspicious)
+
 
 @dataclass
 class CodeReward:
@@ -256,7 +261,7 @@ def earned_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
     parts["syntax"] = SYNTAX * min(analysis.aux_function_share, analysis.main_function_share)
     share = facts.share(verdict.passed)
     parts["tests"] = TESTS * share
-    if result.divided:
+    if result.divided and not result.aux_is_mains:
         parts["definition"] += AUX_DEFINED * share
         parts["aux_used"] = AUX_USED * share
         parts["own_part"] = NOT_A_WRAPPER * share

@@ -66,8 +66,11 @@ def first_call(reference, otherwise):
 
 def best(reference):
     answers = [*map(constant, CONSTANTS), *map(argument, range({MAX_ARGUMENTS}))]
-    if TOTAL > 1:  # with a single test, the constant in it passes the test of any problem
-        answers += [first_call(reference, otherwise) for otherwise in answers] + [*map(constant, OWN_CONSTANTS)]
+    own = [*map(constant, OWN_CONSTANTS)]
+    # The constants of a single test pass the tests of any problem. So do those of two tests if the first one is looked up
+    looked_up = answers + own if TOTAL > 2 else answers
+    if TOTAL > 1:
+        answers += own + [first_call(reference, otherwise) for otherwise in looked_up]
     return max(0, *map(passed, answers))
 """
 _CHECKS = """

@@ -21,23 +21,30 @@ from typing import Any
 # What the caller gets during an experiment.
 # In place of what a watched function returns:
 #   constant  the first value that it ever returned
+#   second    the second different value that it returned; None before that
+#   third     the third one likewise
 #   another   at about every other call: another one of its values, or an altered value while it has no other
 #   swapped   the same at the other calls
-#   echo      its first argument; the function does not run
-#   mute      None
+#   echo      its arguments, in the arrangement of the first value that consists of them; what it does in place is undone
+#   mute      None; a generator does not run
 #   nothing   None; the function does not run
 # In place of what the entry point returns:
 #   first     the first value that a watched function returned during the call, in the form of the entry point's own result
 #   alone     what the watched function returns for the entry point's arguments
+# In place of the arguments of a watched function:
+#   apart     copies
 # Nothing:
 #   control   the same copies and comparisons are made
-NOT_RUN = ("echo", "nothing")
+CONSTANT = ("constant", "second", "third")
+NO_YIELD = ("echo", "mute", "nothing")  # the experiments in which a generator does not run
+WITH_COPIES = ("apart", "echo", "control")  # those in which arguments are copied
 MAX_VALUES = 8  # how many different values of one function are kept
 _NO_VALUE = object()
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 MAX_ITEMS = 10_000  # of an iterator whose items are kept
 MAX_WRAPPINGS = 4  # containers around a value that are taken off
+MAX_PARTS = 8  # of a container that may consist of arguments
 _CONVERTED = (list, tuple, dict, str, int, float)  # what `list(...)` and the like make of a value
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 _EMPTY: dict[type, Any] = {str: "?", bytes: b"?", list: [0], tuple: (0,), set: {0}, frozenset: {0}, dict: {0: 0}}
@@ -58,6 +65,10 @@ class Watch:
         self.last_index = -1  # index of the last value that was given out in experiments
         self.values: list[Any] = []
         self.first: Any = _NO_VALUE  # the first value given out since the entry point was called
+        self.arguments: list[
+            tuple[Any, Any]
+        ] = []  # of the outermost call: each argument, and what the function got for it
+        self.arrangement: Any = None  # of the arguments in the function's values; see `_arrangement`
 
     # The added expressions call these methods
 
@@ -65,26 +76,42 @@ class Watch:
         """Counts a call. Returns whether the function's body should run."""
         self.calls += 1
         self.depth.value += 1
-        return self.depth.value > 1 or Watch.experiment not in NOT_RUN
+        return self.depth.value > 1 or Watch.experiment != "nothing"
+
+    def given(self, *parameters: Any) -> tuple:
+        """
+        What the function gets for its arguments: `parameters` are a tuple of single ones, the tuple of the further positional ones and
+        the dictionary of the further named ones, as far as there are any.
+        """
+        if self.depth.value > 1 or Watch.experiment not in WITH_COPIES:
+            return parameters
+        copies = _copied(parameters)
+        self.arguments = list(zip(_single(*parameters), _single(*copies), strict=True))
+        return parameters if Watch.experiment == "control" else copies
 
     def leave(self) -> None:
         self.depth.value -= 1
 
-    def instead(self, *args: Any) -> Any:
-        """What a function that is not run returns."""
-        return args[0] if args and Watch.experiment == "echo" else None
+    def raises(self) -> bool:
+        """Whether the caller gets the exception that the function raised."""
+        return self.depth.value > 1 or Watch.experiment != "echo"
+
+    def arranged(self) -> Any:
+        """The arguments in the known arrangement; the first one if there is none. None if there are too few arguments."""
+        with contextlib.suppress(IndexError):
+            return _arranged(self.arrangement or {0}, [argument for argument, _ in self.arguments])
 
     def start(self) -> bool:
         """The same as `enter`, for a generator. Other code runs between its values, so it has no depth."""
         self.calls += 1
         if self.first is _NO_VALUE:
             self.first = []
-        return Watch.experiment not in NOT_RUN
+        return Watch.experiment not in NO_YIELD
 
     def instead_of_values(self, *args: Any) -> Iterator:
         """What a generator that is not run yields."""
         with contextlib.suppress(TypeError):  # the argument is not iterable
-            yield from self.instead(*args) or ()
+            yield from args[0] if args and Watch.experiment == "echo" else ()
 
     def produce(self, value: Any) -> Any:
         """What a generator's caller gets in place of one of its values."""
@@ -102,17 +129,22 @@ class Watch:
         # A program may notice the copies and comparisons, so they are the same in all experiments
         self.last_index += 1
         others = [known for known in self.values if _differ(known, value)]
+        if len(others) == len(self.values) < MAX_VALUES:
+            self.values.append(_copied(value))
+        if Watch.experiment in WITH_COPIES:
+            self.arrangement = _arrangement(value, self.arguments, self.arrangement) or self.arrangement
         result = value
-        if Watch.experiment == "constant" and self.values:
-            result = self.values[0]
+        if Watch.experiment in CONSTANT:
+            rank = CONSTANT.index(Watch.experiment)
+            result = self.values[rank] if len(self.values) > rank else None
+        elif Watch.experiment == "echo":
+            result = self.arranged()
         elif Watch.experiment == ("another", "swapped")[self.last_index.bit_count() % 2]:
             # Neither at every call nor at every second one, because values that are exchanged regularly would stay equal wherever
             # they were equal before
             result = others[-1] if others else _altered(value)
         elif Watch.experiment == "mute":
             result = None
-        if len(others) == len(self.values) < MAX_VALUES:
-            self.values.append(_copied(value))
         result = _copied(result)
         if self.first is _NO_VALUE:
             self.first = _copied(result)  # a copy, because the caller may change the value
@@ -133,7 +165,12 @@ class _Watched:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         run = self._watch.enter()
         try:
-            return self._watch.give(self._function(*args, **kwargs)) if run else self._watch.instead(*args)
+            _, args, kwargs = self._watch.given((), args, kwargs)
+            return self._watch.give(self._function(*args, **kwargs)) if run else None
+        except Exception:
+            if self._watch.raises():
+                raise
+            return self._watch.arranged()
         finally:
             self._watch.leave()
 
@@ -161,6 +198,52 @@ def watched_entry_point(entry: Callable, watches: dict[str, Watch], namespace: d
         return instead if Watch.experiment == "first" else value
 
     return call
+
+
+def _single(named: tuple, *rest: tuple | dict) -> list:
+    """All arguments of a call. Those in a tuple or a dictionary of further arguments follow it."""
+    return [*named, *(one for some in rest for one in (some, *(some.values() if type(some) is dict else some)))]
+
+
+def _arrangement(value: Any, arguments: list[tuple[Any, Any]], known: Any = None, depth: int = 0) -> Any:
+    """
+    How a value consists of the arguments alone: a set with the indices of the arguments that it equals, or a kind and the arrangements
+    of the parts. None if it does not consist of them in a way that is `known`, if one is.
+    """
+    if type(known) is not tuple:
+        equal = {k for k, (old, new) in enumerate(arguments) if value is new or not _differ(value, old)}
+        if places := equal & known if known else equal:
+            return places
+    kind, parts = _parts(value)
+    if not 0 < len(parts) <= MAX_PARTS or depth == MAX_WRAPPINGS:
+        return None
+    if known and (type(known) is set or (kind, parts.keys()) != (known[0], known[1].keys())):
+        return None
+    inner = {}
+    for key, part in parts.items():
+        inner[key] = _arrangement(part, arguments, known[1][key] if known else None, depth + 1)
+        if not inner[key]:
+            return None
+    return kind, inner
+
+
+def _parts(value: Any) -> tuple[type, dict]:
+    """The elements of a container, or what a function returns without arguments."""
+    kind = type(value)
+    if kind is types.FunctionType:
+        return kind, {0: inside} if (inside := _unwrapped(value)) is not _NO_VALUE else {}
+    return kind, value if kind is dict else dict(enumerate(value)) if kind in (tuple, list) else {}
+
+
+def _arranged(arrangement: Any, arguments: list) -> Any:
+    """The arguments in an arrangement."""
+    if type(arrangement) is set:
+        return arguments[min(arrangement)]
+    kind, inner = arrangement
+    parts = {key: _arranged(part, arguments) for key, part in inner.items()}
+    if kind is types.FunctionType:
+        return lambda: parts[0]
+    return parts if kind is dict else kind(parts.values())
 
 
 def _in_form_of(value: Any, first: Any) -> Any:
@@ -279,7 +362,7 @@ class _AddWatches(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: Any) -> ast.AST:
         if node.name in self.watches:
-            _watch_body(node, self.watches[node.name], self.call)
+            _watch_body(node, self.watches[node.name], self.call, self.constant(Exception))
         return node
 
     visit_AsyncFunctionDef = visit_FunctionDef
@@ -309,7 +392,7 @@ class _AddWatches(ast.NodeTransformer):
     visit_AnnAssign = visit_Assign
 
 
-def _watch_body(function: _Function, watch: Watch, call: Callable[..., ast.Call]) -> None:
+def _watch_body(function: _Function, watch: Watch, call: Callable[..., ast.Call], exception: ast.expr) -> None:
     """Adds the expressions to a function's body, but not to functions within it."""
     is_generator = any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _own_nodes(function))
     changed = _ReplaceValues(watch, call, is_generator)
@@ -318,26 +401,42 @@ def _watch_body(function: _Function, watch: Watch, call: Callable[..., ast.Call]
     if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) and type(body[0].value.value) is str:
         docstring, body = body[:1], body[1:]
     enter = call(watch.start if is_generator else watch.enter)
-    names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)][:1]
-    first: list[ast.expr] = [ast.Name(name, ast.Load()) for name in names]
-    if not names and function.args.vararg:
-        first = [ast.Starred(ast.Name(function.args.vararg.arg, ast.Load()), ast.Load())]
-    instead: list[ast.stmt]
+    arguments = function.args
+    named = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    instead: list[ast.stmt] = [ast.Return(ast.Constant(None))]
     if is_generator:
+        first: list[ast.expr] = [ast.Name(name, ast.Load()) for name in named[:1]]
+        if not named and arguments.vararg:
+            first = [ast.Starred(ast.Name(arguments.vararg.arg, ast.Load()), ast.Load())]
         values = call(watch.instead_of_values, *first)
         if isinstance(function, ast.AsyncFunctionDef):  # an asynchronous generator cannot contain `yield from`
             instead = [ast.Return(None)]
         else:
             instead = [ast.Expr(ast.YieldFrom(values)), ast.Return(None)]
+    begin: list[ast.stmt] = [ast.If(ast.UnaryOp(ast.Not(), enter), instead, [])]
+    if is_generator:
+        body = begin + body
     else:
-        instead = [ast.Return(call(watch.instead, *first))]
-    body = [ast.If(ast.UnaryOp(ast.Not(), enter), instead, []), *body]
-    if not is_generator:
-        body.append(ast.Return(call(watch.give, ast.Constant(None))))
-        body = [ast.Try(body, [], [], [ast.Expr(call(watch.leave))])]
+        begin.append(_parameters_from(arguments, named, call, watch))
+        raised = [ast.If(call(watch.raises), [ast.Raise()], []), ast.Return(call(watch.arranged))]
+        handler = ast.ExceptHandler(exception, None, raised)
+        body = [*begin, *body, ast.Return(call(watch.give, ast.Constant(None)))]
+        body = [ast.Try(body, [handler], [], [ast.Expr(call(watch.leave))])]
     for node in body:
         ast.copy_location(node, function)
     function.body = docstring + body
+
+
+def _parameters_from(
+    arguments: ast.arguments, named: list[str], call: Callable[..., ast.Call], watch: Watch
+) -> ast.stmt:
+    """The statement that replaces a function's parameters by what it gets for them: `(a, b), args = given((a, b), args)`."""
+    rest = [argument.arg for argument in (arguments.vararg, arguments.kwarg) if argument]
+    read, written = (
+        [ast.Tuple([ast.Name(name, kind()) for name in named], kind()), *(ast.Name(name, kind()) for name in rest)]
+        for kind in (ast.Load, ast.Store)
+    )
+    return ast.Assign([ast.Tuple(written, ast.Store())], call(watch.given, *read))
 
 
 def _own_nodes(function: _Function) -> Iterator[ast.AST]:
