@@ -128,7 +128,10 @@ def evaluate(
 
 def print_tables(numbers: dict[str, Any]) -> None:
     def show(estimate: dict[str, float] | None) -> str:
-        return "-" if estimate is None else f"{estimate['mean']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
+        if estimate is None:
+            return "-"
+        interval = "" if estimate["low"] is None else f" [{estimate['low']:.3f}, {estimate['high']:.3f}]"
+        return f"{estimate['mean']:.3f}{interval}"
 
     print(f"\n{'':28}{'paper reward':>24}{'pass@1':>24}{'tokens':>9}")
     for name, report in numbers.items():

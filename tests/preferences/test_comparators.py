@@ -110,7 +110,7 @@ def test_one_model_for_all_roles(mode, tmp_path, tiny_model):
     rows = collect(tmp_path, "model", **changes)
     assert {*rows["chosen_by"], *rows["rejected_by"]} == {"current", f"model:{tiny_model}:{mode}"}
     sample = make_comparator(tiny_team(), config(tmp_path, "model", **changes)).sample
-    assert sample.sampler.generation_kwargs["max_new_tokens"] == (12 if mode == "centralized" else 6)  # of all roles
+    assert sample.sampler.generator.max_new_tokens == (12 if mode == "centralized" else 6)  # of all roles
 
 
 class Scripted:

@@ -15,6 +15,7 @@ from trl_multiagent import AgentTeam
 from trl_multiagent.environments.code_generation import environment as code_environment
 from trl_multiagent.environments.code_generation.feedback import MODES
 from trl_multiagent.environments.code_generation.task import TASK
+from trl_multiagent.recipe.models import make_loader
 from trl_multiagent.recipe.recipe import Recipe
 from trl_multiagent.recipe.run import parse_recipe
 from trl_multiagent.settings.algorithms import ALGORITHMS
@@ -69,7 +70,7 @@ def test_what_peer_files_give_the_loaders():
     argv = ["--config", str(path), "--override", "agent_model.tokenizer_kwargs.use_fast=true"]
     recipe = parse_recipe("magrpo", TASK, [*argv, "agent_model.model_kwargs.use_safetensors=true"])
     assert recipe.agent_model.torch_dtype == "bfloat16"
-    assert recipe.model_init_kwargs == {
+    assert make_loader(recipe.settings).arguments == {
         "trust_remote_code": True, "use_safetensors": True, "tokenizer_kwargs": {"use_fast": True}
     }  # fmt: skip
     assert recipe.sections["external"].expert_model == "deepseek-coder"
@@ -247,10 +248,10 @@ def error_line(capsys):
             "reward.collaboration=static",
             ["environment collaboration: 'executed' in the checkpoint, 'static' in this run"],
         ),
-        ("sandbox.check_timeout=2", ["environment check_timeout: 10.0 in the checkpoint, 2 in this run"]),
+        ("sandbox.check_timeout=2", ["environment check_timeout: 10.0 in the checkpoint, 2.0 in this run"]),
         ("sandbox.max_timeouts=1", ["environment max_timeouts: 3 in the checkpoint, 1 in this run"]),
         ("sandbox.memory_mb=256", ["environment memory_mb: 512 in the checkpoint, 256 in this run"]),
-        ("reward_processor.shift=-4", ["reward_shift: 0.0 in the checkpoint, -4 in this run"]),
+        ("reward_processor.shift=-4", ["reward_shift: 0.0 in the checkpoint, -4.0 in this run"]),
         ("magrpo.learning_rate=0.5 seed=3", ["learning_rate: ", "seed: 42 in the checkpoint, 3 in this run"]),
         ("magrpo.num_generations=3", ["num_generations: 2 in the checkpoint, 3 in this run"]),
         ("peft.r=8", ["adapter aux r: 4 in the checkpoint, 8 in this run", "agent main: "]),

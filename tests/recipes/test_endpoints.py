@@ -12,13 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from trl_multiagent import cli
+from trl_multiagent import cli, processes
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.endpoints import client as client_module
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.processes import OtherProcessError, OtherProcessUnavailable
 from trl_multiagent.recipe.run import run_recipe
-from trl_multiagent.trainers.base import distribution
 
 from endpoint_server import Reply, endpoint_server
 
@@ -110,11 +109,11 @@ def test_without_an_expert_the_run_ends_with_one_line_and_nothing_is_lost(train,
 @pytest.mark.parametrize("other", [UnavailableError("gone"), ValueError("a bug")])
 def test_other_processes_end_without_a_traceback_if_only_the_expert_is_gone(other, monkeypatch):
     report = (f"Process 1 failed: {other}", isinstance(other, UnavailableError))
-    monkeypatch.setattr(distribution, "reduce", lambda failures, how: failures + 1)
-    monkeypatch.setattr(distribution, "gather_object", lambda own: [*own, report])
+    monkeypatch.setattr(processes, "reduce", lambda failures, how: failures + 1)
+    monkeypatch.setattr(processes, "gather_object", lambda own: [*own, report])
     accelerator = SimpleNamespace(num_processes=2, device="cpu")
     with pytest.raises(OtherProcessError, match=str(other)) as error_info:
-        distribution.error_barrier(accelerator)
+        processes.error_barrier(accelerator)
     assert isinstance(error_info.value, OtherProcessUnavailable) == isinstance(other, UnavailableError)
 
 

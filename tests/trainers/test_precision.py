@@ -106,7 +106,7 @@ def test_before_its_first_step_the_policy_is_the_one_that_sampled(tmp_path):
 
     class Ratios(MAGRPOTrainer):
         def agent_loss(self, role, outputs, rows):
-            old, mask = rows["old_per_token_logps"], rows["completion_mask"].bool()
+            old, mask = rows.old_logps, rows.completion_mask.bool()
             ratios.append((outputs.log_probs[:, -old.size(1) :] - old)[mask].exp())
             return super().agent_loss(role, outputs, rows)
 

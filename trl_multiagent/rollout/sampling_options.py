@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from trl_multiagent.limits import setting
 
 
-@dataclass
+# By keyword, so that a subclass decides what can be given by position
+@dataclass(kw_only=True)
 class SamplingOptions:
     """
     The settings of sampling, the same wherever agents sample.
