@@ -151,7 +151,7 @@ def print_tables(numbers: dict[str, Any]) -> None:
                 print(f"{text:52}{show(final.get('pass@1')):>24}")
     if "cross_play" in numbers:
         play = numbers["cross_play"]["cross_play"]["pass@1"]
-        for name in ("diagonal", "off_diagonal", "difference", "difference_over_items"):
+        for name in ("diagonal", "off_diagonal", "difference"):
             print(f"cross-play, pass@1, {name:32}{show(play[name]):>24}")
 
 
