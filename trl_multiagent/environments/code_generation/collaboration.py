@@ -78,7 +78,7 @@ def _passes_on_in(body: Sequence[ast.stmt], names: set[str], depth: int) -> bool
 
 
 def _passes_on(node: ast.expr, names: set[str]) -> bool:
-    """Whether an expression is one of these names, or a value of such a function, unchanged or taken out of a container."""
+    """Whether an expression is one of these names, or a value of such a function, unchanged or taken out of `map`."""
     for _ in range(MAX_DEPTH):
         container = _first_argument(node, "next")
         if isinstance(node, ast.Subscript) and isinstance(node.slice, (ast.Constant, ast.UnaryOp)):
@@ -87,6 +87,8 @@ def _passes_on(node: ast.expr, names: set[str]) -> bool:
             while (inner := _first_argument(container, "list", "tuple", "iter")) is not None:
                 container = inner
             mapped = _first_argument(container, "map")
+            if mapped is None and isinstance(node, ast.Subscript):
+                return False  # to choose an element is work
             node = container if mapped is None else mapped
         elif isinstance(node, ast.Name):
             return node.id in names
