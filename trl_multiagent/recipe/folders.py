@@ -13,16 +13,8 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from trl_multiagent.file_names import (
-    CARD_FILE,
-    CURVE_FILE,
-    RECIPE_FILE,
-)
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.trainers.base.checkpoint_files import UNFINISHED_FOLDER, read_checkpoint
-
-
-RUN_FILES = (RECIPE_FILE, CURVE_FILE, CARD_FILE)
 
 
 def check_folder(setting: str, folder: Path) -> None:
