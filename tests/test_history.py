@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
-from trl_multiagent.chat_markers import marker_pattern, without_markers
 from trl_multiagent.environments.base import Outcome, Turn
+from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.rollout.history import tokenize_nodes, whole_prompt
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments

@@ -1,6 +1,5 @@
 import ast
 import dataclasses
-import graphlib
 import re
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from transformers import HfArgumentParser
 from trl import TrlParser
 
 import trl_multiagent
-from trl_multiagent.file_names import MODEL_FILES
+from trl_multiagent.folders import MODEL_FILES
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,7 +40,7 @@ def test_trl_and_transformers_parse_every_configuration(name):
         HfArgumentParser(config_class).parse_args_into_dataclasses(["--output_dir", "x", "--label_names", "y"])
 
 
-@pytest.mark.parametrize("module", ["sandbox", "cli", "environments", "new_task", "file_names", "rewards"])
+@pytest.mark.parametrize("module", ["sandbox", "cli", "environments", "new_task", "folders", "rewards"])
 def test_what_needs_no_torch_does_not_load_it(module):
     code = f"import sys, trl_multiagent.{module}; print(sys.modules.keys() & {{'torch', 'numpy', 'datasets'}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -58,22 +57,25 @@ def test_recipes_know_no_task_family():
 def test_the_names_of_model_files_have_one_home():
     package = Path(trl_multiagent.__file__).parent
     quoted = re.compile("|".join(f'"{re.escape(name)}"' for name in MODEL_FILES))
-    assert [path.name for path in package.rglob("*.py") if quoted.search(path.read_text())] == ["file_names.py"]
+    assert [path.name for path in package.rglob("*.py") if quoted.search(path.read_text())] == ["folders.py"]
 
 
-def test_the_architecture_page_has_all_imports_between_rooms_and_no_circle():
+def test_every_part_imports_only_parts_of_lower_layers():
     text = (ROOT / "docs" / "architecture.md").read_text()
-    drawn = set(re.findall(r"^ +([\w/]+) --> ([\w/]+)$", text, re.MULTILINE))
-    found = set()
+    lines = re.search(r"```text\n(.*?)```", text, re.DOTALL)[1].splitlines()
+    layer = {part: number for number, line in enumerate(lines) for part in line.split()}
     for path in (ROOT / "trl_multiagent").rglob("*.py"):
+        one = room(".".join(path.relative_to(ROOT).with_suffix("").parts))
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trl_multiagent."):
-                found.add((room(".".join(path.relative_to(ROOT).with_suffix("").parts)), room(node.module)))
-    # The package's own `__init__` names the public classes of all rooms
-    assert {(one, other) for one, other in found if one not in (other, "__init__")} == drawn
-    below = {one: {other for first, other in drawn if first == one} for one, _ in drawn}
-    list(graphlib.TopologicalSorter(below).static_order())  # a circle is an error
-    assert all(f"| `{name}" in text or f"/{name}" in text for pair in drawn for name in pair)
+            # The package's own `__init__` names the public classes of all parts
+            if (
+                isinstance(node, ast.ImportFrom)
+                and (node.module or "").startswith("trl_multiagent.")
+                and one != "__init__"
+            ):
+                other = room(node.module)
+                assert one == other or layer[one] < layer[other], f"{path} imports {node.module}"
+    assert all(f"| `{part}" in text or f"/{part}/`" in text for part in layer)
 
 
 def test_teams_are_loaded_in_one_place():

@@ -3,7 +3,7 @@
 import pytest
 from datasets import Dataset
 
-from trl_multiagent.preference_rows import check_preferences, make_row, roles_of_columns, text_columns
+from trl_multiagent.preferences.rows import check_preferences, make_row, roles_of_columns, text_columns
 
 
 ROLES = ("aux", "main")

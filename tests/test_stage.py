@@ -7,7 +7,7 @@ import pytest
 from accelerate import PartialState
 
 from trl_multiagent.folders import locked, replacing, unfinished_path
-from trl_multiagent.stage import MANIFEST, Stage, StageChanged
+from trl_multiagent.jobs.stage import MANIFEST, Stage, StageChanged
 
 
 SETTINGS = {"temperature": 1.0, "roles": ["aux", "main"], "weights": "a1", "number of processes": 1}

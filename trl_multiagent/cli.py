@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import trl_multiagent
-from trl_multiagent.file_names import is_collection
+from trl_multiagent.folders import is_collection
+from trl_multiagent.jobs.stopping import COMMAND_VARIABLE, leaving_signals_to_children
 from trl_multiagent.settings.algorithms import ALGORITHMS
-from trl_multiagent.stopping import COMMAND_VARIABLE, leaving_signals_to_children
 
 
 # The tasks that have a name; the first is the default. Any other one is given as `package.module:NAME`

@@ -8,7 +8,7 @@ from trl_multiagent.environments.code_generation.data import mbpp_row
 from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
 from trl_multiagent.environments.code_generation.roles import MAIN
 from trl_multiagent.environments.python_code.problems import read_problem
-from trl_multiagent.joint_text import Text, plain
+from trl_multiagent.models.joint_text import Text, plain
 from trl_multiagent.sandbox import Sandbox
 
 

@@ -5,7 +5,7 @@ from datasets import Dataset
 from transformers import TrainerCallback
 
 from trl_multiagent import MADPOConfig, MADPOTrainer
-from trl_multiagent.preference_rows import make_row
+from trl_multiagent.preferences.rows import make_row
 
 from tiny import tiny_team
 

@@ -14,10 +14,10 @@ from pairs import pair_config
 from trl_multiagent import FunctionEnvironment, MADPOTrainer
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import locked
-from trl_multiagent.preference_rows import check_preferences
+from trl_multiagent.jobs.stage import StageChanged
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences, load_preferences
 from trl_multiagent.preferences.collection import seeded
-from trl_multiagent.stage import StageChanged
+from trl_multiagent.preferences.rows import check_preferences
 
 from tiny import FORMS, count_reward, team_of, tiny_environment, tiny_items, tiny_team
 

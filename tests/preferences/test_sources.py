@@ -3,8 +3,8 @@
 import pytest
 from datasets import Dataset
 
-from trl_multiagent.preference_rows import make_row
 from trl_multiagent.preferences import load_preferences
+from trl_multiagent.preferences.rows import make_row
 
 
 ROLES = ("aux", "main")

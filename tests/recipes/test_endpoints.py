@@ -12,11 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from trl_multiagent import cli, processes
+from trl_multiagent import cli
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.endpoints import client as client_module
 from trl_multiagent.environments.task_errors import UnavailableError
-from trl_multiagent.processes import OtherProcessError, OtherProcessUnavailable
+from trl_multiagent.jobs import processes
+from trl_multiagent.jobs.processes import OtherProcessError, OtherProcessUnavailable
 from trl_multiagent.recipe.run import run_recipe
 
 from endpoint_server import Reply, endpoint_server

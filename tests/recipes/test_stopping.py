@@ -12,9 +12,9 @@ import torch
 from pairs import pairs
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MADPOConfig, MAGRPOConfig, Task
+from trl_multiagent.jobs.stopping import COMMAND_VARIABLE, REQUEST, Request, end_on_signal, leaving_signals_to_children
 from trl_multiagent.recipe.collection import run_collection
 from trl_multiagent.recipe.run import run_recipe
-from trl_multiagent.stopping import COMMAND_VARIABLE, REQUEST, Request, end_on_signal, leaving_signals_to_children
 from trl_multiagent.trainers.joint_reward_trainer import JointRewardTrainer
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 from trl_multiagent.trainers.magrpo_trainer import MAGRPOTrainer

@@ -18,7 +18,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOTrainer, MARLOOConfig, MARLOOTrainer
 from trl_multiagent.environments import TaskError
-from trl_multiagent.identity import digest_of_rows
+from trl_multiagent.jobs.identity import digest_of_rows
 from trl_multiagent.trainers.base.checkpoint_files import (
     STATE_FILE,
     UNFINISHED_FOLDER,
@@ -469,7 +469,7 @@ def test_the_digest_depends_only_on_values_and_their_order(tmp_path):
     assert len(changed) == 3 + 2 * 5
     code = f"""
 from datasets import load_from_disk
-from trl_multiagent.identity import digest_of_rows
+from trl_multiagent.jobs.identity import digest_of_rows
 print(digest_of_rows(load_from_disk({str(tmp_path / "saved")!r})))
 """
     environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -9,7 +9,7 @@ from pairs import Shift, pair_config, pair_trainer, pairs
 from transformers.utils import logging
 
 from trl_multiagent import AgentTeam, JointRewardConfig, JointRewardTrainer, MADPOConfig, MADPOTrainer
-from trl_multiagent.preference_rows import reference_columns, text_columns
+from trl_multiagent.preferences.rows import reference_columns, text_columns
 
 from tiny import FORMS, team_of, tiny_environment, tiny_items, tiny_team
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from pairs import Shift, pair_config, pair_trainer, pairs, shift
 from trl import DPOConfig, DPOTrainer
 
-from trl_multiagent.preference_rows import text_columns
+from trl_multiagent.preferences.rows import text_columns
 from trl_multiagent.trainers.madpo_config import LOSS_TYPES
 
 from by_hand import CHECKPOINTING, Gradients, distance, log_probability

@@ -18,7 +18,7 @@ from trl_multiagent.environments.base import (
 from trl_multiagent.environments.scoring import scoring, scoring_context
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.environments.wrapper import EnvironmentWrapper
-from trl_multiagent.joint_text import plain
+from trl_multiagent.models.joint_text import plain
 
 
 CENTRAL_ROLE = "team"  # the role of the agent that answers for all roles

@@ -12,9 +12,9 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.data_utils import apply_chat_template
 from trl.trainer.utils import get_config_model_id
 
-from trl_multiagent.chat_markers import marker_pattern, without_markers
 from trl_multiagent.environments.task_errors import describe
-from trl_multiagent.joint_text import CONFIG_KEY, JointText
+from trl_multiagent.models.chat_markers import marker_pattern, without_markers
+from trl_multiagent.models.joint_text import CONFIG_KEY, JointText
 from trl_multiagent.models.positions import check_texts
 
 

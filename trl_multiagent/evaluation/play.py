@@ -16,12 +16,12 @@ from trl_multiagent.environments.base import scoring_metrics
 from trl_multiagent.environments.dataset_rows import item_ids
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
 from trl_multiagent.evaluation.policies import NOTHING, EpisodeGenerator, LoadedTeam, PipelineSampler, Policy
-from trl_multiagent.identity import describe_environment, digest_of_rows
-from trl_multiagent.processes import fail_together
+from trl_multiagent.jobs.identity import describe_environment, digest_of_rows
+from trl_multiagent.jobs.processes import fail_together
+from trl_multiagent.jobs.stage import Stage, chunks_of
 from trl_multiagent.rollout.episodes import play_episodes
 from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments
 from trl_multiagent.rollout.tree import Node, judge_nodes
-from trl_multiagent.stage import Stage, chunks_of
 
 
 Records = list[dict[str, Any]]

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from trl_multiagent.chat_markers import marker_pattern, without_markers
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.identity import checksum_of_weights, describe_agent
+from trl_multiagent.jobs.identity import checksum_of_weights, describe_agent
+from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.rollout.episodes import derive_seed
 from trl_multiagent.rollout.sampler import (

@@ -10,7 +10,7 @@ from pathlib import Path
 from huggingface_hub import CommitInfo, HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 
-from trl_multiagent.file_names import (
+from trl_multiagent.folders import (
     ADAPTER_CONFIG,
     CARD_FILE,
     CRITICS_FOLDER,

@@ -23,7 +23,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging as transformers_logging
 from trl.trainer.utils import create_model_from_path
 
-from trl_multiagent.file_names import ADAPTER_CONFIG, MODEL_CONFIG
+from trl_multiagent.folders import ADAPTER_CONFIG, MODEL_CONFIG
 
 
 def load_model(name: str, **kwargs: Any) -> PreTrainedModel:

@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from trl_multiagent.file_names import MODEL_CONFIG
+from trl_multiagent.folders import MODEL_CONFIG
 from trl_multiagent.models.pretrained import seeded
 
 

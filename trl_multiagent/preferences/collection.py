@@ -24,20 +24,10 @@ from transformers.utils import logging
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.dataset_rows import item_ids
-from trl_multiagent.file_names import CARD_FILE, DATASET_STATE, PREFERENCES_FILE
-from trl_multiagent.folders import replacing, write_json, write_text
-from trl_multiagent.identity import checksum_of_weights, describe_agent, describe_environment, digest_of_rows
-from trl_multiagent.preference_rows import (
-    CHOSEN_BY,
-    CHOSEN_REWARD,
-    ITEM_ID,
-    REJECTED_BY,
-    REJECTED_REWARD,
-    ROUND,
-    check_preferences,
-    make_row,
-    text_columns,
-)
+from trl_multiagent.folders import CARD_FILE, DATASET_STATE, PREFERENCES_FILE, replacing, write_json, write_text
+from trl_multiagent.jobs.identity import checksum_of_weights, describe_agent, describe_environment, digest_of_rows
+from trl_multiagent.jobs.processes import fail_together, start_processes
+from trl_multiagent.jobs.stage import Stage, chunks_of
 from trl_multiagent.preferences.comparators import Comparator, make_comparator, team_sampler
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PAIRING_FIELDS, SAMPLING_FIELDS, PreferenceConfig
 from trl_multiagent.preferences.pairs import Candidate, Pair, all_pairs, matched_pairs, select_pairs
@@ -49,11 +39,20 @@ from trl_multiagent.preferences.report import (
     summarize,
     warn_if_few_pairs,
 )
-from trl_multiagent.processes import fail_together, start_processes
+from trl_multiagent.preferences.rows import (
+    CHOSEN_BY,
+    CHOSEN_REWARD,
+    ITEM_ID,
+    REJECTED_BY,
+    REJECTED_REWARD,
+    ROUND,
+    check_preferences,
+    make_row,
+    text_columns,
+)
 from trl_multiagent.rollout.episodes import derive_seed, play_candidates
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.tree import Node, Samples
-from trl_multiagent.stage import Stage, chunks_of
 from trl_multiagent.team.agent_team import AgentTeam
 
 
@@ -98,7 +97,7 @@ def collect_preferences(
             The policy that samples the other answers. By default, [`make_comparator`] makes it.
 
     Returns:
-        `datasets.Dataset`: The preferences, see [`~trl_multiagent.preference_rows`] for the columns.
+        `datasets.Dataset`: The preferences, see [`~trl_multiagent.preferences.rows`] for the columns.
 
     Raises:
         TypeError: `dataset` is not a `datasets.Dataset`.

@@ -20,8 +20,8 @@ from trl_multiagent.endpoints.files import Answer, Question
 from trl_multiagent.environments.base import Prompt
 from trl_multiagent.environments.centralized import assignments, central_prompt, split_blocks
 from trl_multiagent.environments.task_errors import UnavailableError
-from trl_multiagent.file_names import TEAM_FILE
-from trl_multiagent.identity import checksum_of_weights
+from trl_multiagent.folders import TEAM_FILE
+from trl_multiagent.jobs.identity import checksum_of_weights
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PreferenceConfig
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
 from trl_multiagent.rollout.tree import Node, Samples

@@ -9,9 +9,9 @@ from typing import Any
 
 from huggingface_hub import DatasetCardData
 
-from trl_multiagent.preference_rows import CHOSEN_BY, CHOSEN_REWARD, text_columns
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.preferences.pairs import Pair
+from trl_multiagent.preferences.rows import CHOSEN_BY, CHOSEN_REWARD, text_columns
 from trl_multiagent.report.pictures import COLORS, draw_histograms, picture
 from trl_multiagent.report.tables import markdown_table
 

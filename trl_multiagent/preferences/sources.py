@@ -16,11 +16,11 @@ from trl_multiagent.environments.dataset_rows import (
     read_file,
     select_rows,
 )
-from trl_multiagent.file_names import CARD_FILE, DATASET_STATE, is_collection
+from trl_multiagent.folders import CARD_FILE, DATASET_STATE, is_collection
 from trl_multiagent.hub.push import open_repo, push_command_advice, upload_folder
-from trl_multiagent.preference_rows import check_preferences
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER
 from trl_multiagent.preferences.report import HUB_FILE, PICTURE_FILE
+from trl_multiagent.preferences.rows import check_preferences
 
 
 def load_preferences(name: str, roles: Sequence[str], split: str | None = None) -> Dataset:

@@ -16,9 +16,9 @@ from transformers.integrations import get_available_reporting_integrations, is_d
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.folders import locked
+from trl_multiagent.jobs.processes import check_agreement
 from trl_multiagent.models.positions import check_prompts
 from trl_multiagent.models.pretrained import quiet_loading
-from trl_multiagent.processes import check_agreement
 from trl_multiagent.settings.read import ConfigError, fail
 from trl_multiagent.team.adapters import check_adapter_names
 from trl_multiagent.team.critics import model_names

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task
+from trl_multiagent.jobs.stopping import end_on_signal
 from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, read_settings
 from trl_multiagent.recipe.tasks import make_environment, task_settings
 from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import ConfigError
-from trl_multiagent.stopping import end_on_signal
 
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
         items = collection.load_items()
         check_comparator(collection.config)
 
+        from trl_multiagent.jobs.processes import start_processes
         from trl_multiagent.preferences.collection import collect_preferences
-        from trl_multiagent.processes import start_processes
         from trl_multiagent.recipe.models import make_loader, make_peft_config
         from trl_multiagent.team.load import build
 
@@ -200,9 +200,9 @@ def cost(config: PreferenceConfig, environment: Environment, load_items: Callabl
         load_items (`Callable`): Loads the items. If it raises a `ConnectionError`, their number is unknown.
     """
     from trl_multiagent.environments.base import ask
+    from trl_multiagent.jobs.stage import chunks_of
     from trl_multiagent.preferences.collection import finished_chunks
     from trl_multiagent.recipe.plan import count
-    from trl_multiagent.stage import chunks_of
 
     roles = environment.roles
     lines: dict[str, Any] = {}

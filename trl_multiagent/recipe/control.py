@@ -22,13 +22,13 @@ from accelerate.utils import broadcast_object_list
 from transformers import SchedulerType, TrainerCallback, TrainerControl, TrainerState
 
 from trl_multiagent.environments.task import Task
-from trl_multiagent.processes import start_processes
+from trl_multiagent.jobs.processes import start_processes
+from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.recipe.checks import check_run, check_team
 from trl_multiagent.recipe.run import parse_recipe, train
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.read import ConfigError, read_yaml
 from trl_multiagent.settings.schema import algorithm_keys
-from trl_multiagent.stage import Stage
 from trl_multiagent.trainers.base.log import COST_FILE
 
 

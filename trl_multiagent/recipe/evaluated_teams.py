@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.evaluation.config import BASELINES
-from trl_multiagent.file_names import RECIPE_FILE, TEAM_FILE, holds_model
+from trl_multiagent.folders import RECIPE_FILE, TEAM_FILE, holds_model
 from trl_multiagent.settings.derive import check_names
 from trl_multiagent.settings.read import ConfigError, read_yaml
 

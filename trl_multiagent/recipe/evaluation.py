@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.task import Task
+from trl_multiagent.jobs.stopping import end_on_signal
 from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.evaluation_settings import Evaluation, parse_evaluation
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.settings.read import ConfigError
-from trl_multiagent.stopping import end_on_signal
 
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def run_evaluation(
             policy.environment.prepare(policy.num_turns(evaluation.config))
 
         from trl_multiagent.folders import locked
-        from trl_multiagent.processes import fail_together, start_processes
+        from trl_multiagent.jobs.processes import fail_together, start_processes
 
         state = start_processes()
     with end_on_signal(prog, list), end_with_one_line(prog), contextlib.ExitStack() as stack:

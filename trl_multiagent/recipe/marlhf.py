@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from trl_multiagent.environments.model_reward import ModelRewardEnvironment
 from trl_multiagent.environments.reward_models import JointRewardModel
-from trl_multiagent.identity import checksum_of_weights
+from trl_multiagent.jobs.identity import checksum_of_weights
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.recipe.collection import Collection, plan_of

@@ -8,7 +8,7 @@ from peft import LoraConfig
 from trl import ModelConfig, get_peft_config
 
 from trl_multiagent.environments.task import Task
-from trl_multiagent.file_names import MODEL_FILES, holds_model
+from trl_multiagent.folders import MODEL_FILES, holds_model
 from trl_multiagent.recipe.folders import check_repo_id
 from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import ConfigError

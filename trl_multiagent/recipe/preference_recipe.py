@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from datasets import Dataset
 from transformers.trainer_utils import get_last_checkpoint
 
-from trl_multiagent.file_names import is_collection
+from trl_multiagent.folders import is_collection
+from trl_multiagent.jobs.processes import start_processes
+from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.preferences.replay import ReplayConfig
-from trl_multiagent.processes import start_processes
 from trl_multiagent.recipe.collection import cost, make_config
 from trl_multiagent.recipe.folders import check_folder
 from trl_multiagent.recipe.plan import agents, collaboration, count
@@ -24,7 +25,6 @@ from trl_multiagent.recipe.recipe import Recipe, build_recipe
 from trl_multiagent.settings.algorithms import ITERATIVE
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError
-from trl_multiagent.stage import Stage
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint, verify_checkpoint
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 

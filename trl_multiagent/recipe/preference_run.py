@@ -23,16 +23,16 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer_utils import get_last_checkpoint
 
-from trl_multiagent.file_names import PREFERENCES_FILE, RECIPE_FILE, TEAM_FILE
-from trl_multiagent.folders import write_text
+from trl_multiagent.folders import PREFERENCES_FILE, RECIPE_FILE, TEAM_FILE, write_text
 from trl_multiagent.hub.push import push_folder
-from trl_multiagent.identity import differences
-from trl_multiagent.preference_rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
+from trl_multiagent.jobs.identity import differences
+from trl_multiagent.jobs.processes import fail_together, is_asked_to_stop, start_processes
+from trl_multiagent.jobs.stopping import end_on_signal
 from trl_multiagent.preferences.collection import collect_preferences, seeded
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.replay import replay
+from trl_multiagent.preferences.rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
 from trl_multiagent.preferences.sources import load_preferences
-from trl_multiagent.processes import fail_together, is_asked_to_stop, start_processes
 from trl_multiagent.recipe.checks import check_run, check_team
 from trl_multiagent.recipe.collection import check_comparator
 from trl_multiagent.recipe.plan import print_plan
@@ -48,7 +48,6 @@ from trl_multiagent.recipe.saving import save_results, set_up_wandb, show_progre
 from trl_multiagent.report.tables import text_table
 from trl_multiagent.settings.derive import Settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, fail
-from trl_multiagent.stopping import end_on_signal
 from trl_multiagent.team.load import LoadError, build
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
 from trl_multiagent.trainers.base.distribution import forget_engine

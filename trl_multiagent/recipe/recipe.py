@@ -17,8 +17,8 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.file_names import CARD_FILE
-from trl_multiagent.identity import describe_environment, differences
+from trl_multiagent.folders import CARD_FILE
+from trl_multiagent.jobs.identity import describe_environment, differences
 from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.checks import check_reports, not_installed
 from trl_multiagent.recipe.folders import (

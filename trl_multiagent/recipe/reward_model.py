@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trl_multiagent.jobs.stopping import end_on_signal
 from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.plan import print_plan
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.recipe.tasks import make_environment
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError
-from trl_multiagent.stopping import end_on_signal
 
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from trl.trainer.reward_trainer import suppress_seqcls_warning
 from trl.trainer.utils import create_model_from_path
 
 from trl_multiagent.environments.task_errors import describe as describe_error
-from trl_multiagent.identity import checksum_of_file, digest_of_rows
+from trl_multiagent.jobs.identity import checksum_of_file, digest_of_rows
+from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.settings.read import ConfigError
-from trl_multiagent.stage import Stage
 from trl_multiagent.trainers.base.checkpoint_files import verify_checkpoint
 from trl_multiagent.trainers.base.distribution import forget_engine
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.folders import is_disk_full
+from trl_multiagent.jobs.stopping import end_on_signal
 from trl_multiagent.recipe.tasks import check_task, choose_task
 from trl_multiagent.settings.algorithms import ALGORITHMS, import_class
 from trl_multiagent.settings.command_line import check_flags, make_parser, print_help, read_layers
 from trl_multiagent.settings.derive import Settings, check_settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, fail, renamed
-from trl_multiagent.stopping import end_on_signal
 from trl_multiagent.terminal import printable
 
 
@@ -143,8 +143,8 @@ def end_with_one_line(prog: str) -> Iterator[None]:
     Args:
         prog (`str`): Name of the program in messages.
     """
+    from trl_multiagent.jobs.processes import OtherProcessError, OtherProcessUnavailable
     from trl_multiagent.models.positions import TooLongError
-    from trl_multiagent.processes import OtherProcessError, OtherProcessUnavailable
     from trl_multiagent.trainers.base.rescue import WriteError
 
     try:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from transformers import Trainer
 
-from trl_multiagent.file_names import CARD_FILE, CURVE_FILE, RECIPE_FILE
-from trl_multiagent.folders import write_text
-from trl_multiagent.processes import fail_together
+from trl_multiagent.folders import CARD_FILE, CURVE_FILE, RECIPE_FILE, write_text
+from trl_multiagent.jobs.processes import fail_together
+from trl_multiagent.jobs.stopping import ending_later
 from trl_multiagent.report.model_card import hub_id, rename_card
 from trl_multiagent.settings.schema import Wandb
-from trl_multiagent.stopping import ending_later
 from trl_multiagent.trainers.base.progress import show_one_bar
 from trl_multiagent.trainers.base.rescue import WriteError
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from trl_multiagent.file_names import CARD_FILE
+from trl_multiagent.folders import CARD_FILE
 from trl_multiagent.report.tables import markdown_table
 
 

@@ -22,7 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from trl_multiagent.file_names import CARD_FILE
+from trl_multiagent.folders import CARD_FILE
 from trl_multiagent.limits import short
 from trl_multiagent.models.lora_limits import INITIALISATIONS, REFUSED
 from trl_multiagent.models.pretrained import (

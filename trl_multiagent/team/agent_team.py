@@ -16,7 +16,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
-from trl_multiagent.file_names import CARD_FILE, TEAM_FILE
+from trl_multiagent.folders import CARD_FILE, TEAM_FILE
 from trl_multiagent.hub.push import open_repo, team_files, upload_folder
 from trl_multiagent.models.pretrained import find_file, hub_arguments
 from trl_multiagent.report.model_card import hub_id, team_card

@@ -28,7 +28,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer.utils import create_model_from_path, get_config_model_id
 
-from trl_multiagent.file_names import CRITICS_FOLDER
+from trl_multiagent.folders import CRITICS_FOLDER
 from trl_multiagent.models.positions import learned_positions
 from trl_multiagent.models.pretrained import adapter_parameters, seeded
 from trl_multiagent.models.router_loss import without_router_logits

@@ -11,7 +11,7 @@ from peft import PeftConfig
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from trl_multiagent.environments.base import check_roles
-from trl_multiagent.file_names import ADAPTER_CONFIG, TEAM_FILE
+from trl_multiagent.folders import ADAPTER_CONFIG, TEAM_FILE
 from trl_multiagent.models.pretrained import find_file, load_model, seeded
 
 

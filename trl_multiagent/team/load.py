@@ -11,7 +11,7 @@ from transformers.utils import is_torch_bf16_gpu_available
 from trl import ModelConfig, get_quantization_config
 
 from trl_multiagent.environments.task_errors import describe
-from trl_multiagent.file_names import TEAM_FILE
+from trl_multiagent.folders import TEAM_FILE
 from trl_multiagent.models.pretrained import find_file
 from trl_multiagent.team.agent_team import AgentTeam
 

@@ -3,8 +3,8 @@ from typing import ClassVar
 
 from trl import RewardConfig
 
-from trl_multiagent.joint_text import check_template
 from trl_multiagent.limits import setting
+from trl_multiagent.models.joint_text import check_template
 from trl_multiagent.trainers.base.limited_arguments import LimitedArguments
 
 
@@ -27,9 +27,9 @@ class JointRewardConfig(LimitedArguments, RewardConfig):
             an item are on the same side.
         prompt_template (`str`, *optional*):
             How the prompt of a role is written in the joint text, with `{role}` and `{text}`; by default
-            [`~trl_multiagent.joint_text.PROMPT_TEMPLATE`].
+            [`~trl_multiagent.models.joint_text.PROMPT_TEMPLATE`].
         answer_template (`str`, *optional*):
-            How the answer of a role is written; by default [`~trl_multiagent.joint_text.ANSWER_TEMPLATE`].
+            How the answer of a role is written; by default [`~trl_multiagent.models.joint_text.ANSWER_TEMPLATE`].
 
     > [!NOTE]
     > `bf16` defaults to `True` only where a GPU supports it.

@@ -18,11 +18,11 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_che
 from transformers.utils import logging
 from trl import RewardTrainer
 
-from trl_multiagent.file_names import CARD_FILE
-from trl_multiagent.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
+from trl_multiagent.folders import CARD_FILE
+from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
 from trl_multiagent.models.positions import TooLongError, learned_positions, padded
 from trl_multiagent.models.pretrained import keep_adapter_in_float32
-from trl_multiagent.preference_rows import (
+from trl_multiagent.preferences.rows import (
     CHOSEN_REWARD,
     ITEM_ID,
     REJECTED_REWARD,
@@ -59,7 +59,7 @@ class JointRewardTrainer(PairMeansMixin, WrappingMixin, AtomicSaveMixin, RewardT
     answers of which one is better.
 
     It is TRL's [`~trl.RewardTrainer`] on the joint texts of the pairs. A joint text has the prompts of all roles, then
-    their answers, each below a mark, see [`~trl_multiagent.joint_text.JointText`]. Its wording is stored in the
+    their answers, each below a mark, see [`~trl_multiagent.models.joint_text.JointText`]. Its wording is stored in the
     configuration of the saved model, which is an ordinary one: `AutoModelForSequenceClassification` loads it, and
     [`FunctionEnvironment`] takes its folder as a reward function.
 
@@ -70,7 +70,7 @@ class JointRewardTrainer(PairMeansMixin, WrappingMixin, AtomicSaveMixin, RewardT
         args ([`JointRewardConfig`], *optional*):
             Configuration. If `None`, the default configuration is used.
         train_dataset ([`~datasets.Dataset`]):
-            Joint preferences, see [`~trl_multiagent.preference_rows`].
+            Joint preferences, see [`~trl_multiagent.preferences.rows`].
         eval_dataset ([`~datasets.Dataset`], *optional*):
             Held-out joint preferences. By default, those of a part of the items, see `eval_fraction`.
         roles (`list[str]`, *optional*):

@@ -11,7 +11,7 @@ from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.utils import FusedCausalLMOutput
 
 from trl_multiagent.models.positions import TooLongError, learned_positions, padded
-from trl_multiagent.preference_rows import reference_columns, text_columns
+from trl_multiagent.preferences.rows import reference_columns, text_columns
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.madpo_config import MADPOConfig
 

@@ -15,8 +15,9 @@ from trl.models import prepare_deepspeed
 from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 from trl_multiagent.environments.base import Environment
+from trl_multiagent.jobs.processes import fail_together
 from trl_multiagent.models.router_loss import without_router_logits
-from trl_multiagent.preference_rows import (
+from trl_multiagent.preferences.rows import (
     CHOSEN_REWARD,
     check_preferences,
     reference_columns,
@@ -24,7 +25,6 @@ from trl_multiagent.preference_rows import (
     temporary_cache_files,
     text_columns,
 )
-from trl_multiagent.processes import fail_together
 from trl_multiagent.rollout.episodes import play_episodes
 from trl_multiagent.rollout.history import uses_chat_template
 from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments
@@ -84,7 +84,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         args ([`MADPOConfig`], *optional*):
             Configuration. If `None`, the default configuration is used.
         train_dataset ([`~datasets.Dataset`]):
-            Joint preferences, see [`~trl_multiagent.preference_rows`].
+            Joint preferences, see [`~trl_multiagent.preferences.rows`].
         eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
             Joint preferences, of which the loss and its metrics are computed; or items of the environment, for each of
             which the team plays an episode. A dictionary may contain datasets of both kinds.

@@ -7,7 +7,7 @@ from typing import Any
 
 from trl_multiagent.endpoints.endpoint import ANTHROPIC, APIS, Endpoint, make_endpoint
 from trl_multiagent.environments.task import setting
-from trl_multiagent.file_names import MODEL_FILES, holds_model
+from trl_multiagent.folders import MODEL_FILES, holds_model
 
 
 DEFAULT_MODEL = "deepseek-coder"

@@ -2,7 +2,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from trl_multiagent.file_names import MODEL_CONFIG
+from trl_multiagent.folders import MODEL_CONFIG
 from trl_multiagent.limits import setting
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 

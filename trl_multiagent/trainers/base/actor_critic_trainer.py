@@ -15,7 +15,7 @@ from accelerate.utils import gather_object
 from transformers.utils import logging
 from trl.trainer.utils import FusedCausalLMOutput, pad
 
-from trl_multiagent.processes import fail_together
+from trl_multiagent.jobs.processes import fail_together
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.rollout.values import (
     ROUNDING,

@@ -9,8 +9,8 @@ import torch
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, TrainOutput
 
-from trl_multiagent.processes import is_asked_to_stop
-from trl_multiagent.stopping import Stopped, ending_later
+from trl_multiagent.jobs.processes import is_asked_to_stop
+from trl_multiagent.jobs.stopping import Stopped, ending_later
 from trl_multiagent.trainers.base.checkpoint_files import (
     UNFINISHED_FOLDER,
     checksums_of_node,

@@ -16,7 +16,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 
-from trl_multiagent.identity import checksum_of_file
+from trl_multiagent.jobs.identity import checksum_of_file
 
 
 FORMAT_VERSION = 1

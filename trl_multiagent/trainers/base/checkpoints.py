@@ -21,10 +21,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, Trai
 from transformers.utils import logging
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
-from trl_multiagent.file_names import CRITICS_FOLDER, TEAM_FILE
-from trl_multiagent.folders import is_disk_full
-from trl_multiagent.identity import Changes, checksum_of_weights, differences
-from trl_multiagent.processes import check_agreement, fail_together
+from trl_multiagent.folders import CRITICS_FOLDER, TEAM_FILE, is_disk_full
+from trl_multiagent.jobs.identity import Changes, checksum_of_weights, differences
+from trl_multiagent.jobs.processes import check_agreement, fail_together
 from trl_multiagent.team.files import AGENTS_FOLDER
 from trl_multiagent.trainers.base.atomic_saves import AtomicSaveMixin
 from trl_multiagent.trainers.base.checkpoint_files import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel
 from trl.models import unwrap_model_for_generation
 
-from trl_multiagent.processes import error_barrier
+from trl_multiagent.jobs.processes import error_barrier
 from trl_multiagent.rollout.sampler import Completions, Level, TransformersGenerator
 from trl_multiagent.trainers.base.vllm_generation import make_generations
 

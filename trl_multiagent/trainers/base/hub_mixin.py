@@ -15,7 +15,7 @@ from transformers.utils import logging
 from transformers.utils.hub import hf_api
 from trl.trainer.utils import get_comet_experiment_url, get_trackio_space_url
 
-from trl_multiagent.file_names import CARD_FILE, CURVE_FILE, RECIPE_FILE, TEAM_FILE
+from trl_multiagent.folders import CARD_FILE, CURVE_FILE, RECIPE_FILE, TEAM_FILE
 from trl_multiagent.hub.push import (
     access_error_with_advice,
     as_patterns,

@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from trl_multiagent.environments.base import scoring_metrics
 from trl_multiagent.folders import write_text
-from trl_multiagent.processes import fail_together
+from trl_multiagent.jobs.processes import fail_together
 from trl_multiagent.rollout.trace import TraceRow, trace_rows
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.trainers.base.completions import log_completion_tables, print_trees

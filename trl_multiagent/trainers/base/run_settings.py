@@ -12,7 +12,7 @@ from datasets import Dataset
 from transformers import TrainingArguments
 
 from trl_multiagent.hub.push import push_command
-from trl_multiagent.identity import (
+from trl_multiagent.jobs.identity import (
     DATASET_DIGEST,
     Changes,
     describe_agent,

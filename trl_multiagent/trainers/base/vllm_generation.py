@@ -26,7 +26,7 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
-from trl_multiagent.file_names import MODEL_CONFIG
+from trl_multiagent.folders import MODEL_CONFIG
 from trl_multiagent.models.pretrained import adapter_parameters, find_file
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 

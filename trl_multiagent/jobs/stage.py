@@ -11,7 +11,7 @@ from typing import Any
 from accelerate import Accelerator, PartialState
 
 from trl_multiagent.folders import locked, unfinished_path, write_json, write_text
-from trl_multiagent.processes import check_agreement, fail_together
+from trl_multiagent.jobs.processes import check_agreement, fail_together
 
 
 MANIFEST = "stage.json"  # in the folder of a stage, written first
