@@ -1,5 +1,5 @@
 import gc
-import json
+import gzip
 import os
 import signal
 import sys
@@ -19,11 +19,6 @@ from forked import Forked
 
 # The process that distributes tests to workers loads this file before it starts them. It need not import what takes seconds
 
-SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
-CACHED = {
-    "humaneval.jsonl": ("openai/openai_humaneval",),
-    "mbpp_sanitized.jsonl": ("google-research-datasets/mbpp", "sanitized"),
-}
 # Tests send Ctrl-C. A shell that starts the tests in the background has them ignore it, and all their child processes too
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -57,44 +52,6 @@ def pytest_collection_finish():
     gc.freeze()  # what is imported stays: trainers, which collect garbage at every turn, need not look through it each time
 
 
-class BenchmarkData:
-    """
-    Files of real benchmarks: `shared_data / name` is the path of one, in `../shared/data` or made from the cache of `datasets`. A
-    test that asks for a file that is in neither place is skipped.
-
-    Args:
-        folder (`Path`): Where files from the cache are written.
-    """
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def __truediv__(self, name: str) -> Path:
-        if (SHARED_DATA / name).is_file():
-            return SHARED_DATA / name
-        if name not in CACHED:
-            pytest.skip(f"{name} is not in {SHARED_DATA}, and no dataset on the Hub has it in this form")
-        path = self.folder / name
-        if not path.exists():
-            from datasets import concatenate_datasets, load_dataset
-
-            try:
-                parts = load_dataset(*CACHED[name])
-            except (ConnectionError, FileNotFoundError) as error:
-                arguments = ", ".join(map(repr, CACHED[name]))
-                pytest.skip(
-                    f"{name} is neither in {SHARED_DATA} nor in the cache of `datasets`, which one call with a network fills: "
-                    f"datasets.load_dataset({arguments}) ({error})"
-                )
-            rows = sorted(concatenate_datasets([*parts.values()]).to_list(), key=benchmark_order)
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return path
-
-
-def benchmark_order(row) -> int:
-    return int(str(row["task_id"]).rpartition("/")[2])
-
-
 @pytest.fixture(autouse=True)
 def own_modules(tmp_path_factory):
     """Forgets the modules that a test wrote into a temporary folder and imported. The next test may write another by that name."""
@@ -107,8 +64,12 @@ def own_modules(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def shared_data(tmp_path_factory) -> BenchmarkData:
-    return BenchmarkData(tmp_path_factory.mktemp("benchmarks"))
+def shared_data(tmp_path_factory) -> Path:
+    """A folder with the benchmarks that come with the package, as JSON lines."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    for packed in (Path(__file__).parents[1] / "trl_multiagent" / "data").glob("*.gz"):
+        (folder / packed.stem).write_bytes(gzip.decompress(packed.read_bytes()))
+    return folder
 
 
 @pytest.fixture(scope="session")

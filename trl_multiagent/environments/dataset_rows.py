@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from bisect import bisect_left
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trl_multiagent.environments.embedded import EMBEDDED, is_short_name, read_embedded
+
 
 if TYPE_CHECKING:
     import datasets
+
+logger = logging.getLogger(__name__)
 
 LOCAL_SUFFIXES = (".jsonl", ".json", ".parquet")
 LOCAL_FILE = f"{', '.join(LOCAL_SUFFIXES[:-1])} or {LOCAL_SUFFIXES[-1]} file"  # for messages
@@ -136,6 +141,32 @@ def check_columns(dataset: datasets.Dataset, columns: list[str], source: str) ->
         if column in dataset.column_names and None in dataset[column]:
             row = list(dataset[column]).index(None)
             raise ValueError(f"{source}, row {row + 1}: field `{column}` is missing or null, but a prompt needs it.")
+
+
+def load_rows(name: str, config: str | None, split: str | None) -> list[dict]:
+    """
+    Loads the rows of a dataset that comes with the package, or that is on the Hub.
+
+    If the Hub cannot be reached, the package's copy is read where there is one, and a warning says so.
+
+    Args:
+        name (`str`): A key of `EMBEDDED`, or the id of a dataset on the Hub.
+        config (`str`, *optional*): Configuration of the dataset on the Hub.
+        split (`str`, *optional*): Split in the syntax of `datasets`. Without a name, it is `test` or the only split.
+
+    Raises:
+        ValueError: the dataset cannot be loaded, or the split selects no rows.
+        ConnectionError: the Hub cannot be reached.
+    """
+    if is_short_name(name):
+        return read_embedded(name, split)
+    try:
+        return load_from_hub(name, config, hub_split(name, config, split)).to_list()
+    except ConnectionError:
+        if name not in EMBEDDED:
+            raise
+        logger.warning("The Hub cannot be reached, so %s is read from the copy in this package.", name)
+        return read_embedded(name, split)
 
 
 def hub_split(name: str, config: str | None, split: str | None) -> str:

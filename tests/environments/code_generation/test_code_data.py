@@ -417,7 +417,24 @@ def test_the_benchmarks_load(shared_data, name, rows, has_solution):
     assert ("canonical_solution" in dataset.column_names) == has_solution
 
 
-def test_published_slices_of_the_benchmarks(shared_data):
-    humaneval, coop = str(shared_data / "humaneval.jsonl"), str(shared_data / "coophumaneval.jsonl")
-    assert load_code_dataset(humaneval, "test[33:163]")["task_id"][::129] == ["HumanEval/33", "HumanEval/162"]
-    assert len(load_code_dataset(coop, "[16:]")) == 66 and len(load_code_dataset(coop, "[:16]")) == 16
+@pytest.mark.parametrize(
+    ("name", "split", "ids"),
+    [
+        ("humaneval", "test[33:163]", ["HumanEval/33", "HumanEval/162", 130]),
+        ("openai/openai_humaneval", "test[:32]", ["HumanEval/0", "HumanEval/31", 32]),
+        ("OpenMLRL/CoopHumanEval", "[16:]", ["CoopHumanEval/16", "CoopHumanEval/81", 66]),
+        ("google-research-datasets/mbpp", "train", ["MBPP/602", "MBPP/809", 120]),
+        ("mbpp", None, ["MBPP/11", "MBPP/479", 257]),
+        ("OpenMLRL/MBPP", "test[15:65]", ["MBPP/56", "MBPP/113", 50]),
+    ],
+)
+def test_published_slices_are_read_from_the_package_without_a_network(name, split, ids, caplog):
+    rows = load_code_dataset(name, split)["task_id"]
+    assert [rows[0], rows[-1], len(rows)] == ids
+    assert ("cannot be reached" in caplog.text) == ("/" in name)
+
+
+@pytest.mark.parametrize("split", ["nothing", "test[1000:]"])
+def test_splits_that_an_embedded_benchmark_does_not_have(split):
+    with pytest.raises(ValueError, match="mbpp"):
+        load_code_dataset("mbpp", split)

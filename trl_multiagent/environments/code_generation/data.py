@@ -11,9 +11,8 @@ from trl_multiagent.environments.code_generation.roles import AUX
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_SUFFIXES,
     check_fields,
-    hub_split,
     kind_of,
-    load_from_hub,
+    load_rows,
     read_file,
     select_rows,
     without_marks,
@@ -38,7 +37,8 @@ def load_code_dataset(
 
     Args:
         name (`str`):
-            Id of a dataset on the Hub, or path of a local `.jsonl`, `.json` or `.parquet` file.
+            Id of a dataset on the Hub, path of a local `.jsonl`, `.json` or `.parquet` file, or a benchmark that comes with the package:
+            `"humaneval"`, `"coophumaneval"` or `"mbpp"`. Without a network, the ids of these on the Hub give the package's copy.
         split (`str`, *optional*):
             Split, with or without a slice, in the syntax of `datasets`: `"test"`, `"test[33:163]"`, `"train[:10%]"`. A slice
             without a name, such as `"[16:]"`, is taken from the split `test`, or from the only split that the dataset has. `None`
@@ -65,8 +65,7 @@ def load_code_dataset(
         rows, source = read_file(Path(name)), name
     else:
         config = "sanitized" if name == "google-research-datasets/mbpp" else None
-        split = hub_split(name, config, split)
-        rows, source = load_from_hub(name, config, split).to_list(), f"{name}, split {split}"
+        rows, source = load_rows(name, config, split), f"{name}, split {split or 'test'}"
     if not rows:
         raise ValueError(f"{source} has no rows.")
     rows = [without_marks(row) for row in rows]

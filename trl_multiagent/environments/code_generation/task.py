@@ -18,6 +18,7 @@ from trl_multiagent.environments.code_generation.prompts import CodePrompts
 from trl_multiagent.environments.code_generation.reward import COLLABORATION, KINDS, CodeReward
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE, LOCAL_SUFFIXES
+from trl_multiagent.environments.embedded import is_short_name
 from trl_multiagent.environments.python_code.problems import count_asserts
 from trl_multiagent.environments.python_code.sandbox_settings import SandboxSettings
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
@@ -43,7 +44,9 @@ def quoted(choices: Iterable[str]) -> str:
 class CodeDataset(DatasetSource):
     """The section `dataset`."""
 
-    name: str | None = setting(f"Hub id, or path of a {LOCAL_FILE}.")
+    name: str | None = setting(
+        f"'humaneval', 'coophumaneval' or 'mbpp', which come with the package; a Hub id; or the path of a {LOCAL_FILE}."
+    )
     type: str | None = setting(f"{quoted(DATASET_TYPES)}; by default inferred from the name.")
 
     @property
@@ -55,8 +58,12 @@ class CodeDataset(DatasetSource):
             ValueError: it is missing.
         """
         if self.name is None:
-            raise ValueError(f"`dataset.name` is missing: a Hub id or the path of a {LOCAL_FILE}.")
+            raise ValueError(f"`dataset.name` is missing: 'humaneval', a Hub id, or the path of a {LOCAL_FILE}.")
         return self.name
+
+    @property
+    def may_be_hub_id(self) -> bool:
+        return not is_short_name(self.source)
 
     def __post_init__(self) -> None:
         is_file = Path(self.source).is_file() or Path(self.source).suffix in (".csv", ".tsv", ".txt", ".arrow")

@@ -1,0 +1,64 @@
+"""Reads the benchmarks that come with the package, so that recipes run without a network. `data/README.md` has their sources and licences."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from importlib.resources import files
+
+
+Splits = dict[str, list[dict]]
+
+# For each name, the file, and how its rows are split: one split, or the splits of MBPP by task id
+EMBEDDED = {
+    "humaneval": ("humaneval", "test"),
+    "openai/openai_humaneval": ("humaneval", "test"),
+    "coophumaneval": ("coophumaneval", "test"),
+    "OpenMLRL/CoopHumanEval": ("coophumaneval", "test"),
+    "mbpp": ("mbpp_sanitized", "by id"),
+    "google-research-datasets/mbpp": ("mbpp_sanitized", "by id"),
+    "OpenMLRL/MBPP": ("mbpp_sanitized", "test"),
+    "quixbugs": ("quixbugs", "test"),
+}
+MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "validation": range(511, 601), "train": range(601, 975)}
+
+
+def is_short_name(name: str) -> bool:
+    """Returns whether `name` is the package's own name of a benchmark. Other names in `EMBEDDED` are those of the Hub."""
+    return name in EMBEDDED and "/" not in name
+
+
+def read_embedded(name: str, split: str | None) -> list[dict]:
+    """
+    Reads rows of an embedded benchmark.
+
+    Args:
+        name (`str`): A key of `EMBEDDED`.
+        split (`str`, *optional*): Split in the syntax of `datasets`, such as `"test[:8]"`. By default, and if it is a slice without a name,
+            the split is `test`.
+
+    Raises:
+        ValueError: the split does not exist, is malformed, or selects no rows.
+    """
+    import datasets  # takes a second to import
+
+    splits = embedded_splits(name)
+    spec = f"test{split or ''}" if not split or split.startswith("[") else split
+    try:
+        parts = datasets.ReadInstruction.from_spec(spec).to_absolute({key: len(rows) for key, rows in splits.items()})
+    except (ValueError, AssertionError) as error:
+        raise ValueError(f"{split!r} does not select rows of {name}: {error}") from None
+    rows = [row for part in parts for row in splits[part.splitname][part.from_ : part.to]]
+    if not rows:
+        raise ValueError(f"The split {split!r} selects no rows of {name}.")
+    return rows
+
+
+def embedded_splits(name: str) -> Splits:
+    """Reads all splits of an embedded benchmark."""
+    file, split = EMBEDDED[name]
+    text = gzip.decompress((files("trl_multiagent") / "data" / f"{file}.jsonl.gz").read_bytes()).decode()
+    rows = [json.loads(line) for line in text.splitlines()]
+    if split == "by id":
+        return {key: [row for row in rows if row["task_id"] in ids] for key, ids in MBPP_SPLITS.items()}
+    return {split: rows}
