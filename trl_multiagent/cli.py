@@ -24,6 +24,7 @@ from trl_multiagent.settings.algorithms import ALGORITHMS
 # The tasks that have a name; the first is the default. Any other one is given as `package.module:NAME`
 TASKS = {
     "code_generation": "trl_multiagent.demo.task:TASK",
+    "bug_fixing": "trl_multiagent.environments.bug_fixing.task:TASK",
     "functions": "trl_multiagent.environments.functions:TASK",
 }
 

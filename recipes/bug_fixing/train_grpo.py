@@ -1,0 +1,20 @@
+"""
+Trains one agent to repair functions, with GRPO: MAGRPO with a team of one.
+
+    accelerate launch recipes/bug_fixing/train_grpo.py --config recipes/bug_fixing/configs/grpo_bugs_config.yaml
+
+`--dry_run` checks the settings and prints the plan, `--help` lists them.
+"""
+
+from collections.abc import Sequence
+
+from trl_multiagent.environments.bug_fixing.task import TASK
+from trl_multiagent.recipe.run import run_recipe
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_recipe("grpo", TASK, argv)
+
+
+if __name__ == "__main__":
+    main()

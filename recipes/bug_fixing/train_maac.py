@@ -1,0 +1,20 @@
+"""
+Trains two agents that fix bugs together, with one central critic.
+
+    accelerate launch recipes/bug_fixing/train_maac.py --config recipes/bug_fixing/configs/maac_bugs_config.yaml
+
+`--dry_run` checks the settings and prints the plan, `--help` lists them.
+"""
+
+from collections.abc import Sequence
+
+from trl_multiagent.environments.bug_fixing.task import TASK
+from trl_multiagent.recipe.run import run_recipe
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_recipe("maac", TASK, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""
+Trains two agents that fix bugs together: one writes tests that find the fault, the other repairs the function.
+
+    accelerate launch recipes/bug_fixing/train_magrpo.py --config recipes/bug_fixing/configs/magrpo_bugs_config.yaml
+
+`--dry_run` checks the settings and prints the plan, `--help` lists them.
+"""
+
+from collections.abc import Sequence
+
+from trl_multiagent.environments.bug_fixing.task import TASK
+from trl_multiagent.recipe.run import run_recipe
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_recipe("magrpo", TASK, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Bug fixing as a task: its sections, its environment and its datasets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trl_multiagent.environments.bug_fixing.data import QUIXBUGS, load_bug_dataset
+from trl_multiagent.environments.bug_fixing.environment import BugFixingEnvironment
+from trl_multiagent.environments.code_generation.task import CodeDataset
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE
+from trl_multiagent.environments.python_code.sandbox_settings import SandboxSettings
+from trl_multiagent.environments.task import Task, TaskSettings, setting
+from trl_multiagent.environments.task_errors import UnavailableError
+from trl_multiagent.sandbox import SandboxError
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+@dataclass
+class BugDataset(CodeDataset):
+    """The section `dataset`."""
+
+    name: str | None = setting(
+        f"'humaneval', 'mbpp' or '{QUIXBUGS}', which come with the package; a Hub id; or the path of a {LOCAL_FILE}."
+    )
+    eval_name: str | None = setting("The same for the evaluation set; by default that of `name`.")
+    mutants: int = setting(
+        "Mutants of each function, besides its faulty version, on which the tests are tried.", 3, ge=0, le=20
+    )
+    mutants_seed: int = setting("Selects the mutants.", 0, ge=0)
+
+
+def make_environment(settings: TaskSettings) -> BugFixingEnvironment:
+    """
+    Makes the environment.
+
+    Raises:
+        UnavailableError: the machine does not offer the protection `sandbox.min_tier`.
+    """
+    sandbox = settings.sections["sandbox"].make_sandbox()
+    try:
+        sandbox.run([])  # checks the machine's protection before anything is loaded
+    except SandboxError as error:
+        raise UnavailableError(str(error)) from error
+    return BugFixingEnvironment(settings.num_agents, sandbox, settings.run_folder / "suspicious_programs")
+
+
+def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
+    """
+    Loads the training set and, if the section `dataset` has an `eval_split`, the evaluation set.
+
+    Raises:
+        ValueError: a row or a split is malformed.
+        ConnectionError: the dataset is on the Hub, which cannot be reached.
+    """
+    dataset: BugDataset = settings.sections["dataset"]
+    sandbox = settings.sections["sandbox"].make_sandbox()
+
+    def load(name: str, split: str | None) -> Dataset:
+        return load_bug_dataset(name, split, dataset.mutants, dataset.mutants_seed, sandbox)
+
+    train_dataset = load(dataset.source, dataset.train_split)
+    if dataset.eval_split is None:
+        return train_dataset, None
+    return train_dataset, load(dataset.eval_name or dataset.source, dataset.eval_split)
+
+
+TASK = Task(
+    make_environment,
+    load_datasets,
+    settings={"dataset": BugDataset, "sandbox": SandboxSettings},
+)
