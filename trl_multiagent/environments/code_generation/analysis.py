@@ -7,13 +7,12 @@ collaboration.
 """
 
 import ast
-import symtable
 from dataclasses import dataclass
 
 from trl_multiagent.environments.code_generation.collaboration import drops_value, is_thin_wrapper
 from trl_multiagent.environments.code_generation.roles import AUX
-from trl_multiagent.environments.python_code.checks import PARSE_ERRORS
 from trl_multiagent.environments.python_code.extraction import Code, join_sources, read_completion
+from trl_multiagent.environments.python_code.names import PARSE_ERRORS, all_tables, read_globals
 from trl_multiagent.environments.python_code.problems import read_problem
 
 
@@ -104,16 +103,10 @@ def _uses_names_of(aux: str, main: str, prefix: str, entry_point: str) -> bool:
     """Whether aux's code reads a global name that a statement of main binds, if aux and the prefix do not have the same statement."""
     try:
         own, given, others = ([ast.unparse(node) for node in ast.parse(code).body] for code in (aux, prefix, main))
-        mains = symtable.symtable("\n".join(one for one in others if one not in {*own, *given}), "<main>", "exec")
+        mains = all_tables("\n".join(one for one in others if one not in {*own, *given}))[0]
         bound = {
             symbol.get_name() for symbol in mains.get_symbols() if symbol.is_assigned() and not symbol.is_imported()
         }
-        return bool(_global_names(symtable.symtable(aux, "<aux>", "exec")) & (bound - {entry_point}))
+        return bool(read_globals(all_tables(aux)) & bound - {entry_point})
     except PARSE_ERRORS:  # the program cannot run either
         return False
-
-
-def _global_names(table: symtable.SymbolTable) -> set[str]:
-    """The global names that a module, and the functions and classes in it, read."""
-    names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced() and symbol.is_global()}
-    return names.union(*map(_global_names, table.get_children()))

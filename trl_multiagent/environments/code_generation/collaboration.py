@@ -32,9 +32,11 @@ def drops_value(needed: Sequence[Statement]) -> bool:
     """Whether a call of `aux` stands by itself, or its value is assigned to variables that nothing reads."""
     for statement in needed:
         read = {
-            node.id for node, _ in statement.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+            node.id
+            for node in ast.walk(statement.node)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
         }
-        for node, _ in statement.nodes:
+        for node in ast.walk(statement.node):
             if isinstance(node, ast.Expr) and _is_call_of_aux(node.value):
                 return True
             for target, value in assignments(node) if isinstance(node, (*ASSIGNMENTS, ast.NamedExpr)) else ():

@@ -18,7 +18,8 @@ from trl_multiagent.environments.dataset_rows import (
     select_rows,
     without_marks,
 )
-from trl_multiagent.environments.python_code.checks import PARSE_ERRORS, bound_names
+from trl_multiagent.environments.python_code.checks import bound_names
+from trl_multiagent.environments.python_code.names import PARSE_ERRORS
 from trl_multiagent.environments.python_code.problems import FIELDS, check_problem
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trl_multiagent.environments.python_code.checks import PARSE_ERRORS
+from trl_multiagent.environments.python_code.names import PARSE_ERRORS
 from trl_multiagent.environments.python_code.problems import read_problem
 from trl_multiagent.sandbox import Program, Verdict
 from trl_multiagent.sandbox.asserts import read_asserts

@@ -17,15 +17,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trl_multiagent.environments.dataset_rows import BYTE_ORDER_MARK
-from trl_multiagent.environments.python_code.checks import PARSE_ERRORS
 from trl_multiagent.environments.python_code.definitions import Definition, find_definition
 from trl_multiagent.environments.python_code.names import (
     DEFINITIONS,
     IMPORTS,
+    PARSE_ERRORS,
     Module,
     Statement,
     kept_and_needed,
-    read_module,
 )
 
 
@@ -179,14 +178,15 @@ def _read_text(text: str, name: str, given: set[tuple[str | None, ...]]) -> Code
         tree = ast.parse(text)
         broken = [stretch for stretch in broken if asked.search(stretch)]
     lines = _byte_lines(text)
-    module = read_module(tree)
+    module = _read_module(tree, lines)
     kept, needed = kept_and_needed(module, name)
     source = _kept_source(lines, module, kept)
     code = Module([module.statements[place] for place in kept])
     if broken and find_definition(code, name) is None:
         source = f"{source}\n\n\n{broken[-1]}".strip("\n")
         lines = _byte_lines(source)
-        code = module = read_module(_repaired(source, name) or ast.Module([], []))
+        repaired = _repaired(source, name)
+        code = module = _read_module(ast.parse(repaired), _byte_lines(repaired))
         needed = kept_and_needed(module, name)[1]
     error = _parse(source)[2] if broken else ""
     found = bool(error) or any(_is_code(statement) for statement in tree.body)
@@ -200,6 +200,12 @@ def _read_text(text: str, name: str, given: set[tuple[str | None, ...]]) -> Code
     own = sorted({*needed, *repeated})
     share = 0.0 if problem else min(1.0, _text_length(lines, module, own) / _visible_length(whole))
     return Code(source, error, code, definition, problem, [module.statements[place] for place in needed], share, found)
+
+
+def _read_module(tree: ast.Module, lines: list[bytes]) -> Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Module([Statement(node, _segment(lines, node)) for node in tree.body])
 
 
 def _is_code(statement: ast.stmt) -> bool:
@@ -339,23 +345,24 @@ def _visible_length(text: str) -> int:
 # Definitions in broken code
 
 
-def _repaired(code: str, name: str) -> ast.Module | None:
+def _repaired(code: str, name: str) -> str:
     """
-    The syntax tree of code that does not parse, after its broken lines were replaced by similar statements; None if that is not
-    possible. Only the definitions in it are of use: a syntax error inside a function loses the reward for syntax, but not the
-    reward for the definition. The function's own header is not replaced.
+    Code that does not parse, with its broken lines replaced by similar statements; empty if that is not possible. Only the definitions
+    in it are of use: a syntax error inside a function loses the reward for syntax, but not the reward for the definition. The
+    function's own header is not replaced.
     """
     lines = code.split("\n")
     for _ in range(MAX_REPAIRS):
-        tree, number, error = _parse("\n".join(lines))
+        _, number, error = _parse("\n".join(lines))
         if not error or not number:
-            return tree
+            break
         line = lines[min(number, len(lines)) - 1]
         text = line.lstrip()
         if re.match(rf"(?:async\s+)?def\s+{re.escape(name)}\b", line):
-            return None
+            return ""
         result = re.match(r"return\b|yield\b", text)
         repaired = f"{result.group()} ..." if result else "if True:" if BLOCK_START.match(text) else "pass"
         repaired = "pass" if text == repaired else repaired
         lines[min(number, len(lines)) - 1] = line[: len(line) - len(text)] + repaired
-    return _parse("\n".join(lines))[0]
+    code = "\n".join(lines)
+    return "" if _parse(code)[2] else code

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from trl_multiagent.environments.dataset_rows import BYTE_ORDER_MARK, check_fields
-from trl_multiagent.environments.python_code.checks import PARSE_ERRORS, source_problem, unusable_test
+from trl_multiagent.environments.python_code.checks import source_problem, unusable_test
+from trl_multiagent.environments.python_code.names import PARSE_ERRORS
 from trl_multiagent.sandbox.asserts import read_asserts
 
 
