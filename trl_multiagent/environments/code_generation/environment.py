@@ -108,7 +108,7 @@ class CodeGenerationEnvironment(Environment):
         self.mode = mode
         self.expert = expert if mode == feedback.EXPERT_EDITS else None
         self.sandbox_slice = _slice(sandbox_slice)
-        if isinstance(hidden_tests, bool) or not isinstance(hidden_tests, int) or hidden_tests < 0:
+        if hidden_tests < 0:
             raise ValueError(f"`hidden_tests` is {hidden_tests!r}, it must be a whole number of at least 0.")
         self.hidden_tests = hidden_tests
         self.external_prompt_passthrough = external_prompt_passthrough
@@ -271,12 +271,8 @@ def _fields(item: dict) -> dict[str, str]:
 
 
 def _slice(sandbox_slice: int | str | None) -> int:
-    if sandbox_slice is None or sandbox_slice == "all":
-        return 0
     try:
-        if isinstance(sandbox_slice, bool):
-            raise ValueError
-        return int(str(sandbox_slice))
+        return 0 if sandbox_slice in (None, "all") else int(str(sandbox_slice))
     except ValueError:
         raise ValueError(
             f"`sandbox_slice` must be a whole number, 'all' or None, not {sandbox_slice!r}: the first n asserts, the last n "

@@ -15,7 +15,6 @@ A class does not count, nor does a function that the agent did not write: `from 
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 
 from trl_multiagent.environments.python_code.names import (
@@ -38,52 +37,40 @@ MAX_DEFINITIONS = 20  # of one name in different branches, that are looked at
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@dataclass(frozen=True)
-class Definition:
+VALUE, CHANGE, NOTHING = "value", "change", "nothing"  # results of a function
+
+
+def find_result(module: Module, name: str) -> str | None:
     """
-    A function that a module defines.
+    Finds the function that a name refers to at the end of a module. If several branches bind the name, any of them may run. A
+    function with a result is then preferred.
 
-    Args:
-        returns (`bool`): Whether it returns or yields a value.
-        changes (`bool`): Whether it returns nothing, but changes an argument or a variable of the module.
+    Returns:
+        `str` or `None`: `"value"` if the function returns or yields one, `"change"` if it only changes an argument or a variable of the
+        module, otherwise `"nothing"`. None if the name does not refer to a function.
     """
-
-    returns: bool
-    changes: bool = False
-
-    @property
-    def has_result(self) -> bool:
-        return self.returns or self.changes
+    found = [*islice(_results(module, name), MAX_DEFINITIONS)]
+    return next((result for result in found if result != NOTHING), found[0] if found else None)
 
 
-def find_definition(module: Module, name: str) -> Definition | None:
-    """
-    The function that a name refers to at the end of a module; None if it does not refer to a function.
-
-    If several branches bind the name, any of them may run. A function with a result is then preferred.
-    """
-    bindings = module.bindings(name)
-    found = [*islice((one for binding in bindings for one in _definitions(module, *binding, name)), MAX_DEFINITIONS)]
-    return next((one for one in found if one.has_result), found[0] if found else None)
-
-
-def _definitions(module: Module, place: int, statement: Statement, name: str) -> Iterator[Definition]:
-    """The functions that a statement may bind to a name, last first."""
-    for node in own_nodes(statement.node):
-        if isinstance(node, FUNCTIONS) and node.name == name:
-            yield _definition(module, statement, node)
-        for value in _values(node, name):
-            if _makes_function(module, value, place):
-                yield Definition(True)
+def _results(module: Module, name: str) -> Iterator[str]:
+    """The results of the functions that may be bound to a name, last first."""
+    for place, statement in module.bindings(name):
+        for node in own_nodes(statement.node):
+            if isinstance(node, FUNCTIONS) and node.name == name:
+                yield _result(module, statement, node)
+            for value in _values(node, name):
+                if _makes_function(module, value, place):
+                    yield VALUE
 
 
-def _definition(module: Module, statement: Statement, function: Function) -> Definition:
-    returns = any(
-        isinstance(node, (ast.Yield, ast.YieldFrom))
-        or (isinstance(node, ast.Return) and not (node.value is None or _is_none(node.value)))
-        for node in own_nodes(*function.body)
-    )
-    return Definition(returns, not returns and _changes(module, statement, function))
+def _result(module: Module, statement: Statement, function: Function) -> str:
+    for node in own_nodes(*function.body):
+        if isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
+            return VALUE
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            return VALUE
+    return CHANGE if _changes(module, statement, function) else NOTHING
 
 
 def _is_none(node: ast.AST) -> bool:
@@ -182,7 +169,7 @@ def _makes_function(module: Module, value: ast.expr, before: int) -> bool:
                 return True
         elif isinstance(node, ast.Name):
             for place, statement in module.bindings(node.id, before):
-                if isinstance(statement.node, FUNCTIONS) and _definition(module, statement, statement.node).has_result:
+                if isinstance(statement.node, FUNCTIONS) and _result(module, statement, statement.node) != NOTHING:
                     return True
                 stack += [(bound, place) for inner in own_nodes(statement.node) for bound in _values(inner, node.id)]
     return False

@@ -270,94 +270,84 @@ def kept_and_needed(module: Module, name: str) -> tuple[list[int], list[int]]:
         that was asked for needs it; a call such as `main()` may fill a variable that only `main` reads. Bindings that
         later ones replace are kept, but the function does not need them.
     """
-    always = [name, FUTURE, SETTING]
-    needed = _Needs(module, name, only_last=True)
-    needed.add(always)
-    kept = _Needs(module, name, only_last=False)
-    kept.add(always)
-    kept.calls_count = False
-    for place, statement in enumerate(module.statements):
-        if isinstance(statement.node, (*DEFINITIONS, *IMPORTS)):
-            kept.places.add(place)
-            kept.add(statement.reads | statement.binds)
-    return sorted(kept.places), sorted(needed.places)
+    always = {name, FUTURE, SETTING}
+    kept = _needs(module, name, always, only_last=False)
+    definitions = {
+        place for place, one in enumerate(module.statements) if isinstance(one.node, (*DEFINITIONS, *IMPORTS))
+    }
+    mentioned = {
+        wanted for place in definitions for wanted in module.statements[place].reads | module.statements[place].binds
+    }
+    kept |= definitions | _needs(module, name, mentioned, only_last=False, with_calls=False)
+    return sorted(kept), sorted(_needs(module, name, always, only_last=True))
 
 
-class _Needs:
+def _needs(module: Module, name: str, names: set[str], only_last: bool, with_calls: bool = True) -> set[int]:
     """
     Collects the statements that names need: those that bind them, those that change their objects, and what these need.
 
     Args:
         module (`Module`): The module.
         name (`str`): The function whose calls are examples.
-        only_last (`bool`): Whether to leave out bindings of a name that a later one replaces, and calls that print. A
-            binding that always happens replaces all earlier ones; one in a branch replaces those in other branches.
-
-    Attributes:
-        places (`set[int]`): The indices of the statements.
-        calls_count (`bool`): Whether calls of the module's functions are collected for the variables that they change.
+        names (`set[str]`): The names.
+        only_last (`bool`): Whether to leave out bindings of a name that a later one replaces, and calls that print.
+        with_calls (`bool`, *optional*): Whether to collect calls of the module's functions for the variables that they change.
     """
-
-    def __init__(self, module: Module, name: str, only_last: bool):
-        self.module = module
-        self.name = name
-        self.only_last = only_last
-        self.calls_count = True
-        self.places: set[int] = set()
-        self.names: set[str] = set()
-        self.called = {name}  # functions whose calls are needed, and other names of them
-        self.queue: list[str] = []
-
-    def add(self, names: Iterable[str]) -> None:
-        """Adds the statements that names need."""
-        self.queue += names
-        while self.queue:
-            name = self.queue.pop()
-            if name in self.names:
-                continue
-            self.names.add(name)
-            if name not in self.module.binders and name not in BUILTINS:
-                self.queue.append("*")  # it may come from `from module import *`
-            self._add_binders(name)
-            for place in self.module.changers.get(name, ()):
-                statement = self.module.statements[place]
-                if self.name not in statement.reads_now - statement.changes_now:  # it would be an example
-                    self._take(place)
-            if self.calls_count:
-                self._add_calls(self.module.changing.get(name, set()))
-
-    def _take(self, place: int) -> None:
-        if place not in self.places:
-            self.places.add(place)
-            statement = self.module.statements[place]
-            self.queue += statement.reads
+    places: set[int] = set()
+    seen: set[str] = set()
+    called = {name}  # functions whose calls were collected, and other names of them
+    queue = [*names]
+    while queue:
+        wanted = queue.pop()
+        if wanted in seen:
+            continue
+        seen.add(wanted)
+        if wanted not in module.binders and wanted not in BUILTINS:
+            queue.append("*")  # it may come from `from module import *`
+        found = {*_binders(module, wanted, only_last)}
+        for place in module.changers.get(wanted, ()):
+            statement = module.statements[place]
+            if name not in statement.reads_now - statement.changes_now:  # it would be an example
+                found.add(place)
+        if with_calls:
+            found.update(_calls(module, module.changing.get(wanted, set()), called, only_last))
+        for place in found - places:
+            places.add(place)
+            statement = module.statements[place]
+            queue += statement.reads
             if isinstance(statement.node, IMPORTS):  # imported names may share state: `getcontext().prec = 5`
-                self.queue += statement.binds
+                queue += statement.binds
+    return places
 
-    def _add_binders(self, name: str) -> None:
-        in_branch = False  # whether a later branch binds the name
-        for place in reversed(self.module.binders.get(name, ())):
-            statement = self.module.statements[place]
-            if self.only_last and isinstance(statement.node, (ast.If, ast.Try)):
-                if in_branch:
-                    continue
-                in_branch = True
-            self._take(place)
-            if self.only_last and statement.is_certain and name not in statement.reads_now:
-                return
 
-    def _add_calls(self, functions: set[str]) -> None:
-        """Adds the statements that call some functions, directly, through other functions, or by another name."""
-        queue = [*functions]
-        while queue:
-            name = queue.pop()
-            if name in self.called:
-                continue
-            self.called.add(name)
-            for place in self.module.readers.get(name, ()):
-                statement = self.module.statements[place]
-                now = name in statement.reads_now
-                if now and not (self.only_last and statement.called in SCRIPT_FUNCTIONS):
-                    self._take(place)
-                if isinstance(statement.node, ASSIGNMENTS if now else DEFINITIONS):
-                    queue += statement.binds
+def _binders(module: Module, name: str, only_last: bool) -> Iterator[int]:
+    """
+    The statements that bind a name. With `only_last`, a binding that always happens replaces all earlier ones, and one in a branch
+    replaces those in other branches.
+    """
+    in_branch = False  # whether a later branch binds the name
+    for place in reversed(module.binders.get(name, ())):
+        statement = module.statements[place]
+        is_branch = isinstance(statement.node, (ast.If, ast.Try))
+        if not (only_last and is_branch and in_branch):
+            yield place
+        in_branch |= is_branch
+        if only_last and statement.is_certain and name not in statement.reads_now:
+            return
+
+
+def _calls(module: Module, functions: set[str], called: set[str], only_last: bool) -> Iterator[int]:
+    """The statements that call some functions not in `called`: directly, through other functions, or by another name."""
+    queue = [*functions]
+    while queue:
+        name = queue.pop()
+        if name in called:
+            continue
+        called.add(name)
+        for place in module.readers.get(name, ()):
+            statement = module.statements[place]
+            now = name in statement.reads_now
+            if now and not (only_last and statement.called in SCRIPT_FUNCTIONS):
+                yield place
+            if isinstance(statement.node, ASSIGNMENTS if now else DEFINITIONS):
+                queue += statement.binds
