@@ -70,8 +70,7 @@ def _passes_on_in(body: Sequence[ast.stmt], names: set[str], depth: int) -> bool
                 names.add(node.name)
         elif not isinstance(node, (ast.Pass, *IMPORTS)) and not isinstance(expression, ast.Constant):
             pairs = [*assignments(expression or node)]  # `(y := ...)` assigns, too
-            is_loop = isinstance(node, (ast.For, ast.AsyncFor))
-            if is_loop or not any(_passes_on(value, names) for _, value in pairs):
+            if not any(_passes_on(value, names) for _, value in pairs):
                 return False
             if not all(isinstance(target, ast.Name) for target, _ in pairs):
                 return False

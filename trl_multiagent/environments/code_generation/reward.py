@@ -47,8 +47,8 @@ class CodeResult:
         verdict (`Verdict`, *optional*): The result of running the program; None if scoring stopped before the run.
         executed (`bool`, *optional*, defaults to `True`): Whether the run of the tests also decides about collaboration, or only the
             code.
-        needs_aux (`bool`, *optional*, defaults to `True`): Whether a test that passes depends on `aux`, according to the experiments;
-            for the kind `paper`, on its values or on what it does in place.
+        needs_aux (`bool`, *optional*, defaults to `True`): Whether the experiments show that a test that passes depends on `aux`; for
+            the kind `paper`, on its values or on what it does in place.
         divided (`bool`, *optional*, defaults to `False`): For the kind `earned`, whether both agents do a part of the work.
     """
 

@@ -104,7 +104,9 @@ def _changes_argument(module: Module, function: Function) -> bool:
             shared.add(node.arg)
         elif isinstance(node, DEFINITIONS):
             local.add(node.name)
-        elif isinstance(node, (ast.For, ast.AsyncFor)):  # an element belongs to what is run over
+        elif isinstance(node, ast.alias):
+            local.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):  # an element belongs to what is run over
             shared |= _bound_in(node.target)
         for target, value in assignments(node):
             (local if _is_new(value) else shared).update(_bound_in(target))
@@ -156,16 +158,17 @@ def _makes_function(module: Module, value: ast.expr, before: int) -> bool:
         if isinstance(node, ast.Lambda):
             if not _is_none(node.body):
                 return True
-        elif isinstance(node, (ast.IfExp, ast.BoolOp, ast.NamedExpr)):
-            parts = [node.body, node.orelse] if isinstance(node, ast.IfExp) else ast.iter_child_nodes(node)
-            stack += [(part, before) for part in parts if isinstance(part, ast.expr)]
+        elif isinstance(node, ast.IfExp):
+            stack += [(node.body, before), (node.orelse, before)]
+        elif isinstance(node, ast.BoolOp):
+            stack += [(part, before) for part in node.values]
+        elif isinstance(node, ast.NamedExpr):
+            stack.append((node.value, before))
         elif isinstance(node, ast.Attribute):  # a method of a class or object in the module
             if root_name(node) in module.binders.keys() - module.imported:
                 return True
         elif isinstance(node, ast.Call):
-            if called_name(node) == "staticmethod":
-                stack += [(argument, before) for argument in node.args]
-            elif _may_return_function(module, node, before):
+            if _may_return_function(module, node, before):
                 return True
         elif isinstance(node, ast.Name):
             for place, statement in module.bindings(node.id, before):
@@ -183,4 +186,4 @@ def _may_return_function(module: Module, call: ast.Call, before: int) -> bool:
             methods = {node.name for node in statement.node.body if isinstance(node, FUNCTIONS)}
             return bool(statement.node.bases) or "__call__" in methods
         return True
-    return call.func.id not in BUILTINS
+    return call.func.id not in BUILTINS - {"staticmethod"}
