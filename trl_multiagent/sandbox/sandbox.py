@@ -295,7 +295,12 @@ class Sandbox(contextlib.AbstractContextManager):
         fails, it is retried when nothing else runs, because the machine may have been overloaded.
         """
         for program in programs:
-            _check_readable(program)
+            for checks in (program.checks, program.setup):
+                try:
+                    read_asserts(checks)
+                except (SyntaxError, ValueError) as error:
+                    problem = f"{type(error).__name__}: {error}"
+                    raise ValueError(f"a program's checks cannot be compiled: {problem}") from error
         tasks = [_Task(program) for program in programs]
         waiting, to_retry = deque(tasks), deque[_Task]()
         slow_after = SLOW_SECONDS if self._slots else FIRST_SLOW_SECONDS
@@ -393,10 +398,9 @@ class Sandbox(contextlib.AbstractContextManager):
             raise SandboxError(f"the sandbox's helper processes cannot be started: {error}") from error
 
     def _verdict(self, fields: dict[str, Any]) -> Verdict:
+        fields |= {name: tuple(fields[name]) for name in ("suspicious", "effective")}
         fields["definitions"] = Check(**fields["definitions"])
         fields["checks"] = tuple(Check(**check) for check in fields["checks"])
-        fields["suspicious"] = tuple(fields["suspicious"])
-        fields["effective"] = tuple(fields["effective"])
         return Verdict(**fields, tier=self.tier)
 
     def _verdict_on_lost(self, task: _Task) -> Verdict:
@@ -407,14 +411,6 @@ class Sandbox(contextlib.AbstractContextManager):
         )
         calls = dict.fromkeys(task.program.watch, 0)
         return Verdict(Check("passed", ""), checks, calls, suspicious=("overloaded the checks",), tier=self.tier)
-
-
-def _check_readable(program: Program) -> None:
-    try:
-        read_asserts(program.checks)
-        read_asserts(program.setup)
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"a program's checks cannot be compiled: {type(error).__name__}: {error}") from error
 
 
 def _close_all(slots: list[_Slot], owner: int) -> None:

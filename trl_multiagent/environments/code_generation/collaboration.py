@@ -15,11 +15,8 @@ MAX_DEPTH = 20  # levels of expressions and functions that are searched
 
 def is_thin_wrapper(needed: Sequence[Statement], entry_point: str) -> bool:
     """
-    Whether the entry point only returns the value of `aux`, directly or through variables and functions.
-
-    Args:
-        needed (`Sequence[Statement]`): The statements of main's code that the entry point needs.
-        entry_point (`str`): Name of the entry point.
+    Whether the entry point only returns the value of `aux`, directly or through variables and functions. `needed` are the statements of
+    main's code that the entry point needs.
     """
     names = {AUX}
     for _ in range(2):  # a function may come before what it uses
@@ -55,8 +52,7 @@ def _passes_on_in(body: Sequence[ast.stmt], names: set[str], depth: int) -> bool
 
     Args:
         body (`Sequence[ast.stmt]`): Statements.
-        names (`set[str]`): Names for `aux`, for functions that only return its value, and for that value. Names that the statements
-            bind to one of these are added.
+        names (`set[str]`): Names for `aux`, for functions that only return its value, and for that value. Others for these are added.
         depth (`int`): How many functions are around the body.
     """
     for node in body:

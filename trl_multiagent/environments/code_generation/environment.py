@@ -63,10 +63,11 @@ class CodeGenerationEnvironment(Environment):
         prompt_files ([`CodePrompts`], *optional*):
             Templates or functions that replace prompts.
         reward_kind (`str`, *optional*, defaults to `"paper"`):
-            `"paper"`, the published table, or `"earned"`, which only rewards solving the task. See [`CodeReward`].
+            `"paper"`, the published table, or `"earned"`, which only rewards solving the task.
         collaboration (`str`, *optional*, defaults to `"executed"`):
-            For the kind `paper`: whether the code alone (`"static"`), or the code and the run of the tests (`"executed"`), decides
-            if `aux` is used and if its value is ignored.
+            For the kind `paper`. With `"static"`, the syntax tree decides whether `aux` is used and whether its value is ignored. With
+            `"executed"`, `aux` must also be called in a test that passes, and its value counts as ignored if these tests still pass
+            when other values replace it.
         adaptive_timeout (`bool`, *optional*, defaults to `True`):
             Whether the deadline of a check is 20 times the processor time of the item's reference solution, at least 1 s and at
             most the sandbox's `check_timeout`. Items without a reference solution have the deadline `check_timeout`.

@@ -79,20 +79,8 @@ class CodeResult:
 @dataclass
 class CodeReward:
     """
-    Scores joint actions.
-
-    Args:
-        runner ([`~trl_multiagent.environments.python_code.program_runner.ProgramRunner`]): Runs the programs.
-        kind (`str`, *optional*, defaults to `"paper"`): The kind that the agents are trained on, `"paper"` or `"earned"`.
-        collaboration (`str`, *optional*, defaults to `"executed"`):
-            For the kind `paper`. With `"static"`, the syntax tree decides whether `aux` is used and whether its value is ignored. With
-            `"executed"`, `aux` must also be called in a test that passes, and its value counts as ignored if these tests still pass
-            when other values replace it.
-        adaptive_timeout (`bool`, *optional*, defaults to `True`):
-            Whether the deadline of a check depends on the time of the item's reference solution, if it has one.
-        warn_about_items (`bool`, *optional*, defaults to `True`):
-            Whether a warning is logged for each item whose tests are of little use, because a trivial answer passes all of
-            them or the reference solution fails some.
+    Scores joint actions. `runner` runs the programs; the other arguments are those of [`CodeGenerationEnvironment`], where `kind` is
+    called `reward_kind`.
     """
 
     runner: ProgramRunner
