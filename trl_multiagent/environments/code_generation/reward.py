@@ -180,7 +180,7 @@ class CodeReward:
             facts = self._facts[key] = read_facts(item, verdict)
             if not self.warn_about_items:
                 continue
-            name = printable(str(item["task_id"]))
+            name = printable(str(item.get("task_id")))
             if tries_trivial and facts.trivial == facts.total:
                 logger.warning("%s: a trivial answer passes all tests, so answers earn nothing for passing them", name)
             if facts.reference is not None and facts.reference < facts.total:
