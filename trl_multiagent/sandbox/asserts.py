@@ -72,9 +72,7 @@ class _Instrument(ast.NodeTransformer):
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
         if node.type is None or ast.unparse(node.type) == "BaseException":
-            node.type = ast.Name(
-                "Exception", ast.Load()
-            )  # the test must not catch what ends a check or the test itself
+            node.type = ast.Name("Exception", ast.Load())  # a test must not catch what ends a check or the test itself
         return self.generic_visit(node)
 
 

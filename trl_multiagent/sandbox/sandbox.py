@@ -96,27 +96,20 @@ class _Task:
         program (`Program`): The program.
         verdict (`Verdict`, *optional*): Its verdict, once there is one.
         failures (`int`): How often the sandbox failed while it ran this program.
-        lost_steps (`list[LostStep]`): Steps at which the program's answers ended a verifier. The next run leaves them out.
+        lost_steps (`list[dict]`): The steps at which the program's answers ended a verifier, as the fields of `LostStep`. The next run
+            leaves them out.
     """
 
     program: Program
     verdict: Verdict | None = None
     failures: int = 0
-    lost_steps: list[LostStep] = field(default_factory=list)
+    lost_steps: list[dict] = field(default_factory=list)
 
     def job(self) -> dict[str, Any]:
         """The message that starts this program in a verifier."""
         source = self.program.source[: MAX_SOURCE + 1]  # the verifier refuses a source of this length
-        lost_steps = [vars(step) for step in self.lost_steps]
         asserts = vars(read_asserts(self.program.checks))
-        return vars(self.program) | asserts | {"source": source, "lost_steps": lost_steps}
-
-
-@dataclass(frozen=True)
-class _Failed:
-    """The sandbox failed while it ran a program, for this reason."""
-
-    reason: str
+        return vars(self.program) | asserts | {"source": source, "lost_steps": self.lost_steps}
 
 
 class _Slot:
@@ -136,22 +129,16 @@ class _Slot:
         self.progress_file.write(struct.pack("qq", -1, 0))
         self.processes: list[subprocess.Popen] = []
         with verifier_end, control, zygote_end:
-            self._start_process("zygote", [zygote_end.fileno()], config, cores)
-            verifier_fds = [verifier_end.fileno(), control.fileno(), self.progress_file.fileno()]
-            self._start_process("verifier", verifier_fds, config, cores)
-
-    def _start_process(self, name: str, fds: list[int], config: dict, cores: set[int]) -> None:
-        self.processes.append(_start_helper(name, fds, config))
-        os.sched_setaffinity(self.processes[-1].pid, cores)
+            for name, ends in (("zygote", [zygote_end]), ("verifier", [verifier_end, control, self.progress_file])):
+                self.processes.append(_start_helper(name, [end.fileno() for end in ends], config))
+                os.sched_setaffinity(self.processes[-1].pid, cores)
 
     def start(self, task: _Task) -> None:
         self.task = task
         self.started = self.last_progress_time = time.monotonic()
         self.last_progress = (-1, 0)
         os.pwrite(self.progress_file.fileno(), struct.pack("qq", *self.last_progress), 0)
-        with contextlib.suppress(
-            OSError
-        ):  # a verifier that has ended or does not read makes no progress, which is noticed later
+        with contextlib.suppress(OSError):  # that a verifier has ended or does not read is noticed later
             self.socket.sendall(pack(task.job()))
 
     def receive(self) -> dict[str, Any] | None:
@@ -200,15 +187,6 @@ class _Slot:
 
 def _lost_message(step: int, status: str, error: str) -> dict[str, Any]:
     return {"lost_step": vars(LostStep(step, status, error))}
-
-
-def _result(message: dict[str, Any]) -> dict[str, Any] | LostStep | _Failed:
-    """What a message says: the fields of a verdict, the step at which the verifier was lost, or a failure of the sandbox."""
-    if "fault" in message:
-        return _Failed(message["fault"])
-    if "lost_step" in message:
-        return LostStep(**message["lost_step"])
-    return message
 
 
 @dataclass(eq=False)
@@ -317,7 +295,12 @@ class Sandbox(contextlib.AbstractContextManager):
         fails, it is retried when nothing else runs, because the machine may have been overloaded.
         """
         for program in programs:
-            _check_readable(program)
+            for checks in (program.checks, program.setup):
+                try:
+                    read_asserts(checks)
+                except (SyntaxError, ValueError) as error:
+                    problem = f"{type(error).__name__}: {error}"
+                    raise ValueError(f"a program's checks cannot be compiled: {problem}") from error
         tasks = [_Task(program) for program in programs]
         waiting, to_retry = deque(tasks), deque[_Task]()
         slow_after = SLOW_SECONDS if self._slots else FIRST_SLOW_SECONDS
@@ -325,21 +308,21 @@ class Sandbox(contextlib.AbstractContextManager):
             if not waiting and not self._running():
                 waiting.append(to_retry.popleft())
             self._start_tasks(waiting, slow_after)
-            for slot, result in self._results(slow_after if waiting else PAUSE_SECONDS):
+            for slot, message in self._messages(slow_after if waiting else PAUSE_SECONDS):
                 task, slot.task = slot.task, None
-                if isinstance(result, _Failed):
+                if "fault" in message:
                     self._discard(slot)
-                    self._count_failure(task, result.reason)
+                    self._count_failure(task, message["fault"])
                     to_retry.append(task)
-                elif isinstance(result, LostStep):
+                elif "lost_step" in message:
                     self._discard(slot)
-                    task.lost_steps.append(result)
+                    task.lost_steps.append(message["lost_step"])
                     if len(task.lost_steps) <= self.max_timeouts:
                         waiting.append(task)
                     else:
                         task.verdict = self._verdict_on_lost(task)
                 else:
-                    task.verdict = self._verdict(result)
+                    task.verdict = self._verdict(message)
                     slow_after = SLOW_SECONDS
         while len(self._slots) > self.workers + SPARE_SLOTS:
             self._discard(self._slots[-1])
@@ -372,8 +355,8 @@ class Sandbox(contextlib.AbstractContextManager):
             self._slots.append(idle[0])
         return min(idle, key=lambda slot: slot.number)
 
-    def _results(self, seconds: float) -> Iterator[tuple[_Slot, dict[str, Any] | LostStep | _Failed]]:
-        """Waits up to `seconds` for verifiers to finish or to end; yields their slots and results."""
+    def _messages(self, seconds: float) -> Iterator[tuple[_Slot, dict[str, Any]]]:
+        """Waits up to `seconds` for verifiers to finish or to end; yields their slots and messages."""
         running = self._running()
         ready = wait(running, seconds)
         for slot in running:
@@ -383,7 +366,7 @@ class Sandbox(contextlib.AbstractContextManager):
             elif slot.is_silent(SILENT_SECONDS + 10 * self.check_timeout):
                 message = slot.silent_message()
             if message is not None:
-                yield slot, _result(message)
+                yield slot, message
 
     def _discard(self, slot: _Slot) -> None:
         self._slots.remove(slot)
@@ -415,26 +398,19 @@ class Sandbox(contextlib.AbstractContextManager):
             raise SandboxError(f"the sandbox's helper processes cannot be started: {error}") from error
 
     def _verdict(self, fields: dict[str, Any]) -> Verdict:
+        fields |= {name: tuple(fields[name]) for name in ("suspicious", "effective")}
         fields["definitions"] = Check(**fields["definitions"])
         fields["checks"] = tuple(Check(**check) for check in fields["checks"])
-        fields["suspicious"] = tuple(fields["suspicious"])
-        fields["effective"] = tuple(fields["effective"])
         return Verdict(**fields, tier=self.tier)
 
     def _verdict_on_lost(self, task: _Task) -> Verdict:
         """The verdict on a program whose answers have ended too many verifiers."""
         last = task.lost_steps[-1]
-        checks = tuple(Check(last.status, source, last.error) for source in read_asserts(task.program.checks).sources)
+        checks = tuple(
+            Check(last["status"], source, last["error"]) for source in read_asserts(task.program.checks).sources
+        )
         calls = dict.fromkeys(task.program.watch, 0)
         return Verdict(Check("passed", ""), checks, calls, suspicious=("overloaded the checks",), tier=self.tier)
-
-
-def _check_readable(program: Program) -> None:
-    try:
-        read_asserts(program.checks)
-        read_asserts(program.setup)
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"a program's checks cannot be compiled: {type(error).__name__}: {error}") from error
 
 
 def _close_all(slots: list[_Slot], owner: int) -> None:

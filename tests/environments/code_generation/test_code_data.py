@@ -241,29 +241,9 @@ IMPOSSIBLE_TESTS = {
     "undefined in a helper": ("def same(a):\n    return a == b\n" + CHECK + "assert same(candidate(1))", "name `b`"),
     "missing module": ("import no_such_module_here\n" + CHECK + "assert candidate(1) == 2", "is not installed"),
     "relative import": ("from . import cases\n" + CHECK + "assert candidate(1) == 2", "relative import"),
-    "after return": (CHECK + "return\n    assert candidate(1) == 2", "no assert that is reached"),
-    "after raise": (CHECK + "raise ValueError\n    assert candidate(1) == 2", "no assert that is reached"),
-    "after both branches": (
-        CHECK + "if candidate(1):\n        return\n    else:\n        return\n    assert candidate(1) == 2",
-        "no assert that is reached",
-    ),
-    "false branch": (CHECK + "if False:\n        assert candidate(1) == 2", "no assert that is reached"),
-    "else of a true branch": (
-        CHECK + "if 1:\n        pass\n    else:\n        assert candidate(1)",
-        "that is reached",
-    ),
-    "empty loop": (CHECK + "for n in []:\n        assert candidate(n) == 2", "no assert that is reached"),
-    "loop that never runs": (CHECK + "while 0:\n        assert candidate(1) == 2", "no assert that is reached"),
-    "loop without end": (CHECK + "while True:\n        candidate(1)\n    assert candidate(1) == 2", "that is reached"),
-    "after break": (CHECK + "for n in [1]:\n        break\n        assert candidate(n)", "no assert that is reached"),
-    "inner function": (CHECK + "def inner():\n        assert candidate(1) == 2", "no assert that is reached"),
-    "other function": (CHECK + "candidate(1)\ndef never(f):\n    assert f(1) == 2", "no assert that is reached"),
-    "other class": (CHECK + "class T:\n        def run(self):\n            assert candidate(1) == 2", "is reached"),
-    "first of two checks": (CHECK + "assert candidate(1) == 2\n" + CHECK + "candidate(1)", "that is reached"),
     "candidate unused": (CHECK + "assert 1 + 1 == 2", "no assert that depends on the candidate"),
     "answer unused": (CHECK + "x = 1\n    candidate(1)\n    assert x == 1", "no assert that depends on the candidate"),
     "answer dropped": (CHECK + "y = candidate(1)\n    x = 2\n    assert x == 2", "depends on the candidate"),
-    "false for all": (CHECK + "assert candidate(1) == 2\n    assert False", "a false constant that every answer"),
 }
 
 

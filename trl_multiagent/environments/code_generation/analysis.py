@@ -7,13 +7,13 @@ collaboration.
 """
 
 import ast
-import symtable
 from dataclasses import dataclass
 
 from trl_multiagent.environments.code_generation.collaboration import drops_value, is_thin_wrapper
 from trl_multiagent.environments.code_generation.roles import AUX
-from trl_multiagent.environments.python_code.checks import PARSE_ERRORS
+from trl_multiagent.environments.python_code.definitions import VALUE
 from trl_multiagent.environments.python_code.extraction import Code, join_sources, read_completion
+from trl_multiagent.environments.python_code.names import PARSE_ERRORS, all_tables, read_globals
 from trl_multiagent.environments.python_code.problems import read_problem
 
 
@@ -72,7 +72,6 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
     main = read_completion(main_completion, entry_point, prefix)
     answers = [(entry_point, main)] if aux_completion is None else [(AUX, aux), (entry_point, main)]
     names_aux = _definitions_count(aux, main, entry_point) and any(AUX in statement.reads for statement in main.needed)
-    aux_returns = aux.definition is not None and aux.definition.returns
     return Analysis(
         source=join_sources(prefix, aux.source, main.source),
         setup=prefix,
@@ -85,7 +84,7 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
         names_aux=names_aux,
         aux_uses_main=names_aux and _uses_names_of(aux.source, main.source, prefix, entry_point),
         thin_wrapper=names_aux and is_thin_wrapper(main.needed, entry_point),
-        drops_value=names_aux and aux_returns and drops_value(main.needed),
+        drops_value=names_aux and aux.result == VALUE and drops_value(main.needed),
         aux_function_share=1.0 if aux_completion is None else aux.share,
         main_function_share=main.share,
     )
@@ -93,7 +92,7 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
 
 def _definitions_count(aux: Code, main: Code, entry_point: str) -> bool:
     """Whether `aux` and the entry point are the functions that the two agents define when the whole program runs."""
-    if aux.definition is None or main.definition is None or aux.error or main.error or AUX in main.module.binders:
+    if aux.result is None or main.result is None or aux.error or main.error or AUX in main.module.binders:
         return False
     return not any(
         {AUX, entry_point} & statement.declares for code in (aux, main) for statement in code.module.statements
@@ -104,16 +103,10 @@ def _uses_names_of(aux: str, main: str, prefix: str, entry_point: str) -> bool:
     """Whether aux's code reads a global name that a statement of main binds, if aux and the prefix do not have the same statement."""
     try:
         own, given, others = ([ast.unparse(node) for node in ast.parse(code).body] for code in (aux, prefix, main))
-        mains = symtable.symtable("\n".join(one for one in others if one not in {*own, *given}), "<main>", "exec")
+        mains = all_tables("\n".join(one for one in others if one not in {*own, *given}))[0]
         bound = {
             symbol.get_name() for symbol in mains.get_symbols() if symbol.is_assigned() and not symbol.is_imported()
         }
-        return bool(_global_names(symtable.symtable(aux, "<aux>", "exec")) & (bound - {entry_point}))
+        return bool(read_globals(all_tables(aux)) & bound - {entry_point})
     except PARSE_ERRORS:  # the program cannot run either
         return False
-
-
-def _global_names(table: symtable.SymbolTable) -> set[str]:
-    """The global names that a module, and the functions and classes in it, read."""
-    names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced() and symbol.is_global()}
-    return names.union(*map(_global_names, table.get_children()))

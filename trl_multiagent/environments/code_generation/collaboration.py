@@ -15,11 +15,8 @@ MAX_DEPTH = 20  # levels of expressions and functions that are searched
 
 def is_thin_wrapper(needed: Sequence[Statement], entry_point: str) -> bool:
     """
-    Whether the entry point only returns the value of `aux`, directly or through variables and functions.
-
-    Args:
-        needed (`Sequence[Statement]`): The statements of main's code that the entry point needs.
-        entry_point (`str`): Name of the entry point.
+    Whether the entry point only returns the value of `aux`, directly or through variables and functions. `needed` are the statements of
+    main's code that the entry point needs.
     """
     names = {AUX}
     for _ in range(2):  # a function may come before what it uses
@@ -32,9 +29,11 @@ def drops_value(needed: Sequence[Statement]) -> bool:
     """Whether a call of `aux` stands by itself, or its value is assigned to variables that nothing reads."""
     for statement in needed:
         read = {
-            node.id for node, _ in statement.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+            node.id
+            for node in ast.walk(statement.node)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
         }
-        for node, _ in statement.nodes:
+        for node in ast.walk(statement.node):
             if isinstance(node, ast.Expr) and _is_call_of_aux(node.value):
                 return True
             for target, value in assignments(node) if isinstance(node, (*ASSIGNMENTS, ast.NamedExpr)) else ():
@@ -53,8 +52,7 @@ def _passes_on_in(body: Sequence[ast.stmt], names: set[str], depth: int) -> bool
 
     Args:
         body (`Sequence[ast.stmt]`): Statements.
-        names (`set[str]`): Names for `aux`, for functions that only return its value, and for that value. Names that the statements
-            bind to one of these are added.
+        names (`set[str]`): Names for `aux`, for functions that only return its value, and for that value. Others for these are added.
         depth (`int`): How many functions are around the body.
     """
     for node in body:
@@ -68,8 +66,7 @@ def _passes_on_in(body: Sequence[ast.stmt], names: set[str], depth: int) -> bool
                 names.add(node.name)
         elif not isinstance(node, (ast.Pass, *IMPORTS)) and not isinstance(expression, ast.Constant):
             pairs = [*assignments(expression or node)]  # `(y := ...)` assigns, too
-            is_loop = isinstance(node, (ast.For, ast.AsyncFor))
-            if is_loop or not any(_passes_on(value, names) for _, value in pairs):
+            if not any(_passes_on(value, names) for _, value in pairs):
                 return False
             if not all(isinstance(target, ast.Name) for target, _ in pairs):
                 return False

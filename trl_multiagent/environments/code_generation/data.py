@@ -17,7 +17,8 @@ from trl_multiagent.environments.dataset_rows import (
     select_rows,
     without_marks,
 )
-from trl_multiagent.environments.python_code.checks import PARSE_ERRORS, bound_names
+from trl_multiagent.environments.python_code.checks import bound_names
+from trl_multiagent.environments.python_code.names import PARSE_ERRORS, names_in
 from trl_multiagent.environments.python_code.problems import FIELDS, check_problem
 
 
@@ -80,15 +81,14 @@ def load_code_dataset(
 
 
 def _dataset_type(name: str, type: str | None) -> str:
+    lowered = name.lower()
+    known = (("mbpp", "mbpp"), ("coop", "coophumaneval"), ("humaneval", "humaneval"))
+    type = type or next((kind for part, kind in known if part in lowered), None)
     if type is None:
-        lowered = name.lower()
-        found = [kind for kind in ("mbpp", "coop", "humaneval") if kind in lowered]
-        if not found:
-            raise ValueError(
-                f"The type of the dataset {name!r} cannot be inferred from its name: give it, as one of "
-                f"{', '.join(DATASET_TYPES)}."
-            )
-        return "coophumaneval" if found[0] == "coop" else found[0]
+        raise ValueError(
+            f"The type of the dataset {name!r} cannot be inferred from its name: give it, as one of "
+            f"{', '.join(DATASET_TYPES)}."
+        )
     if type not in DATASET_TYPES:
         raise ValueError(f"Unknown dataset type {type!r}: expected one of {', '.join(DATASET_TYPES)}.")
     return type
@@ -104,29 +104,14 @@ def _checked_rows(rows: list[dict], source: str, test_field: str, num_agents: in
         first = seen.setdefault(row["task_id"], number)
         if first != number:
             raise ValueError(f"{where}: field `task_id` is {row['task_id']!r}, as in row {first}; ids must be unique.")
-        if num_agents == 2 and row["entry_point"] == AUX:
-            raise ValueError(
-                f"{where}: field `entry_point` is `{AUX}`, which is the name of the helper in a team of two."
-            )
-        if num_agents == 2 and AUX in bound_names(prefix):
-            raise ValueError(
-                f"{where}: field `prompt` defines `{AUX}`, which is the name of the helper in a team of two."
-            )
+        if num_agents == 2 and (row["entry_point"] == AUX or AUX in bound_names(prefix)):
+            field = "`entry_point` is" if row["entry_point"] == AUX else "`prompt` defines"
+            raise ValueError(f"{where}: field {field} `{AUX}`, which is the name of the helper in a team of two.")
         checked.append({field: row[field] for field in fields})
     return checked
 
 
 # MBPP
-
-
-class _RenameToCandidate(ast.NodeTransformer):
-    """Renames the function under test to `candidate`."""
-
-    def __init__(self, entry_point: str):
-        self.entry_point = entry_point
-
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        return ast.Name("candidate", node.ctx) if node.id == self.entry_point else node
 
 
 def mbpp_row(row: dict, where: str) -> dict:
@@ -142,16 +127,14 @@ def mbpp_row(row: dict, where: str) -> dict:
         for text in row[field]:
             if not isinstance(text, str):
                 raise ValueError(f"{where}: field `{field}` must hold text, not {kind_of(text)}.")
-    try:
-        code = ast.parse(row["code"])
-    except PARSE_ERRORS as error:
-        raise ValueError(f"{where}: field `code` is not Python source: {error}.") from None
+    code = _parsed(row["code"], f"{where}: field `code`")
     asserts = [_mbpp_assert(test, where) for test in row["test_list"]]
     if not asserts:
         raise ValueError(f"{where}: field `test_list` is empty.")
-    called = [{node.id for node in ast.walk(test) if isinstance(node, ast.Name)} for test in asserts]
     tested = [
-        node for node in code.body if isinstance(node, ast.FunctionDef) and all(node.name in names for names in called)
+        node
+        for node in code.body
+        if isinstance(node, ast.FunctionDef) and all(node.name in names_in(test) for test in asserts)
     ]
     if not tested:
         raise ValueError(f"{where}: field `code` defines no function that every entry of `test_list` calls.")
@@ -161,13 +144,14 @@ def mbpp_row(row: dict, where: str) -> dict:
     helpers = [node for node in code.body if node not in imports and node is not function]
     solution = function.body[1:] if ast.get_docstring(function) is not None else function.body
     function.body = [ast.Expr(ast.Constant(f" {row['prompt'].strip()}\n    "))]
-    header = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
-    needed_first = any(_defined_name(node) in header for node in helpers)
+    needed_first = bool(names_in(function) & bound_names(_source(helpers)))
     prompt = _source([function])
     function.body = function.body + solution
     body = _source([function]).removeprefix(prompt)
+    for name in (node for test in asserts for node in ast.walk(test) if isinstance(node, ast.Name)):
+        name.id = "candidate" if name.id == function.name else name.id
     (check,) = (node for node in ast.parse("def check(candidate): pass").body if isinstance(node, ast.FunctionDef))
-    check.body = [_RenameToCandidate(function.name).visit(test) for test in asserts]
+    check.body = [*asserts]
     return {
         "task_id": f"MBPP/{row['task_id']}",
         "prompt": _sections(_source(imports), _source(helpers) if needed_first else "", prompt),
@@ -178,21 +162,17 @@ def mbpp_row(row: dict, where: str) -> dict:
 
 
 def _mbpp_assert(test: str, where: str) -> ast.Assert:
-    try:
-        body = ast.parse(test).body
-    except PARSE_ERRORS as error:
-        raise ValueError(f"{where}: field `test_list`, {test!r} is not Python source: {error}.") from None
+    body = _parsed(test, f"{where}: field `test_list`, {test!r}").body
     if len(body) != 1 or not isinstance(body[0], ast.Assert):
         raise ValueError(f"{where}: field `test_list`, {test!r} is not one assert.")
     return body[0]
 
 
-def _defined_name(node: ast.stmt) -> str | None:
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return node.name
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-        return node.targets[0].id
-    return None
+def _parsed(source: str, where: str) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except PARSE_ERRORS as error:
+        raise ValueError(f"{where} is not Python source: {error}.") from None
 
 
 def _source(nodes: Sequence[ast.stmt]) -> str:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,10 +18,16 @@ from trl_multiagent.environments.code_generation.prompts import (
     signature,
     single_prompt,
 )
-from trl_multiagent.environments.code_generation.reward import KINDS, REWARD_VERSION, CodeReward, metric_ranges
+from trl_multiagent.environments.code_generation.reward import (
+    KINDS,
+    REWARD_VERSION,
+    CodeResult,
+    CodeReward,
+    metric_ranges,
+)
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.environments.python_code.program_runner import ProgramRunner
-from trl_multiagent.sandbox import Sandbox
+from trl_multiagent.sandbox import Check, Sandbox
 
 
 # To compare the prompts of two runs, their prompts for this item are compared
@@ -58,10 +63,11 @@ class CodeGenerationEnvironment(Environment):
         prompt_files ([`CodePrompts`], *optional*):
             Templates or functions that replace prompts.
         reward_kind (`str`, *optional*, defaults to `"paper"`):
-            `"paper"`, the published table, or `"earned"`, which only rewards solving the task. See [`CodeReward`].
+            `"paper"`, the published table, or `"earned"`, which only rewards solving the task.
         collaboration (`str`, *optional*, defaults to `"executed"`):
-            For the kind `paper`: whether the code alone (`"static"`), or the code and the run of the tests (`"executed"`), decides
-            if `aux` is used and if its value is ignored.
+            For the kind `paper`. With `"static"`, the syntax tree decides whether `aux` is used and whether its value is ignored. With
+            `"executed"`, `aux` must also be called in a test that passes, and its value counts as ignored if these tests still pass
+            when other values replace it.
         adaptive_timeout (`bool`, *optional*, defaults to `True`):
             Whether the deadline of a check is 20 times the processor time of the item's reference solution, at least 1 s and at
             most the sandbox's `check_timeout`. Items without a reference solution have the deadline `check_timeout`.
@@ -108,7 +114,7 @@ class CodeGenerationEnvironment(Environment):
         self.mode = mode
         self.expert = expert if mode == feedback.EXPERT_EDITS else None
         self.sandbox_slice = _slice(sandbox_slice)
-        if isinstance(hidden_tests, bool) or not isinstance(hidden_tests, int) or hidden_tests < 0:
+        if hidden_tests < 0:
             raise ValueError(f"`hidden_tests` is {hidden_tests!r}, it must be a whole number of at least 0.")
         self.hidden_tests = hidden_tests
         self.external_prompt_passthrough = external_prompt_passthrough
@@ -120,13 +126,11 @@ class CodeGenerationEnvironment(Environment):
         self.metric_ranges = metric_ranges(num_agents)
 
     def __repr__(self) -> str:
-        settings = f"roles={self.roles}, mode={self.mode!r}, sandbox_slice={self.sandbox_slice}"
-        if self.hidden_tests:
-            settings += f", hidden_tests={self.hidden_tests}"
-        if self.prompt_files.prompts:
-            settings += f", prompt_files={list(self.prompt_files.prompts)}"
+        hidden = f", hidden_tests={self.hidden_tests}" if self.hidden_tests else ""
+        files = f", prompt_files={list(self.prompt_files.prompts)}" if self.prompt_files.prompts else ""
         return (
-            f"CodeGenerationEnvironment({settings}, reward_kind={self.reward.kind!r}, reward_version={REWARD_VERSION})"
+            f"CodeGenerationEnvironment(roles={self.roles}, mode={self.mode!r}, sandbox_slice={self.sandbox_slice}{hidden}{files}, "
+            f"reward_kind={self.reward.kind!r}, reward_version={REWARD_VERSION})"
         )
 
     def resume_settings(self) -> dict[str, Any]:
@@ -176,20 +180,30 @@ class CodeGenerationEnvironment(Environment):
         self, item: dict, history: Sequence[Turn], edits: Mapping[str, str] | None
     ) -> dict[str, Prompt]:
         """The prompts of a later turn, with what an expert proposes."""
-        own_prompts = {
-            role: partial(self._own_feedback, role, item, history)
-            for role in self.roles
-            if self.prompt_files.feedback_of(role) is not None
-        }
-        prompts = feedback.next_prompts(
-            item, history[-1], self.roles, self.mode, self.sandbox_slice, edits, self.hidden_tests, own_prompts
-        )
-        if self.external_prompt_passthrough:
-            return prompts
-        return {
-            role: self._first_prompt(role, item, prompt) if isinstance(prompt, str) else prompt
-            for role, prompt in prompts.items()
-        }
+        result: CodeResult = history[-1].outcome.info
+        checks: Sequence[Check] = ()
+        if result.verdict is not None:
+            shown = feedback.shown_checks(result.verdict.checks, self.hidden_tests)
+            checks = feedback.slice_checks(shown, self.sandbox_slice)
+        prompts: dict[str, Prompt] = {}
+        for role in self.roles:
+            last = feedback.LastAnswer(item, result, checks, role, self.roles, (edits or {}).get(role))
+            lines = feedback.MODES[self.mode](last)
+            own_prompt = self.prompt_files.feedback_of(role)
+            if own_prompt is not None:
+                text = "\n".join(lines)
+                answer = {"function": last.function, "response": history[-1].joint_action[role]}
+                prompt = own_prompt.make({**_fields(item), "feedback": text, **answer}, item, text, history)
+            else:
+                need = " if needed" if self.mode == feedback.PASSED else ""
+                lines += [
+                    f"Revise your function `{last.function}`{need}. Answer with the Python code of the function alone."
+                ]
+                prompt = "\n".join(lines) + "\n"
+            if isinstance(prompt, str) and not self.external_prompt_passthrough:
+                prompt = self._first_prompt(role, item, prompt)
+            prompts[role] = prompt
+        return prompts
 
     def _first_prompt(self, role: str, item: dict, problem: str) -> Prompt:
         """The prompt of a role at the first turn, with `problem` in the place of the item's problem."""
@@ -201,18 +215,6 @@ class CodeGenerationEnvironment(Environment):
         if self.roles == (MAIN,):
             return single_prompt(item, problem)
         return aux_prompt(item, problem) if role == AUX else main_prompt(item, problem)
-
-    def _own_feedback(self, role: str, item: dict, history: Sequence[Turn], lines: str) -> Prompt:
-        """The user's prompt of a role for a later turn. `lines` are those of the feedback."""
-        own_prompt = self.prompt_files.feedback_of(role)
-        assert own_prompt is not None
-        values = {
-            **_fields(item),
-            "feedback": lines,
-            "function": AUX if role == AUX else item["entry_point"],
-            "response": history[-1].joint_action[role],
-        }
-        return own_prompt.make(values, item, lines, history)
 
     def score(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
@@ -271,12 +273,8 @@ def _fields(item: dict) -> dict[str, str]:
 
 
 def _slice(sandbox_slice: int | str | None) -> int:
-    if sandbox_slice is None or sandbox_slice == "all":
-        return 0
     try:
-        if isinstance(sandbox_slice, bool):
-            raise ValueError
-        return int(str(sandbox_slice))
+        return 0 if sandbox_slice in (None, "all") else int(str(sandbox_slice))
     except ValueError:
         raise ValueError(
             f"`sandbox_slice` must be a whole number, 'all' or None, not {sandbox_slice!r}: the first n asserts, the last n "

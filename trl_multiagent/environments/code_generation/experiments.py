@@ -47,14 +47,16 @@ class Experiments:
             needed[k] = any(lost.values())
         return {k: (needed[k], divided.get(k, False)) for k in programs}
 
-    def depend_on_aux(self, programs: dict[int, Program], verdicts: dict[int, Verdict]) -> dict[int, bool]:
-        """For each program, whether its tests depend on the values of `aux`, or on what it does in place."""
+    def depend_on_aux(
+        self, programs: dict[int, Program], verdicts: dict[int, Verdict]
+    ) -> dict[int, tuple[bool, bool]]:
+        """For each program, whether its tests depend on the values of `aux`, or on what it does in place; and False."""
         results = self._run(verdicts, {k: (program, (ANY_VALUE,)) for k, program in programs.items()})
         depends = {k: lost[ANY_VALUE] for k, lost in results.items()}
         open_questions = {k: (programs[k], (WITHOUT_AUX, WITHOUT_VALUE)) for k in programs if not depends[k]}
         for k, lost in self._run(verdicts, open_questions).items():
             depends[k] = lost[WITHOUT_AUX] and not lost[WITHOUT_VALUE]
-        return depends
+        return {k: (depended, False) for k, depended in depends.items()}
 
     def _run(
         self, verdicts: dict[int, Verdict], chosen: Mapping[int, tuple[Program, tuple[str, ...]]]

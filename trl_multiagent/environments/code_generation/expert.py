@@ -9,15 +9,16 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.endpoints.client import CHARACTERS_PER_TOKEN, EndpointClient, Usage
 from trl_multiagent.endpoints.endpoint import describe_endpoint
 from trl_multiagent.endpoints.files import Answer, Question
-from trl_multiagent.environments.base import JointAction, Turn
+from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.code_generation.expert_settings import DEFAULT_TEMPERATURE, ExpertSettings
 from trl_multiagent.environments.code_generation.reward import CodeResult
 from trl_multiagent.environments.code_generation.roles import AUX
+from trl_multiagent.environments.python_code.names import PARSE_ERRORS
 from trl_multiagent.environments.task_errors import UnavailableError, describe
 
 
@@ -33,22 +34,6 @@ MAX_DEPTH = 3  # of lists and objects in place of a text
 SOLO = "expert"  # the role of a model that proposes edits for all agents
 
 Edits = dict[str, str]  # role -> what to change in its function
-
-
-class EditSource(Protocol):
-    """A model that proposes edits."""
-
-    def take_usage(self) -> Usage:
-        """What was used since the last call of this method."""
-
-    def prepare(self) -> None:
-        """Checks, or loads, what proposing edits needs. Raises `UnavailableError` if it is not there."""
-
-    def describe(self) -> dict[str, Any]:
-        """What the edits depend on, as plain values."""
-
-    def propose(self, items: Sequence[dict], turns: Sequence[Turn], roles: Sequence[str]) -> list[Edits | Exception]:
-        """The edits for each team's last answers, or why there are none."""
 
 
 class Expert:
@@ -67,14 +52,11 @@ class Expert:
     def __init__(self, settings: ExpertSettings, roles: Sequence[str], run_folder: Path):
         settings.check_expert()
         self.settings, self.roles = settings, tuple(roles)
-        self.source: EditSource = (
+        self.source = (
             LocalExpert(settings) if settings.expert_is_local else EndpointExpert(settings, run_folder / FOLDER)
         )
         self.missing_parts = 0
         self.total = Usage()
-
-    def __str__(self) -> str:
-        return str(self.settings.expert_model)
 
     def propose(self, items: Sequence[dict], turns: Sequence[Turn]) -> list[Edits]:
         """
@@ -124,17 +106,19 @@ class Expert:
 
     def plan(self, items: Sequence[dict], requests: int, answer_tokens: int) -> str:
         """
-        The largest cost of the requests, in words. Sends nothing.
+        Returns the largest cost of the requests, in words. Sends nothing.
 
         Args:
             items (`Sequence[dict]`): The items, of which the longest counts; possibly none.
             requests (`int`): Number of requests.
             answer_tokens (`int`): Tokens of one agent's answer at most.
         """
-        question = max((len(self._empty_question(item)) for item in items), default=0) // CHARACTERS_PER_TOKEN
+        questions = (question_text(item, item["prompt"], {}, self.roles) for item in items)
+        question = max(map(len, questions), default=0) // CHARACTERS_PER_TOKEN
         tokens = requests * (question + len(self.roles) * answer_tokens), requests * self.settings.expert_max_tokens
         text = (
-            f"{self}, {requests} requests with about {tokens[0]} prompt tokens and {tokens[1]} answer tokens at most"
+            f"{self.settings.expert_model}, {requests} requests with about {tokens[0]} prompt tokens and {tokens[1]} answer tokens at "
+            "most"
         )
         if self.settings.expert_is_local:
             return f"{text}, on this machine"
@@ -143,9 +127,6 @@ class Expert:
         price = f", cost {endpoint.cost(*tokens):.2f}" if endpoint.has_price else ""
         problem = endpoint.problem()
         return f"{text}{price}{budget}, at {endpoint.base_url}{f' ({problem})' if problem else ''}"
-
-    def _empty_question(self, item: dict) -> str:
-        return question_text(item, item["prompt"], {}, self.roles)
 
 
 class EndpointExpert:
@@ -163,17 +144,21 @@ class EndpointExpert:
         self.stops = settings.expert_on_failure == "error"
 
     def take_usage(self) -> Usage:
+        """What was used since the last call of this method."""
         return self.client.take_usage()
 
     def prepare(self) -> None:
+        """Checks that the endpoint can be used. Raises `UnavailableError` if not."""
         problem = self.client.endpoint.problem()
         if problem is not None:
             raise UnavailableError(f"`external.mode: expert_edits` cannot use the expert: {problem}.")
 
     def describe(self) -> dict[str, Any]:
+        """What the edits depend on, as plain values."""
         return describe_endpoint(self.client.endpoint)
 
     def propose(self, items: Sequence[dict], turns: Sequence[Turn], roles: Sequence[str]) -> list[Edits | Exception]:
+        """Returns the edits for each team's last answers, or why there are none."""
         questions = [
             Question(({"role": "user", "content": expert_question(item, turn, roles)},))
             for item, turn in zip(items, turns, strict=True)
@@ -188,14 +173,16 @@ class EndpointExpert:
 class LocalExpert:
     """
     An expert on this machine, sampled with transformers: a model, which answers about all agents at once in JSON, or a saved team with
-    the same roles, each agent of which proposes edits for one.
+    the same roles, each agent of which proposes edits for one. The methods are those of [`EndpointExpert`].
 
     Args:
         settings ([`ExpertSettings`]): The settings.
     """
 
     def __init__(self, settings: ExpertSettings):
-        self.settings = settings
+        self.model = settings.expert_model
+        temperature = DEFAULT_TEMPERATURE if settings.expert_temperature is None else settings.expert_temperature
+        self.sampling = {"temperature": temperature, "max_tokens": settings.expert_max_tokens}
         self.usage = Usage()
         self.sampler: TeamSampler | None = None  # loaded before the first question
 
@@ -203,45 +190,35 @@ class LocalExpert:
         usage, self.usage = self.usage, Usage()
         return usage
 
+    def describe(self) -> dict[str, Any]:
+        return {"model": self.model, **self.sampling}
+
     def prepare(self) -> None:
+        """Loads the model. Raises `UnavailableError` if that is not possible."""
         if self.sampler is None:
             self.sampler = self._load()
 
     def _load(self) -> "TeamSampler":
+        from accelerate import PartialState
         from transformers.integrations import is_deepspeed_zero3_enabled
 
         from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
         from trl_multiagent.team.load import load_player
 
-        name = self.settings.expert_model
-        assert name is not None
+        assert self.model is not None
         if is_deepspeed_zero3_enabled():
             raise UnavailableError(
-                f"Under ZeRO-3, the expert {name!r} would be loaded in parts: serve it, and set `external.expert_base_url`."
+                f"Under ZeRO-3, the expert {self.model!r} would be loaded in parts: serve it, and set `external.expert_base_url`."
             )
         try:
-            team = load_player(name, [SOLO], dtype="auto")
+            team = load_player(self.model, [SOLO], dtype="auto")
         except (OSError, ValueError, ImportError, TypeError) as error:
-            raise UnavailableError(f"`external.expert_model` {name!r} cannot be loaded: {describe(error)}") from error
-        sampling: dict[str, Any] = {
-            "temperature": self._temperature,
-            "max_new_tokens": self.settings.expert_max_tokens,
-        }
-        team = team.requires_grad_(False).eval().to(device())
-        return TeamSampler(team, TransformersGenerator(team, sampling_arguments(sampling), 65536))
-
-    @property
-    def _temperature(self) -> float:
-        temperature = self.settings.expert_temperature
-        return DEFAULT_TEMPERATURE if temperature is None else temperature
-
-    def describe(self) -> dict[str, Any]:
-        settings = self.settings
-        return {
-            "model": settings.expert_model,
-            "temperature": self._temperature,
-            "max_tokens": settings.expert_max_tokens,
-        }
+            raise UnavailableError(
+                f"`external.expert_model` {self.model!r} cannot be loaded: {describe(error)}"
+            ) from error
+        team = team.requires_grad_(False).eval().to(str(PartialState().device))
+        limit = {"temperature": self.sampling["temperature"], "max_new_tokens": self.sampling["max_tokens"]}
+        return TeamSampler(team, TransformersGenerator(team, sampling_arguments(limit), 65536))
 
     def propose(self, items: Sequence[dict], turns: Sequence[Turn], roles: Sequence[str]) -> list[Edits | Exception]:
         from trl_multiagent.rollout.tree import Node
@@ -249,8 +226,8 @@ class LocalExpert:
         self.prepare()
         assert self.sampler is not None
         asked = self.sampler.team.roles
-        is_team = set(asked) == set(roles) and len(asked) > 1
-        if len(asked) > 1 and not is_team:
+        is_team = len(asked) > 1
+        if is_team and set(asked) != set(roles):
             raise UnavailableError(
                 f"`external.expert_model` is a team with the roles {', '.join(asked)}, but edits are for {', '.join(roles)}."
             )
@@ -263,23 +240,12 @@ class LocalExpert:
             self.usage.requests += len(of_role)
             self.usage.input_tokens += sum(len(sample.prompt_ids) for sample in of_role)
             self.usage.output_tokens += sum(len(sample.completion_ids[0]) for sample in of_role)
+        answers = [{role: samples[role][k].texts[0].strip() for role in asked} for k in range(len(nodes))]
         if is_team:
-            texts = [{role: samples[role][k].texts[0] for role in roles} for k in range(len(nodes))]
-            return [
-                {role: shorten(text.strip(), MAX_EDITS) for role, text in x.items() if text.strip()} for x in texts
-            ]
-        answers = samples[asked[0]]
+            return [{role: shorten(text, MAX_EDITS) for role, text in one.items() if text} for one in answers]
         return [
-            parse_edits(answer.texts[0], roles, item["entry_point"])
-            for item, answer in zip(items, answers, strict=True)
+            parse_edits(one[asked[0]], roles, item["entry_point"]) for item, one in zip(items, answers, strict=True)
         ]
-
-
-def device() -> str:
-    """The device of this process."""
-    from accelerate import PartialState
-
-    return str(PartialState().device)
 
 
 # Questions and answers
@@ -287,7 +253,7 @@ def device() -> str:
 
 def expert_question(item: dict, turn: Turn, roles: Sequence[str], only: str | None = None) -> str:
     """
-    The prompt of the expert about a team's answers.
+    Returns the prompt of the expert about a team's answers.
 
     Args:
         item (`dict`): The dataset row.
@@ -296,30 +262,34 @@ def expert_question(item: dict, turn: Turn, roles: Sequence[str], only: str | No
         only (`str`, *optional*): A role, to ask about its function alone, and for text in place of JSON.
     """
     result: CodeResult = turn.outcome.info
-    return question_text(
-        item, result.analysis.source, without_code(item, turn.joint_action, result, roles), roles, only
-    )
+    missing = {
+        name: turn.joint_action[role]
+        for role, name in function_names(item["entry_point"], roles).items()
+        if name in result.analysis.without_code
+    }
+    return question_text(item, result.analysis.source, missing, roles, only)
 
 
-def without_code(item: dict, joint_action: JointAction, result: CodeResult, roles: Sequence[str]) -> dict[str, str]:
-    """The answers that have no code, by the name of the function that is missing."""
-    names = {role: AUX if role == AUX else item["entry_point"] for role in roles}
-    return {name: joint_action[role] for role, name in names.items() if name in result.analysis.without_code}
+def function_names(entry_point: str, roles: Sequence[str]) -> dict[str, str]:
+    """The name of each role's function."""
+    return {role: AUX if role == AUX else entry_point for role in roles}
 
 
 def question_text(
     item: dict, source: str, missing: Mapping[str, str], roles: Sequence[str], only: str | None = None
 ) -> str:
-    """The text of a question, see [`expert_question`]."""
+    """
+    Returns the text of a question, see [`expert_question`]. `missing` has the answers without code, by the name of the function that is
+    missing.
+    """
     entry_point = item["entry_point"]
-    names = {role: AUX if role == AUX else entry_point for role in roles}
+    names = function_names(entry_point, roles)
+    team = f"A programmer solves a problem with the function `{entry_point}`."
     if AUX in roles:
         team = (
             f"Two programmers solve a problem together: one writes the helper function `aux`, the other writes `{entry_point}`, which "
             "should use it. They cannot see each other's code."
         )
-    else:
-        team = f"A programmer solves a problem with the function `{entry_point}`."
     parts = [
         team,
         f"The problem:\n\n{item['prompt'].strip()}",
@@ -353,55 +323,44 @@ def parse_edits(text: str, roles: Sequence[str], entry_point: str) -> Edits:
     Returns:
         `dict[str, str]`: The edits by role, without the roles for which there are none.
     """
-    names = {role: (role,) if role == AUX else (role, entry_point) for role in roles}
     best: Edits = {}
-    for values in objects_in(text[-MAX_ANSWER:]):
-        edits = {}
-        for role, keys in names.items():
-            given = {str(key).strip().lower(): value for key, value in values.items()}
-            parts = [as_text(given[key.lower()]) for key in keys if key.lower() in given]
-            part = next(filter(None, parts), "")
-            if part:
-                edits[role] = shorten(part, MAX_EDITS)
+    for values in _objects_in(text[-MAX_ANSWER:]):
+        given = {str(key).strip().lower(): _as_text(value) for key, value in values.items()}
+        edits = {
+            role: shorten(part, MAX_EDITS)
+            for role, name in function_names(entry_point, roles).items()
+            if (part := given.get(role) or given.get(name.lower()))
+        }
         if edits and len(edits) >= len(best):
             best = edits
     return best
 
 
-def objects_in(text: str) -> Iterator[dict]:
+def _objects_in(text: str) -> Iterator[dict]:
     """The JSON objects in a text, in order. Without any, a Python dict, or the strings of an object that was cut off."""
     decoder = json.JSONDecoder(strict=False)  # strings may contain line breaks
-    found = False
+    found = []
     for match in re.finditer(r"\{", text):
         try:
             value, _ = decoder.raw_decode(text, match.start())
         except (ValueError, RecursionError):
             continue
-        if value:
-            found = True
-            yield value
+        found += [value] if value else []
     if found:
+        yield from found
         return
-    start, end = text.find("{"), text.rfind("}")
-    if 0 <= start < end:
-        try:
-            value = ast.literal_eval(text[start : end + 1])
-        except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-            value = None
-        if isinstance(value, dict):
-            yield value
-            return
-    strings = re.findall(r'"(\w+)"\s*:\s*("(?:[^"\\]|\\.)*")', text, flags=re.DOTALL)
-    values = {}
-    for name, quoted in strings:
-        try:
-            values[name] = json.loads(quoted, strict=False)
-        except ValueError:
-            continue
-    yield values
+    try:
+        value = ast.literal_eval(text[text.find("{") : text.rfind("}") + 1])
+    except (*PARSE_ERRORS, TypeError):
+        value = None
+    if isinstance(value, dict):
+        yield value
+        return
+    strings = re.findall(r'"(\w+)"\s*:\s*"((?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*)"', text)
+    yield {name: decoder.decode(f'"{quoted}"') for name, quoted in strings}
 
 
-def as_text(value: Any, depth: int = 0) -> str:
+def _as_text(value: Any, depth: int = 0) -> str:
     """The text of a JSON value: of a list, its entries, one per line; of an object, its values. Other values are no edits."""
     if isinstance(value, str):
         # JSON can hold halves of characters, which no tokenizer and no file takes
@@ -410,7 +369,7 @@ def as_text(value: Any, depth: int = 0) -> str:
         value = list(value.values())
     if not isinstance(value, list) or depth == MAX_DEPTH:
         return ""
-    return "\n".join(filter(None, (as_text(entry, depth + 1) for entry in value)))
+    return "\n".join(filter(None, (_as_text(entry, depth + 1) for entry in value)))
 
 
 def shorten(text: str, limit: int) -> str:

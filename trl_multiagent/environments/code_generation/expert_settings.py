@@ -15,7 +15,8 @@ DEFAULT_TEMPERATURE = 0.3
 LOCAL = "local"
 OWN_FIELDS = ("model", "messages", "system", "max_tokens", "max_completion_tokens", "temperature", "stream", "n")
 SECRET = re.compile(r"api_?key|secret|password|authorization|access_token", re.IGNORECASE)
-ON_FAILURE = ("error", "plain")
+# The settings that an `Endpoint` has under the same name, without `expert_`
+LIMITS = "max_tokens extra_body timeout deadline tries concurrency token_budget input_price output_price".split()
 
 
 @dataclass
@@ -59,7 +60,7 @@ class ExpertSettings:
     expert_on_failure: str = setting(
         "What happens without an answer: 'error' ends the run, 'plain' gives the agents the prompt of the mode plain.",
         "error",
-        choices=ON_FAILURE,
+        choices=("error", "plain"),
     )
 
     @property
@@ -78,35 +79,53 @@ class ExpertSettings:
             ValueError: a setting is impossible, or it is not known where the model is.
         """
         assert self.expert_model is not None
-        prefix = "external.expert_"
         endpoint = make_endpoint(
             self.expert_model,
             self.expert_base_url,
             self.expert_api_key_env,
             self.expert_api,
-            names=(f"{prefix}base_url", f"{prefix}api_key_env", f"{prefix}api"),
-            max_tokens=self.expert_max_tokens,
-            extra_body=self.expert_extra_body,
-            timeout=self.expert_timeout,
-            deadline=self.expert_deadline,
-            tries=self.expert_tries,
-            concurrency=self.expert_concurrency,
-            token_budget=self.expert_token_budget,
-            input_price=self.expert_input_price,
-            output_price=self.expert_output_price,
+            names=("external.expert_base_url", "external.expert_api_key_env", "external.expert_api"),
+            **{name: getattr(self, f"expert_{name}") for name in LIMITS},
         )
         temperature = self.expert_temperature
         if temperature is None and endpoint.api != ANTHROPIC:
             temperature = DEFAULT_TEMPERATURE
         return endpoint.with_temperature(temperature)
 
-    def _check_requests(self) -> None:
+    def check_expert(self) -> None:
         """
-        Checks what would make every request fail, or put a key into the saved settings.
+        Checks the settings that the mode `expert_edits` needs.
 
         Raises:
-            ValueError: a setting is impossible.
+            ValueError: one is missing or impossible, would make every request fail, or would put a key into the saved settings.
         """
+        if self.expert_model is None:
+            raise ValueError(
+                "`external.mode: expert_edits` needs `external.expert_model`, the model that proposes edits."
+            )
+        if self.expert_is_local:
+            self._check_local(self.expert_model)
+        else:
+            self.expert_endpoint()
+            self._check_requests()
+
+    def _check_local(self, model: str) -> None:
+        folder = Path(model)
+        if not folder.is_dir() and (model.startswith(("/", "./", "../", "~")) or model.count("/") > 1):
+            raise ValueError(f"`external.expert_model` is {model!r}, but there is no such folder.")
+        if folder.is_dir() and not holds_model(folder):
+            raise ValueError(
+                f"`external.expert_model` is {model!r}, but this folder holds no model and no saved team: it has none of "
+                f"{', '.join(MODEL_FILES)}."
+            )
+        for name in ("expert_base_url", "expert_api_key_env", "expert_token_budget", "expert_extra_body"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"`external.{name}` is for an endpoint, but the expert {model!r} runs on this machine. Remove it, or "
+                    "set `external.expert_api: openai`."
+                )
+
+    def _check_requests(self) -> None:
         budget, limit = self.expert_token_budget, self.expert_max_tokens
         if budget is not None and budget <= limit:
             raise ValueError(
@@ -125,34 +144,3 @@ class ExpertSettings:
                 )
         if self.expert_cache_dir is not None and Path(self.expert_cache_dir).is_file():
             raise ValueError(f"`external.expert_cache_dir` must be a folder, but {self.expert_cache_dir} is a file.")
-
-    def check_expert(self) -> None:
-        """
-        Checks the settings that the mode `expert_edits` needs.
-
-        Raises:
-            ValueError: one is missing or impossible.
-        """
-        if self.expert_model is None:
-            raise ValueError(
-                "`external.mode: expert_edits` needs `external.expert_model`, the model that proposes edits."
-            )
-        if not self.expert_is_local:
-            self.expert_endpoint()
-            self._check_requests()
-            return
-        is_path = self.expert_model.startswith(("/", "./", "../", "~")) or self.expert_model.count("/") > 1
-        if is_path and not Path(self.expert_model).is_dir():
-            raise ValueError(f"`external.expert_model` is {self.expert_model!r}, but there is no such folder.")
-        folder = Path(self.expert_model)
-        if folder.is_dir() and not holds_model(folder):
-            raise ValueError(
-                f"`external.expert_model` is {self.expert_model!r}, but this folder holds no model and no saved team: it has none of "
-                f"{', '.join(MODEL_FILES)}."
-            )
-        for name in ("expert_base_url", "expert_api_key_env", "expert_token_budget", "expert_extra_body"):
-            if getattr(self, name) is not None:
-                raise ValueError(
-                    f"`external.{name}` is for an endpoint, but the expert {self.expert_model!r} runs on this machine. Remove it, or "
-                    "set `external.expert_api: openai`."
-                )

@@ -1,9 +1,8 @@
 """The prompts of the second and later turns, made from the verdict on the last answers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trl_multiagent.environments.base import Prompt, Turn
 from trl_multiagent.environments.code_generation.reward import CodeResult
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.sandbox import Check
@@ -29,8 +28,7 @@ class LastAnswer:
         item (`dict`): The dataset row.
         result ([`CodeResult`]): How the joint answer of the last turn was judged.
         checks (`Sequence[Check]`): The results of the asserts that the feedback may be about. Empty if no assert was run.
-        role (`str`): The agent's role.
-        roles (`Sequence[str]`): `("aux", "main")` or `("main",)`.
+        role (`str`): The agent's role, one of `roles`, which are `("aux", "main")` or `("main",)`.
         edits (`str`, *optional*): What the expert proposes for the agent's function.
     """
 
@@ -88,47 +86,6 @@ MODES: dict[str, Callable[[LastAnswer], list[str]]] = {
 MODES_WITH_TESTS = ("level_feedback", "level_passed", PASSED)  # whose feedback depends on asserts
 
 
-def next_prompts(
-    item: dict,
-    last_turn: Turn,
-    roles: Sequence[str],
-    mode: str,
-    sandbox_slice: int,
-    edits: Mapping[str, str] | None = None,
-    hidden_tests: int = 0,
-    own_prompts: Mapping[str, Callable[[str], Prompt]] | None = None,
-) -> dict[str, Prompt]:
-    """
-    Makes each agent's prompt for its next answer.
-
-    Args:
-        item (`dict`): The dataset row.
-        last_turn ([`Turn`]): The last prompts and answers; the `info` of its outcome is the [`CodeResult`].
-        roles (`Sequence[str]`): `("aux", "main")` or `("main",)`.
-        mode (`str`): One of `MODES`, whose function makes the lines of feedback.
-        sandbox_slice (`int`): Asserts whose results count: the first n, the last n if negative, all if 0.
-        edits (`Mapping[str, str]`, *optional*):
-            For `"expert_edits"`, what the expert proposes for the function of a role. A role without edits gets the prompt of
-            `"plain"`.
-        hidden_tests (`int`, *optional*, defaults to `0`): Number of last asserts that never count.
-        own_prompts (`Mapping[str, Callable[[str], Prompt]]`, *optional*): For each role whose prompt the user replaced, a function
-            from the lines of feedback to the prompt.
-    """
-    result: CodeResult = last_turn.outcome.info
-    checks = slice_checks(shown_checks(result.verdict.checks, hidden_tests), sandbox_slice) if result.verdict else ()
-    prompts: dict[str, Prompt] = {}
-    for role in roles:
-        last = LastAnswer(item, result, checks, role, roles, (edits or {}).get(role))
-        lines = MODES[mode](last)
-        if own_prompts and role in own_prompts:
-            prompts[role] = own_prompts[role]("\n".join(lines))
-            continue
-        need = " if needed" if mode == PASSED else ""
-        lines += [f"Revise your function `{last.function}`{need}. Answer with the Python code of the function alone."]
-        prompts[role] = "\n".join(lines) + "\n"
-    return prompts
-
-
 def shown_checks(checks: Sequence[Check], hidden_tests: int) -> Sequence[Check]:
     """
     The checks that feedback may be about: all except the last `hidden_tests` and those with the same source as one of them. Empty if
@@ -155,24 +112,23 @@ def slice_checks(checks: Sequence[Check], sandbox_slice: int) -> Sequence[Check]
 
 def _levels(last: LastAnswer, detailed: bool) -> list[str]:
     """The result of each level. The detailed form also has the reasons."""
-    lines = ["Result of your last answer:", *_definitions(last.item, last.result, last.role, last.roles, detailed)]
+    lines = ["Result of your last answer:", *_definitions(last, detailed)]
     lines += [*_syntax(last.result, detailed), *_tests(last.result, last.checks, detailed)]
     if last.role == MAIN and AUX in last.roles:
         lines += _aux_usage(last.result, detailed)
     return lines
 
 
-def _definitions(item: dict, result: CodeResult, role: str, roles: Sequence[str], detailed: bool) -> list[str]:
+def _definitions(last: LastAnswer, detailed: bool) -> list[str]:
     """Whether the functions were found: the agent's own first, then, in the detailed form, its partner's."""
-    problems = {AUX: result.analysis.aux_problem, MAIN: result.analysis.main_problem}
-    names = {AUX: AUX, MAIN: item["entry_point"]}
+    problems = {AUX: last.result.analysis.aux_problem, MAIN: last.result.analysis.main_problem}
     if not detailed:
-        return [f"- Implementation: {'not found' if problems[role] else 'OK'}"]
+        return [f"- Implementation: {'not found' if problems[last.role] else 'OK'}"]
     lines = []
-    for other in sorted(roles, key=lambda other: other != role):
-        whose = "Your function" if other == role else "Your partner's function"
-        state = f"MISSING, {_short(problems[other])}" if problems[other] else "FOUND"
-        lines.append(f"- {whose} `{names[other]}`: {state}")
+    for role in sorted(last.roles, key=lambda role: role != last.role):
+        whose = "Your function" if role == last.role else "Your partner's function"
+        state = f"MISSING, {_short(problems[role])}" if problems[role] else "FOUND"
+        lines.append(f"- {whose} `{AUX if role == AUX else last.item['entry_point']}`: {state}")
     return lines
 
 

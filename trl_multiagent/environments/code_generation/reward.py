@@ -47,8 +47,8 @@ class CodeResult:
         verdict (`Verdict`, *optional*): The result of running the program; None if scoring stopped before the run.
         executed (`bool`, *optional*, defaults to `True`): Whether the run of the tests also decides about collaboration, or only the
             code.
-        needs_aux (`bool`, *optional*, defaults to `True`): Whether a test that passes depends on `aux`, according to the experiments;
-            for the kind `paper`, on its values or on what it does in place.
+        needs_aux (`bool`, *optional*, defaults to `True`): Whether the experiments show that a test that passes depends on `aux`; for
+            the kind `paper`, on its values or on what it does in place.
         divided (`bool`, *optional*, defaults to `False`): For the kind `earned`, whether both agents do a part of the work.
     """
 
@@ -79,20 +79,8 @@ class CodeResult:
 @dataclass
 class CodeReward:
     """
-    Scores joint actions.
-
-    Args:
-        runner ([`~trl_multiagent.environments.python_code.program_runner.ProgramRunner`]): Runs the programs.
-        kind (`str`, *optional*, defaults to `"paper"`): The kind that the agents are trained on, `"paper"` or `"earned"`.
-        collaboration (`str`, *optional*, defaults to `"executed"`):
-            For the kind `paper`. With `"static"`, the syntax tree decides whether `aux` is used and whether its value is ignored. With
-            `"executed"`, `aux` must also be called in a test that passes, and its value counts as ignored if these tests still pass
-            when other values replace it.
-        adaptive_timeout (`bool`, *optional*, defaults to `True`):
-            Whether the deadline of a check depends on the time of the item's reference solution, if it has one.
-        warn_about_items (`bool`, *optional*, defaults to `True`):
-            Whether a warning is logged for each item whose tests are of little use, because a trivial answer passes all of
-            them or the reference solution fails some.
+    Scores joint actions. `runner` runs the programs; the other arguments are those of [`CodeGenerationEnvironment`], where `kind` is
+    called `reward_kind`.
     """
 
     runner: ProgramRunner
@@ -145,15 +133,9 @@ class CodeReward:
         called = {k: program for k, program in programs.items() if verdicts[k].passed and verdicts[k].calls.get(AUX)}
         results, parts = {}, {}
         for kind in kinds:
-            needed, divided = self._make_experiments(kind, called, verdicts, facts)
+            found = self._make_experiments(kind, called, verdicts, facts)
             results[kind] = [
-                CodeResult(
-                    analysis,
-                    verdicts.get(k),
-                    self.collaboration == "executed",
-                    needed.get(k, True),
-                    divided.get(k, False),
-                )
+                CodeResult(analysis, verdicts.get(k), self.collaboration == "executed", *found.get(k, (True, False)))
                 for k, analysis in enumerate(analyses)
             ]
             kind_parts = earned_parts if kind == "earned" else paper_parts
@@ -198,34 +180,21 @@ class CodeReward:
             facts = self._facts[key] = read_facts(item, verdict)
             if not self.warn_about_items:
                 continue
+            name = printable(str(item.get("task_id")))
             if tries_trivial and facts.trivial == facts.total:
-                logger.warning(
-                    "%s: a trivial answer passes all tests, so answers earn nothing for passing them",
-                    printable(str(item["task_id"])),
-                )
+                logger.warning("%s: a trivial answer passes all tests, so answers earn nothing for passing them", name)
             if facts.reference is not None and facts.reference < facts.total:
-                logger.warning(
-                    "%s: the reference solution passes %d of %d tests",
-                    printable(str(item["task_id"])),
-                    facts.reference,
-                    facts.total,
-                )
+                logger.warning("%s: the reference solution passes %d of %d tests", name, facts.reference, facts.total)
         return [self._facts[key] for key in keys]
 
     def _make_experiments(
         self, kind: str, programs: dict[int, Program], verdicts: dict[int, Verdict], facts: list[ItemFacts]
-    ) -> tuple[dict[int, bool], dict[int, bool]]:
-        """
-        Makes the experiments of a kind. Returns, for the programs that need them, by index: whether a test depends on `aux`, and
-        whether both agents do a part of the work.
-        """
+    ) -> dict[int, tuple[bool, bool]]:
+        """Makes the experiments of a kind. Returns `needs_aux` and `divided` for the programs that have some, by index."""
         if kind == "earned":
             solving = {k: program for k, program in programs.items() if facts[k].share(verdicts[k].passed) > 0}
-            found = self._experiments.collaborate(solving, verdicts)
-            return {k: needed for k, (needed, _) in found.items()}, {k: divided for k, (_, divided) in found.items()}
-        if self.collaboration == "static":
-            return {}, {}
-        return self._experiments.depend_on_aux(programs, verdicts), {}
+            return self._experiments.collaborate(solving, verdicts)
+        return self._experiments.depend_on_aux(programs, verdicts) if self.collaboration == "executed" else {}
 
 
 def paper_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
@@ -245,12 +214,9 @@ def paper_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
 
 def earned_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
     """
-    The parts of the reward of the kind `earned`.
-
-    Let s be the share of the tests that the program passes, of those that trivial answers do not pass. Let m and a be the shares
-    of main's and aux's text that belong to their functions. Let c be 1 if the team collaborates, and 0 if not. Then the
-    parts are: definition 0.6 m + 0.4 s c, syntax 0.5 min(m, a), tests s, aux used 0.5 s c, own part 1.0 s c, and -0.5 s if aux
-    is ignored.
+    The parts of the reward of the kind `earned`: definition 0.6 m + 0.4 s c, syntax 0.5 min(m, a), tests s, aux used 0.5 s c, own part
+    1.0 s c, and -0.5 s if aux is ignored. s is the share of the tests that pass, of those that trivial answers do not pass; m and a
+    are the shares of main's and aux's text that belong to their functions; c is 1 if the team collaborates, and 0 if not.
     """
     analysis, verdict = result.analysis, result.verdict
     parts = _no_parts()

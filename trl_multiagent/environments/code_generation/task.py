@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -50,28 +51,17 @@ class CodeDataset(DatasetSource):
     type: str | None = setting(f"{quoted(DATASET_TYPES)}; by default inferred from the name.")
 
     @property
-    def source(self) -> str:
-        """
-        The dataset's `name`.
-
-        Raises:
-            ValueError: it is missing.
-        """
-        if self.name is None:
-            raise ValueError(f"`dataset.name` is missing: 'humaneval', a Hub id, or the path of a {LOCAL_FILE}.")
-        return self.name
-
-    @property
     def may_be_hub_id(self) -> bool:
-        return not is_short_name(self.source)
+        return self.name is not None and not is_short_name(self.name)
 
     def __post_init__(self) -> None:
-        is_file = Path(self.source).is_file() or Path(self.source).suffix in (".csv", ".tsv", ".txt", ".arrow")
-        if is_file and not self.source.endswith(LOCAL_SUFFIXES):
+        if self.name is None:
+            raise ValueError(f"`dataset.name` is missing: 'humaneval', a Hub id, or the path of a {LOCAL_FILE}.")
+        path = Path(self.name)
+        is_local = path.suffix in LOCAL_SUFFIXES
+        if path.is_file() and not is_local:
             raise ValueError(f"`dataset.name` is {self.name!r}, it must be a Hub id or the path of a {LOCAL_FILE}.")
-        if self.source.startswith(("/", "./", "../")) and not Path(self.source).exists():
-            raise ValueError(f"`dataset.name` is {self.name!r}, but there is no such file.")
-        if self.source.endswith(LOCAL_SUFFIXES) and not Path(self.source).is_file():
+        if not path.exists() and (is_local or self.name.startswith(("/", "./", "../"))):
             raise ValueError(f"`dataset.name` is {self.name!r}, but there is no such file in {Path.cwd()}.")
 
 
@@ -127,12 +117,8 @@ def make_environment(
     warn_about_items: bool = True,
 ) -> CodeGenerationEnvironment:
     """
-    Makes the environment that the sections `external`, `reward` and `sandbox` describe.
-
-    Args:
-        settings ([`~trl_multiagent.environments.task.TaskSettings`]): The settings of the run.
-        first_prompts (`Callable[[dict], Mapping[str, Prompt]]`, *optional*): See [`CodeGenerationEnvironment`].
-        warn_about_items (`bool`, *optional*, defaults to `True`): See [`CodeGenerationEnvironment`].
+    Makes the environment that the sections `external`, `reward` and `sandbox` describe. For the other arguments see
+    [`CodeGenerationEnvironment`].
 
     Raises:
         UnavailableError: the machine does not offer the protection `sandbox.min_tier`.
@@ -172,21 +158,18 @@ def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
         ConnectionError: the dataset is on the Hub, which cannot be reached.
     """
     dataset: CodeDataset = settings.sections["dataset"]
-
-    def load(split: str | None) -> Dataset:
-        return load_code_dataset(dataset.source, split=split, type=dataset.type, num_agents=settings.num_agents)
-
-    train_dataset = load(dataset.train_split)
-    eval_dataset = None if dataset.eval_split is None else load(dataset.eval_split)
+    assert dataset.name is not None
+    load = partial(load_code_dataset, dataset.name, type=dataset.type, num_agents=settings.num_agents)
+    train_dataset = load(split=dataset.train_split)
+    eval_dataset = None if dataset.eval_split is None else load(split=dataset.eval_split)
     hidden_tests = settings.sections["external"].hidden_tests
     for rows in (train_dataset, eval_dataset):
         if hidden_tests and rows is not None:
-            warn_about_hidden_tests(rows, hidden_tests)
+            _warn_about_hidden_tests(rows, hidden_tests)
     return train_dataset, eval_dataset
 
 
-def warn_about_hidden_tests(rows: Dataset, hidden_tests: int) -> None:
-    """Logs which items have no test that feedback may be about."""
+def _warn_about_hidden_tests(rows: Dataset, hidden_tests: int) -> None:
     few = [row["task_id"] for row in rows if count_asserts(row["test"]) <= hidden_tests]
     if few:
         logger.warning(

@@ -9,8 +9,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from trl_multiagent.environments.python_code.checks import PARSE_ERRORS
+from trl_multiagent.environments.python_code.names import PARSE_ERRORS
 from trl_multiagent.environments.python_code.problems import read_problem
 from trl_multiagent.sandbox import Program, Verdict
 from trl_multiagent.sandbox.asserts import read_asserts
@@ -19,6 +20,7 @@ from trl_multiagent.sandbox.asserts import read_asserts
 CONSTANTS = ("True", "False", "None", "0", "1", "-1", "0.0", "''", "[]", "()", "{}")
 MAX_OWN_CONSTANTS = 24  # at most this many constants are taken from the item's own examples and tests
 MAX_ARGUMENTS = 6
+NO_LITERAL = object()
 SOLUTION = "__solution__"  # name of the reference solution in the program; the entry point may be called `max`
 # `f(1, 2) == 3`, `f(1, 2) -> 3`, `f(1, 2) should return 3`, ... in prose
 _RESULT = r"\s*(?:==|=>|->|➞|→|=|#|returns|should\s+return|should\s+be|must\s+return|is)\s*(?P<result>\S.*)"
@@ -109,12 +111,7 @@ class ItemFacts:
     reference_seconds: float | None = None
 
     def share(self, passed: int) -> float:
-        """
-        The share of the tests that an answer passes, of those that trivial answers do not pass: 0 to 1.
-
-        Args:
-            passed (`int`): Number of tests that the answer passes.
-        """
+        """The share, 0 to 1, of an answer that passes this many tests, of the tests that trivial answers do not pass."""
         return max(0, passed - self.trivial) / max(1, self.total - self.trivial)
 
 
@@ -156,10 +153,8 @@ def facts_program(item: dict, tries_trivial: bool) -> Program:
 def read_facts(item: dict, verdict: Verdict) -> ItemFacts:
     """The facts about an item, from the verdict on its [`facts_program`]."""
     total = verdict.total // 2
-    trivial, reference = (
-        sum(check.status == "passed" for check in checks)
-        for checks in (verdict.checks[:total], verdict.checks[total:])
-    )
+    trivial = sum(check.status == "passed" for check in verdict.checks[:total])
+    reference = verdict.passed - trivial
     has_reference = bool(item.get("canonical_solution"))
     return ItemFacts(
         total=total,
@@ -176,7 +171,10 @@ def prompt_examples(prompt: str, entry_point: str) -> Iterator[tuple[str, str]]:
     Returns:
         `Iterator[tuple[str, str]]`: The `repr` of the tuple of arguments, and the source of the result.
     """
-    examples = [(example.source, example.want) for example in _doctests(prompt)]
+    try:
+        examples = [(example.source, example.want) for example in doctest.DocTestParser().get_examples(prompt)]
+    except ValueError:  # malformed doctests
+        examples = []
     for line in prompt.splitlines():
         for start in re.finditer(rf"\b{re.escape(entry_point)}\(", line):
             # arguments may contain brackets, so the call ends at the first bracket up to which it parses
@@ -188,19 +186,9 @@ def prompt_examples(prompt: str, entry_point: str) -> Iterator[tuple[str, str]]:
     for source, result in examples:
         call, value = _parsed(source), _longest_value(result)
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == entry_point and value:
-            try:
-                arguments = tuple(ast.literal_eval(argument) for argument in call.args)
-            except PARSE_ERRORS:
-                continue
-            if not call.keywords:
+            arguments = tuple(_literal(argument) for argument in call.args)
+            if NO_LITERAL not in arguments and not call.keywords:
                 yield repr(arguments), value
-
-
-def _doctests(prompt: str) -> list[doctest.Example]:
-    try:
-        return doctest.DocTestParser().get_examples(prompt)
-    except ValueError:  # malformed doctests
-        return []
 
 
 def _parsed(source: str) -> ast.expr | None:
@@ -210,14 +198,20 @@ def _parsed(source: str) -> ast.expr | None:
         return None
 
 
+def _literal(node: ast.expr | str) -> Any:
+    """The value of a literal. `NO_LITERAL` for other expressions."""
+    try:
+        return ast.literal_eval(node)
+    except PARSE_ERRORS:
+        return NO_LITERAL
+
+
 def _longest_value(text: str) -> str | None:
     """The source of the longest literal at the start of a text; prose may follow it."""
     text = text.strip().split("\n")[0]
     for end in [len(text), *(match.start() for match in reversed([*re.finditer(r"[\s,;.)#]", text)]))]:
-        try:
-            return repr(ast.literal_eval(text[:end].strip().rstrip(",;.")))
-        except PARSE_ERRORS:
-            continue
+        if (value := _literal(text[:end].strip().rstrip(",;."))) is not NO_LITERAL:
+            return repr(value)
     return None
 
 
@@ -229,11 +223,9 @@ def _test_constants(test: str) -> list[str]:
         node = stack.pop()
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "candidate":
             continue
-        if isinstance(node, ast.expr) and not isinstance(node, ast.Name):
-            try:
-                found[repr(ast.literal_eval(node))] += 1
-                continue
-            except PARSE_ERRORS:
-                pass  # its parts may be literals
-        stack += ast.iter_child_nodes(node)
+        value = _literal(node) if isinstance(node, ast.expr) else NO_LITERAL
+        if value is NO_LITERAL:  # its parts may be literals
+            stack += ast.iter_child_nodes(node)
+        else:
+            found[repr(value)] += 1
     return [value for value, _ in found.most_common()]

@@ -15,21 +15,19 @@ A class does not count, nor does a function that the agent did not write: `from 
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 
 from trl_multiagent.environments.python_code.names import (
     BUILTINS,
+    DEFINITIONS,
     DISPLAYS,
     FUNCTIONS,
     Module,
-    Roots,
-    Scope,
     Statement,
     assignments,
-    bound_in,
     called_name,
     changed_names,
+    own_nodes,
     root_name,
 )
 
@@ -39,57 +37,40 @@ MAX_DEFINITIONS = 20  # of one name in different branches, that are looked at
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@dataclass(frozen=True)
-class Definition:
+VALUE, CHANGE, NOTHING = "value", "change", "nothing"  # results of a function
+
+
+def find_result(module: Module, name: str) -> str | None:
     """
-    A function that a module defines.
+    Finds the function that a name refers to at the end of a module. If several branches bind the name, any of them may run. A
+    function with a result is then preferred.
 
-    Args:
-        node (`ast.AST`): The `def`, or the expression that is assigned to the name.
-        returns (`bool`): Whether it returns or yields a value.
-        changes (`bool`): Whether it returns nothing, but changes an argument or a variable of the module.
+    Returns:
+        `str` or `None`: `"value"` if the function returns or yields one, `"change"` if it only changes an argument or a variable of the
+        module, otherwise `"nothing"`. None if the name does not refer to a function.
     """
-
-    node: ast.AST
-    returns: bool
-    changes: bool = False
-
-    @property
-    def has_result(self) -> bool:
-        return self.returns or self.changes
+    found = [*islice(_results(module, name), MAX_DEFINITIONS)]
+    return next((result for result in found if result != NOTHING), found[0] if found else None)
 
 
-def find_definition(module: Module, name: str) -> Definition | None:
-    """
-    The function that a name refers to at the end of a module; None if it does not refer to a function.
-
-    If several branches bind the name, any of them may run. A function with a result is then preferred.
-    """
-    bindings = module.bindings(name)
-    found = [*islice((one for binding in bindings for one in _definitions(module, *binding, name)), MAX_DEFINITIONS)]
-    return next((one for one in found if one.has_result), found[0] if found else None)
-
-
-def _definitions(module: Module, place: int, statement: Statement, name: str) -> Iterator[Definition]:
-    """The functions that a statement may bind to a name, last first."""
-    for node, scope in reversed(statement.nodes):
-        if scope.parent is None:
+def _results(module: Module, name: str) -> Iterator[str]:
+    """The results of the functions that may be bound to a name, last first."""
+    for place, statement in module.bindings(name):
+        for node in own_nodes(statement.node):
             if isinstance(node, FUNCTIONS) and node.name == name:
-                returns = _returns(statement, node)
-                yield Definition(node, returns, not returns and _changes(module, statement, node))
+                yield _result(module, statement, node)
             for value in _values(node, name):
                 if _makes_function(module, value, place):
-                    yield Definition(value, True)
+                    yield VALUE
 
 
-def _returns(statement: Statement, function: ast.AST) -> bool:
-    """Whether a function's own code returns a value, or yields."""
-    return any(
-        isinstance(node, (ast.Yield, ast.YieldFrom))
-        or (isinstance(node, ast.Return) and not (node.value is None or _is_none(node.value)))
-        for node, scope in statement.nodes
-        if scope.node is function
-    )
+def _result(module: Module, statement: Statement, function: Function) -> str:
+    for node in own_nodes(*function.body):
+        if isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
+            return VALUE
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            return VALUE
+    return CHANGE if _changes(module, statement, function) else NOTHING
 
 
 def _is_none(node: ast.AST) -> bool:
@@ -102,7 +83,7 @@ def _changes(module: Module, statement: Statement, function: Function) -> bool:
     for other, node in queue:
         if (other.changes | other.declares) & module.binders.keys() - module.imported:
             return True
-        if _changes_argument(module, other, node):
+        if _changes_argument(module, node):
             return True
         new = {found for name in other.reads for _, found in module.bindings(name)} - reached
         reached |= new
@@ -110,43 +91,42 @@ def _changes(module: Module, statement: Statement, function: Function) -> bool:
     return False
 
 
-def _changes_argument(module: Module, statement: Statement, function: Function) -> bool:
-    """Whether a function's own code may change an object that its caller knows."""
-    inside = [(node, scope) for node, scope in statement.nodes if _is_code_of(scope, function)]
-    parameters = {node.arg for node, _ in inside if isinstance(node, ast.arg)}
-    replaced = {  # as in `xs = list(xs)`
-        name
-        for part in function.body
-        if isinstance(part, ast.Assign) and _is_new(part.value)
-        for target in part.targets
-        for name in bound_in(target)
-    }
-    shared = parameters - replaced | {name for node, _ in inside for name in _aliases(node)}
-    roots: Roots = {}
-    for node, scope in inside:
+def _changes_argument(module: Module, function: Function) -> bool:
+    """Whether the code of a function, or of one within it, may change an object that its caller knows."""
+    nodes, local, shared = [], set(), set()
+    stack: list[ast.AST] = [function.args, *function.body]
+    while stack:
+        node = stack.pop()
+        nodes.append(node)
+        if not isinstance(node, ast.ClassDef):
+            stack += ast.iter_child_nodes(node)
+        if isinstance(node, ast.arg):
+            shared.add(node.arg)
+        elif isinstance(node, DEFINITIONS):
+            local.add(node.name)
+        elif isinstance(node, ast.alias):
+            local.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):  # an element belongs to what is run over
+            shared |= _bound_in(node.target)
+        for target, value in assignments(node):
+            (local if _is_new(value) else shared).update(_bound_in(target))
+    for part in function.body:  # `xs = list(xs)` replaces the argument by a copy
+        for target, value in assignments(part):
+            shared -= _bound_in(target) if _is_new(value) else set()
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             called = called_name(node.value)
-            if scope.owner(called) or called in module.binders.keys():
+            if called in local | shared or called in module.binders:
                 continue  # a library's function, or one of the agent's, which is looked at itself
-        if any(name in shared and scope.owner(name) for name in changed_names(node, roots)):
+        if changed_names(node) & shared:
             return True
     return False
 
 
-def _is_code_of(scope: Scope | None, function: Function) -> bool:
-    """Whether a scope is that of a function or of a function within it. Classes in a function do not count."""
-    while scope is not None and not isinstance(scope.node, ast.ClassDef):
-        if scope.node is function:
-            return True
-        scope = scope.parent
-    return False
-
-
-def _aliases(node: ast.AST) -> Iterator[str]:
-    """The names that a node binds to an object that other names may refer to, too."""
-    for target, value in assignments(node):
-        if isinstance(node, (ast.For, ast.AsyncFor)) or not _is_new(value):
-            yield from bound_in(target)
+def _bound_in(target: ast.AST) -> set[str]:
+    """The names that a target of an assignment binds: `a` and `b` in `a, b[0], *b`."""
+    names = (node for node in ast.walk(target) if isinstance(node, ast.Name))
+    return {name.id for name in names if not isinstance(name.ctx, ast.Load)}
 
 
 def _is_new(value: ast.AST) -> bool:
@@ -155,9 +135,9 @@ def _is_new(value: ast.AST) -> bool:
     return is_copy or isinstance(value, (ast.Constant, ast.BinOp, ast.Call, *DISPLAYS))
 
 
-def _values(node: ast.AST, name: str) -> Iterator[ast.AST]:
+def _values(node: ast.AST, name: str) -> Iterator[ast.expr]:
     """The expressions whose values a node assigns to a name."""
-    pairs = [] if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension, ast.withitem)) else [*assignments(node)]
+    pairs = assignments(node)
     for target, value in pairs:
         if isinstance(target, (ast.Tuple, ast.List)):
             if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
@@ -168,7 +148,7 @@ def _values(node: ast.AST, name: str) -> Iterator[ast.AST]:
             yield value
 
 
-def _makes_function(module: Module, value: ast.AST, before: int) -> bool:
+def _makes_function(module: Module, value: ast.expr, before: int) -> bool:
     """Whether the value of an expression may be a function that the agent wrote or made. `before` is its statement's index."""
     stack = [(value, before)]
     for _ in range(MAX_LINKS):
@@ -185,19 +165,16 @@ def _makes_function(module: Module, value: ast.AST, before: int) -> bool:
         elif isinstance(node, ast.NamedExpr):
             stack.append((node.value, before))
         elif isinstance(node, ast.Attribute):  # a method of a class or object in the module
-            if (root := root_name(node, {})) in module.binders and root not in module.imported:
+            if root_name(node) in module.binders.keys() - module.imported:
                 return True
         elif isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Name) and node.func.id == "staticmethod":
-                stack += [(argument, before) for argument in node.args]
-            elif _may_return_function(module, node, before):
+            if _may_return_function(module, node, before):
                 return True
         elif isinstance(node, ast.Name):
             for place, statement in module.bindings(node.id, before):
-                if isinstance(statement.node, FUNCTIONS):
-                    if _returns(statement, statement.node) or _changes(module, statement, statement.node):
-                        return True
-                stack += [(bound, place) for inner, _ in statement.nodes for bound in _values(inner, node.id)]
+                if isinstance(statement.node, FUNCTIONS) and _result(module, statement, statement.node) != NOTHING:
+                    return True
+                stack += [(bound, place) for inner in own_nodes(statement.node) for bound in _values(inner, node.id)]
     return False
 
 
@@ -209,4 +186,4 @@ def _may_return_function(module: Module, call: ast.Call, before: int) -> bool:
             methods = {node.name for node in statement.node.body if isinstance(node, FUNCTIONS)}
             return bool(statement.node.bases) or "__call__" in methods
         return True
-    return call.func.id not in BUILTINS
+    return call.func.id not in BUILTINS - {"staticmethod"}

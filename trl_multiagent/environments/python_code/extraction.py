@@ -17,15 +17,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trl_multiagent.environments.dataset_rows import BYTE_ORDER_MARK
-from trl_multiagent.environments.python_code.checks import PARSE_ERRORS
-from trl_multiagent.environments.python_code.definitions import Definition, find_definition
+from trl_multiagent.environments.python_code.definitions import NOTHING, find_result
 from trl_multiagent.environments.python_code.names import (
     DEFINITIONS,
     IMPORTS,
+    PARSE_ERRORS,
     Module,
     Statement,
     kept_and_needed,
-    read_module,
 )
 
 
@@ -45,13 +44,7 @@ CONTINUATION = re.compile(r"(?:elif|else|except|finally)\b")
 
 
 def _parse(source: str) -> tuple[ast.Module | None, int, str]:
-    """
-    Parses a text.
-
-    Returns:
-        `tuple[ast.Module | None, int, str]`: The tree, 0 and an empty text; or, if the text does not parse, None, the line of the
-        error (0 if the parser names none) and the error message.
-    """
+    """Returns the tree, 0 and an empty text; or None, the line of the error (0 if the parser names none) and the error message."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes
@@ -71,19 +64,17 @@ class Code:
         source (`str`): Its text. It parses, unless the only definition of the function does not.
         error (`str`): The place and the reason of the syntax error; empty if the text parses.
         module (`Module`): The analysed code. If the text does not parse, its broken lines are replaced first.
-        definition (`Definition`, *optional*): The function that the agent was asked for; None if it is missing.
+        result (`str`, *optional*): What the function that the agent was asked for gives its callers, see [`find_result`].
         problem (`str`): The reason why the function is missing or has no result; empty if it is defined with a result.
         needed (`list[Statement]`): The statements that the function needs, including its own definition.
-        share (`float`): The share, 0 to 1, of the completion's visible characters that belong to these statements and to imports
-            repeated from the prompt.
-        found (`bool`): Whether the completion contains any code. Prose has none, also if Python happens to parse it, as it does
-            with a single word.
+        share (`float`): The share, 0 to 1, of the completion's visible characters that belong to these and to imports of the prompt.
+        found (`bool`): Whether the completion contains any code, and not only prose that happens to parse, such as a single word.
     """
 
     source: str
     error: str
     module: Module
-    definition: Definition | None
+    result: str | None
     problem: str
     needed: list[Statement]
     share: float
@@ -92,15 +83,8 @@ class Code:
 
 def extract_code(completion: str, name: str) -> str:
     """
-    The code in a completion.
-
-    Args:
-        completion (`str`): The agent's answer: code, or prose around code, fenced or not.
-        name (`str`): Name of the function that the agent was asked for.
-
-    Returns:
-        `str`: Source that parses. The exception is a completion whose only definition of `name` does not parse: the source then
-        contains this definition as the agent wrote it.
+    Returns the code in an agent's answer, which parses unless the only definition of the function `name` does not: it then contains this
+    definition as the agent wrote it. The answer is code, or prose around code, fenced or not.
     """
     return read_completion(completion, name).source
 
@@ -118,12 +102,8 @@ def join_sources(*parts: str) -> str:
 
 def read_completion(completion: str, name: str, prompt: str = "") -> Code:
     """
-    Reads a completion.
-
-    Args:
-        completion (`str`): The agent's answer: code, or prose around code, fenced or not.
-        name (`str`): Name of the function that the agent was asked for.
-        prompt (`str`, *optional*): Source before the function in the problem. Its imports may be repeated.
+    Reads an agent's answer to the request for the function `name`. `prompt` is the source before the function in the problem, whose imports
+    may be repeated.
     """
     given = {imported for node in ast.parse(prompt).body for imported in _imports(node)}
     if len(completion) > MAX_CHARS:
@@ -179,27 +159,34 @@ def _read_text(text: str, name: str, given: set[tuple[str | None, ...]]) -> Code
         tree = ast.parse(text)
         broken = [stretch for stretch in broken if asked.search(stretch)]
     lines = _byte_lines(text)
-    module = read_module(tree)
+    module = _read_module(tree, lines)
     kept, needed = kept_and_needed(module, name)
     source = _kept_source(lines, module, kept)
     code = Module([module.statements[place] for place in kept])
-    if broken and find_definition(code, name) is None:
+    if broken and find_result(code, name) is None:
         source = f"{source}\n\n\n{broken[-1]}".strip("\n")
         lines = _byte_lines(source)
-        code = module = read_module(_repaired(source, name) or ast.Module([], []))
+        repaired = _repaired(source, name)
+        code = module = _read_module(ast.parse(repaired), _byte_lines(repaired))
         needed = kept_and_needed(module, name)[1]
     error = _parse(source)[2] if broken else ""
     found = bool(error) or any(_is_code(statement) for statement in tree.body)
-    definition = find_definition(code, name)
+    result = find_result(code, name)
     problem = ""
-    if definition is None:
+    if result is None:
         problem = f"there is no function `{name}`"
-    elif not definition.has_result:
+    elif result == NOTHING:
         problem = f"`{name}` does not return a value"
     repeated = [k for k, statement in enumerate(module.statements) if set() < _imports(statement.node) <= given]
     own = sorted({*needed, *repeated})
     share = 0.0 if problem else min(1.0, _text_length(lines, module, own) / _visible_length(whole))
-    return Code(source, error, code, definition, problem, [module.statements[place] for place in needed], share, found)
+    return Code(source, error, code, result, problem, [module.statements[place] for place in needed], share, found)
+
+
+def _read_module(tree: ast.Module, lines: list[bytes]) -> Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Module([Statement(node, _segment(lines, node)) for node in tree.body])
 
 
 def _is_code(statement: ast.stmt) -> bool:
@@ -215,14 +202,14 @@ def _byte_lines(text: str) -> list[bytes]:
     return text.encode(errors="surrogatepass").split(b"\n")
 
 
+@dataclass
 class _Budget:
     """Limits the number and the length of the texts that are parsed for one completion."""
 
-    def __init__(self) -> None:
-        self.attempts, self.characters = MAX_ATTEMPTS, MAX_PARSED
+    attempts: int = MAX_ATTEMPTS
+    characters: int = MAX_PARSED
 
     def parses(self, lines: list[str]) -> bool:
-        """Whether the lines parse. False if the budget is spent."""
         text = "\n".join(lines)
         self.attempts -= 1
         self.characters -= len(text)
@@ -254,13 +241,10 @@ def _stretches(text: str, budget: _Budget) -> Iterator[tuple[str, bool]]:
 
 def _stretch_end(lines: list[str], start: int, budget: _Budget) -> tuple[int, bool]:
     """
-    Finds the end of the statement that starts at a line.
+    Returns the index of the line after the statement that starts at a line, and whether the statement parses.
 
     A statement may end before any line that is not indented. If it does not parse up to there, it is extended to the next such
     line, because lines inside brackets and long strings need no indentation. It is not extended past the next definition.
-
-    Returns:
-        `tuple[int, bool]`: The index of the line after the statement, and whether the statement parses.
     """
     head = start
     while not budget.spent and head < len(lines) - 1 and lines[head].startswith("@"):
@@ -298,14 +282,19 @@ def _start(node: ast.stmt) -> tuple[int, int]:
     return node.lineno, node.col_offset
 
 
+def _text(lines: list[bytes], start: tuple[int, int], last: int, end: int | None) -> str:
+    """The text from a line and column to the column `end` of the line `last`."""
+    first, column = start
+    segment = lines[first - 1 : last]
+    segment[-1] = segment[-1][:end]
+    segment[0] = segment[0][column:]
+    return b"\n".join(segment).decode(errors="surrogatepass")
+
+
 def _segment(lines: list[bytes], node: ast.stmt) -> str:
     """The text of a statement."""
-    first, column = _start(node)
-    segment = lines[first - 1 : node.end_lineno]
-    segment[-1] = segment[-1][: node.end_col_offset]
-    segment[0] = segment[0][column:]
     space = "\n\n" if isinstance(node, DEFINITIONS) else ""
-    return space + b"\n".join(segment).decode(errors="surrogatepass")
+    return space + _text(lines, _start(node), node.end_lineno or node.lineno, node.end_col_offset)
 
 
 def _text_length(lines: list[bytes], module: Module, places: list[int]) -> int:
@@ -313,22 +302,16 @@ def _text_length(lines: list[bytes], module: Module, places: list[int]) -> int:
     The number of visible characters in some statements. A statement extends to the end of its last line, or to the next
     statement on that line. Indented comments that follow belong to it. Identical statements count once.
     """
+    starts = [_start(statement.node) for statement in module.statements] + [(len(lines) + 1, 0)]
     texts = set()
     for place in places:
-        node = module.statements[place].node
-        first, column = _start(node)
-        last, end = node.end_lineno or node.lineno, None
-        if place + 1 < len(module.statements) and _start(module.statements[place + 1].node)[0] == last:
-            end = _start(module.statements[place + 1].node)[1]
+        last, end = module.statements[place].node.end_lineno or 0, None
+        if starts[place + 1][0] == last:
+            end = starts[place + 1][1]
         else:
-            ahead = last
-            while ahead < len(lines) and re.match(rb"[ \t]+#|\s*$", lines[ahead]):
-                ahead += 1
-                last = ahead
-        segment = lines[first - 1 : last]
-        segment[-1] = segment[-1][:end]
-        segment[0] = segment[0][column:]
-        texts.add(b"\n".join(segment).decode(errors="surrogatepass").strip())
+            while last < len(lines) and re.match(rb"[ \t]+#|\s*$", lines[last]):
+                last += 1
+        texts.add(_text(lines, starts[place], last, end).strip())
     return _visible_length("".join(texts))
 
 
@@ -339,23 +322,24 @@ def _visible_length(text: str) -> int:
 # Definitions in broken code
 
 
-def _repaired(code: str, name: str) -> ast.Module | None:
+def _repaired(code: str, name: str) -> str:
     """
-    The syntax tree of code that does not parse, after its broken lines were replaced by similar statements; None if that is not
-    possible. Only the definitions in it are of use: a syntax error inside a function loses the reward for syntax, but not the
-    reward for the definition. The function's own header is not replaced.
+    Code that does not parse, with its broken lines replaced by similar statements; empty if that is not possible. Only the definitions
+    in it are of use: a syntax error inside a function loses the reward for syntax, but not the reward for the definition. The
+    function's own header is not replaced.
     """
     lines = code.split("\n")
     for _ in range(MAX_REPAIRS):
-        tree, number, error = _parse("\n".join(lines))
+        _, number, error = _parse("\n".join(lines))
         if not error or not number:
-            return tree
+            break
         line = lines[min(number, len(lines)) - 1]
         text = line.lstrip()
         if re.match(rf"(?:async\s+)?def\s+{re.escape(name)}\b", line):
-            return None
+            return ""
         result = re.match(r"return\b|yield\b", text)
         repaired = f"{result.group()} ..." if result else "if True:" if BLOCK_START.match(text) else "pass"
         repaired = "pass" if text == repaired else repaired
         lines[min(number, len(lines)) - 1] = line[: len(line) - len(text)] + repaired
-    return _parse("\n".join(lines))[0]
+    code = "\n".join(lines)
+    return "" if _parse(code)[2] else code

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from trl_multiagent.environments.dataset_rows import BYTE_ORDER_MARK, check_fields
-from trl_multiagent.environments.python_code.checks import PARSE_ERRORS, source_problem, unusable_test
+from trl_multiagent.environments.python_code.checks import source_problem, unusable_test
+from trl_multiagent.environments.python_code.names import PARSE_ERRORS
 from trl_multiagent.sandbox.asserts import read_asserts
 
 
@@ -15,22 +16,16 @@ FIELDS = ("task_id", "prompt", "entry_point", "test")
 
 @dataclass(frozen=True)
 class Problem:
-    """
-    The parts of a problem's prompt, read from its syntax tree.
+    """The parts of a problem's prompt."""
 
-    Args:
-        prefix (`str`): Source before the entry point: imports, constants and helper functions. May be empty.
-        signature (`str`): Header of the entry point on one line, from `def` to the colon.
-    """
-
-    prefix: str
-    signature: str
+    prefix: str  # source before the entry point: imports, constants and helper functions
+    signature: str  # header of the entry point on one line, from `def` to the colon
 
 
 @lru_cache(maxsize=8192)
 def read_problem(prompt: str, entry_point: str) -> Problem:
     """
-    Splits a prompt into the source before the entry point and the entry point's signature.
+    Splits a prompt into the source before the entry point, and the entry point's signature.
 
     Raises:
         ValueError: the prompt does not parse or does not define the entry point as a function at its top level.
@@ -57,16 +52,13 @@ def read_problem(prompt: str, entry_point: str) -> Problem:
 
 def check_problem(row: dict, fields: Iterable[str], where: str, test_field: str = "test") -> str:
     """
-    Refuses a malformed row, and a row whose test cannot tell right answers from wrong ones.
+    Refuses a malformed row, and one whose test cannot tell right answers from wrong ones. Returns the source before the entry point.
 
     Args:
         row (`dict`): The row.
         fields (`Iterable[str]`): The fields that the row must have, all text.
         where (`str`): File and number of the row, for the message.
         test_field (`str`, *optional*, defaults to `"test"`): The field of the user's file that the test was made from.
-
-    Returns:
-        `str`: The source before the entry point.
 
     Raises:
         ValueError: the row is malformed; the message names the row and the field.

@@ -54,12 +54,7 @@ class SandboxFault(BaseException):
 
 
 class StepLost(BaseException):
-    """
-    This step ended the verifier in an earlier run. It is part of the code between two asserts, which cannot go on without it.
-
-    Args:
-        step (`LostStep`): The step, and what happened.
-    """
+    """This step ended the verifier in an earlier run. It is part of the code between two asserts, which cannot go on without it."""
 
     def __init__(self, step: LostStep):
         super().__init__(step.status, step.error)
@@ -266,8 +261,8 @@ class Evaluation:
     def _start_candidate(self) -> None:
         """Forks a candidate, which runs the program's definitions."""
         if len(self.job["source"]) > wire.MAX_SOURCE:
-            self.definitions.status = "error"
-            self.definitions.error = f"the source has more than {wire.MAX_SOURCE} characters"
+            error = f"the source has more than {wire.MAX_SOURCE} characters"
+            self.definitions = CheckResult("error", "", error)
             raise GiveUp
         try:
             self.socket, theirs = socket.socketpair()
@@ -347,9 +342,7 @@ class Evaluation:
             raise GiveUp
         self._next_step(CheckLost)
         question = wire.encode_call(function, args, kwargs, self.functions)
-        question["id"] = int.from_bytes(
-            os.urandom(6), "little"
-        )  # random, so that an answer cannot be written in advance
+        question["id"] = int.from_bytes(os.urandom(6), "little")  # so that an answer cannot be written in advance
         if self.socket is None:
             self._start_candidate()
         self.pending += 1
@@ -363,9 +356,8 @@ class Evaluation:
                 self._send(reply)
             if answer.get("id") != question["id"]:
                 raise WireError("a message that breaks the protocol")
-            self._count_calls(
-                answer.get("calls"), self.outside_calls if self.check_calls is None else self.check_calls
-            )
+            counter = self.outside_calls if self.check_calls is None else self.check_calls
+            self._count_calls(answer.get("calls"), counter)
             if "raised" in answer:
                 raise self._raised(answer)
             if not _well_formed(answer, len(args) + len(kwargs)):
@@ -390,11 +382,7 @@ class Evaluation:
 
     def _count_calls(self, counts: Any, counter: Counter) -> None:
         """Adds calls of the watched functions, as the candidate reports them."""
-        if (
-            type(counts) is not list
-            or len(counts) != len(self.calls)
-            or any(type(count) is not int for count in counts)
-        ):
+        if type(counts) is not list or [type(count) for count in counts] != [int] * len(self.calls):
             raise WireError("a message that breaks the protocol")
         for name, count in zip(self.calls, counts, strict=True):
             counter[name] += count if count in range(1 << 31) else 0
@@ -458,9 +446,7 @@ class Evaluation:
         while True:
             ready = self.poll.poll(max(0.0, self.clock.until_next_look()) * 1000)
             if any(fd == self.config["jobs"].fileno() for fd, _ in ready):
-                os._exit(
-                    0
-                )  # the trainer ended; the zygote notices that this process has ended, and ends the candidate
+                os._exit(0)  # the trainer has ended; the zygote then ends the candidate
             self._look_when_due()
             if ready:
                 return
@@ -529,9 +515,8 @@ class Clock:
         self.total += max(0.0, computed + idle)
         part = min(1.0, (now - self.begun) / since)  # the rest belongs to the previous check
         self.computed += part * computed
-        self.idle = max(
-            0.0, self.idle + part * idle
-        )  # some time that looked idle turns out at a later look to be waiting for a core
+        # Some time that looked idle turns out at a later look to be waiting for a core
+        self.idle = max(0.0, self.idle + part * idle)
         self.looked, self.own = now, self._own()
         return candidate["threads"]
 

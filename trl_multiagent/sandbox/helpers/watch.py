@@ -18,23 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 
-# What the caller gets during an experiment.
-# In place of what a watched function returns:
-#   constant  the first value that it ever returned
-#   second    the second different value that it returned; None before that
-#   third     the third one likewise
-#   another   at about every other call: another one of its values, or an altered value while it has no other
-#   swapped   the same at the other calls
-#   echo      its arguments, in the arrangement of the first value that consists of them; what it does in place is undone
-#   mute      None; a generator does not run
-#   nothing   None; the function does not run
-# In place of what the entry point returns:
-#   first     the first value that a watched function returned during the call, in the form of the entry point's own result
-#   alone     what the watched function returns for the entry point's arguments
-# In place of the arguments of a watched function:
-#   apart     copies
-# Nothing:
-#   control   the same copies and comparisons are made
+# The docstring of `Program` says what each experiment changes
 CONSTANT = ("constant", "second", "third")
 NO_YIELD = ("echo", "mute", "nothing")  # the experiments in which a generator does not run
 WITH_COPIES = ("apart", "echo", "control")  # those in which arguments are copied
@@ -65,9 +49,7 @@ class Watch:
         self.last_index = -1  # index of the last value that was given out in experiments
         self.values: list[Any] = []
         self.first: Any = _NO_VALUE  # the first value given out since the entry point was called
-        self.arguments: list[
-            tuple[Any, Any]
-        ] = []  # of the outermost call: each argument, and what the function got for it
+        self.arguments: list[tuple[Any, Any]] = []  # of the outermost call, each with what the function got for it
         self.arrangement: Any = None  # of the arguments in the function's values; see `_arrangement`
 
     # The added expressions call these methods

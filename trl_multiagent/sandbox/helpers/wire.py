@@ -137,7 +137,7 @@ def _moment(kind: Any, names: str) -> Codec:
         zone, fold = kind.tzinfo.__get__(value), kind.fold.__get__(value)
         if (
             zone is not None and type(zone) is not timezone
-        ):  # a class of the program, or of zoneinfo, which has no data here
+        ):  # a class of the program or of zoneinfo, which has no data here
             offset = kind.utcoffset(value)
             zone = None if offset is None else timezone(offset)
         return [zone, fold, *(field.__get__(value) for field in fields)]
