@@ -27,7 +27,6 @@ from trl_multiagent import (
 )
 from trl_multiagent.environments import TaskError
 from trl_multiagent.recipe.saving import show_progress
-from trl_multiagent.trainers.base import log
 from trl_multiagent.trainers.base.trace_files import read_trace
 
 from tiny import byte_tokenizer, count_reward, tiny_environment, tiny_items, tiny_team, tiny_trainer
@@ -444,26 +443,6 @@ def test_an_evaluation_that_fails_leaves_nothing_behind(tmp_path):
 
 def items(*values):
     return Dataset.from_dict({"x": list(values)})
-
-
-@pytest.mark.parametrize(("signal_at", "lines"), [(None, 1), (5, 1), (20, 1), (8, 0)])
-def test_a_line_says_that_nothing_is_learned(tmp_path, monkeypatch, signal_at, lines):
-    trainer = tiny_trainer(
-        tmp_path,
-        environment=tiny_environment(
-            reward=lambda completions, trainer_state, **columns: [
-                float(k) if trainer_state.global_step == signal_at else 1.0 for k in range(len(completions))
-            ]
-        ),
-        max_steps=17 if signal_at == 8 else 25,
-        max_completion_length=2,
-        num_generations=2,
-    )
-    warnings = []
-    monkeypatch.setattr(log.logger, "warning", warnings.append)
-    trainer.train()
-    assert len(warnings) == lines
-    assert not lines or warnings[0].startswith("In the last 10 steps, all advantages were zero")
 
 
 def test_agents_learn_at_their_own_rates(tmp_path):

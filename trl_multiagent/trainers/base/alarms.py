@@ -1,5 +1,5 @@
 """
-Detects teams that do not work together, and sudden losses of reward, during a training.
+Warns about collapsed or idle agents and about reward drops.
 
 An alarm is raised when its condition begins to hold. It is a warning, and a line of `alarms.jsonl` in the output folder, which programs
 can read. The conditions are functions of the logged metrics, so a resumed run raises the same alarms as one that was not interrupted.
@@ -37,15 +37,13 @@ class Alarms(TrainerCallback):
     Raises alarms.
 
     Args:
-        roles (`Sequence[str]`):
-            The agents.
-        has_siblings (`bool`):
-            Whether a node has several joint actions.
+        roles (`Sequence[str]`): The agents.
+        has_siblings (`bool`): Whether a node has several joint actions.
         watched_metrics (`Mapping[str, str]`, *optional*):
             Metrics of the environment that are near zero if something is wrong, and what that is.
         on_cliff (`str`, *optional*):
-            `"stop"` or `"rollback"` ends the training when the reward of an evaluation drops. Going back to the best checkpoint
-            is the work of `load_best_model_at_end`.
+            `"stop"` or `"rollback"` ends the training when the reward of an evaluation drops. `load_best_model_at_end` then goes back to the
+            best checkpoint.
         cliff_drop (`float`, *optional*, defaults to `0.3`):
             Share of the best reward of an evaluation whose loss is a drop.
     """
@@ -101,12 +99,7 @@ class Alarms(TrainerCallback):
             self._raise({"cliff": text}, args, state)
 
     def conditions(self, logs: Sequence[Log]) -> dict[str, str]:
-        """
-        The conditions that hold in all of some log entries, with an explanation each.
-
-        Args:
-            logs (`Sequence[Mapping]`): Successive log entries of the training. With fewer than 20, no condition holds.
-        """
+        """Returns the alarm conditions that hold in all of 20 successive log entries, with a message for each."""
         if len(logs) < WINDOW:
             return {}
         found = {}
@@ -153,13 +146,7 @@ def mean_of(logs: Sequence[Log], name: str) -> float | None:
 
 
 def is_cliff(rewards: Sequence[float], drop: float) -> bool:
-    """
-    Whether the last evaluation lost more than a share of the best reward before it.
-
-    Args:
-        rewards (`Sequence[float]`): The rewards of the evaluations, oldest first.
-        drop (`float`): The share.
-    """
+    """Whether the last of the evaluations' rewards is lower than the best one before by more than a share of it."""
     if len(rewards) < 2:
         return False
     best = max(rewards[:-1])

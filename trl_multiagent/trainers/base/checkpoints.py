@@ -1,19 +1,17 @@
-"""
-Saves checkpoints atomically, so that a crash at any time leaves the previous one intact, and resumes runs exactly. A
-checkpoint of another run is rejected.
-"""
+"""Resumes runs exactly, and rejects a checkpoint of another run."""
 
 import contextlib
 import json
 import os
+import random
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from accelerate.utils import gather_object
 from torch.optim import Optimizer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback, is_deepspeed_zero3_enabled
@@ -25,15 +23,16 @@ from trl_multiagent.folders import CRITICS_FOLDER, TEAM_FILE, is_disk_full
 from trl_multiagent.jobs.identity import Changes, checksum_of_weights, differences
 from trl_multiagent.jobs.processes import check_agreement, fail_together
 from trl_multiagent.team.files import AGENTS_FOLDER
-from trl_multiagent.trainers.base.atomic_saves import AtomicSaveMixin
 from trl_multiagent.trainers.base.checkpoint_files import (
     PROCESS_FILE,
     REFERENCE_FILE,
+    refusing_together,
     remove_unfinished,
     rotate,
     verify_checkpoint,
 )
-from trl_multiagent.trainers.base.rescue import (
+from trl_multiagent.trainers.base.common_trainer import CommonTrainerMixin
+from trl_multiagent.trainers.base.failed_saves import (
     SaveError,
     WriteError,
     fallback_folder,
@@ -55,9 +54,9 @@ logger = logging.get_logger(__name__)
 CHANGES_FILE = "resume_changes.json"  # in the output folder
 
 
-class CheckpointMixin(AtomicSaveMixin):
+class CheckpointMixin(CommonTrainerMixin):
     """
-    Makes a TRL trainer save atomically and resume exactly. Part of [`TeamTrainerMixin`].
+    Makes a TRL trainer resume exactly. Part of [`TeamTrainerMixin`].
 
     In addition to what `Trainer` saves, a checkpoint holds the metrics that have not been logged yet, the reference policy
     if it is updated during the training, and the settings of the run.
@@ -112,36 +111,23 @@ class CheckpointMixin(AtomicSaveMixin):
                 ignore_keys_for_eval=ignore_keys_for_eval,
             )
         except UnavailableError as error:
-            if not self._can_save_interrupted():
+            checkpoint = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            # Other processes do not know why this one ends, so they could not take part in saving
+            can_save = self.accelerator.num_processes == 1 and self.args.save_strategy != SaveStrategy.NO
+            if not can_save or self.state.global_step == 0 or checkpoint.is_dir():
                 raise
-            folder = self._save_interrupted(trial)
-            raise UnavailableError(f"{error} The checkpoint of this step is {folder}.") from error
+            self._save_checkpoint(self.model, trial)
+            raise UnavailableError(f"{error} The checkpoint of this step is {checkpoint}.") from error
         except OSError as error:
             if not is_disk_full(error):
                 raise
             raise WriteError(f"The training ended with {describe(error)}. {self._last_complete()}") from error
 
     def _last_complete(self) -> str:
-        """A sentence that names the checkpoint from which a run that could not write its files can be resumed."""
+        """Returns a sentence naming the last complete checkpoint."""
         folder = Path(self.args.output_dir)
         last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
         return "There is no checkpoint." if last is None else f"The last complete checkpoint is {last}."
-
-    # A run that ends because an external resource is missing
-
-    def _can_save_interrupted(self) -> bool:
-        """Whether the run can be saved as it is. Other processes do not know why this one ends, so they could not take part."""
-        if self.accelerator.num_processes > 1 or self.args.save_strategy == SaveStrategy.NO:
-            return False
-        return self.state.global_step > 0 and not self._interrupted_folder().is_dir()
-
-    def _interrupted_folder(self) -> Path:
-        return Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-
-    def _save_interrupted(self, trial: Any) -> Path:
-        """Saves the run as it was after its last optimizer step."""
-        self._save_checkpoint(self.model, trial)
-        return self._interrupted_folder()
 
     # Saving
 
@@ -171,7 +157,7 @@ class CheckpointMixin(AtomicSaveMixin):
                 raise WriteError(f"{problem} The team is in {folder.absolute()}.") from error
             if is_deepspeed_zero3_enabled():  # each process has only a part of the weights
                 raise
-            result = save_in_fallback_folder(self.team, None, self.args.output_dir)
+            result = save_in_fallback_folder(self.team, self.args.output_dir)
             raise WriteError(f"{problem} {result}") from error
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -233,39 +219,20 @@ class CheckpointMixin(AtomicSaveMixin):
         """
         saved = verify_checkpoint(folder)
         changes = differences(saved["settings"], self._settings)
-        problems = []
-        process_file = PROCESS_FILE.format(self.args.process_index)
-        try:
+        with refusing_together():
             check_changes(str(folder), changes, self.args)
             if not self.may_be_complete:
                 check_steps(str(folder), saved["global_step"], len(self.train_dataset), self.args)
+            process_file = PROCESS_FILE.format(self.args.process_index)
             if not (folder / process_file).is_file():
                 raise ValueError(
                     f"{folder} has no {process_file}, the part of process {self.args.process_index}. If the nodes "
                     "have no common output folder, save with `save_on_each_node=True`."
                 )
-        except ValueError as error:
-            problems = [str(error)]
-        problems = list(dict.fromkeys(gather_object(problems)))
-        if problems:
-            raise ValueError(" ".join(problems))
         if self.is_world_process_zero():
-            self._warn_about_differences(folder, saved, changes)
+            warn_about_differences(folder, saved, changes)
         self._record_changes(folder, saved, changes)
         return saved
-
-    @staticmethod
-    def _warn_about_differences(folder: Path, saved: dict[str, Any], changes: Changes) -> None:
-        if changes:
-            logger.warning(f"The run continues {folder} with changed settings: {format_changes(changes)}.")
-        if "checksums" not in saved:
-            logger.warning(f"{folder} was saved by an earlier release, without checksums: damage cannot be detected.")
-        for name, saved_version in saved["versions"].items():
-            if saved_version != version(name):
-                logger.warning(
-                    f"{folder} was saved with {name} {saved_version}, but {version(name)} is installed: results may "
-                    "differ."
-                )
 
     def _record_changes(self, folder: Path, saved: dict[str, Any], changes: Changes) -> None:
         """Adds changed settings to the record that is saved in later checkpoints and in the output folder."""
@@ -357,11 +324,10 @@ class CheckpointMixin(AtomicSaveMixin):
         try:
             return super()._finalize_training(trial, num_train_samples, self._start_time)
         except Exception as error:
-            if (
-                not self.args.should_save or is_deepspeed_zero3_enabled()
-            ):  # each process has only a part of the weights
+            # Under ZeRO-3, each process has only a part of the weights
+            if not self.args.should_save or is_deepspeed_zero3_enabled():
                 raise
-            result = save_in_fallback_folder(self.team, None, self.args.output_dir)
+            result = save_in_fallback_folder(self.team, self.args.output_dir)
             kind = WriteError if is_disk_full(error) else SaveError
             raise kind(f"The training ended with {describe(error)}. {result}") from error
 
@@ -434,6 +400,35 @@ class CheckpointCallback(TrainerCallback):
         self.save_is_due, self.trainer._may_stop = False, True
 
 
+def warn_about_differences(folder: Path, saved: dict[str, Any], changes: Changes) -> None:
+    """Warns about settings and libraries that have changed since a checkpoint was saved."""
+    if changes:
+        logger.warning(f"The run continues {folder} with changed settings: {format_changes(changes)}.")
+    if "checksums" not in saved:
+        logger.warning(f"{folder} was saved by an earlier release, without checksums: damage cannot be detected.")
+    for name, saved_version in saved["versions"].items():
+        if saved_version != version(name):
+            logger.warning(
+                f"{folder} was saved with {name} {saved_version}, but {version(name)} is installed: results may differ."
+            )
+
+
 def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Returns the settings of each parameter group of an optimizer."""
     return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+
+
+@contextlib.contextmanager
+def replayable() -> Iterator[None]:
+    """Restores the global random generators if the block raises `UnavailableError`, so that a resumed run can repeat the step."""
+    python, arrays, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    try:
+        yield
+    except UnavailableError:
+        random.setstate(python)
+        np.random.set_state(arrays)
+        torch.set_rng_state(cpu)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+        raise

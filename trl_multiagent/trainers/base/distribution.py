@@ -1,4 +1,4 @@
-"""Training in several processes: makes all of them end when one fails, and rejects settings that cannot work."""
+"""Rejects settings of several processes that cannot work, and drops the rows that accelerate repeats."""
 
 import os
 from typing import Any
@@ -11,8 +11,7 @@ from trl import GRPOConfig
 
 def without_repeated(accelerator: Accelerator, rows: list[Any], copies: int = 1) -> list[Any]:
     """
-    Leaves out the rows of an evaluation batch that another process has, too: accelerate repeats rows of a dataset until the last
-    batches of all processes are full.
+    Drops the rows that accelerate duplicated to fill the last evaluation batches of all processes.
 
     Args:
         accelerator ([`~accelerate.Accelerator`]): The trainer's accelerator, which prepared the data loader.
@@ -30,8 +29,7 @@ def without_repeated(accelerator: Accelerator, rows: list[Any], copies: int = 1)
 
 def num_own_rows(accelerator: Accelerator, num_rows: int, length: int) -> int:
     """
-    The number of first rows in this process's latest batch that no process has had before in this pass through the dataset, see
-    [`without_repeated`].
+    Returns how many rows of this process's latest batch, from the first on, are not duplicated, see [`without_repeated`].
 
     Args:
         accelerator ([`~accelerate.Accelerator`]): The trainer's accelerator, whose data loader made the batch.
@@ -55,10 +53,7 @@ def forget_engine() -> None:
 
 def check_distribution(accelerator: Accelerator) -> None:
     """
-    Raises an error if the run is distributed in a way that cannot work, or that accelerate has silently replaced.
-
-    Args:
-        accelerator ([`~accelerate.Accelerator`]): The trainer's accelerator.
+    Checks that the run is distributed in a way that can work, and that accelerate has not silently replaced.
 
     Raises:
         ValueError: The message says what is not supported, why, and what to use instead.
@@ -98,11 +93,7 @@ def check_distribution(accelerator: Accelerator) -> None:
 
 def check_generation(accelerator: Accelerator, args: GRPOConfig) -> None:
     """
-    Raises an error if processes whose rollout trees differ would wait for each other forever during generation.
-
-    Args:
-        accelerator ([`~accelerate.Accelerator`]): The trainer's accelerator.
-        args ([`~trl.GRPOConfig`]): The trainer's arguments.
+    Checks that processes whose rollout trees differ do not wait for each other forever during generation.
 
     Raises:
         ValueError: `ds3_gather_for_generation` is False under ZeRO-3 with several processes.

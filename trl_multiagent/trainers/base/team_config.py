@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trl_multiagent.limits import setting
-from trl_multiagent.trainers.base.limited_arguments import LimitedArguments
+from trl_multiagent.trainers.base.common_config import CommonConfig
 
 
-NOT_COMPILED = "the forward of a team is not compiled"
+NOT_COMPILED = "team forward passes are not compiled"
 FORWARD_IS_REPLACED = "it replaces the forward that computes the log-probabilities"
 
 
 @dataclass
-class TeamConfig(LimitedArguments):
+class TeamConfig(CommonConfig):
     r"""
     Arguments of every team trainer. This class precedes the configuration class of a TRL trainer in the bases.
 
@@ -59,7 +59,7 @@ class TeamConfig(LimitedArguments):
     disable_dropout: bool = setting("Whether the update is computed without dropout, like the sampling.", True)
 
     def critic_names(self, trained_roles: Sequence[str]) -> list[str]:
-        """The names of the critics that a trainer with these arguments has, for the agents that it trains."""
+        """Returns the critic names for the trained agents."""
         return []
 
     def _check_combinations(self) -> None:
@@ -70,7 +70,7 @@ class TeamConfig(LimitedArguments):
             raise ValueError("`save_strategy` is 'best', which needs a `metric_for_best_model`, such as 'reward'.")
 
     def steps_per_epoch(self, num_rows: int) -> int:
-        """Number of optimizer steps in one pass over a training dataset with this many rows."""
+        """Returns the number of optimizer steps in one pass over a training dataset with this many rows."""
         micro_batches = num_rows / (self.per_device_train_batch_size * self.world_size)
         micro_batches = int(micro_batches) if self.dataloader_drop_last else math.ceil(micro_batches)
         return math.ceil(micro_batches / self.gradient_accumulation_steps)

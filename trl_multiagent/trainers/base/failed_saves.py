@@ -1,18 +1,16 @@
-"""Saves a team, and uses a fallback folder if the intended one cannot be written."""
+"""Errors of writing, and the folders in which a team is saved if the intended one cannot be written."""
 
 import contextlib
 import os
-import random
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from trl_multiagent.environments.task_errors import UnavailableError, describe
+from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.team.agent_team import AgentTeam
 
 
@@ -25,19 +23,19 @@ class WriteError(SaveError):
 
 
 def write_problem(folder: Path, error: BaseException) -> str:
-    """The words of a message about an error of writing to a folder. Few libraries say that the disk is full, so its free space is named."""
+    """Formats an error of writing to a folder, with the free space on its disk."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     return f"{describe(error)}; {shutil.disk_usage(existing).free / 1e6:.1f} MB are free there"
 
 
 @contextlib.contextmanager
 def writing(what: str, folder: Path) -> Iterator[None]:
-    """Errors inside, which on a full disk are of many kinds, become a [`WriteError`] that says what was written, and where."""
+    """Converts any exception raised inside into a [`WriteError`] that says what was being written and where."""
     try:
         yield
     except WriteError:
         raise
-    except Exception as error:
+    except Exception as error:  # on a full disk, the libraries raise errors of many kinds
         raise WriteError(f"{what} could not be written in {folder} ({write_problem(folder, error)}).") from error
 
 
@@ -48,14 +46,10 @@ def save_team(
     Saves a team in a folder, or else in the first fallback folder that can be written.
 
     Args:
-        team ([`AgentTeam`]):
-            The team.
-        folder (`Path`):
-            The intended folder.
-        state_dict (`dict[str, torch.Tensor]`, *optional*):
-            See [`AgentTeam.save_pretrained`].
-        run_folder (`str` or `Path`):
-            The folder of the run, see [`save_in_fallback_folder`].
+        team ([`AgentTeam`]): The team.
+        folder (`Path`): The intended folder.
+        state_dict (`dict[str, torch.Tensor]`, *optional*): See [`AgentTeam.save_pretrained`].
+        run_folder (`str` or `Path`): The folder of the run, see [`save_in_fallback_folder`].
 
     Raises:
         WriteError: The team could not be saved in `folder`.
@@ -63,22 +57,20 @@ def save_team(
     is_new = not os.path.lexists(folder)
     try:
         team.save_pretrained(folder, state_dict)
-    except Exception as error:  # on a full disk, the libraries raise errors of many kinds
+    except Exception as error:
         problem = write_problem(folder, error)
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)  # frees the space that the team needs
-        result = save_in_fallback_folder(team, state_dict, run_folder)
+        result = save_in_fallback_folder(team, run_folder, state_dict)
         raise WriteError(f"The team could not be saved in {folder} ({problem}). {result}") from error
 
 
 def save_in_fallback_folder(
-    team: AgentTeam, state_dict: dict[str, torch.Tensor] | None, run_folder: str | Path
+    team: AgentTeam, run_folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None
 ) -> str:
     """
-    Saves a team in the folder of the run, the working folder or the folder for temporary files, whichever works first.
-
-    Returns:
-        `str`: A sentence that says where the team is, or why it could not be saved.
+    Saves a team in the folder of the run, the working folder or the folder for temporary files, whichever works first. Returns a sentence
+    that says where the team is, or why it could not be saved.
     """
     problems = []
     for parent in (Path(run_folder), Path.cwd(), Path(tempfile.gettempdir())):
@@ -93,25 +85,6 @@ def save_in_fallback_folder(
     return f"Nor could the team be saved in {', '.join(problems)}."
 
 
-def fallback_folder(parent: str | Path) -> Path:
-    """The path of a folder whose name no other process and no earlier fallback uses."""
-    return Path(parent) / f"rescued_team_{time.strftime('%Y%m%d-%H%M%S')}_{os.getpid()}"
-
-
-@contextlib.contextmanager
-def repeatable() -> Iterator[None]:
-    """
-    If something outside is not there, the block counts as if it had not begun: the global random generators are in their former state
-    again. A checkpoint that is saved then continues with the same random numbers.
-    """
-    python, arrays, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    try:
-        yield
-    except UnavailableError:
-        random.setstate(python)
-        np.random.set_state(arrays)
-        torch.set_rng_state(cpu)
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
-        raise
+def fallback_folder(parent: Path) -> Path:
+    """Returns the path of a folder whose name no other process and no earlier fallback uses."""
+    return parent / f"rescued_team_{time.strftime('%Y%m%d-%H%M%S')}_{os.getpid()}"
