@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.optim import Optimizer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback, is_deepspeed_zero3_enabled
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, TrainOutput, get_last_checkpoint
@@ -88,11 +87,11 @@ class CheckpointMixin(CommonTrainerMixin):
                 have different settings, data or models.
             WriteError: A file could not be written, because the disk is full.
         """
-        folder = (
-            get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
-        )
-        if folder is None and resume_from_checkpoint is True:
-            raise ValueError(f"There is no checkpoint in {self.args.output_dir} to resume from.")
+        folder = resume_from_checkpoint
+        if resume_from_checkpoint is True:
+            folder = get_last_checkpoint(self.args.output_dir)
+            if folder is None:
+                raise ValueError(f"There is no checkpoint in {self.args.output_dir} to resume from.")
         with fail_together(self.accelerator):
             frozen = self._checksum_of_frozen_weights()
             self._settings = {**self._run_settings(), "weights that are not trained": frozen}
@@ -185,18 +184,16 @@ class CheckpointMixin(CommonTrainerMixin):
     # Resuming
 
     def _run_settings(self) -> dict[str, Any]:
-        """
-        Returns the settings that must be the same in the run and in a checkpoint that it continues, as plain values.
-        """
+        """Returns the settings that must be the same in the run and in a checkpoint that it continues, as plain values."""
         return describe_run(self._name, self.team.roles, self.team, self.train_dataset, self.args)
 
     def _checksum_of_frozen_weights(self) -> str | None:
         """
-        Returns a checksum of the weights that are not trained and not saved: the base of adapters, that of critics, and the
-        reference policy. A resumed run must start with the same ones. `None` under ZeRO-3.
+        Computes a checksum of the weights that are not trained and not saved: the base of adapters, that of critics, and the
+        reference policy. A resumed run must start with the same ones. `None` under ZeRO-3, where each process has a part of the weights.
         """
         if is_deepspeed_zero3_enabled():
-            return None  # each process has only a part of the weights
+            return None
         frozen = []
         if self.team.has_adapters:
             frozen += [parameter for parameter in self.team.models.parameters() if not parameter.requires_grad]
@@ -208,10 +205,8 @@ class CheckpointMixin(CommonTrainerMixin):
 
     def _check_checkpoint(self, folder: Path) -> dict[str, Any]:
         """
-        Verifies that this run can continue a checkpoint, and records the changed settings that are allowed.
-
-        Returns:
-            `dict`: The state of the checkpoint, see [`~checkpoint_files.read_checkpoint`].
+        Verifies that this run can continue a checkpoint, and records the changed settings that are allowed. Returns the state of the
+        checkpoint, see [`~checkpoint_files.read_checkpoint`].
 
         Raises:
             ValueError: On all processes, if on any of them the checkpoint is damaged, belongs to another run, or has
@@ -248,7 +243,10 @@ class CheckpointMixin(CommonTrainerMixin):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         changed = checkpoint is not None and self._changed_optimizer_settings  # never under DeepSpeed
-        run_settings = group_settings(self.optimizer) if changed else None
+        run_settings = None
+        if changed:
+            groups = self.optimizer.param_groups
+            run_settings = [{name: x for name, x in group.items() if name != "params"} for group in groups]
         super()._load_optimizer_and_scheduler(checkpoint)
         if run_settings is not None:
             self._apply_optimizer_settings(run_settings)
@@ -267,11 +265,8 @@ class CheckpointMixin(CommonTrainerMixin):
 
     def _apply_optimizer_settings(self, run_settings: list[dict[str, Any]]) -> None:
         """
-        Replaces the checkpoint's settings in the optimizer by those of this run. The learning rate keeps its position
+        Replaces the checkpoint's settings in the optimizer's parameter groups by those of this run. The learning rate keeps its position
         in the schedule.
-
-        Args:
-            run_settings (`list[dict]`): The settings of each parameter group, see [`group_settings`].
         """
         for group, settings in zip(self.optimizer.param_groups, run_settings, strict=True):
             scheduled_fraction = group["lr"] / group["initial_lr"] if group["initial_lr"] else 1.0
@@ -335,18 +330,15 @@ class CheckpointMixin(CommonTrainerMixin):
 
     def _tracking(self) -> dict[str, str | None]:
         """Returns the id of the Weights & Biases run and the folder of TensorBoard, as far as they are used."""
-        wandb_run = None
+        run_id = folder = None
         if "wandb" in self.args.report_to:
             import wandb
 
-            wandb_run = wandb.run
-        writers = [
-            callback for callback in self.callback_handler.callbacks if isinstance(callback, TensorBoardCallback)
-        ]
-        return {
-            "wandb_run_id": None if wandb_run is None else wandb_run.id,
-            "tensorboard_folder": writers[0].logging_dir if writers else None,
-        }
+            run_id = None if wandb.run is None else wandb.run.id
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, TensorBoardCallback):
+                folder = callback.logging_dir
+        return {"wandb_run_id": run_id, "tensorboard_folder": folder}
 
     def _continue_tracking(self, saved: dict[str, Any]) -> None:
         """Makes the trackers continue the records that a checkpoint names."""
@@ -359,9 +351,7 @@ class CheckpointMixin(CommonTrainerMixin):
                 continue  # another tracker, or TENSORBOARD_LOGGING_DIR sets the folder
             if folder is not None and Path(folder).is_dir():
                 callback.logging_dir = folder
-                if (
-                    self.is_world_process_zero()
-                ):  # entries after the checkpoint are purged, because they are logged again
+                if self.is_world_process_zero():  # it logs the entries after the checkpoint again
                     callback.tb_writer = callback._SummaryWriter(log_dir=folder, purge_step=saved["global_step"] + 1)
 
 
@@ -411,11 +401,6 @@ def warn_about_differences(folder: Path, saved: dict[str, Any], changes: Changes
             logger.warning(
                 f"{folder} was saved with {name} {saved_version}, but {version(name)} is installed: results may differ."
             )
-
-
-def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Returns the settings of each parameter group of an optimizer."""
-    return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
 @contextlib.contextmanager

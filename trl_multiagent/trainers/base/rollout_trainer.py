@@ -68,6 +68,16 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     args: RolloutConfig
     log_completions: bool
+    _card_settings = [
+        "num_turns",
+        "num_generations",
+        "joint_mode",
+        "handoff",
+        "discount",
+        "reward_scale",
+        "reward_shift",
+    ]
+    _card_settings += ["items_per_device", "max_completion_length", "temperature", "learning_rate", "beta", "seed"]
     _buffered_inputs: list[Batch] | None
 
     def __init__(

@@ -95,22 +95,14 @@ def describe_run(
     args: TeamConfig,
 ) -> dict[str, Any]:
     """
-    Returns the settings that a checkpoint must match, as far as they are known without the weights.
+    Returns the settings that a checkpoint must match, as plain values, as far as they are known without the weights.
 
     Args:
-        trainer_name (`str`):
-            Name of the algorithm.
-        roles (`Sequence[str]`):
-            The roles of the team.
-        team ([`AgentTeam`], *optional*):
-            The team, possibly without its weights. If `None`, the settings of agents and adapters are left out.
-        train_dataset ([`~datasets.Dataset`]):
-            The items.
-        args ([`TeamConfig`]):
-            The trainer's arguments.
-
-    Returns:
-        `dict`: Plain values, as JSON represents them.
+        trainer_name (`str`): Name of the algorithm.
+        roles (`Sequence[str]`): The roles of the team.
+        team ([`AgentTeam`], *optional*): The team. If `None`, the settings of agents and adapters are left out.
+        train_dataset ([`~datasets.Dataset`]): The items.
+        args ([`TeamConfig`]): The trainer's arguments.
     """
     arguments = args.to_dict()
     general = {field.name for field in dataclasses.fields(TrainingArguments)}
@@ -145,8 +137,8 @@ def describe_run(
 
 def describe_schedule(args: TeamConfig, eval_dataset: Any) -> dict[str, Any]:
     """
-    Returns the settings that all processes of a run must share, in addition to [`describe_run`], although they may change when the run
-    is resumed: when to evaluate, save and log, and the evaluation sets.
+    Returns the settings that all processes of a run must share, although they may change when it is resumed: when to evaluate, save and
+    log, and the evaluation sets.
     """
     arguments = args.to_dict()
     datasets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
@@ -158,7 +150,7 @@ def describe_schedule(args: TeamConfig, eval_dataset: Any) -> dict[str, Any]:
 
 
 def critic_parameters(team: AgentTeam, role: str) -> list[torch.nn.Parameter]:
-    """The parameters of the critics' adapters on the model of an agent."""
+    """Returns the parameters of the critics' adapters on the model of an agent."""
     model = team.policies[role]
     if team.critics is None or not team.has_adapters:
         return []
@@ -179,12 +171,7 @@ def describe_adapters(team: AgentTeam) -> dict[str, Any]:
 
 def check_changes(folder: str, changes: Changes, args: TeamConfig) -> None:
     """
-    Raises an error if settings have changed, unless `resume_changes` allows these changes.
-
-    Args:
-        folder (`str`): Folder of the checkpoint.
-        changes (`dict[str, tuple]`): See [`differences`].
-        args ([`TeamConfig`]): The arguments of the run.
+    Checks that settings have not changed since a checkpoint in `folder`, or that `resume_changes` allows the `changes`.
 
     Raises:
         ValueError: The message has one line and lists every change, with both values.
@@ -192,14 +179,11 @@ def check_changes(folder: str, changes: Changes, args: TeamConfig) -> None:
     if not changes:
         return
     refused = {
-        name: change
-        for name, change in changes.items()
-        if name in UNCHANGEABLE_SETTINGS or name.startswith(UNCHANGEABLE_PREFIXES)
-    }
-    refused |= {
         name: (old, new)
         for name, (old, new) in changes.items()
-        if (name in OPTIMIZER_SETTINGS and args.deepspeed_plugin is not None)  # DeepSpeed restores the saved values
+        if name in UNCHANGEABLE_SETTINGS
+        or name.startswith(UNCHANGEABLE_PREFIXES)
+        or (name in OPTIMIZER_SETTINGS and args.deepspeed_plugin is not None)  # DeepSpeed restores the saved values
         or (name == "agent_learning_rates" and bool(old) != bool(new))  # the parameter groups differ
     }
     if args.resume_changes != "allow":
@@ -225,27 +209,20 @@ def format_changes(changes: Changes) -> str:
 
 
 def check_steps(folder: str, global_step: int, num_items: int, args: TeamConfig) -> None:
-    """
-    Raises an error if a checkpoint has already taken all steps of the run.
-
-    Args:
-        folder (`str`): Folder of the checkpoint.
-        global_step (`int`): The number of optimizer steps that it has taken.
-        num_items (`int`): The size of the training dataset.
-        args ([`TeamConfig`]): The arguments of the run.
-    """
+    """Raises `ValueError` if a checkpoint with `global_step` optimizer steps has taken all steps of a run on `num_items` items."""
     if args.max_steps > 0:
         steps, reason = args.max_steps, f"`max_steps` is {args.max_steps}"
     else:
         steps = math.ceil(args.num_train_epochs * args.steps_per_epoch(num_items))
         reason = f"`num_train_epochs` is {args.num_train_epochs:g}, which makes {steps}"
-    if global_step >= steps:
-        push = ""
-        if args.push_to_hub:
-            repo_id = args.hub_model_id or Path(args.output_dir).absolute().name
-            command = push_command(args.output_dir, repo_id, args.hub_revision)
-            push = f" If the run ended while it pushed the team, `{command}` completes the push."
-        raise ValueError(
-            f"{folder} has taken {global_step} optimizer steps, and {reason}: there is nothing left to train. Raise "
-            f"it, or use the team as it is: AgentTeam.from_pretrained({folder!r}).{push}"
-        )
+    if global_step < steps:
+        return
+    push = ""
+    if args.push_to_hub:
+        repo_id = args.hub_model_id or Path(args.output_dir).absolute().name
+        command = push_command(args.output_dir, repo_id, args.hub_revision)
+        push = f" If the run ended while it pushed the team, `{command}` completes the push."
+    raise ValueError(
+        f"{folder} has taken {global_step} optimizer steps, and {reason}: there is nothing left to train. Raise "
+        f"it, or use the team as it is: AgentTeam.from_pretrained({folder!r}).{push}"
+    )
