@@ -15,45 +15,39 @@ class ActorCriticConfig(RolloutConfig):
     r"""
     Arguments of the trainers with critics.
 
-    For a full list of training arguments, please refer to [`RolloutConfig`] (rollout trees, rewards, batches),
-    [`TeamConfig`] (agents), [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
+    For a full list of training arguments, please refer to [`RolloutConfig`] (rollout trees, rewards, batches), [`TeamConfig`] (agents),
+    [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
 
     Parameters:
         critic_form (`str`, *optional*, defaults to `"model"`):
-            `"model"`: a critic is a model of its own, all of which is trained. `"adapter"`: a LoRA adapter on the base of
-            the agents, or on one frozen copy of it if the agents have no adapters. `"head"`: a value head on the agent's
-            own model.
+            `"model"`: a critic is a model of its own, all of which is trained. `"adapter"`: a LoRA adapter on the base of the agents, or on
+            one frozen copy of it if the agents have no adapters. `"head"`: a value head on the agent's own model.
         critic_models (`str` or `list[str]`, *optional*):
-            Model id or folder that all critics start from, or one per critic. By default, a critic starts from its
-            agent's model; a central one from the first agent's. A folder of a saved critic, `critics/<name>/`, also has
-            its head.
+            Model id or folder that all critics start from, or one per critic. By default, a critic starts from its agent's model; a central
+            one from the first agent's. A folder of a saved critic, `critics/<name>/`, also has its head.
         critic_type (`str`, *optional*, defaults to `"v"`):
-            `"v"`: a critic of states, which reads prompts and histories. `"q"`: a critic of actions, which also reads the
-            completions.
-        critic_learning_rate (`float`, *optional*):
-            Learning rate of the critics; by default `learning_rate`.
-        critic_value_head_hidden_dim (`int`, *optional*):
-            Size of a hidden layer of the value head. By default, the head is linear.
+            `"v"`: a critic of states, which reads prompts and histories. `"q"`: a critic of actions, which also reads the completions.
+        critic_learning_rate (`float`, *optional*): Learning rate of the critics; by default `learning_rate`.
+        critic_value_head_hidden_dim (`int`, *optional*): Size of a hidden layer of the value head. By default, the head is linear.
         critic_trains_trunk (`bool`, *optional*, defaults to `True`):
             With `critic_form="head"`: whether the value loss also trains the agent's model.
         critic_lora_r (`int`, *optional*, defaults to `8`), critic_lora_alpha (`int`, *optional*, defaults to `16`):
             Rank and scale of the adapters of `critic_form="adapter"`, which cover all linear layers.
         critic_max_length (`int`, *optional*):
-            Number of tokens that a critic reads at most, the last ones of its text. By default, it reads all, or as many
-            as its model has positions, if these are learned, as GPT-2's are.
+            Number of tokens that a critic reads at most, the last ones of its text. By default, it reads all, or as many as its model has
+            positions, if these are learned, as GPT-2's are.
         value_loss_coef (`float`, *optional*, defaults to `0.6`):
-            Factor of the value loss. An optimizer such as Adam divides gradients by their size, so for parameters that
-            only the value loss trains, the factor has nearly no effect. It matters where the loss also trains an agent.
+            Factor of the value loss. An optimizer such as Adam divides gradients by their size, so for parameters that only the value loss
+            trains, the factor has nearly no effect. It matters where the loss also trains an agent.
         value_clip_range (`float`, *optional*):
-            If set, the value loss is max((y - V)², (y - clip(V, V_old ± value_clip_range))²). It has no effect in the
-            first optimizer step on a batch, where V is V_old.
+            If set, the value loss is max((y - V)², (y - clip(V, V_old ± value_clip_range))²). It has no effect in the first optimizer step
+            on a batch, where V is V_old.
         gae_lambda (`float`, *optional*, defaults to `0.0`):
             Weight of longer returns in the targets: 0 is the target of one step, 1 the return of the tree.
         advantage_normalization (`bool`, *optional*, defaults to `True`):
-            Whether to standardize the advantages of an agent's completions at a turn, over the whole batch. A single
-            advantage is left as it is.
-        push_critics (`bool`, *optional*, defaults to `False`):
-            Whether a push to the Hub contains the critics.
+            Whether to standardize the advantages of an agent's completions at a turn, over the whole batch. A single advantage is left as
+            it is.
+        push_critics (`bool`, *optional*, defaults to `False`): Whether a push to the Hub contains the critics.
 
     > [!NOTE]
     > `num_generations` defaults to `1`: the critic is the baseline, so siblings are not needed.

@@ -50,11 +50,11 @@ class CriticRow:
 
 class ActorCriticTrainer(RolloutTrainer):
     """
-    Base class of the trainers whose baseline is a critic. Agents and critics are parts of one module, so one forward, one
-    backward and one optimizer step train them all.
+    Base class of the trainers whose baseline is a critic. Agents and critics are parts of one module, so one forward, one backward and one
+    optimizer step train them all.
 
-    A node is read once by a critic of states. Its value has all joint actions of the node as targets, so each joint action
-    enters the value loss of a critic exactly once per pass over the batch, whatever the number of agents.
+    A node is read once by a critic of states. Its value has all joint actions of the node as targets, so each joint action enters the value
+    loss of a critic exactly once per pass over the batch, whatever the number of agents.
     """
 
     args: ActorCriticConfig
@@ -157,8 +157,8 @@ class ActorCriticTrainer(RolloutTrainer):
 
     def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
         """
-        Returns the advantages of each completion, which [`~rollout.values.critic_advantages`] computed from the values of
-        the critics. With `advantage_normalization`, they are standardized over the batch, per agent and turn.
+        Returns the advantages of each completion, which [`~rollout.values.critic_advantages`] computed from the values of the critics. With
+        `advantage_normalization`, they are standardized over the batch, per agent and turn.
         """
         return [[self._advantages[id(node)] for node in nodes] for nodes in levels]
 

@@ -1,8 +1,8 @@
 """
 Warns about collapsed or idle agents and about reward drops.
 
-An alarm is raised when its condition begins to hold. It is a warning, and a line of `alarms.jsonl` in the output folder, which programs
-can read. The conditions are functions of the logged metrics, so a resumed run raises the same alarms as one that was not interrupted.
+An alarm is raised when its condition begins to hold. It is a warning, and a line of `alarms.jsonl` in the output folder, which programs can
+read. The conditions are functions of the logged metrics, so a resumed run raises the same alarms as one that was not interrupted.
 """
 
 import json
@@ -42,10 +42,9 @@ class Alarms(TrainerCallback):
         watched_metrics (`Mapping[str, str]`, *optional*):
             Metrics of the environment that are near zero if something is wrong, and what that is.
         on_cliff (`str`, *optional*):
-            `"stop"` or `"rollback"` ends the training when the reward of an evaluation drops. `load_best_model_at_end` then goes back to the
-            best checkpoint.
-        cliff_drop (`float`, *optional*, defaults to `0.3`):
-            Share of the best reward of an evaluation whose loss is a drop.
+            `"stop"` or `"rollback"` ends the training when the reward of an evaluation drops. `load_best_model_at_end` then goes back to
+            the best checkpoint.
+        cliff_drop (`float`, *optional*, defaults to `0.3`): Share of the best reward of an evaluation whose loss is a drop.
     """
 
     def __init__(

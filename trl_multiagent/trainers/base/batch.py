@@ -1,8 +1,8 @@
 """
 Converts rollout trees to rows, and rows to a batch of tensors.
 
-A row is one sibling of one node, that is, one completion of every agent. The tensors of all agents have the same rows
-in the same order, so one forward pass of the team computes a micro-batch for all agents.
+A row is one sibling of one node, that is, one completion of every agent. The tensors of all agents have the same rows in the same order, so
+one forward pass of the team computes a micro-batch for all agents.
 """
 
 import dataclasses
@@ -57,15 +57,14 @@ class AgentTensors(RowTensors):
     The rows of one agent in a batch. An algorithm adds tensors in a subclass.
 
     Args:
-        prompt_ids, prompt_mask (`torch.Tensor` of shape `(num_rows, prompt_length)`):
-            The prompts, padded on the left.
+        prompt_ids, prompt_mask (`torch.Tensor` of shape `(num_rows, prompt_length)`): The prompts, padded on the left.
         completion_ids, completion_mask (`torch.Tensor` of shape `(num_rows, completion_length)`):
             The completions, padded on the right. Only tokens in the mask are trained.
         advantages (`torch.Tensor` of shape `(num_rows,)` or that of `completion_ids`): The advantages.
         turns (`torch.Tensor` of shape `(num_rows,)`): The turns, counted from 0.
         ref_logps, old_logps, sampling_logps (`torch.Tensor` of the shape of `completion_ids`, *optional*):
-            Log-probabilities of the completions' tokens, in nats: under the reference policy; under the policy when the batch was
-            sampled; and as reported by the engine that sampled them, NaN where it reported none.
+            Log-probabilities of the completions' tokens, in nats: under the reference policy; under the policy when the batch was sampled;
+            and as reported by the engine that sampled them, NaN where it reported none.
         other_log_ratios (`torch.Tensor` of shape `(num_rows,)`, *optional*):
             The log-ratios of the other agents, see [`~loss.add_other_log_ratios`].
         router_weights (`torch.Tensor` of shape `(num_rows,)`, *optional*):
@@ -73,8 +72,7 @@ class AgentTensors(RowTensors):
         weight (`float`):
             The factor that turns the mean over the rows of a micro-batch into its part of the mean over the rows of the trees of all
             processes, which include rows that the update leaves out.
-        num_tokens (`float`):
-            Number of completion tokens in the trees, per process.
+        num_tokens (`float`): Number of completion tokens in the trees, per process.
     """
 
     prompt_ids: torch.Tensor
@@ -117,8 +115,7 @@ class CriticTensors(RowTensors):
     The sequences that a critic reads, and its targets.
 
     Args:
-        input_ids, attention_mask (`torch.Tensor` of shape `(num_rows, length)`):
-            The sequences, padded on the left.
+        input_ids, attention_mask (`torch.Tensor` of shape `(num_rows, length)`): The sequences, padded on the left.
         targets, target_mask, old_values (`torch.Tensor` of shape `(num_rows, most joint actions of a row)`):
             The targets of each value, which of them exist, and the values when the batch was sampled.
     """

@@ -36,8 +36,8 @@ UNFINISHED_FOLDER = "_unfinished"
 
 def read_checkpoint(folder: str | Path) -> dict[str, Any]:
     """
-    Reads the state of a checkpoint and verifies that a run can resume from it. Only names and sizes of its other files
-    are checked; for their contents see [`verify_checkpoint`].
+    Reads the state of a checkpoint and verifies that a run can resume from it. Only names and sizes of its other files are checked; for
+    their contents see [`verify_checkpoint`].
 
     Args:
         folder (`str` or `Path`): Folder of the checkpoint.
@@ -88,8 +88,8 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
 
 def verify_checkpoint(folder: str | Path) -> dict[str, Any]:
     """
-    Reads the state of a checkpoint and compares all its files with their checksums. All processes must call this
-    function; the processes of a node share the work.
+    Reads the state of a checkpoint and compares all its files with their checksums. All processes must call this function; the processes of
+    a node share the work.
 
     Args:
         folder (`str` or `Path`): Folder of the checkpoint.
@@ -174,8 +174,7 @@ def checksum_of_state(state: dict[str, Any]) -> str:
 
 def checksums_of_node(folder: Path) -> dict[str, str]:
     """
-    Computes the checksums of all files in a folder, by name. All processes must call this function; the processes of a
-    node share the work.
+    Computes the checksums of all files in a folder, by name. All processes must call this function; the processes of a node share the work.
     """
     share, state = share_of_node(), PartialState()
     node = state.process_index - state.local_process_index

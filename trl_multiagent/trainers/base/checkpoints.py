@@ -57,8 +57,8 @@ class CheckpointMixin(CommonTrainerMixin):
     """
     Makes a TRL trainer resume exactly. Part of [`TeamTrainerMixin`].
 
-    In addition to what `Trainer` saves, a checkpoint holds the metrics that have not been logged yet, the reference policy
-    if it is updated during the training, and the settings of the run.
+    In addition to what `Trainer` saves, a checkpoint holds the metrics that have not been logged yet, the reference policy if it is updated
+    during the training, and the settings of the run.
     """
 
     ref_model: Any = None  # the reference policy, if it is a model of its own
@@ -79,19 +79,17 @@ class CheckpointMixin(CommonTrainerMixin):
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
                 Folder of the checkpoint to continue from, or `True` for the last one in `args.output_dir`.
-            trial, ignore_keys_for_eval:
-                See `Trainer.train`.
+            trial, ignore_keys_for_eval: See `Trainer.train`.
 
         Raises:
-            ValueError: The checkpoint is incomplete or damaged, belongs to another run, or has taken all steps; or the processes
-                have different settings, data or models.
+            ValueError: The checkpoint is incomplete or damaged, belongs to another run, or has taken all steps; or the processes have
+                different settings, data or models.
             WriteError: A file could not be written, because the disk is full.
         """
-        folder = resume_from_checkpoint
-        if resume_from_checkpoint is True:
-            folder = get_last_checkpoint(self.args.output_dir)
-            if folder is None:
-                raise ValueError(f"There is no checkpoint in {self.args.output_dir} to resume from.")
+        is_last = resume_from_checkpoint is True
+        folder = get_last_checkpoint(self.args.output_dir) if is_last else resume_from_checkpoint
+        if is_last and folder is None:
+            raise ValueError(f"There is no checkpoint in {self.args.output_dir} to resume from.")
         with fail_together(self.accelerator):
             frozen = self._checksum_of_frozen_weights()
             self._settings = {**self._run_settings(), "weights that are not trained": frozen}
@@ -209,8 +207,7 @@ class CheckpointMixin(CommonTrainerMixin):
         checkpoint, see [`~checkpoint_files.read_checkpoint`].
 
         Raises:
-            ValueError: On all processes, if on any of them the checkpoint is damaged, belongs to another run, or has
-                taken all steps.
+            ValueError: On all processes, if on any of them the checkpoint is damaged, belongs to another run, or has taken all steps.
         """
         saved = verify_checkpoint(folder)
         changes = differences(saved["settings"], self._settings)
@@ -265,8 +262,8 @@ class CheckpointMixin(CommonTrainerMixin):
 
     def _apply_optimizer_settings(self, run_settings: list[dict[str, Any]]) -> None:
         """
-        Replaces the checkpoint's settings in the optimizer's parameter groups by those of this run. The learning rate keeps its position
-        in the schedule.
+        Replaces the checkpoint's settings in the optimizer's parameter groups by those of this run. The learning rate keeps its position in
+        the schedule.
         """
         for group, settings in zip(self.optimizer.param_groups, run_settings, strict=True):
             scheduled_fraction = group["lr"] / group["initial_lr"] if group["initial_lr"] else 1.0
@@ -359,10 +356,9 @@ class CheckpointCallback(TrainerCallback):
     """
     Restores the state of a resumed run, and postpones some saves.
 
-    A save that is due at the last step of an epoch is postponed to the end of the epoch. The epoch's own evaluation and
-    log come before it, so a run that resumes there begins with the next epoch. If a batch is used for several optimizer
-    steps, a save is postponed to the last of them, because a checkpoint has no batch. A run that is asked to end waits for
-    the same moment.
+    A save that is due at the last step of an epoch is postponed to the end of the epoch. The epoch's own evaluation and log come before it,
+    so a run that resumes there begins with the next epoch. If a batch is used for several optimizer steps, a save is postponed to the last
+    of them, because a checkpoint has no batch. A run that is asked to end waits for the same moment.
     """
 
     def __init__(self, trainer: CheckpointMixin):

@@ -115,8 +115,8 @@ def check_trained_weights(weights: Iterable[tuple[str, torch.nn.Parameter]], arg
         args ([`CommonConfig`]): The trainer's arguments.
 
     Raises:
-        ValueError: a trained weight has 16 bits and the optimizer rounds to the nearest number, or the optimizer rounds
-            stochastically and there is nothing to round.
+        ValueError: a trained weight has 16 bits and the optimizer rounds to the nearest number, or the optimizer rounds stochastically and
+            there is nothing to round.
     """
     low = {name: x for name, x in weights if x.requires_grad and x.dtype in (torch.bfloat16, torch.float16)}
     if args.rounds_stochastically:

@@ -32,14 +32,14 @@ logger = logging.get_logger(__name__)
 
 class CommonTrainerMixin(Trainer):
     """
-    Makes a trainer evaluate, predict and train in any order, write its checkpoints atomically, and end after a step when a signal
-    asks for it.
+    Makes a trainer evaluate, predict and train in any order, write its checkpoints atomically, and end after a step when a signal asks for
+    it.
 
-    What accelerate has prepared for an evaluation, it does not wrap for a training. Without the wrapper, processes do not share
-    gradients, and each trains a model of its own.
+    What accelerate has prepared for an evaluation, it does not wrap for a training. Without the wrapper, processes do not share gradients,
+    and each trains a model of its own.
 
-    A checkpoint is written to a folder for unfinished checkpoints, and moved to its final place once every process has written its part.
-    So a crash at any time leaves the previous one intact. Its last file lists all others with their checksums, see
+    A checkpoint is written to a folder for unfinished checkpoints, and moved to its final place once every process has written its part. So
+    a crash at any time leaves the previous one intact. Its last file lists all others with their checksums, see
     [`~checkpoint_files.verify_checkpoint`].
     """
 

@@ -27,8 +27,8 @@ LABEL_WIDTH = 20
 
 def log_completion_tables(rows: list[TraceRow], args: GRPOConfig, unique_prompts: bool = False) -> None:
     """
-    Writes the rows to `completions/` in the output folder, and to the table `completions` of Weights & Biases and of
-    Trackio if they are used, as GRPOTrainer does.
+    Writes the rows to `completions/` in the output folder, and to the table `completions` of Weights & Biases and of Trackio if they are
+    used, as GRPOTrainer does.
 
     Args:
         rows (`list[TraceRow]`): The rows of a batch.

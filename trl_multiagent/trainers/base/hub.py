@@ -61,12 +61,9 @@ class TeamHubMixin(Trainer):
         Writes the model card of the team, `README.md`, and its reward curve to the output folder.
 
         Args:
-            model_name (`str`, *optional*):
-                Name of the team.
-            dataset_name (`str`, *optional*):
-                Id on the Hub of the training dataset.
-            tags (`str` or `list[str]`, *optional*):
-                Additional tags.
+            model_name (`str`, *optional*): Name of the team.
+            dataset_name (`str`, *optional*): Id on the Hub of the training dataset.
+            tags (`str` or `list[str]`, *optional*): Additional tags.
         """
         if not self.is_world_process_zero() or not self._may_change_files():
             return

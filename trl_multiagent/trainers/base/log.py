@@ -99,8 +99,9 @@ class Observer:
         for role, ratios in step.ratios.items():
             outside, number = accelerator.reduce(ratios, "sum").tolist()
             self.check_engine(role, means[role, "sampling_logp_difference"], outside / max(1, number))
-        for phase in ("generate", "reward", "update"):
-            metrics[f"time/{phase}"].append(step.seconds[phase])
+        step.seconds["update"] = step.seconds.pop("step") - step.seconds["generate"] - step.seconds["reward"]
+        for phase, seconds in step.seconds.items():
+            metrics[f"time/{phase}"].append(seconds)
         losses = accelerator.reduce(torch.stack([step.losses[role] for role in roles]), "mean")
         for role, value in zip(roles, losses, strict=True):
             metrics[f"agents/{role}/loss"].append(value.item())

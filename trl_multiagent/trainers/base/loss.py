@@ -50,8 +50,8 @@ class PolicyLoss:
 
 def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTensors, args: RolloutConfig) -> PolicyLoss:
     """
-    Computes the loss of one agent on the rows of a micro-batch. The losses of the micro-batches of all processes add up to that
-    of the batch, divided by the number of processes.
+    Computes the loss of one agent on the rows of a micro-batch. The losses of the micro-batches of all processes add up to that of the
+    batch, divided by the number of processes.
 
     The loss is additive: the losses of complementary parts of `rows.completion_mask` add up to the loss of the whole mask, if
     each part contains entire rows.
@@ -98,8 +98,8 @@ def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTenso
 
 def probability_ratio(logps: torch.Tensor, old: torch.Tensor, mask: torch.Tensor, level: str) -> torch.Tensor:
     """
-    Computes pi / pi_old from log-probabilities of shape `(num_rows, completion_length)`, in the same shape. For the level `"sequence"`, it is
-    the geometric mean over a completion's tokens in the mask, of shape `(num_rows, 1)`.
+    Computes pi / pi_old from log-probabilities of shape `(num_rows, completion_length)`, in the same shape. For the level `"sequence"`, it
+    is the geometric mean over a completion's tokens in the mask, of shape `(num_rows, 1)`.
     """
     log_ratio = logps - old
     if level == "sequence":
@@ -135,8 +135,8 @@ def sampling_correction(
         args ([`RolloutConfig`]): The trainer's configuration.
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor]`: Factors of the loss, of shape `(num_rows, 1)` in the `"sequence_*"` modes, else of
-        the shape of `logps`; and two numbers, how many ratios are outside of the bounds, and how many there are.
+        `tuple[torch.Tensor, torch.Tensor]`: Factors of the loss, of shape `(num_rows, 1)` in the `"sequence_*"` modes, else of the shape of
+        `logps`; and two numbers, how many ratios are outside of the bounds, and how many there are.
     """
     granularity, constraint = args.vllm_importance_sampling_mode.split("_")
     low, high = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max

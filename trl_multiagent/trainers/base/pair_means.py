@@ -32,8 +32,8 @@ class PairMeansMixin(Trainer):
     Weighs the micro-batches of a trainer on preference pairs.
 
     TRL takes the mean over a micro-batch, then over micro-batches and processes, which differs from the mean over all pairs if they have
-    different numbers of pairs. In the last batch of an epoch accelerate also repeats pairs until all processes have equally many. Here repeated
-    pairs are left out, or have no weight, and a metric is one sum over all pairs, or tokens, divided by another one.
+    different numbers of pairs. In the last batch of an epoch accelerate also repeats pairs until all processes have equally many. Here
+    repeated pairs are left out, or have no weight, and a metric is one sum over all pairs, or tokens, divided by another one.
     """
 
     _metrics: dict[str, Any]

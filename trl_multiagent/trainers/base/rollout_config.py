@@ -57,8 +57,7 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
     r"""
     Arguments of the trainers that learn from rollout trees.
 
-    For a full list of training arguments, please refer to [`TeamConfig`], [`~trl.GRPOConfig`] and
-    [`~transformers.TrainingArguments`].
+    For a full list of training arguments, please refer to [`TeamConfig`], [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
 
     A *row* is one completion of every agent: the k-th completions of all agents at a node form row k. If no branch
     ends early, the rollout tree of an item has `rows_per_item` rows.
@@ -69,56 +68,49 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
             `gradient_accumulation_steps`, and `per_device_train_batch_size` is only the number of rows of one forward pass, which changes
             memory and speed, but not the update. If not set, it is the number of whole trees that `per_device_train_batch_size *
             gradient_accumulation_steps` rows hold, and at least 1.
-        num_turns (`int`, *optional*, defaults to `1`):
-            Number of turns of an episode, which is the depth of the rollout tree.
+        num_turns (`int`, *optional*, defaults to `1`): Number of turns of an episode, which is the depth of the rollout tree.
         joint_mode (`str`, *optional*, defaults to `"align"`):
             How the completions of a node form joint actions: `"align"` pairs the g-th completions of all agents,
             `"cross"` takes their Cartesian product. `"aligned"` and `"crossed"` are accepted.
-        discount (`float`, *optional*, defaults to `1.0`):
-            Factor of the next turn's return in the return of a joint action.
+        discount (`float`, *optional*, defaults to `1.0`): Factor of the next turn's return in the return of a joint action.
         early_termination_threshold (`float`, *optional*):
             A node whose mean processed reward is strictly greater becomes a leaf. With `None`, no branch ends early.
         handoff (`str`, *optional*):
-            Which joint actions of a node are continued in the next turn. `None` continues all of them (a tree).
-            `"random"` continues one that is drawn uniformly, `"best"` the one with the highest reward (a chain).
-        reward_scale (`float`, *optional*, defaults to `1.0`):
-            Factor applied to every reward.
-        reward_shift (`float`, *optional*, defaults to `0.0`):
-            Added to every reward after `reward_scale`.
+            Which joint actions of a node are continued in the next turn. `None` continues all of them (a tree). `"random"` continues one
+            that is drawn uniformly, `"best"` the one with the highest reward (a chain).
+        reward_scale (`float`, *optional*, defaults to `1.0`): Factor applied to every reward.
+        reward_shift (`float`, *optional*, defaults to `0.0`): Added to every reward after `reward_scale`.
         num_agents (`int`, *optional*):
-            Number of agents. It must match the environment's roles, and is needed only to compute the size of a
-            `"cross"` tree of several turns.
+            Number of agents. It must match the environment's roles, and is needed only to compute the size of a `"cross"` tree of several
+            turns.
         use_chat_template (`bool`, *optional*):
-            Whether prompts and histories are rendered as chat messages. By default, they are for each agent whose
-            tokenizer has a chat template.
+            Whether prompts and histories are rendered as chat messages. By default, they are for each agent whose tokenizer has a chat
+            template.
         memory_mode, original_prompt, previous_prompts, previous_response, max_history_length (*optional*):
-            What an agent sees of its past turns, see [`~rollout.history_options.HistoryOptions`]. By default it sees all of its own
-            prompts and responses. The metric `agents/<role>/history/dropped_turns` is the mean number of turns that do not fit into
+            What an agent sees of its past turns, see [`~rollout.history_options.HistoryOptions`]. By default it sees all of its own prompts
+            and responses. The metric `agents/<role>/history/dropped_turns` is the mean number of turns that do not fit into
             `max_history_length` tokens.
         max_joint_actions (`int`, *optional*, defaults to `10000`):
             Largest rollout tree of one item, in joint actions. A configuration with larger trees is refused.
         generation_token_budget (`int`, *optional*, defaults to `262144`):
-            Upper bound of prompt and completion tokens in one `generate` call. A level of the tree that needs more is
-            generated in several calls. With `None`, a level is never split. Has no effect with vLLM.
+            Upper bound of prompt and completion tokens in one `generate` call. A level of the tree that needs more is generated in several
+            calls. With `None`, a level is never split. Has no effect with vLLM.
         vllm_server_base_urls (`dict[str, str]`, *optional*):
-            With `vllm_mode="server"`, the URL of each role's vLLM server. If the agents share one model or one base,
-            TRL's `vllm_server_base_url`, or `vllm_server_host` and `vllm_server_port`, are enough. The weights are
+            With `vllm_mode="server"`, the URL of each role's vLLM server. If the agents share one model or one base, TRL's
+            `vllm_server_base_url`, or `vllm_server_host` and `vllm_server_port`, are enough. The weights are
             sent through one port per model: `vllm_group_port` and the following ones.
         vllm_adapter_dir (`str`, *optional*):
-            Folder through which vLLM receives the adapters of a LoRA team. A server must have access to it under the
-            same path. Defaults to `vllm_adapters` in the output folder.
+            Folder through which vLLM receives the adapters of a LoRA team. A server must have access to it under the same path. Defaults to
+            `vllm_adapters` in the output folder.
         trace_steps (`int`, *optional*):
-            Writes the rollouts to `trace/` in the output folder, one file per process and this many steps. A row holds
-            one joint action, see [`~rollout.trace`]. By default, no trace is written.
-        trace_format (`str`, *optional*, defaults to `"parquet"`):
-            `"parquet"` or `"jsonl"`.
-        trace_max_files (`int`, *optional*, defaults to `100`):
-            Number of files that are kept per process; the oldest are deleted.
+            Writes the rollouts to `trace/` in the output folder, one file per process and this many steps. A row holds one joint action,
+            see [`~rollout.trace`]. By default, no trace is written.
+        trace_format (`str`, *optional*, defaults to `"parquet"`): `"parquet"` or `"jsonl"`.
+        trace_max_files (`int`, *optional*, defaults to `100`): Number of files that are kept per process; the oldest are deleted.
         on_cliff (`str`, *optional*):
             What happens when the reward of an evaluation drops by `cliff_drop`: `"stop"` ends the training, `"rollback"` also
             takes the team of the best checkpoint, for which it sets `load_best_model_at_end`. By default, there is only a warning.
-        cliff_drop (`float`, *optional*, defaults to `0.3`):
-            Share of the best reward of an evaluation so far whose loss is a drop.
+        cliff_drop (`float`, *optional*, defaults to `0.3`): Share of the best reward of an evaluation so far whose loss is a drop.
         importance_ratio (`str`, *optional*, defaults to `"agent"`):
             With `num_iterations` above 1, a batch of trees is used for that many optimizer steps, and the ratio of the current policy over
             the one that sampled is clipped, see [`~trainers.base.loss`]. With `"agent"`, it is that of the agent's own token. With
@@ -165,22 +157,12 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
         "off_policy_mask_threshold": "set `num_iterations` and `epsilon`",
         "steps_per_generation": "every optimizer step uses the whole batch; set `items_per_device`",
         "generation_batch_size": "the batch consists of whole trees; set `items_per_device`",
-        "sapo_temperature_neg": OTHER_LOSS,
-        "sapo_temperature_pos": OTHER_LOSS,
-        "vespo_k_pos": OTHER_LOSS,
-        "vespo_lambda_pos": OTHER_LOSS,
-        "vespo_k_neg": OTHER_LOSS,
-        "vespo_lambda_neg": OTHER_LOSS,
-        "entropy_coef": MICRO_BATCHES,
-        "entropy_coef_min": MICRO_BATCHES,
-        "entropy_coef_max": MICRO_BATCHES,
-        "entropy_coef_delta": MICRO_BATCHES,
-        "entropy_target": MICRO_BATCHES,
-        "use_adaptive_entropy": MICRO_BATCHES,
-        "top_entropy_quantile": MICRO_BATCHES,
-        "use_transformers_continuous_batching": ONE_CALL,
+        **dict.fromkeys(("sapo_temperature_neg", "sapo_temperature_pos"), OTHER_LOSS),
+        **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), OTHER_LOSS),
+        **dict.fromkeys(("entropy_coef", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta"), MICRO_BATCHES),
+        **dict.fromkeys(("entropy_target", "use_adaptive_entropy", "top_entropy_quantile"), MICRO_BATCHES),
+        **dict.fromkeys(("use_transformers_continuous_batching", "use_transformers_paged"), ONE_CALL),
         "transformers_continuous_batching_config": ONE_CALL,
-        "use_transformers_paged": ONE_CALL,
         "cast_lm_head_to_fp32": "load the agents in float32 instead",
         "reward_weights": "the environment weights its reward functions",
         "multi_objective_aggregation": "the environment adds up its reward functions",
@@ -191,12 +173,8 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
         "train_sampling_strategy": "items are drawn in random order; see `shuffle_dataset`",
         "length_column_name": "items are not grouped by length",
         "include_num_input_tokens_seen": "`num_tokens` is always logged",
-        "prediction_loss_only": EVALUATION,
-        "eval_do_concat_batches": EVALUATION,
-        "eval_use_gather_object": EVALUATION,
-        "eval_accumulation_steps": EVALUATION,
-        "include_for_metrics": EVALUATION,
-        "batch_eval_metrics": EVALUATION,
+        **dict.fromkeys(("prediction_loss_only", "eval_do_concat_batches", "eval_use_gather_object"), EVALUATION),
+        **dict.fromkeys(("eval_accumulation_steps", "include_for_metrics", "batch_eval_metrics"), EVALUATION),
     }
     positive: ClassVar[tuple[str, ...]] = ("num_iterations", "ref_model_sync_steps", "delta")
 
@@ -272,6 +250,13 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
         num_generations, self.num_generations = self.num_generations, self.rows_per_device
         super().__post_init__()
         self.num_generations = num_generations
+        is_zero3 = self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3
+        if is_zero3 and self.world_size > 1 and not self.ds3_gather_for_generation:
+            raise ValueError(
+                "`ds3_gather_for_generation=False` makes every forward pass of the generation a collective operation, but "
+                "the rollout trees differ between processes, so these would wait for each other forever. Leave it True: "
+                "every device then holds the weights of the whole team while it generates."
+            )
         self._check_generation_kwargs()
         if self.use_vllm:
             self._check_vllm()

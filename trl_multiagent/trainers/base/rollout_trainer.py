@@ -11,6 +11,7 @@ import torch
 from datasets import Dataset
 from torch.utils.data import DataLoader, Sampler
 from transformers import TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from trl import GRPOTrainer
 from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_head
 
@@ -27,7 +28,7 @@ from trl_multiagent.trainers.base.alarms import Alarms
 from trl_multiagent.trainers.base.batch import AgentTensors, Batch, Row, agent_tensors, collect_rows, forward_inputs
 from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
 from trl_multiagent.trainers.base.checkpoints import replayable
-from trl_multiagent.trainers.base.distribution import check_generation, without_repeated
+from trl_multiagent.trainers.base.distribution import without_repeated
 from trl_multiagent.trainers.base.generation import TrainerGenerator, VLLMGenerator
 from trl_multiagent.trainers.base.log import Observer
 from trl_multiagent.trainers.base.loss import add_other_log_ratios, policy_loss
@@ -39,25 +40,21 @@ from trl_multiagent.trainers.base.vllm_generation import check_vllm
 
 class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     """
-    Base class of the trainers that learn from rollout trees. Each optimizer step samples one batch of trees with the
-    current team and uses it once, or for `num_iterations` optimizer steps.
+    Base class of the trainers that learn from rollout trees. Each optimizer step samples one batch of trees with the current team and uses
+    it once, or for `num_iterations` optimizer steps.
 
     A subclass defines how returns become advantages ([`~RolloutTrainer.advantages`]) and the loss of an agent
     ([`~RolloutTrainer.agent_loss`]). It may leave rows out of the update ([`~RolloutTrainer.rows_to_train`]).
 
     Args:
-        team ([`AgentTeam`]):
-            The agents, one per role of the environment and in its order.
+        team ([`AgentTeam`]): The agents, one per role of the environment and in its order.
         environment ([`Environment`]):
             The task: its prompts and its joint reward.
-        args ([`RolloutConfig`], *optional*):
-            Configuration. If `None`, the algorithm's default configuration is used.
-        train_dataset ([`~datasets.Dataset`]):
-            The items. The environment receives all columns.
+        args ([`RolloutConfig`], *optional*): Configuration. If `None`, the algorithm's default configuration is used.
+        train_dataset ([`~datasets.Dataset`]): The items. The environment receives all columns.
         eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
             Items for evaluation. For each, `num_generations_eval` episodes are sampled, without early termination.
-        callbacks (`list[TrainerCallback]`, *optional*):
-            Callbacks, as in any `Trainer`.
+        callbacks (`list[TrainerCallback]`, *optional*): Callbacks, as in any `Trainer`.
         optimizers (`tuple`, *optional*, defaults to `(None, None)`):
             Optimizer and learning rate scheduler for the parameters of the whole team.
 
@@ -68,16 +65,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     args: RolloutConfig
     log_completions: bool
-    _card_settings = [
-        "num_turns",
-        "num_generations",
-        "joint_mode",
-        "handoff",
-        "discount",
-        "reward_scale",
-        "reward_shift",
-    ]
-    _card_settings += ["items_per_device", "max_completion_length", "temperature", "learning_rate", "beta", "seed"]
+    _card_settings = ["num_turns", "num_generations", "joint_mode", "handoff", "discount", "reward_scale"]
+    _card_settings += ["reward_shift", "items_per_device", "max_completion_length", "temperature", "learning_rate"]
+    _card_settings += ["beta", "seed"]
     _buffered_inputs: list[Batch] | None
 
     def __init__(
@@ -119,7 +109,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             callbacks=[alarms, *(callbacks or [])],
             optimizers=optimizers,
         )
-        check_generation(self.accelerator, args)
         for model in team.base_models:
             add_fused_lm_head(model, temperature=self.temperature, outputs=("log_probs", "entropy"))
         self._set_up_agents()
@@ -160,8 +149,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             levels (`list[list[Node]]`): The nodes of each turn, with their returns.
 
         Returns:
-            `list[list[dict[str, torch.Tensor]]]`: For each node, the advantages of every trained agent's completions,
-            of shape `(G,)`.
+            `list[list[dict[str, torch.Tensor]]]`: For each node, the advantages of every trained agent's completions, of shape `(G,)`.
         """
         raise NotImplementedError
 
@@ -171,8 +159,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
         Args:
             role (`str`): The agent.
-            outputs ([`~trl.trainer.utils.FusedCausalLMOutput`]): The agent's output for the rows: `log_probs` and
-                `entropy`.
+            outputs ([`~trl.trainer.utils.FusedCausalLMOutput`]): The agent's output for the rows: `log_probs` and `entropy`.
             rows ([`~trainers.base.batch.AgentTensors`]): The agent's rows.
 
         Returns:
@@ -410,12 +397,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     def training_step(
         self, model: torch.nn.Module, inputs: list[dict], num_items_in_batch: torch.Tensor | None = None
     ) -> torch.Tensor:
-        seconds = self.observer.totals.seconds
-        rollout_before = seconds["generate"] + seconds["reward"]
         with self.observer.totals.timed("step"):
             loss = super().training_step(model, inputs, num_items_in_batch)
-        rollout = seconds["generate"] + seconds["reward"] - rollout_before
-        seconds["update"] += seconds.pop("step") - rollout
         if self.accelerator.sync_gradients:
             self._end_step()
         return loss
@@ -483,18 +466,13 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             super().log(logs, start_time)
         self.observer.show_completions()
 
-    def evaluate(
-        self,
-        eval_dataset: Dataset | dict[str, Dataset] | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> dict[str, float]:
-        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        output = super().evaluation_loop(*args, **kwargs)
         if not self.is_in_train:
             self.observer.flush()
-        return metrics
+        return output
 
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
         self.observer.flush()
         output = super()._finalize_training(*args, **kwargs)
         if self.args.should_save:
@@ -558,8 +536,7 @@ def joint_action_records(nodes: list[Node], with_rewards: bool = True) -> list[d
 
 class EpochSampler(RepeatSampler):
     """
-    A [`~trl.trainer.utils.RepeatSampler`] whose order depends only on the seed and the epoch, so that a run can
-    resume.
+    A [`~trl.trainer.utils.RepeatSampler`] whose order depends only on the seed and the epoch, so that a run can resume.
     """
 
     def set_epoch(self, epoch: int) -> None:

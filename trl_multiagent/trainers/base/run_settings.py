@@ -46,20 +46,11 @@ DECISIVE_ARGUMENTS = (
 SCHEDULE = (
     "max_steps",
     "num_train_epochs",
-    "logging_strategy",
-    "logging_steps",
-    "logging_first_step",
-    "eval_strategy",
-    "eval_steps",
-    "eval_delay",
-    "eval_on_start",
-    "per_device_eval_batch_size",
-    "save_strategy",
-    "save_steps",
-    "save_only_model",
     "load_best_model_at_end",
     "metric_for_best_model",
+    "per_device_eval_batch_size",
 )
+SCHEDULE_PREFIXES = ("eval_", "logging_", "save_")
 # Settings that can never change, because the files of the checkpoint depend on them
 UNCHANGEABLE_SETTINGS = (
     "roles",
@@ -142,7 +133,8 @@ def describe_schedule(args: TeamConfig, eval_dataset: Any) -> dict[str, Any]:
     """
     arguments = args.to_dict()
     datasets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
-    return {name: arguments[name] for name in SCHEDULE} | {
+    schedule = {name: x for name, x in arguments.items() if name in SCHEDULE or name.startswith(SCHEDULE_PREFIXES)}
+    return schedule | {
         f"eval_dataset {name}".rstrip(): describe_dataset(dataset)
         for name, dataset in datasets.items()
         if isinstance(dataset, Dataset)

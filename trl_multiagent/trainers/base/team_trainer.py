@@ -47,14 +47,14 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
     """
     Makes a TRL trainer of causal language models, such as `GRPOTrainer` or `DPOTrainer`, train an [`AgentTeam`].
 
-    The mixin precedes the TRL trainer in the bases, and [`TeamConfig`] precedes the TRL configuration in the bases of
-    the configuration class. The inherited methods expect one model. Within [`~TeamTrainerMixin.agent_metrics`], what they
-    log about one agent's outputs gets the name `agents/<role>/...`.
+    The mixin precedes the TRL trainer in the bases, and [`TeamConfig`] precedes the TRL configuration in the bases of the configuration
+    class. The inherited methods expect one model. Within [`~TeamTrainerMixin.agent_metrics`], what they log about one agent's outputs gets
+    the name `agents/<role>/...`.
 
     A subclass calls `_prepare_team` before it initializes the TRL trainer, and `_set_up_agents` after that. In between, it
     undoes what the TRL trainer did to the forward of the team as if that were a single model: most of them patch it with
-    `add_fused_lm_head`, which belongs on each of `team.base_models` (tests/trainers/test_team_mixin.py has an example).
-    A subclass can override
+    `add_fused_lm_head`, which belongs on each of `team.base_models` (tests/trainers/test_team_mixin.py has an example). A subclass can
+    override
 
     - `_run_settings`: the settings that a checkpoint must match;
     - `_card_facts` and `_card_settings`: the contents of the model card.
@@ -117,14 +117,12 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
 
     def collaborate(self, items: Sequence[dict], num_episodes: int = 1) -> list[list[Turn]]:
         """
-        Plays episodes of the environment with the current team, without training on them. Under ZeRO-3, every process must call
-        this method, each with its own items or with none.
+        Plays episodes of the environment with the current team, without training on them. Under ZeRO-3, every process must call this
+        method, each with its own items or with none.
 
         Args:
-            items (`Sequence[dict]`):
-                Rows of the environment's dataset.
-            num_episodes (`int`, *optional*, defaults to `1`):
-                Number of episodes sampled per item.
+            items (`Sequence[dict]`): Rows of the environment's dataset.
+            num_episodes (`int`, *optional*, defaults to `1`): Number of episodes sampled per item.
 
         Returns:
             `list[list[Turn]]`: The turns of each episode. Episode e of item i is entry `i * num_episodes + e`.

@@ -49,8 +49,8 @@ class AgentGeneration(VLLMGeneration):
     """
     Samples from one model: that of one agent, or of several agents that share all weights.
 
-    The arguments are those of TRL's class. That class requires the same number of prompts on all processes; here the
-    processes may have different numbers.
+    The arguments are those of TRL's class. That class requires the same number of prompts on all processes; here the processes may have
+    different numbers.
     """
 
     adapter: str | None = None  # the adapter that the model samples with; `None` for a model without adapters
@@ -287,8 +287,8 @@ def make_generations(
 
     Args:
         policies (`dict[str, PreTrainedModel]` or `dict[str, PeftModel]`):
-            The model of each role. Roles may have the same object: a model whose weights they share, or a `PeftModel` with
-            an adapter of each role's name.
+            The model of each role. Roles may have the same object: a model whose weights they share, or a `PeftModel` with an adapter of
+            each role's name.
         eos_token_ids (`dict[str, list[int]]`): The only tokens that end a completion of each role.
         accelerator (`Accelerator`): The trainer's accelerator.
         args ([`RolloutConfig`]): The trainer's configuration.
