@@ -106,7 +106,6 @@ class ActorCriticTrainer(RolloutTrainer):
         self._value_scales: dict[str, tuple[float, float]] = {}
         self._reported_cuts: set[str] = set()  # critics whose texts were too long for their model
         self._num_joint_actions = 0  # of the current batch, in all processes
-        self._pushes_critics = args.push_critics
         self._steps_unexplained: dict[str, int] = defaultdict(int)
         team.freeze(args.frozen_agents or ())
         self.team = team

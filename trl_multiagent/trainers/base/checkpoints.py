@@ -95,7 +95,7 @@ class CheckpointMixin(CommonTrainerMixin):
             self._settings = {**self._run_settings(), "weights that are not trained": frozen}
             schedule = describe_schedule(self.args, self.eval_dataset)
         check_agreement(self.accelerator, {**self._settings, **schedule})
-        self._resumed = Path(folder) if folder else None
+        self._resumed = Path(str(folder)) if folder else None
         if self._resumed is not None:
             saved = self._check_checkpoint(self._resumed)
             self._continue_tracking(saved)

@@ -44,7 +44,6 @@ class TeamHubMixin(Trainer):
     team: AgentTeam
     environment: Any = None  # the `Environment` that an evaluation plays
     _card_settings: list[str] = []  # training arguments to show in the model card
-    _pushes_critics = False
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         # The trainer calls this when it is created. Without the check, missing write access to an existing public
@@ -140,7 +139,8 @@ class TeamHubMixin(Trainer):
 
         def upload_folder(*, folder_path: str, **kwargs: Any) -> CommitInfo | Future:
             if "path_in_repo" not in kwargs:
-                kwargs["allow_patterns"] = as_patterns(team_files(folder_path, self._pushes_critics))
+                with_critics = self.team.critics is not None and self.args.push_critics
+                kwargs["allow_patterns"] = as_patterns(team_files(folder_path, with_critics))
             return upload(folder_path=folder_path, **kwargs)
 
         with temporarily_set(hf_api(), upload_folder=upload_folder):
