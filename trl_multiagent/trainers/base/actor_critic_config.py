@@ -63,34 +63,17 @@ class ActorCriticConfig(RolloutConfig):
     critic_models: list[str] | str | None = setting(  # `HfArgumentParser` reads the second type
         "Model that the critics start from, or one per critic; by default the agents'."
     )
-    critic_type: str = setting(
-        "'v': critics read prompts, 'q': they also read the completions.", "v", choices=("v", "q")
-    )
-    critic_learning_rate: float | None = setting(
-        "Learning rate of the critics; by default `learning_rate`.", ge=0, le=1000
-    )
-    critic_value_head_hidden_dim: int | None = setting(
-        "Size of a hidden layer of the value head; by default the head is linear.", ge=1, le=1000000
-    )
+    critic_type: str = setting("Critics read prompts ('v'), or also completions ('q').", "v", choices=("v", "q"))
+    critic_learning_rate: float | None = setting("Learning rate of critics; else `learning_rate`.", ge=0, le=1000)
+    critic_value_head_hidden_dim: int | None = setting("Size of a hidden layer of the head, if any.", ge=1, le=1000000)
     critic_trains_trunk: bool = setting("Whether the value loss of `critic_form` 'head' also trains the agent.", True)
     critic_lora_r: int = setting("Rank of the adapters of `critic_form` 'adapter'.", 8, ge=1, le=1000000)
     critic_lora_alpha: int = setting("Scale of the adapters of `critic_form` 'adapter'.", 16, gt=0, le=1000000)
-    critic_max_length: int | None = setting(
-        "Number of tokens that a critic reads at most, the last ones of its text.", ge=1
-    )
-    value_loss_coef: float = setting(
-        "Factor of the value loss; nearly without effect unless the loss also trains an agent.",
-        VALUE_LOSS_COEF,
-        ge=0,
-        le=1000000,
-    )
-    value_clip_range: float | None = setting(
-        "Range around the old value outside of which the value loss is clipped.", gt=0
-    )
+    critic_max_length: int | None = setting("Tokens that a critic reads at most, the last ones of its text.", ge=1)
+    value_loss_coef: float = setting("Factor of the value loss, for heads.", VALUE_LOSS_COEF, ge=0, le=1000000)
+    value_clip_range: float | None = setting("Range around the old value in which the loss is not clipped.", gt=0)
     gae_lambda: float = setting("Weight of longer returns in the targets, from 0 to 1.", 0.0, ge=0, le=1)
-    advantage_normalization: bool = setting(
-        "Whether to standardize the advantages of each agent and turn over the batch.", True
-    )
+    advantage_normalization: bool = setting("Whether to standardize the advantages of each agent and turn.", True)
     push_critics: bool = setting("Whether a push to the Hub contains the critics.", False)
     num_generations: int = setting("Completions that each agent samples at a node, G in the formulas.", 1)
 

@@ -9,6 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -32,6 +33,7 @@ EVALUATION_REWARD = re.compile(r"eval_([^/]*_)?reward")  # eval_reward, or eval_
 Log = Mapping[str, Any]
 
 
+@dataclass(eq=False)
 class Alarms(TrainerCallback):
     """
     Raises alarms.
@@ -47,23 +49,13 @@ class Alarms(TrainerCallback):
         cliff_drop (`float`, *optional*, defaults to `0.3`): Share of the best reward of an evaluation whose loss is a drop.
     """
 
-    def __init__(
-        self,
-        roles: Sequence[str],
-        has_siblings: bool,
-        watched_metrics: Mapping[str, str] | None = None,
-        on_cliff: str | None = None,
-        cliff_drop: float = 0.3,
-    ):
-        self.roles = roles
-        self.has_siblings = has_siblings
-        self.watched_metrics = watched_metrics or {}
-        self.on_cliff = on_cliff
-        self.cliff_drop = cliff_drop
+    roles: Sequence[str]
+    has_siblings: bool
+    watched_metrics: Mapping[str, str] = field(default_factory=dict)
+    on_cliff: str | None = None
+    cliff_drop: float = 0.3
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         path = Path(args.output_dir) / ALARMS_FILE
         if state.is_world_process_zero and path.is_file():  # a run that resumes repeats what came after its checkpoint
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -80,9 +72,7 @@ class Alarms(TrainerCallback):
             raised = {name: text for name, text in self.conditions(logs[-WINDOW:]).items() if name not in before}
             self._raise(raised, args, state)
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         # With several evaluation sets, this is called after each of them, and each has a reward of its own
         name = next((name for name in kwargs["metrics"] if EVALUATION_REWARD.fullmatch(name)), "eval_reward")
         rewards = [log[name] for log in state.log_history if name in log]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback, is_deepspeed_zero3_enabled
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, TrainOutput, get_last_checkpoint
 from transformers.utils import logging
@@ -365,23 +365,17 @@ class CheckpointCallback(TrainerCallback):
         self.trainer = trainer
         self.save_is_due = False
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.trainer._begin_training()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         ends_epoch = state.epoch == int(state.epoch) or control.should_training_stop
         self.trainer._may_stop = not ends_epoch and self.trainer._is_between_batches()
         if control.should_save or self.save_is_due:
             self.save_is_due = not self.trainer._may_stop
             control.should_save = not self.save_is_due
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         control.should_save |= self.save_is_due
         self.save_is_due, self.trainer._may_stop = False, True
 

@@ -169,7 +169,6 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
         "max_tool_calling_iterations": "agents have no tools; the environment decides on the next turn",
         "remove_unused_columns": "the environment receives all columns",
         "label_smoothing_factor": "the loss has no labels",
-        "label_names": "the data has no labels",
         "train_sampling_strategy": "items are drawn in random order; see `shuffle_dataset`",
         "length_column_name": "items are not grouped by length",
         "include_num_input_tokens_seen": "`num_tokens` is always logged",
@@ -178,9 +177,7 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
     }
     positive: ClassVar[tuple[str, ...]] = ("num_iterations", "ref_model_sync_steps", "delta")
 
-    items_per_device: int | None = setting(
-        "Items (whole rollout trees) per device and optimizer step. Sets the accumulation steps.", ge=1, le=1000000
-    )
+    items_per_device: int | None = setting("Items, with their trees, per device and optimizer step.", ge=1, le=1000000)
     num_turns: int = setting("Number of turns of an episode.", 1, ge=1, le=1000)
     joint_mode: str = setting(
         "'align' pairs the g-th completions, 'cross' takes all combinations.",
@@ -188,9 +185,7 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
         choices=("align", "cross", "aligned", "crossed"),
     )
     discount: float = setting("Factor of the next turn's return in the return of a joint action.", 1.0, ge=0, le=1)
-    early_termination_threshold: float | None = setting(
-        "A node whose mean processed reward is greater becomes a leaf."
-    )
+    early_termination_threshold: float | None = setting("A node whose mean reward is greater becomes a leaf.")
     handoff: str | None = setting(
         "None: a tree. 'random' or 'best': a chain that continues one joint action per turn.",
         choices=("random", "best"),
@@ -198,7 +193,7 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
     reward_scale: float = setting("Factor applied to every reward.", 1.0, ne=0, ge=-1000000, le=1000000)
     reward_shift: float = setting("Added to every reward, after the scale.", 0.0, ge=-1000000, le=1000000)
     num_agents: int | None = setting(
-        "Number of agents; needed only to size a 'cross' tree of several turns.", ge=1, le=1000
+        "Number of agents, for the size of 'cross' trees of several turns.", ge=1, le=1000
     )
     memory_mode: str | None = setting(
         "Past turns that an agent sees: 'full' or 'memoryful', or only the 'last' one.",
@@ -207,12 +202,10 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
     original_prompt: bool | None = setting("Whether an agent sees the prompt of its first turn in later turns.")
     previous_prompts: bool | None = setting("Whether an agent sees the prompts of its past turns.")
     previous_response: bool | None = setting("Whether an agent sees its responses in past turns.")
-    max_history_length: int | None = setting(
-        "Most tokens that past turns add to a prompt; the oldest are left out.", ge=0, le=1000000000
-    )
+    max_history_length: int | None = setting("Most tokens that past turns add to a prompt.", ge=0, le=1000000000)
     max_joint_actions: int = setting("Largest rollout tree of one item, in joint actions.", 10000, ge=1, le=1000000)
     generation_token_budget: int | None = setting(
-        "Upper bound of prompt and completion tokens in one generate call.", 262144, ge=1
+        "Most tokens, with those of prompts, in a generate call.", 262144, ge=1
     )
     vllm_server_base_urls: dict[str, str] | None = setting("URL of each role's vLLM server, for `vllm_mode` 'server'.")
     vllm_adapter_dir: str | None = setting("Folder through which vLLM receives the adapters of a LoRA team.")
@@ -244,9 +237,8 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
                 self.metric_for_best_model: str | None = "reward"
         self._check_values()
         self._plan_batch()
-        # GRPOConfig checks that a batch consists of whole groups of `num_generations` completions. Here a batch
-        # consists of whole trees, which `_plan_batch` has already ensured. With the whole batch as one group, that
-        # check passes
+        # GRPOConfig checks that a batch consists of whole groups of `num_generations` completions. Here it consists of whole trees, as
+        # `_plan_batch` has ensured. With the whole batch as one group, that check passes
         num_generations, self.num_generations = self.num_generations, self.rows_per_device
         super().__post_init__()
         self.num_generations = num_generations

@@ -26,54 +26,19 @@ from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
 # The arguments of `TrainingArguments` that a resumed run must share with its checkpoint
-DECISIVE_ARGUMENTS = (
-    "seed",
-    "learning_rate",
-    "lr_scheduler_type",
-    "lr_scheduler_kwargs",
-    "warmup_steps",
-    "optim",
-    "optim_args",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "max_grad_norm",
-    "bf16",
-    "fp16",
-)
+DECISIVE_ARGUMENTS = {"seed", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "bf16"}
+DECISIVE_ARGUMENTS |= {"optim", "optim_args", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "fp16"}
+DECISIVE_ARGUMENTS |= {"max_grad_norm"}
 # The arguments that decide when all processes evaluate, save and log together. A resumed run may have other ones
-SCHEDULE = (
-    "max_steps",
-    "num_train_epochs",
-    "load_best_model_at_end",
-    "metric_for_best_model",
-    "per_device_eval_batch_size",
-)
-SCHEDULE_PREFIXES = ("eval_", "logging_", "save_")
+SCHEDULE = {"max_steps", "num_train_epochs", "load_best_model_at_end", "metric_for_best_model"}
+SCHEDULE_PREFIXES = ("eval_", "per_device_eval_", "logging_", "save_")
 # Settings that can never change, because the files of the checkpoint depend on them
-UNCHANGEABLE_SETTINGS = (
-    "roles",
-    "number of processes",
-    "DeepSpeed ZeRO stage",
-    "optim",
-    "optim_args",
-    "critics",
-    "critic_form",
-    "critic_value_head_hidden_dim",
-    "critic_lora_r",
-)
+UNCHANGEABLE_SETTINGS = {"roles", "number of processes", "DeepSpeed ZeRO stage", "optim", "optim_args"}
+UNCHANGEABLE_SETTINGS |= {"critics", "critic_form", "critic_value_head_hidden_dim", "critic_lora_r"}
 UNCHANGEABLE_PREFIXES = ("agent ", "adapter ")
 # Settings that are part of the optimizer's state. If they have changed, the trainer replaces them there
-OPTIMIZER_SETTINGS = (
-    "learning_rate",
-    "agent_learning_rates",
-    "critic_learning_rate",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-)
+OPTIMIZER_SETTINGS = {"learning_rate", "agent_learning_rates", "critic_learning_rate", "weight_decay"}
+OPTIMIZER_SETTINGS |= {"adam_beta1", "adam_beta2", "adam_epsilon"}
 # The base is compared by its weights. The others say how the adapter was loaded
 UNCOMPARED_ADAPTER_OPTIONS = {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"}
 

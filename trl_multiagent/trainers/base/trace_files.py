@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +16,7 @@ from trl_multiagent.rollout.trace import TraceRow
 NAME = re.compile(r"(\d+)-(\d+)_process(\d+)(?:_part\d+)?\.(?:parquet|jsonl)")
 
 
+@dataclass(eq=False)
 class TraceFiles:
     """
     The files of a process in the folder of a trace. A file has the rows of some steps, and is complete once it is there.
@@ -27,13 +29,12 @@ class TraceFiles:
         max_files (`int`): Number of files of this process that are kept; the oldest are deleted.
     """
 
-    def __init__(self, folder: Path, process: int, steps: int, file_format: str, max_files: int):
-        self.folder = folder
-        self.process = process
-        self.steps = steps
-        self.file_format = file_format
-        self.max_files = max_files
-        self.rows: list[TraceRow] = []  # not written yet
+    folder: Path
+    process: int
+    steps: int
+    file_format: str
+    max_files: int
+    rows: list[TraceRow] = field(default_factory=list)  # not written yet
 
     def add(self, rows: list[TraceRow]) -> None:
         self.rows += rows
