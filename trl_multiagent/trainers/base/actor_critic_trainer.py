@@ -41,7 +41,7 @@ PATIENCE = 20  # optimizer steps with an explained variance of at most zero befo
 
 @dataclass
 class CriticRow:
-    """A sequence that a critic reads, and the joint actions of its node whose value it is. An unvisited node has none."""
+    """One sequence that a critic reads. Its value is that of some joint actions of the node, or of an unvisited node, which has none."""
 
     node: Node
     joint_actions: list[int]

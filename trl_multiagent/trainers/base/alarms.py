@@ -73,7 +73,7 @@ class Alarms(TrainerCallback):
             self._raise(raised, args, state)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        # With several evaluation sets, this is called after each of them, and each has a reward of its own
+        # With several evaluation sets, this is called after each of them, and each has its own reward
         name = next((name for name in kwargs["metrics"] if EVALUATION_REWARD.fullmatch(name)), "eval_reward")
         rewards = [log[name] for log in state.log_history if name in log]
         if not is_cliff(rewards, self.cliff_drop):
@@ -125,17 +125,17 @@ class Alarms(TrainerCallback):
 
 
 def always(logs: Iterable[Log], name: str, at_least: float = float("-inf"), at_most: float = float("inf")) -> bool:
-    """Whether a metric is in all log entries and within bounds in each."""
+    """Returns whether a metric is in all log entries and within bounds in each."""
     return all(name in log and at_least <= log[name] <= at_most for log in logs)
 
 
 def mean_of(logs: Sequence[Log], name: str) -> float | None:
-    """The mean of a metric over log entries; `None` if one of them lacks it."""
+    """Returns the mean of a metric over log entries; `None` if one of them lacks it."""
     return fmean(log[name] for log in logs) if all(name in log for log in logs) else None
 
 
 def is_cliff(rewards: Sequence[float], drop: float) -> bool:
-    """Whether the last of the evaluations' rewards is lower than the best one before by more than a share of it."""
+    """Returns whether the last of the evaluations' rewards is lower than the best one before by more than a share of it."""
     if len(rewards) < 2:
         return False
     best = max(rewards[:-1])

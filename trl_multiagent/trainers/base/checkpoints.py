@@ -61,7 +61,7 @@ class CheckpointMixin(CommonTrainerMixin):
     during the training, and the settings of the run.
     """
 
-    ref_model: Any = None  # the reference policy, if it is a model of its own
+    ref_model: Any = None  # the reference policy, if it is a separate model
     _resumed: Path | None = None  # the checkpoint that this run continues
     _changes: list[dict[str, Any]] = []  # settings that changed when the run was resumed, now and earlier
     # Whether a checkpoint of the last step can be continued. Then no step is taken, and only the end of the training is repeated
@@ -289,7 +289,7 @@ class CheckpointMixin(CommonTrainerMixin):
             self._load_process_state(json.loads((self._resumed / PROCESS_FILE.format(process)).read_text()))
 
     def _is_between_batches(self) -> bool:
-        """Whether the next optimizer step begins with a new batch."""
+        """Returns whether the next optimizer step begins with a new batch."""
         return True
 
     def _load_process_state(self, state: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ class CommonTrainerMixin(Trainer):
     it.
 
     What accelerate has prepared for an evaluation, it does not wrap for a training. Without the wrapper, processes do not share gradients,
-    and each trains a model of its own.
+    and each trains its own model.
 
     A checkpoint is written to a folder for unfinished checkpoints, and moved to its final place once every process has written its part. So
     a crash at any time leaves the previous one intact. Its last file lists all others with their checksums, see
@@ -54,7 +54,7 @@ class CommonTrainerMixin(Trainer):
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
-        # Without a seed, each process takes that of its own random numbers, which differ between processes after a training
+        # Without a seed, each process takes one from its random numbers, which differ between processes after a training
         config = self.accelerator.dataloader_config
         if config.data_seed is None:
             config.data_seed = self.args.seed
@@ -75,7 +75,7 @@ class CommonTrainerMixin(Trainer):
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if self.accelerator.num_processes > 1 and self.model_wrapped is self.model:
             raise RuntimeError(
-                "accelerate has not wrapped the model for several processes, so each of them would train a model of its own. Was the "
+                "accelerate has not wrapped the model for several processes, so each of them would train its own model. Was the "
                 "model given to `Accelerator.prepare` or `prepare_model` before the training?"
             )
         return prepared

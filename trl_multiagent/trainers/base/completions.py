@@ -85,7 +85,7 @@ def choose_trees(trees: list[list[TraceRow]], number: int, seed: int) -> list[tu
     chosen = [("best", ranked[0])]
     if len(ranked) > 1:
         chosen.append(("worst", ranked[-1]))
-    # A generator of its own: the global one decides about the rollouts
+    # Not the global generator, which the rollouts use
     others = random.Random(seed).sample(ranked[1:-1], max(0, min(number - 2, len(ranked) - 2)))
     return [*chosen, *(("random", tree) for tree in others)][: max(0, number)]
 

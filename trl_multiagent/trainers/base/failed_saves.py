@@ -15,11 +15,11 @@ from trl_multiagent.team.agent_team import AgentTeam
 
 
 class SaveError(RuntimeError):
-    """A team could not be saved in the intended folder. The message says why, and where the team is instead."""
+    """Raised if a team could not be saved in the intended folder. The message says why, and where the team is instead."""
 
 
 class WriteError(SaveError):
-    """Files could not be written, for example because the disk is full. No code is at fault, so a recipe shows the message alone."""
+    """Raised if files could not be written, for example because the disk is full. No code is at fault, so a recipe shows the message alone."""
 
 
 def write_problem(folder: Path, error: BaseException) -> str:

@@ -152,7 +152,7 @@ class TeamHubMixin(Trainer):
         return self.hub_model_id or self.args.hub_model_id or Path(self.args.output_dir).absolute().name
 
     def _may_change_files(self) -> bool:
-        """Whether no background upload reads the output folder. With `hub_always_push`, waits for the upload to end."""
+        """Returns whether no background upload reads the output folder. With `hub_always_push`, waits for the upload to end."""
         if self.hub_model_id is None:
             return True
         if self.args.hub_always_push:

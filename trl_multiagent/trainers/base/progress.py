@@ -1,4 +1,4 @@
-"""One progress bar in place of the lines of the log."""
+"""Shows one progress bar in place of the lines of the log."""
 
 import json
 from collections.abc import Sequence

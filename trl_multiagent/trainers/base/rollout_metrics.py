@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import itertools
 import math
 import re
 import time
@@ -61,7 +62,7 @@ class RolloutTotals:
         totals (`dict[str, Total]`): The total of each metric, by its name.
         num_tokens (`int`): Number of prompt and completion tokens of all agents.
         generated_tokens (`int`): Number of completion tokens of all agents.
-        scoring (`dict[str, float]`): The environment's metrics of its own scoring, which are summed over processes.
+        scoring (`dict[str, float]`): The environment's metrics of scoring, which are summed over processes.
         num_trees (`int`): Number of trees.
         texts (`dict[str, Counter[bytes]]`): For each role, how often each completion occurs, by a digest of its text.
     """
@@ -100,7 +101,7 @@ def rollout_totals(
     Args:
         levels (`list[list[Node]]`): The nodes of each turn.
         end_tokens (`Mapping[str, Sequence[int]]`): For each role, the tokens that end a completion.
-        scoring (`dict[str, float]`): The environment's metrics of its own scoring.
+        scoring (`dict[str, float]`): The environment's metrics of scoring.
         training (`bool`): Whether to include the metrics of sibling sets and of early termination.
         logged (`dict[str, list[float]]`, *optional*): Numbers that reward functions logged, by name.
 
@@ -124,22 +125,19 @@ def rollout_totals(
             for outcome in node.outcomes:
                 for name, value in outcome.metrics.items():
                     values[f"turn_{turn}/{name}"].append(value)
-    all_nodes = [node for nodes in levels for node in nodes]
-    texts: dict[str, Counter[bytes]] = {}
+    texts: dict[str, Counter[bytes]] = {role: Counter() for role in end_tokens}
     num_tokens = generated_tokens = 0
-    for role, ends in end_tokens.items():
-        for node in all_nodes:
-            samples = node.samples[role]
-            lengths = [len(ids) for ids in samples.completion_ids]
-            values[f"agents/{role}/completions/mean_length"] += lengths
-            values[f"agents/{role}/completions/clipped_ratio"] += [
-                float(ids[-1] not in ends) for ids in samples.completion_ids
-            ]
-            if samples.dropped_turns is not None and node.history:
-                values[f"agents/{role}/history/dropped_turns"].append(float(samples.dropped_turns))
-            num_tokens += len(lengths) * len(samples.prompt_ids) + sum(lengths)
-            generated_tokens += sum(lengths)
-        texts[role] = Counter(digest(text) for node in all_nodes for text in node.samples[role].texts)
+    for role, node in itertools.product(end_tokens, itertools.chain(*levels)):
+        samples = node.samples[role]
+        lengths = [len(ids) for ids in samples.completion_ids]
+        clipped = [float(ids[-1] not in end_tokens[role]) for ids in samples.completion_ids]
+        values[f"agents/{role}/completions/mean_length"] += lengths
+        values[f"agents/{role}/completions/clipped_ratio"] += clipped
+        if samples.dropped_turns is not None and node.history:
+            values[f"agents/{role}/history/dropped_turns"].append(float(samples.dropped_turns))
+        num_tokens += len(lengths) * len(samples.prompt_ids) + sum(lengths)
+        generated_tokens += sum(lengths)
+        texts[role].update(map(digest, samples.texts))
     for name, numbers in (logged or {}).items():
         if name in values or name in TRAINER_METRICS:
             raise TaskError(
@@ -168,7 +166,7 @@ def add_contributions(values: dict[str, list[float]], node: Node) -> None:
 
 
 def is_eval_metric(name: str, roles: Collection[str], num_turns: int) -> bool:
-    """Whether an evaluation may have a metric with this name, given without the prefix `eval_`."""
+    """Returns whether an evaluation may have a metric with this name, given without the prefix `eval_`."""
     turn, agent = re.match(r"turn_(\d+)/.", name), re.match(r"agents/(.+?)/.", name)
     if turn is not None:
         return 1 <= int(turn[1]) <= num_turns

@@ -1,4 +1,4 @@
-"""The settings that a run must share with the checkpoint that it continues, and the comparison of both."""
+"""Compares the settings of a run with those of the checkpoint that it continues."""
 
 import dataclasses
 import json

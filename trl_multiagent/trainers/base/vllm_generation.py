@@ -19,7 +19,6 @@ from accelerate.utils import broadcast_object_list
 from peft import LoraConfig, PeftModel
 from torch import distributed
 from transformers import PreTrainedModel, set_seed
-from transformers.utils import logging
 from trl.extras.profiling import ProfilingContext
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
@@ -31,8 +30,6 @@ from trl_multiagent.models.pretrained import adapter_parameters, find_file
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
-logger = logging.get_logger(__name__)
-
 # Mean difference of the log-probabilities of engine and trainer per token, in nats, above which both have different weights.
 # Different kernels and bfloat16 make about 0.03
 LARGEST_DIFFERENCE = 0.3
@@ -42,7 +39,7 @@ SUPPORTED_BY_VLLM = {"use_dora": False, "bias": "none", "modules_to_save": None}
 
 
 class EngineError(UnavailableError):
-    """An engine or a server samples from another model than the one that is trained. The message names the agent."""
+    """Raised if an engine or a server samples from another model than the one that is trained. The message names the agent."""
 
 
 class AgentGeneration(VLLMGeneration):
@@ -155,7 +152,7 @@ class AgentGeneration(VLLMGeneration):
         return tuple(x[start : start + len(prompts)] for x in outputs[0])
 
     def _process_group(self) -> distributed.ProcessGroup | None:
-        """The processes that make one request together: all of them for a server, those of one engine in colocate mode."""
+        """Returns the processes that make one request together: all of them for a server, those of one engine in colocate mode."""
         if self.mode == "server":
             return distributed.group.WORLD if self.accelerator.num_processes > 1 else None
         return self.tp_group if self.tensor_parallel_size > 1 else None
@@ -219,7 +216,7 @@ class AdapterGeneration(AgentGeneration):
     def sync_weights(self) -> None:
         role = cast(str, self.adapter)
         self.versions[role] += 1
-        # The engine's prefix cache identifies an adapter by name and path, so every version needs a path of its own
+        # The engine's prefix cache identifies an adapter by name and path, so every version needs its own path
         folder = self.folder / f"{role}-{self.versions[role]}"
         writes = self.mode == "colocate" or self.accelerator.is_main_process
         with self._dist.gather_params(adapter_parameters(cast(PeftModel, self.model), role)):
@@ -329,11 +326,6 @@ def make_generations(
         generations |= dict.fromkeys(roles, generation)
         if args.vllm_mode == "server" and accelerator.is_main_process and args.vllm_importance_sampling_correction:
             _check_logprobs_mode(generation.vllm_client)
-    if not args.vllm_importance_sampling_correction and accelerator.is_main_process:
-        logger.warning(
-            "`vllm_importance_sampling_correction` is off, so no step compares the engine with the trainer: weights that do not arrive in "
-            "the engine are not noticed."
-        )
     if args.vllm_mode == "colocate":
         # An engine samples with the generators of its process, and seeds them when it starts. The processes of one engine
         # need the same seed
