@@ -184,14 +184,7 @@ def checksums_of_node(folder: Path) -> dict[str, str]:
 
 
 def write_state(folder: Path, checksums: dict[str, str], **entries: Any) -> None:
-    """
-    Writes the state of a checkpoint, which is its last file.
-
-    Args:
-        folder (`Path`): Folder of the checkpoint.
-        checksums (`dict[str, str]`): The checksums of all other files, by name.
-        **entries: Further entries of the state, as values that JSON can represent.
-    """
+    """Writes the state of a checkpoint, which is its last file, with the checksums of all other files by name and further entries."""
     state = {
         "format_version": FORMAT_VERSION,
         **entries,

@@ -30,10 +30,7 @@ def log_completion_tables(rows: list[TraceRow], args: GRPOConfig, unique_prompts
     Writes the rows to `completions/` in the output folder, and to the table `completions` of Weights & Biases and of Trackio if they are
     used, as GRPOTrainer does.
 
-    Args:
-        rows (`list[TraceRow]`): The rows of a batch.
-        args ([`~trl.GRPOConfig`]): The trainer's arguments.
-        unique_prompts (`bool`, *optional*): Whether the trackers get one row per prompt only.
+    With `unique_prompts`, the trackers get one row per prompt only.
     """
     frame = as_frame(rows)
     step, split = rows[0]["step"], rows[0]["split"]
@@ -52,14 +49,7 @@ def log_completion_tables(rows: list[TraceRow], args: GRPOConfig, unique_prompts
 
 
 def print_trees(rows: list[TraceRow], num_trees: int | None = None, console: Console | None = None) -> None:
-    """
-    Prints the best tree of a batch, the worst one, and some others, each with one of its branches.
-
-    Args:
-        rows (`list[TraceRow]`): The rows of a batch.
-        num_trees (`int`, *optional*): Number of trees; 3 by default.
-        console ([`~rich.console.Console`], *optional*): Where to print.
-    """
+    """Prints the best tree of a batch, the worst one, and some others, each with one of its branches. `num_trees` is 3 by default."""
     console = console or Console()
     trees: defaultdict[tuple[int, int], list[TraceRow]] = defaultdict(list)
     for row in rows:

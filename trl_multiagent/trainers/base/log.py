@@ -115,15 +115,8 @@ class Observer:
 
     def check_engine(self, role: str, difference: float, share: float) -> None:
         """
-        Ends the run before an update with completions of other weights than those that are trained.
-
-        Args:
-            role (`str`): The agent.
-            difference (`float`): Mean difference of the log-probabilities of engine and policy, in nats per token.
-            share (`float`): Share of the ratios that are outside of the bounds of the sampling correction.
-
-        Raises:
-            EngineError: The engine is too far from the trainer.
+        Raises [`EngineError`] before an update with completions of other weights than those that are trained: if the mean `difference` of the
+        log-probabilities of engine and policy is too large, in nats per token, or the `share` of ratios outside of their bounds.
         """
         if difference <= LARGEST_DIFFERENCE and share < LARGEST_SHARE_OUTSIDE:
             return
