@@ -464,7 +464,7 @@ except RuntimeError as error:
 
 def test_a_push_that_fails_during_the_training_does_not_stop_it(server, client, tmp_path):
     code = """
-from trl_multiagent.trainers.base import hub_mixin as team_hub
+from trl_multiagent.trainers.base import hub as team_hub
 messages = []
 team_hub.logger.warning = messages.append
 try:

@@ -12,7 +12,7 @@ import torch
 from trl_multiagent import AgentTeam
 from trl_multiagent.recipe.run import end_with_one_line
 from trl_multiagent.trainers.base import trace_files
-from trl_multiagent.trainers.base.rescue import SaveError, WriteError
+from trl_multiagent.trainers.base.failed_saves import SaveError, WriteError
 
 from tiny import team_of, tiny_team, tiny_trainer
 
@@ -128,7 +128,7 @@ def test_the_last_checkpoint_fails(tmp_path, monkeypatch, step):
         raise FULL
 
     if method == "write_state":
-        monkeypatch.setattr("trl_multiagent.trainers.base.atomic_saves.write_state", full)
+        monkeypatch.setattr("trl_multiagent.trainers.base.common_trainer.write_state", full)
     elif method is not None:
         monkeypatch.setattr(trainer, method, full)
     else:

@@ -66,7 +66,6 @@ magrpo.metric_for_best_model=rewrad did you mean 'reward'
 magrpo.log_level=loud log_level
 magrpo.activation_checkpointing_kwargs={foo: 1} foo
 magrpo.generation_kwargs={temprature: 1.0} temperature
-magrpo.generation_kwargs={foo: 1} not an argument
 magrpo.generation_kwargs={do_sample: false} samples
 magrpo.generation_kwargs={max_new_tokens: 5} max_completion_length
 magrpo.generation_kwargs={guidance_scale: abc} guidance_scale

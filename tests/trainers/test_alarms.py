@@ -129,18 +129,14 @@ def test_rollback_needs_checkpoints(tmp_path):
     assert args.load_best_model_at_end and args.metric_for_best_model == "reward" and args.greater_is_better
 
 
-@pytest.mark.parametrize("metric", [None, "eval_easy_reward", "hard_return"])
-def test_rollback_needs_the_metric_of_one_evaluation_set(tmp_path, metric):
+@pytest.mark.parametrize("metric", ["eval_easy_reward", "hard_return"])
+def test_rollback_follows_the_metric_of_one_evaluation_set(tmp_path, metric):
     settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 1}
     sets = {"easy": tiny_items(1), "hard": tiny_items(2)}
     settings |= {"on_cliff": "rollback", "metric_for_best_model": metric, "eval_dataset": sets}
-    if metric is None:
-        with pytest.raises(ValueError, match="such as 'easy_reward', 'hard_reward'"):
-            tiny_trainer(tmp_path, **settings)
-    else:
-        trainer = tiny_trainer(tmp_path, **settings)
-        trainer.train()
-        assert trainer.state.best_global_step == 1
+    trainer = tiny_trainer(tmp_path, **settings)
+    trainer.train()
+    assert trainer.state.best_global_step == 1
 
 
 def test_rollback_ends_with_the_weights_of_the_best_checkpoint(tmp_path):

@@ -18,7 +18,7 @@ from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.models.joint_text import JointText
 from trl_multiagent.preferences.rows import text_columns
 from trl_multiagent.trainers.base.checkpoint_files import UNFINISHED_FOLDER, read_checkpoint
-from trl_multiagent.trainers.base.rescue import WriteError
+from trl_multiagent.trainers.base.failed_saves import WriteError
 from trl_multiagent.trainers.joint_reward_report import HeldOut
 from trl_multiagent.trainers.joint_reward_trainer import split_by_item
 

@@ -27,7 +27,6 @@ from trl_multiagent import (
 )
 from trl_multiagent.environments import TaskError
 from trl_multiagent.recipe.saving import show_progress
-from trl_multiagent.trainers.base import log
 from trl_multiagent.trainers.base.trace_files import read_trace
 
 from tiny import byte_tokenizer, count_reward, tiny_environment, tiny_items, tiny_team, tiny_trainer
@@ -306,19 +305,6 @@ def test_chat_prompts_of_the_environment(tmp_path):
         tiny_trainer(tmp_path, tiny_team(("solo",)), environment).train()
 
 
-def test_completions_table(tmp_path):
-    trainer = tiny_trainer(tmp_path, num_turns=2, log_completions=True, items_per_device=1, num_generations=2)
-    trainer.train()
-    assert not [path for path in (tmp_path / "completions").iterdir() if path.name != "completions_00001.parquet"]
-    table = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
-    assert list(table["turn"]) == [1, 1, 2, 2, 2, 2]
-    node = trainer._levels[0][0]
-    assert list(table["reward"][:2]) == pytest.approx(node.rewards)
-    assert list(table["return"][:2]) == pytest.approx(node.returns)
-    for role in ("aux", "main"):
-        assert list(table[f"completion/{role}"][:2]) == [action[role] for action in node.joint_actions]
-
-
 @pytest.mark.parametrize(
     ("trainer", "config"),
     [
@@ -345,21 +331,6 @@ def test_the_trace_has_the_advantages_that_are_trained(tmp_path, trainer, config
         ]
         assert list(roots[f"advantage/{role}"]) == pytest.approx(expected)
     assert list(roots["metrics/rewards/count_reward"]) == pytest.approx(list(roots["reward"]))
-
-
-def test_the_trace_of_a_resumed_run_has_each_step_once(tmp_path):
-    settings = {"trace_steps": 3, "trace_format": "jsonl", "save_strategy": "steps", "save_steps": 2, "eval_steps": 2}
-    settings |= {"eval_strategy": "steps", "eval_dataset": tiny_items(2), "learning_rate": 0.01}
-    tiny_trainer(tmp_path, max_steps=5, **settings).train()
-    whole = read_trace(tmp_path / "trace")
-    expected = {(step, "train") for step in range(1, 6)} | {(step, "eval") for step in (2, 4, 5)}
-    assert set(zip(whole["step"], whole["split"], strict=True)) == expected
-    resumed = tiny_trainer(tmp_path, max_steps=5, **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    again = read_trace(tmp_path / "trace")
-    pd.testing.assert_frame_equal(again, whole)
-    tiny_trainer(tmp_path, max_steps=1, **settings).train()
-    assert set(read_trace(tmp_path / "trace")["step"]) == {1}
 
 
 def test_reward_functions_get_what_the_trainer_knows(tmp_path):
@@ -444,26 +415,6 @@ def test_an_evaluation_that_fails_leaves_nothing_behind(tmp_path):
 
 def items(*values):
     return Dataset.from_dict({"x": list(values)})
-
-
-@pytest.mark.parametrize(("signal_at", "lines"), [(None, 1), (5, 1), (20, 1), (8, 0)])
-def test_a_line_says_that_nothing_is_learned(tmp_path, monkeypatch, signal_at, lines):
-    trainer = tiny_trainer(
-        tmp_path,
-        environment=tiny_environment(
-            reward=lambda completions, trainer_state, **columns: [
-                float(k) if trainer_state.global_step == signal_at else 1.0 for k in range(len(completions))
-            ]
-        ),
-        max_steps=17 if signal_at == 8 else 25,
-        max_completion_length=2,
-        num_generations=2,
-    )
-    warnings = []
-    monkeypatch.setattr(log.logger, "warning", warnings.append)
-    trainer.train()
-    assert len(warnings) == lines
-    assert not lines or warnings[0].startswith("In the last 10 steps, all advantages were zero")
 
 
 def test_agents_learn_at_their_own_rates(tmp_path):
@@ -586,32 +537,6 @@ def test_checkpoint_layout(tmp_path):
     for role, agent in trainer.team.agents.items():
         alone = AutoModelForCausalLM.from_pretrained(folder / "agents" / role)
         assert all(torch.equal(x, alone.state_dict()[name]) for name, x in agent.state_dict().items())
-
-
-@pytest.mark.parametrize("settings", [{}, {"num_turns": 2, "handoff": "random", "beta": 0.05}])
-def test_resume_is_exact(tmp_path, settings):
-    """A run that starts again from a checkpoint ends with the same weights and the same metrics, over epochs too."""
-    settings = {
-        "max_steps": 8,  # of 6 items an epoch, 3 steps
-        "train_dataset": tiny_items(6),
-        "save_strategy": "steps",
-        "save_steps": 5,
-        "learning_rate": 0.01,
-        "lr_scheduler_type": "linear",
-        **settings,
-    }
-    whole = tiny_trainer(tmp_path / "whole", **settings)
-    whole.train()
-    resumed = tiny_trainer(tmp_path / "whole", **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5"))
-    assert all(torch.equal(x, resumed.team.state_dict()[name]) for name, x in whole.team.state_dict().items())
-
-    def comparable(entry):
-        timed = ("time/", "runtime", "per_second", "step_time", "train_loss")
-        return {name: x for name, x in entry.items() if not any(word in name for word in timed)}
-
-    assert [comparable(e) for e in resumed.state.log_history] == [comparable(e) for e in whole.state.log_history]
-    assert resumed.env_step == whole.env_step > 0
 
 
 def test_a_non_finite_reward_ends_the_run(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from trl_multiagent.environments import Outcome, TaskError
 from trl_multiagent.rollout.tree import Node, Samples
-from trl_multiagent.trainers.base.rollout_metrics import StepTotals, rollout_totals, sum_totals
+from trl_multiagent.trainers.base.rollout_metrics import rollout_totals, sum_totals
 
 
 def node(rewards, returns, *completions, metrics=()):
@@ -54,14 +54,6 @@ def test_an_evaluation_has_no_metrics_of_sibling_sets():
 
 def test_the_deviation_of_a_single_reward_is_zero():
     assert sum_totals([totals([[node([2.0], [2.0], [9])]])]).totals["reward"].std == 0.0
-
-
-def test_phases_are_timed():
-    step = StepTotals()
-    for _ in range(2):
-        with step.timed("generate"):
-            pass
-    assert step.seconds["generate"] > 0 and "reward" not in step.seconds
 
 
 def test_numbers_that_reward_functions_log():

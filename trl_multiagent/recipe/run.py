@@ -145,7 +145,7 @@ def end_with_one_line(prog: str) -> Iterator[None]:
     """
     from trl_multiagent.jobs.processes import OtherProcessError, OtherProcessUnavailable
     from trl_multiagent.models.positions import TooLongError
-    from trl_multiagent.trainers.base.rescue import WriteError
+    from trl_multiagent.trainers.base.failed_saves import WriteError
 
     try:
         yield

@@ -16,8 +16,8 @@ from trl_multiagent.jobs.processes import fail_together
 from trl_multiagent.jobs.stopping import ending_later
 from trl_multiagent.report.model_card import hub_id, rename_card
 from trl_multiagent.settings.schema import Wandb
+from trl_multiagent.trainers.base.failed_saves import WriteError
 from trl_multiagent.trainers.base.progress import show_one_bar
-from trl_multiagent.trainers.base.rescue import WriteError
 
 
 if TYPE_CHECKING:

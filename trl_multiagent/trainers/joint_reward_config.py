@@ -5,11 +5,11 @@ from trl import RewardConfig
 
 from trl_multiagent.limits import setting
 from trl_multiagent.models.joint_text import check_template
-from trl_multiagent.trainers.base.limited_arguments import LimitedArguments
+from trl_multiagent.trainers.base.common_config import CommonConfig
 
 
 @dataclass
-class JointRewardConfig(LimitedArguments, RewardConfig):
+class JointRewardConfig(CommonConfig, RewardConfig):
     r"""
     Configuration class for the [`JointRewardTrainer`].
 

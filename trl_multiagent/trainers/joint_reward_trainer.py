@@ -32,13 +32,12 @@ from trl_multiagent.preferences.rows import (
     text_columns,
 )
 from trl_multiagent.report.tables import markdown_table
-from trl_multiagent.trainers.base.atomic_saves import AtomicSaveMixin
 from trl_multiagent.trainers.base.checkpoint_files import verify_checkpoint
+from trl_multiagent.trainers.base.common_config import check_trained_weights
+from trl_multiagent.trainers.base.common_trainer import CommonTrainerMixin
+from trl_multiagent.trainers.base.failed_saves import writing
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin, first_pairs
-from trl_multiagent.trainers.base.precision import check_trained_weights
-from trl_multiagent.trainers.base.rescue import writing
 from trl_multiagent.trainers.base.team_config import temporarily_set
-from trl_multiagent.trainers.base.wrapping import WrappingMixin
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_report import HeldOut, draw_report
 
@@ -53,7 +52,7 @@ EXTREMES = {"min_reward": min, "max_reward": max}  # metrics
 REWARDS = "rewards"  # of the chosen and of the rejected answers, in a batch
 
 
-class JointRewardTrainer(PairMeansMixin, WrappingMixin, AtomicSaveMixin, RewardTrainer):
+class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     """
     Trainer of a joint reward model: a sequence classifier that scores the answers of a whole team, from pairs of joint
     answers of which one is better.

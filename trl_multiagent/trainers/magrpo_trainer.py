@@ -56,22 +56,7 @@ class MAGRPOTrainer(RolloutTrainer):
 
     _tag_names = ["trl", "trl-multiagent", "magrpo"]
     _name = "MAGRPO"
-    _card_settings = [
-        "num_turns",
-        "num_generations",
-        "joint_mode",
-        "handoff",
-        "advantage_mode",
-        "discount",
-        "reward_scale",
-        "reward_shift",
-        "items_per_device",
-        "max_completion_length",
-        "temperature",
-        "learning_rate",
-        "beta",
-        "seed",
-    ]
+    _card_settings = ["advantage_mode", *RolloutTrainer._card_settings]
     _paper = {
         "title": "LLM Collaboration With Multi-Agent Reinforcement Learning",
         "id": "2508.04652",

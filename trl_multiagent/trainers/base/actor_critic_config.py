@@ -15,45 +15,39 @@ class ActorCriticConfig(RolloutConfig):
     r"""
     Arguments of the trainers with critics.
 
-    For a full list of training arguments, please refer to [`RolloutConfig`] (rollout trees, rewards, batches),
-    [`TeamConfig`] (agents), [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
+    For a full list of training arguments, please refer to [`RolloutConfig`] (rollout trees, rewards, batches), [`TeamConfig`] (agents),
+    [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
 
     Parameters:
         critic_form (`str`, *optional*, defaults to `"model"`):
-            `"model"`: a critic is a model of its own, all of which is trained. `"adapter"`: a LoRA adapter on the base of
-            the agents, or on one frozen copy of it if the agents have no adapters. `"head"`: a value head on the agent's
-            own model.
+            `"model"`: a critic is a model of its own, all of which is trained. `"adapter"`: a LoRA adapter on the base of the agents, or on
+            one frozen copy of it if the agents have no adapters. `"head"`: a value head on the agent's own model.
         critic_models (`str` or `list[str]`, *optional*):
-            Model id or folder that all critics start from, or one per critic. By default, a critic starts from its
-            agent's model; a central one from the first agent's. A folder of a saved critic, `critics/<name>/`, also has
-            its head.
+            Model id or folder that all critics start from, or one per critic. By default, a critic starts from its agent's model; a central
+            one from the first agent's. A folder of a saved critic, `critics/<name>/`, also has its head.
         critic_type (`str`, *optional*, defaults to `"v"`):
-            `"v"`: a critic of states, which reads prompts and histories. `"q"`: a critic of actions, which also reads the
-            completions.
-        critic_learning_rate (`float`, *optional*):
-            Learning rate of the critics; by default `learning_rate`.
-        critic_value_head_hidden_dim (`int`, *optional*):
-            Size of a hidden layer of the value head. By default, the head is linear.
+            `"v"`: a critic of states, which reads prompts and histories. `"q"`: a critic of actions, which also reads the completions.
+        critic_learning_rate (`float`, *optional*): Learning rate of the critics; by default `learning_rate`.
+        critic_value_head_hidden_dim (`int`, *optional*): Size of a hidden layer of the value head. By default, the head is linear.
         critic_trains_trunk (`bool`, *optional*, defaults to `True`):
             With `critic_form="head"`: whether the value loss also trains the agent's model.
         critic_lora_r (`int`, *optional*, defaults to `8`), critic_lora_alpha (`int`, *optional*, defaults to `16`):
             Rank and scale of the adapters of `critic_form="adapter"`, which cover all linear layers.
         critic_max_length (`int`, *optional*):
-            Number of tokens that a critic reads at most, the last ones of its text. By default, it reads all, or as many
-            as its model has positions, if these are learned, as GPT-2's are.
+            Number of tokens that a critic reads at most, the last ones of its text. By default, it reads all, or as many as its model has
+            positions, if these are learned, as GPT-2's are.
         value_loss_coef (`float`, *optional*, defaults to `0.6`):
-            Factor of the value loss. An optimizer such as Adam divides gradients by their size, so for parameters that
-            only the value loss trains, the factor has nearly no effect. It matters where the loss also trains an agent.
+            Factor of the value loss. An optimizer such as Adam divides gradients by their size, so for parameters that only the value loss
+            trains, the factor has nearly no effect. It matters where the loss also trains an agent.
         value_clip_range (`float`, *optional*):
-            If set, the value loss is max((y - V)², (y - clip(V, V_old ± value_clip_range))²). It has no effect in the
-            first optimizer step on a batch, where V is V_old.
+            If set, the value loss is max((y - V)², (y - clip(V, V_old ± value_clip_range))²). It has no effect in the first optimizer step
+            on a batch, where V is V_old.
         gae_lambda (`float`, *optional*, defaults to `0.0`):
             Weight of longer returns in the targets: 0 is the target of one step, 1 the return of the tree.
         advantage_normalization (`bool`, *optional*, defaults to `True`):
-            Whether to standardize the advantages of an agent's completions at a turn, over the whole batch. A single
-            advantage is left as it is.
-        push_critics (`bool`, *optional*, defaults to `False`):
-            Whether a push to the Hub contains the critics.
+            Whether to standardize the advantages of an agent's completions at a turn, over the whole batch. A single advantage is left as
+            it is.
+        push_critics (`bool`, *optional*, defaults to `False`): Whether a push to the Hub contains the critics.
 
     > [!NOTE]
     > `num_generations` defaults to `1`: the critic is the baseline, so siblings are not needed.
@@ -69,34 +63,17 @@ class ActorCriticConfig(RolloutConfig):
     critic_models: list[str] | str | None = setting(  # `HfArgumentParser` reads the second type
         "Model that the critics start from, or one per critic; by default the agents'."
     )
-    critic_type: str = setting(
-        "'v': critics read prompts, 'q': they also read the completions.", "v", choices=("v", "q")
-    )
-    critic_learning_rate: float | None = setting(
-        "Learning rate of the critics; by default `learning_rate`.", ge=0, le=1000
-    )
-    critic_value_head_hidden_dim: int | None = setting(
-        "Size of a hidden layer of the value head; by default the head is linear.", ge=1, le=1000000
-    )
+    critic_type: str = setting("Critics read prompts ('v'), or also completions ('q').", "v", choices=("v", "q"))
+    critic_learning_rate: float | None = setting("Learning rate of critics; else `learning_rate`.", ge=0, le=1000)
+    critic_value_head_hidden_dim: int | None = setting("Size of a hidden layer of the head, if any.", ge=1, le=1000000)
     critic_trains_trunk: bool = setting("Whether the value loss of `critic_form` 'head' also trains the agent.", True)
     critic_lora_r: int = setting("Rank of the adapters of `critic_form` 'adapter'.", 8, ge=1, le=1000000)
     critic_lora_alpha: int = setting("Scale of the adapters of `critic_form` 'adapter'.", 16, gt=0, le=1000000)
-    critic_max_length: int | None = setting(
-        "Number of tokens that a critic reads at most, the last ones of its text.", ge=1
-    )
-    value_loss_coef: float = setting(
-        "Factor of the value loss; nearly without effect unless the loss also trains an agent.",
-        VALUE_LOSS_COEF,
-        ge=0,
-        le=1000000,
-    )
-    value_clip_range: float | None = setting(
-        "Range around the old value outside of which the value loss is clipped.", gt=0
-    )
+    critic_max_length: int | None = setting("Tokens that a critic reads at most, the last ones of its text.", ge=1)
+    value_loss_coef: float = setting("Factor of the value loss, for heads.", VALUE_LOSS_COEF, ge=0, le=1000000)
+    value_clip_range: float | None = setting("Range around the old value in which the loss is not clipped.", gt=0)
     gae_lambda: float = setting("Weight of longer returns in the targets, from 0 to 1.", 0.0, ge=0, le=1)
-    advantage_normalization: bool = setting(
-        "Whether to standardize the advantages of each agent and turn over the batch.", True
-    )
+    advantage_normalization: bool = setting("Whether to standardize the advantages of each agent and turn.", True)
     push_critics: bool = setting("Whether a push to the Hub contains the critics.", False)
     num_generations: int = setting("Completions that each agent samples at a node, G in the formulas.", 1)
 

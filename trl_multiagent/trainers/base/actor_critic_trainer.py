@@ -8,6 +8,7 @@ A subclass defines which critics there are ([`ActorCriticTrainer.critic_roles`])
 import dataclasses
 from collections import defaultdict
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, cast
 
 import torch
@@ -40,14 +41,7 @@ PATIENCE = 20  # optimizer steps with an explained variance of at most zero befo
 
 @dataclass
 class CriticRow:
-    """
-    A sequence that a critic reads.
-
-    Args:
-        node (`Node`): The node that it belongs to.
-        joint_actions (`list[int]`): The joint actions whose value it is. An unvisited node has none.
-        input_ids (`list[int]`): The tokens.
-    """
+    """One sequence that a critic reads. Its value is that of some joint actions of the node, or of an unvisited node, which has none."""
 
     node: Node
     joint_actions: list[int]
@@ -56,45 +50,33 @@ class CriticRow:
 
 class ActorCriticTrainer(RolloutTrainer):
     """
-    Base class of the trainers whose baseline is a critic. Agents and critics are parts of one module, so one forward, one
-    backward and one optimizer step train them all.
+    Base class of the trainers whose baseline is a critic. Agents and critics are parts of one module, so one forward, one backward and one
+    optimizer step train them all.
 
-    A node is read once by a critic of states. Its value has all joint actions of the node as targets, so each joint action
-    enters the value loss of a critic exactly once per pass over the batch, whatever the number of agents.
+    A node is read once by a critic of states. Its value has all joint actions of the node as targets, so each joint action enters the value
+    loss of a critic exactly once per pass over the batch, whatever the number of agents.
     """
 
     args: ActorCriticConfig
     _trains_critics = True
     _config_class = ActorCriticConfig  # of the default configuration
     _card_settings = [
-        "num_turns",
-        "num_generations",
-        "joint_mode",
-        "handoff",
+        *RolloutTrainer._card_settings,
         "critic_form",
         "critic_type",
-        "discount",
         "gae_lambda",
-        "reward_scale",
-        "reward_shift",
-        "items_per_device",
-        "max_completion_length",
-        "temperature",
-        "learning_rate",
         "critic_learning_rate",
-        "value_loss_coef",
-        "beta",
-        "seed",
     ]
+    _card_settings += ["value_loss_coef"]
 
     # What an algorithm defines
 
     def critic_roles(self, team: AgentTeam) -> dict[str, str]:
-        """For each critic, by its name, the agent that it starts from."""
+        """Returns for each critic, by its name, the agent that it starts from."""
         raise NotImplementedError
 
     def critic_of(self, role: str) -> str:
-        """The critic that judges an agent."""
+        """Returns the critic that judges an agent."""
         raise NotImplementedError
 
     def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
@@ -151,7 +133,7 @@ class ActorCriticTrainer(RolloutTrainer):
         super()._prepare_team(team, args)
 
     def _longest_text(self, critic: str, args: ActorCriticConfig) -> int | None:
-        """The number of tokens that a critic reads at most: `critic_max_length`, or all that its model can read."""
+        """Returns how many tokens a critic reads at most: `critic_max_length`, or all that its model can read."""
         limit = self.critics.longest_text(critic, self.team)
         if limit is not None and args.critic_max_length is not None and args.critic_max_length > limit:
             raise ValueError(
@@ -167,18 +149,15 @@ class ActorCriticTrainer(RolloutTrainer):
 
     def _trained_parameters(self) -> dict[str, list[torch.nn.Parameter]]:
         critics = self.critics
-        adapted = {critic_key(name): critics.parameters_of(name, self.team) for name in critics.names}
-        return {**super()._trained_parameters(), **adapted}
-
-    def _pushes_critics(self) -> bool:
-        return self.args.push_critics
+        of_critics = {critic_key(name): critics.parameters_of(name, self.team) for name in critics.names}
+        return {**super()._trained_parameters(), **of_critics}
 
     # The batch
 
     def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
         """
-        Returns the advantages of each completion, which [`~rollout.values.critic_advantages`] computed from the values of
-        the critics. With `advantage_normalization`, they are standardized over the batch, per agent and turn.
+        Returns the advantages of each completion, which [`~rollout.values.critic_advantages`] computed from the values of the critics. With
+        `advantage_normalization`, they are standardized over the batch, per agent and turn.
         """
         return [[self._advantages[id(node)] for node in nodes] for nodes in levels]
 
@@ -213,7 +192,7 @@ class ActorCriticTrainer(RolloutTrainer):
         return batch
 
     def _critic_rows(self, critic: str, levels: list[list[Node]]) -> list[CriticRow]:
-        """The sequences that a critic reads, the shortest first, so that a micro-batch needs little padding."""
+        """Returns the sequences that a critic reads, the shortest first, so that a micro-batch needs little padding."""
         rows = []
         for node in (node for nodes in levels for node in nodes):
             if self.args.critic_type == "q":
@@ -238,7 +217,7 @@ class ActorCriticTrainer(RolloutTrainer):
         return rows
 
     def _most(self, number: int) -> int:
-        """The largest of a number that each process has."""
+        """Returns the maximum of `number` across processes."""
         return int(self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).max())
 
     def _critic_tensors(self, critic: str, rows: list[CriticRow], num_rows: int) -> CriticTensors:
@@ -317,12 +296,10 @@ class ActorCriticTrainer(RolloutTrainer):
             explained = explained_variance(targets, values)
             key = critic_key(name)
             metrics[f"{key}/explained_variance"].append(explained)
-            metrics[f"{key}/value_mean"].append(sum(values) / len(values))
-            metrics[f"{key}/target_mean"].append(sum(targets) / len(targets))
-            metrics[f"{key}/td_error"].append(sum(map(abs, errors)) / len(errors))
-            self.critics.scales[name].update(
-                sum(targets) / len(targets), sum(target * target for target in targets) / len(targets)
-            )
+            metrics[f"{key}/value_mean"].append(fmean(values))
+            metrics[f"{key}/target_mean"].append(fmean(targets))
+            metrics[f"{key}/td_error"].append(fmean(map(abs, errors)))
+            self.critics.scales[name].update(fmean(targets), fmean(target * target for target in targets))
             if all_equal(targets):  # there is nothing to explain
                 continue
             self._steps_unexplained[name] = 0 if explained > ROUNDING else self._steps_unexplained[name] + 1
@@ -374,15 +351,11 @@ def value_errors(
     values: torch.Tensor, targets: torch.Tensor, old_values: torch.Tensor, clip_range: float | None
 ) -> torch.Tensor:
     """
-    Computes (y - V)², or max((y - V)², (y - clip(V, V_old ± clip_range))²), for every target of each value.
+    Computes (y - V)², or max((y - V)², (y - clip(V, V_old ± clip_range))²) if `clip_range` is not `None`, for every target of each value.
 
     Args:
         values (`torch.Tensor` of shape `(num_rows,)`): V.
         targets, old_values (`torch.Tensor` of shape `(num_rows, num_targets)`): y, and V when the batch was sampled.
-        clip_range (`float`, *optional*): `None`: no clipping.
-
-    Returns:
-        `torch.Tensor` of shape `(num_rows, num_targets)`.
     """
     values = values.unsqueeze(1)
     errors = (targets - values) ** 2
@@ -393,7 +366,7 @@ def value_errors(
 
 
 def notes_on_critics(args: ActorCriticConfig) -> None:
-    """Prints notes about settings that have no effect, or not the expected one."""
+    """Warns about critic settings that do little or surprise."""
     if args.value_loss_coef != VALUE_LOSS_COEF and not (args.critic_form == "head" and args.critic_trains_trunk):
         logger.warning(
             "`value_loss_coef` has nearly no effect: only the value loss trains the critic's parameters, and Adam divides "

@@ -1,14 +1,15 @@
 """
-Detects teams that do not work together, and sudden losses of reward, during a training.
+Warns about collapsed or idle agents and about reward drops.
 
-An alarm is raised when its condition begins to hold. It is a warning, and a line of `alarms.jsonl` in the output folder, which programs
-can read. The conditions are functions of the logged metrics, so a resumed run raises the same alarms as one that was not interrupted.
+An alarm is raised when its condition begins to hold. It is a warning, and a line of `alarms.jsonl` in the output folder, which programs can
+read. The conditions are functions of the logged metrics, so a resumed run raises the same alarms as one that was not interrupted.
 """
 
 import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -32,41 +33,29 @@ EVALUATION_REWARD = re.compile(r"eval_([^/]*_)?reward")  # eval_reward, or eval_
 Log = Mapping[str, Any]
 
 
+@dataclass(eq=False)
 class Alarms(TrainerCallback):
     """
     Raises alarms.
 
     Args:
-        roles (`Sequence[str]`):
-            The agents.
-        has_siblings (`bool`):
-            Whether a node has several joint actions.
+        roles (`Sequence[str]`): The agents.
+        has_siblings (`bool`): Whether a node has several joint actions.
         watched_metrics (`Mapping[str, str]`, *optional*):
             Metrics of the environment that are near zero if something is wrong, and what that is.
         on_cliff (`str`, *optional*):
-            `"stop"` or `"rollback"` ends the training when the reward of an evaluation drops. Going back to the best checkpoint
-            is the work of `load_best_model_at_end`.
-        cliff_drop (`float`, *optional*, defaults to `0.3`):
-            Share of the best reward of an evaluation whose loss is a drop.
+            `"stop"` or `"rollback"` ends the training when the reward of an evaluation drops. `load_best_model_at_end` then goes back to
+            the best checkpoint.
+        cliff_drop (`float`, *optional*, defaults to `0.3`): Share of the best reward of an evaluation whose loss is a drop.
     """
 
-    def __init__(
-        self,
-        roles: Sequence[str],
-        has_siblings: bool,
-        watched_metrics: Mapping[str, str] | None = None,
-        on_cliff: str | None = None,
-        cliff_drop: float = 0.3,
-    ):
-        self.roles = roles
-        self.has_siblings = has_siblings
-        self.watched_metrics = watched_metrics or {}
-        self.on_cliff = on_cliff
-        self.cliff_drop = cliff_drop
+    roles: Sequence[str]
+    has_siblings: bool
+    watched_metrics: Mapping[str, str] = field(default_factory=dict)
+    on_cliff: str | None = None
+    cliff_drop: float = 0.3
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         path = Path(args.output_dir) / ALARMS_FILE
         if state.is_world_process_zero and path.is_file():  # a run that resumes repeats what came after its checkpoint
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -83,10 +72,8 @@ class Alarms(TrainerCallback):
             raised = {name: text for name, text in self.conditions(logs[-WINDOW:]).items() if name not in before}
             self._raise(raised, args, state)
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        # With several evaluation sets, this is called after each of them, and each has a reward of its own
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        # With several evaluation sets, this is called after each of them, and each has its own reward
         name = next((name for name in kwargs["metrics"] if EVALUATION_REWARD.fullmatch(name)), "eval_reward")
         rewards = [log[name] for log in state.log_history if name in log]
         if not is_cliff(rewards, self.cliff_drop):
@@ -101,12 +88,7 @@ class Alarms(TrainerCallback):
             self._raise({"cliff": text}, args, state)
 
     def conditions(self, logs: Sequence[Log]) -> dict[str, str]:
-        """
-        The conditions that hold in all of some log entries, with an explanation each.
-
-        Args:
-            logs (`Sequence[Mapping]`): Successive log entries of the training. With fewer than 20, no condition holds.
-        """
+        """Returns the alarm conditions that hold in all of 20 successive log entries, with a message for each."""
         if len(logs) < WINDOW:
             return {}
         found = {}
@@ -143,23 +125,17 @@ class Alarms(TrainerCallback):
 
 
 def always(logs: Iterable[Log], name: str, at_least: float = float("-inf"), at_most: float = float("inf")) -> bool:
-    """Whether a metric is in all log entries and within bounds in each."""
+    """Returns whether a metric is in all log entries and within bounds in each."""
     return all(name in log and at_least <= log[name] <= at_most for log in logs)
 
 
 def mean_of(logs: Sequence[Log], name: str) -> float | None:
-    """The mean of a metric over log entries; `None` if one of them lacks it."""
+    """Returns the mean of a metric over log entries; `None` if one of them lacks it."""
     return fmean(log[name] for log in logs) if all(name in log for log in logs) else None
 
 
 def is_cliff(rewards: Sequence[float], drop: float) -> bool:
-    """
-    Whether the last evaluation lost more than a share of the best reward before it.
-
-    Args:
-        rewards (`Sequence[float]`): The rewards of the evaluations, oldest first.
-        drop (`float`): The share.
-    """
+    """Returns whether the last of the evaluations' rewards is lower than the best one before by more than a share of it."""
     if len(rewards) < 2:
         return False
     best = max(rewards[:-1])

@@ -1,8 +1,8 @@
 """
 Converts rollout trees to rows, and rows to a batch of tensors.
 
-A row is one sibling of one node, that is, one completion of every agent. The tensors of all agents have the same rows
-in the same order, so one forward pass of the team computes a micro-batch for all agents.
+A row is one sibling of one node, that is, one completion of every agent. The tensors of all agents have the same rows in the same order, so
+one forward pass of the team computes a micro-batch for all agents.
 """
 
 import dataclasses
@@ -57,17 +57,14 @@ class AgentTensors(RowTensors):
     The rows of one agent in a batch. An algorithm adds tensors in a subclass.
 
     Args:
-        prompt_ids, prompt_mask (`torch.Tensor` of shape `(num_rows, prompt_length)`):
-            The prompts, padded on the left.
+        prompt_ids, prompt_mask (`torch.Tensor` of shape `(num_rows, prompt_length)`): The prompts, padded on the left.
         completion_ids, completion_mask (`torch.Tensor` of shape `(num_rows, completion_length)`):
             The completions, padded on the right. Only tokens in the mask are trained.
-        advantages (`torch.Tensor` of shape `(num_rows,)` or that of `completion_ids`):
-            The advantages.
-        turns (`torch.Tensor` of shape `(num_rows,)`):
-            The turns, counted from 0.
+        advantages (`torch.Tensor` of shape `(num_rows,)` or that of `completion_ids`): The advantages.
+        turns (`torch.Tensor` of shape `(num_rows,)`): The turns, counted from 0.
         ref_logps, old_logps, sampling_logps (`torch.Tensor` of the shape of `completion_ids`, *optional*):
-            Log-probabilities of the completions' tokens, in nats: under the reference policy; under the policy when the batch was
-            sampled; and as reported by the engine that sampled them, NaN where it reported none.
+            Log-probabilities of the completions' tokens, in nats: under the reference policy; under the policy when the batch was sampled;
+            and as reported by the engine that sampled them, NaN where it reported none.
         other_log_ratios (`torch.Tensor` of shape `(num_rows,)`, *optional*):
             The log-ratios of the other agents, see [`~loss.add_other_log_ratios`].
         router_weights (`torch.Tensor` of shape `(num_rows,)`, *optional*):
@@ -75,8 +72,7 @@ class AgentTensors(RowTensors):
         weight (`float`):
             The factor that turns the mean over the rows of a micro-batch into its part of the mean over the rows of the trees of all
             processes, which include rows that the update leaves out.
-        num_tokens (`float`):
-            Number of completion tokens in the trees, per process.
+        num_tokens (`float`): Number of completion tokens in the trees, per process.
     """
 
     prompt_ids: torch.Tensor
@@ -95,10 +91,8 @@ class AgentTensors(RowTensors):
 
     def trimmed(self: A) -> A:
         """
-        Removes the columns that are padding in every row: on the left of the prompts and on the right of the completions.
-
-        A tensor with two or more dimensions has one column per token: of the prompts if its name begins with `prompt_`,
-        else of the completions.
+        Removes the columns that are padding in every row: on the left of the prompts and on the right of the completions. A tensor with
+        two or more dimensions has one column per token: of the prompts if its name begins with `prompt_`, else of the completions.
         """
         prompt = slice(self.prompt_mask.any(dim=0).int().argmax().item(), None)
         completion = slice(None, max(1, int(self.completion_mask.any(dim=0).sum())))
@@ -121,8 +115,7 @@ class CriticTensors(RowTensors):
     The sequences that a critic reads, and its targets.
 
     Args:
-        input_ids, attention_mask (`torch.Tensor` of shape `(num_rows, length)`):
-            The sequences, padded on the left.
+        input_ids, attention_mask (`torch.Tensor` of shape `(num_rows, length)`): The sequences, padded on the left.
         targets, target_mask, old_values (`torch.Tensor` of shape `(num_rows, most joint actions of a row)`):
             The targets of each value, which of them exist, and the values when the batch was sampled.
     """
@@ -154,14 +147,14 @@ class Batch:
 
     def micro_batches(self, number: int) -> list["Batch"]:
         """Splits the batch into parts with equally many rows. The numbers of rows are multiples of `number`."""
-        agents = {role: list(rows.chunks(len(rows) // number)) for role, rows in self.agents.items()}
-        critics = {name: list(rows.chunks(len(rows) // number)) for name, rows in self.critics.items()}
-        return [
-            Batch(
-                {role: parts[k] for role, parts in agents.items()}, {name: parts[k] for name, parts in critics.items()}
-            )
-            for k in range(number)
-        ]
+        parts = [Batch({}, {}) for _ in range(number)]
+        for role, rows in self.agents.items():
+            for part, chunk in zip(parts, rows.chunks(len(rows) // number), strict=True):
+                part.agents[role] = chunk
+        for name, texts in self.critics.items():
+            for part, piece in zip(parts, texts.chunks(len(texts) // number), strict=True):
+                part.critics[name] = piece
+        return parts
 
 
 @dataclass
@@ -182,23 +175,18 @@ class Row:
     advantages: dict[str, float]
 
     def num_tokens(self, role: str) -> int:
-        """Number of tokens in one agent's completion."""
+        """Returns the number of tokens in one agent's completion."""
         return len(self.samples[role].completion_ids[self.sibling])
 
 
 def collect_rows(levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Row]:
     """
-    Collects the rows of a batch of trees. Siblings are adjacent, so that they can share their prompt. Nodes are sorted
-    by length, so that a micro-batch needs little padding.
+    Collects the rows of a batch of trees, one per sibling of each node. Siblings are adjacent, so that they can share their prompt. Nodes
+    are sorted by length, so that a micro-batch needs little padding.
 
     Args:
-        levels (`list[list[Node]]`):
-            The nodes of each turn.
-        advantages (`list[list[dict[str, torch.Tensor]]]`):
-            For each node, the advantages of every trained agent's completions, of shape `(G,)`.
-
-    Returns:
-        `list[Row]`: One row per sibling of each node.
+        levels (`list[list[Node]]`): The nodes of each turn.
+        advantages (`list[list[dict[str, torch.Tensor]]]`): For each node, each trained agent's advantages, of shape `(G,)`.
     """
     nodes = [
         (turn, node, by_role)
@@ -214,7 +202,7 @@ def collect_rows(levels: list[list[Node]], advantages: list[list[dict[str, torch
 
 
 def longest_sequence_length(node: Node) -> int:
-    """Number of tokens in the longest prompt and completion of any agent at a node."""
+    """Returns the number of tokens in the longest prompt and completion of any agent at a node."""
     return max(len(samples.prompt_ids) + max(map(len, samples.completion_ids)) for samples in node.samples.values())
 
 
@@ -238,12 +226,6 @@ def agent_tensors(
         eos_token_ids (`Sequence[int]`): Tokens that end a completion.
         mask_truncated (`bool`): Whether to mask completions that do not end with one of `eos_token_ids`.
         sampling_logps (`bool`): Whether to add the log-probabilities that the generation engine reported.
-
-    Returns:
-        [`AgentTensors`]
-
-    Raises:
-        ValueError: `sampling_logps` is set, but the samples have no log-probabilities.
     """
     padding_rows = num_rows - len(rows)
     padding = torch.tensor([pad_token_id] * PADDING_LENGTH)
@@ -264,30 +246,18 @@ def agent_tensors(
         turns=torch.tensor([row.turn for row in rows] + [0] * padding_rows),
     )
     if sampling_logps:
-        logps = [torch.tensor(sampling_logps_of(row, role)) for row in rows]
+        logps = [torch.tensor(row.samples[role].logps[row.sibling]) for row in rows]  # type: ignore[index]
         logps += [torch.zeros(PADDING_LENGTH)] * padding_rows
         tensors.sampling_logps = pad(logps, 0.0, "right")
     return tensors
-
-
-def sampling_logps_of(row: Row, role: str) -> list[float]:
-    """The log-probabilities with which the tokens of one agent's completion were sampled."""
-    logps = row.samples[role].logps
-    if logps is None:
-        raise ValueError(f"The samples of agent {role!r} have no log-probabilities: the generation must return them.")
-    return logps[row.sibling]
 
 
 def forward_inputs(agent: PreTrainedModel, rows: AgentTensors) -> dict[str, Any]:
     """
     Builds the arguments of an agent's forward that returns the log-probabilities of its completions.
 
-    If the agent supports it, adjacent siblings share their prompt except its last token. Nothing is shared if the
-    agent has a router loss, because that loss counts every token of every row.
-
-    Args:
-        agent ([`~transformers.PreTrainedModel`]): The agent.
-        rows ([`AgentTensors`]): Its rows; with a router loss, they have `router_weights`.
+    If the agent supports it, adjacent siblings share their prompt except its last token. Nothing is shared if the rows have
+    `router_weights`, because a router loss counts every token of every row.
     """
     prompt_ids, prompt_mask = rows.prompt_ids, rows.prompt_mask
     sharing = can_share_prompts(agent) and rows.router_weights is None

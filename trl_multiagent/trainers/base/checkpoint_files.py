@@ -3,11 +3,13 @@ The files of a checkpoint: writes them so that a crash at any time leaves the pr
 them.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,8 +36,8 @@ UNFINISHED_FOLDER = "_unfinished"
 
 def read_checkpoint(folder: str | Path) -> dict[str, Any]:
     """
-    Reads the state of a checkpoint and verifies that a run can resume from it. Only names and sizes of its other files
-    are checked; for their contents see [`verify_checkpoint`].
+    Reads the state of a checkpoint and verifies that a run can resume from it. Only names and sizes of its other files are checked; for
+    their contents see [`verify_checkpoint`].
 
     Args:
         folder (`str` or `Path`): Folder of the checkpoint.
@@ -57,12 +59,12 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
         state = json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}.{resume_advice(folder)}") from error
-    if not isinstance(state, dict) or state.get("format_version") != FORMAT_VERSION:
-        found = state.get("format_version") if isinstance(state, dict) else None
+    found = state.get("format_version") if isinstance(state, dict) else None
+    if found != FORMAT_VERSION:
         raise ValueError(f"{path} has the format version {found!r}; this release reads version {FORMAT_VERSION}.")
     if "checksum" in state and state["checksum"] != checksum_of_state(state):
         raise ValueError(f"{path} is damaged: it has changed since it was saved.{resume_advice(folder)}")
-    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    sizes = {name: (folder / name).stat().st_size for name in files_in(folder)}
     damaged = [name for name, size in state["files"].items() if sizes.get(name) != size]
     if damaged:
         raise ValueError(
@@ -86,8 +88,8 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
 
 def verify_checkpoint(folder: str | Path) -> dict[str, Any]:
     """
-    Reads the state of a checkpoint and compares all its files with their checksums. All processes must call this
-    function; the processes of a node share the work.
+    Reads the state of a checkpoint and compares all its files with their checksums. All processes must call this function; the processes of
+    a node share the work.
 
     Args:
         folder (`str` or `Path`): Folder of the checkpoint.
@@ -98,28 +100,34 @@ def verify_checkpoint(folder: str | Path) -> dict[str, Any]:
     Raises:
         ValueError: On all processes, if a file is missing or damaged on any node. The message names the file.
     """
-    state: dict[str, Any] = {}
-    problems = []
-    index, count = local_rank_and_count()
-    try:
+    share = share_of_node()
+    with refusing_together():
         state = read_checkpoint(folder)
-        names = sorted(state.get("checksums", ()))[index::count]
-        damaged = [name for name in names if checksum_of_file(Path(folder) / name) != state["checksums"][name]]
+        checksums = state.get("checksums", {})
+        damaged = [
+            name for name in sorted(checksums)[share] if checksum_of_file(Path(folder, name)) != checksums[name]
+        ]
         if damaged:
             files = ", ".join(damaged)
-            problems = [f"{folder} is damaged: changed since it was saved: {files}.{resume_advice(folder)}"]
+            raise ValueError(f"{folder} is damaged: changed since it was saved: {files}.{resume_advice(folder)}")
+    return state
+
+
+@contextlib.contextmanager
+def refusing_together() -> Iterator[None]:
+    """Raises a `ValueError` on all processes if one of them raises one, or an `OSError`, within the block."""
+    problems = []
+    try:
+        yield
     except (ValueError, OSError) as error:
         problems = [str(error)]
     problems = list(dict.fromkeys(gather_object(problems)))
     if problems:
         raise ValueError(" ".join(problems))
-    return state
 
 
 def resume_advice(folder: str | Path) -> str:
-    """
-    The last sentence of a message about a damaged checkpoint. It names the newest older checkpoint that is complete.
-    """
+    """Returns the last sentence of a message about a damaged checkpoint, with the newest older checkpoint that is complete."""
     folder = Path(folder)
     older = [path for path in sort_checkpoints(str(folder.parent)) if step_of(path) < step_of(folder)]
     for path in sorted(older, key=step_of, reverse=True):
@@ -133,27 +141,30 @@ def resume_advice(folder: str | Path) -> str:
 
 
 def step_of(checkpoint: str | Path) -> int:
-    """The optimizer step in the name of a checkpoint, or 0."""
+    """Returns the optimizer step in the name of a checkpoint, or 0."""
     match = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", Path(checkpoint).name)
     return int(match[1]) if match else 0
 
 
+def files_in(folder: Path) -> list[str]:
+    """Returns the sorted names of all files below a folder."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
 def without_number(name: str) -> str:
-    """The name of a file without the number of its process."""
+    """Returns the name of a file without the number of its process."""
     return re.sub(r"_?\d+", "", name)
 
 
-def local_rank_and_count() -> tuple[int, int]:
-    """
-    The rank of this process on its node, and the number of processes there. All processes must call this function.
-    """
+def share_of_node() -> slice:
+    """Returns this process's share of a list that the processes of a node work on. All processes must call this function."""
     state = PartialState()
-    nodes = gather_object([state.process_index - state.local_process_index])
-    return state.local_process_index, nodes.count(state.process_index - state.local_process_index)
+    node = state.process_index - state.local_process_index
+    return slice(state.local_process_index, None, gather_object([node]).count(node))
 
 
 def checksum_of_state(state: dict[str, Any]) -> str:
-    """The SHA-256 digest of the state, except for its own entry `checksum`."""
+    """Computes the SHA-256 digest of the state, except for its own entry `checksum`."""
     state = {name: value for name, value in state.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
@@ -163,26 +174,17 @@ def checksum_of_state(state: dict[str, Any]) -> str:
 
 def checksums_of_node(folder: Path) -> dict[str, str]:
     """
-    Returns the checksums of all files in a folder, by name. All processes must call this function; the processes of a
-    node share the work.
+    Computes the checksums of all files in a folder, by name. All processes must call this function; the processes of a node share the work.
     """
-    state = PartialState()
+    share, state = share_of_node(), PartialState()
     node = state.process_index - state.local_process_index
-    index, count = local_rank_and_count()
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())[index::count]
-    shares = gather_object([(node, {name: checksum_of_file(folder / name) for name in names})])
-    return {name: digest for other, share in shares if other == node for name, digest in share.items()}
+    own = {name: checksum_of_file(folder / name) for name in files_in(folder)[share]}
+    gathered = gather_object([(node, own)])
+    return {name: digest for other, part in gathered if other == node for name, digest in part.items()}
 
 
 def write_state(folder: Path, checksums: dict[str, str], **entries: Any) -> None:
-    """
-    Writes the state of a checkpoint, which is its last file.
-
-    Args:
-        folder (`Path`): Folder of the checkpoint.
-        checksums (`dict[str, str]`): The checksums of all other files, by name.
-        **entries: Further entries of the state, as values that JSON can represent.
-    """
+    """Writes the state of a checkpoint, which is its last file, with the checksums of all other files by name and further entries."""
     state = {
         "format_version": FORMAT_VERSION,
         **entries,

@@ -1,21 +1,18 @@
-"""
-Saves checkpoints atomically, so that a crash at any time leaves the previous one intact, and resumes runs exactly. A
-checkpoint of another run is rejected.
-"""
+"""Resumes runs exactly, and rejects a checkpoint of another run."""
 
 import contextlib
 import json
 import os
+import random
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from accelerate.utils import gather_object
-from torch.optim import Optimizer
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback, is_deepspeed_zero3_enabled
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, TrainOutput, get_last_checkpoint
 from transformers.utils import logging
@@ -25,15 +22,16 @@ from trl_multiagent.folders import CRITICS_FOLDER, TEAM_FILE, is_disk_full
 from trl_multiagent.jobs.identity import Changes, checksum_of_weights, differences
 from trl_multiagent.jobs.processes import check_agreement, fail_together
 from trl_multiagent.team.files import AGENTS_FOLDER
-from trl_multiagent.trainers.base.atomic_saves import AtomicSaveMixin
 from trl_multiagent.trainers.base.checkpoint_files import (
     PROCESS_FILE,
     REFERENCE_FILE,
+    refusing_together,
     remove_unfinished,
     rotate,
     verify_checkpoint,
 )
-from trl_multiagent.trainers.base.rescue import (
+from trl_multiagent.trainers.base.common_trainer import CommonTrainerMixin
+from trl_multiagent.trainers.base.failed_saves import (
     SaveError,
     WriteError,
     fallback_folder,
@@ -55,15 +53,15 @@ logger = logging.get_logger(__name__)
 CHANGES_FILE = "resume_changes.json"  # in the output folder
 
 
-class CheckpointMixin(AtomicSaveMixin):
+class CheckpointMixin(CommonTrainerMixin):
     """
-    Makes a TRL trainer save atomically and resume exactly. Part of [`TeamTrainerMixin`].
+    Makes a TRL trainer resume exactly. Part of [`TeamTrainerMixin`].
 
-    In addition to what `Trainer` saves, a checkpoint holds the metrics that have not been logged yet, the reference policy
-    if it is updated during the training, and the settings of the run.
+    In addition to what `Trainer` saves, a checkpoint holds the metrics that have not been logged yet, the reference policy if it is updated
+    during the training, and the settings of the run.
     """
 
-    ref_model: Any = None  # the reference policy, if it is a model of its own
+    ref_model: Any = None  # the reference policy, if it is a separate model
     _resumed: Path | None = None  # the checkpoint that this run continues
     _changes: list[dict[str, Any]] = []  # settings that changed when the run was resumed, now and earlier
     # Whether a checkpoint of the last step can be continued. Then no step is taken, and only the end of the training is repeated
@@ -81,25 +79,23 @@ class CheckpointMixin(AtomicSaveMixin):
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
                 Folder of the checkpoint to continue from, or `True` for the last one in `args.output_dir`.
-            trial, ignore_keys_for_eval:
-                See `Trainer.train`.
+            trial, ignore_keys_for_eval: See `Trainer.train`.
 
         Raises:
-            ValueError: The checkpoint is incomplete or damaged, belongs to another run, or has taken all steps; or the processes
-                have different settings, data or models.
+            ValueError: The checkpoint is incomplete or damaged, belongs to another run, or has taken all steps; or the processes have
+                different settings, data or models.
             WriteError: A file could not be written, because the disk is full.
         """
-        folder = (
-            get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
-        )
-        if folder is None and resume_from_checkpoint is True:
+        is_last = resume_from_checkpoint is True
+        folder = get_last_checkpoint(self.args.output_dir) if is_last else resume_from_checkpoint
+        if is_last and folder is None:
             raise ValueError(f"There is no checkpoint in {self.args.output_dir} to resume from.")
         with fail_together(self.accelerator):
             frozen = self._checksum_of_frozen_weights()
             self._settings = {**self._run_settings(), "weights that are not trained": frozen}
             schedule = describe_schedule(self.args, self.eval_dataset)
         check_agreement(self.accelerator, {**self._settings, **schedule})
-        self._resumed = Path(folder) if folder else None
+        self._resumed = Path(str(folder)) if folder else None
         if self._resumed is not None:
             saved = self._check_checkpoint(self._resumed)
             self._continue_tracking(saved)
@@ -112,36 +108,23 @@ class CheckpointMixin(AtomicSaveMixin):
                 ignore_keys_for_eval=ignore_keys_for_eval,
             )
         except UnavailableError as error:
-            if not self._can_save_interrupted():
+            checkpoint = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            # Other processes do not know why this one ends, so they could not take part in saving
+            can_save = self.accelerator.num_processes == 1 and self.args.save_strategy != SaveStrategy.NO
+            if not can_save or self.state.global_step == 0 or checkpoint.is_dir():
                 raise
-            folder = self._save_interrupted(trial)
-            raise UnavailableError(f"{error} The checkpoint of this step is {folder}.") from error
+            self._save_checkpoint(self.model, trial)
+            raise UnavailableError(f"{error} The checkpoint of this step is {checkpoint}.") from error
         except OSError as error:
             if not is_disk_full(error):
                 raise
             raise WriteError(f"The training ended with {describe(error)}. {self._last_complete()}") from error
 
     def _last_complete(self) -> str:
-        """A sentence that names the checkpoint from which a run that could not write its files can be resumed."""
+        """Returns a sentence naming the last complete checkpoint."""
         folder = Path(self.args.output_dir)
         last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
         return "There is no checkpoint." if last is None else f"The last complete checkpoint is {last}."
-
-    # A run that ends because an external resource is missing
-
-    def _can_save_interrupted(self) -> bool:
-        """Whether the run can be saved as it is. Other processes do not know why this one ends, so they could not take part."""
-        if self.accelerator.num_processes > 1 or self.args.save_strategy == SaveStrategy.NO:
-            return False
-        return self.state.global_step > 0 and not self._interrupted_folder().is_dir()
-
-    def _interrupted_folder(self) -> Path:
-        return Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-
-    def _save_interrupted(self, trial: Any) -> Path:
-        """Saves the run as it was after its last optimizer step."""
-        self._save_checkpoint(self.model, trial)
-        return self._interrupted_folder()
 
     # Saving
 
@@ -171,7 +154,7 @@ class CheckpointMixin(AtomicSaveMixin):
                 raise WriteError(f"{problem} The team is in {folder.absolute()}.") from error
             if is_deepspeed_zero3_enabled():  # each process has only a part of the weights
                 raise
-            result = save_in_fallback_folder(self.team, None, self.args.output_dir)
+            result = save_in_fallback_folder(self.team, self.args.output_dir)
             raise WriteError(f"{problem} {result}") from error
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -199,18 +182,16 @@ class CheckpointMixin(AtomicSaveMixin):
     # Resuming
 
     def _run_settings(self) -> dict[str, Any]:
-        """
-        Returns the settings that must be the same in the run and in a checkpoint that it continues, as plain values.
-        """
+        """Returns the settings that must be the same in the run and in a checkpoint that it continues, as plain values."""
         return describe_run(self._name, self.team.roles, self.team, self.train_dataset, self.args)
 
     def _checksum_of_frozen_weights(self) -> str | None:
         """
-        Returns a checksum of the weights that are not trained and not saved: the base of adapters, that of critics, and the
-        reference policy. A resumed run must start with the same ones. `None` under ZeRO-3.
+        Computes a checksum of the weights that are not trained and not saved: the base of adapters, that of critics, and the
+        reference policy. A resumed run must start with the same ones. `None` under ZeRO-3, where each process has a part of the weights.
         """
         if is_deepspeed_zero3_enabled():
-            return None  # each process has only a part of the weights
+            return None
         frozen = []
         if self.team.has_adapters:
             frozen += [parameter for parameter in self.team.models.parameters() if not parameter.requires_grad]
@@ -222,50 +203,28 @@ class CheckpointMixin(AtomicSaveMixin):
 
     def _check_checkpoint(self, folder: Path) -> dict[str, Any]:
         """
-        Verifies that this run can continue a checkpoint, and records the changed settings that are allowed.
-
-        Returns:
-            `dict`: The state of the checkpoint, see [`~checkpoint_files.read_checkpoint`].
+        Verifies that this run can continue a checkpoint, and records the changed settings that are allowed. Returns the state of the
+        checkpoint, see [`~checkpoint_files.read_checkpoint`].
 
         Raises:
-            ValueError: On all processes, if on any of them the checkpoint is damaged, belongs to another run, or has
-                taken all steps.
+            ValueError: On all processes, if on any of them the checkpoint is damaged, belongs to another run, or has taken all steps.
         """
         saved = verify_checkpoint(folder)
         changes = differences(saved["settings"], self._settings)
-        problems = []
-        process_file = PROCESS_FILE.format(self.args.process_index)
-        try:
+        with refusing_together():
             check_changes(str(folder), changes, self.args)
             if not self.may_be_complete:
                 check_steps(str(folder), saved["global_step"], len(self.train_dataset), self.args)
+            process_file = PROCESS_FILE.format(self.args.process_index)
             if not (folder / process_file).is_file():
                 raise ValueError(
                     f"{folder} has no {process_file}, the part of process {self.args.process_index}. If the nodes "
                     "have no common output folder, save with `save_on_each_node=True`."
                 )
-        except ValueError as error:
-            problems = [str(error)]
-        problems = list(dict.fromkeys(gather_object(problems)))
-        if problems:
-            raise ValueError(" ".join(problems))
         if self.is_world_process_zero():
-            self._warn_about_differences(folder, saved, changes)
+            warn_about_differences(folder, saved, changes)
         self._record_changes(folder, saved, changes)
         return saved
-
-    @staticmethod
-    def _warn_about_differences(folder: Path, saved: dict[str, Any], changes: Changes) -> None:
-        if changes:
-            logger.warning(f"The run continues {folder} with changed settings: {format_changes(changes)}.")
-        if "checksums" not in saved:
-            logger.warning(f"{folder} was saved by an earlier release, without checksums: damage cannot be detected.")
-        for name, saved_version in saved["versions"].items():
-            if saved_version != version(name):
-                logger.warning(
-                    f"{folder} was saved with {name} {saved_version}, but {version(name)} is installed: results may "
-                    "differ."
-                )
 
     def _record_changes(self, folder: Path, saved: dict[str, Any], changes: Changes) -> None:
         """Adds changed settings to the record that is saved in later checkpoints and in the output folder."""
@@ -281,7 +240,10 @@ class CheckpointMixin(AtomicSaveMixin):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         changed = checkpoint is not None and self._changed_optimizer_settings  # never under DeepSpeed
-        run_settings = group_settings(self.optimizer) if changed else None
+        run_settings = None
+        if changed:
+            groups = self.optimizer.param_groups
+            run_settings = [{name: x for name, x in group.items() if name != "params"} for group in groups]
         super()._load_optimizer_and_scheduler(checkpoint)
         if run_settings is not None:
             self._apply_optimizer_settings(run_settings)
@@ -300,11 +262,8 @@ class CheckpointMixin(AtomicSaveMixin):
 
     def _apply_optimizer_settings(self, run_settings: list[dict[str, Any]]) -> None:
         """
-        Replaces the checkpoint's settings in the optimizer by those of this run. The learning rate keeps its position
-        in the schedule.
-
-        Args:
-            run_settings (`list[dict]`): The settings of each parameter group, see [`group_settings`].
+        Replaces the checkpoint's settings in the optimizer's parameter groups by those of this run. The learning rate keeps its position in
+        the schedule.
         """
         for group, settings in zip(self.optimizer.param_groups, run_settings, strict=True):
             scheduled_fraction = group["lr"] / group["initial_lr"] if group["initial_lr"] else 1.0
@@ -330,7 +289,7 @@ class CheckpointMixin(AtomicSaveMixin):
             self._load_process_state(json.loads((self._resumed / PROCESS_FILE.format(process)).read_text()))
 
     def _is_between_batches(self) -> bool:
-        """Whether the next optimizer step begins with a new batch."""
+        """Returns whether the next optimizer step begins with a new batch."""
         return True
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
@@ -357,11 +316,10 @@ class CheckpointMixin(AtomicSaveMixin):
         try:
             return super()._finalize_training(trial, num_train_samples, self._start_time)
         except Exception as error:
-            if (
-                not self.args.should_save or is_deepspeed_zero3_enabled()
-            ):  # each process has only a part of the weights
+            # Under ZeRO-3, each process has only a part of the weights
+            if not self.args.should_save or is_deepspeed_zero3_enabled():
                 raise
-            result = save_in_fallback_folder(self.team, None, self.args.output_dir)
+            result = save_in_fallback_folder(self.team, self.args.output_dir)
             kind = WriteError if is_disk_full(error) else SaveError
             raise kind(f"The training ended with {describe(error)}. {result}") from error
 
@@ -369,18 +327,15 @@ class CheckpointMixin(AtomicSaveMixin):
 
     def _tracking(self) -> dict[str, str | None]:
         """Returns the id of the Weights & Biases run and the folder of TensorBoard, as far as they are used."""
-        wandb_run = None
+        run_id = folder = None
         if "wandb" in self.args.report_to:
             import wandb
 
-            wandb_run = wandb.run
-        writers = [
-            callback for callback in self.callback_handler.callbacks if isinstance(callback, TensorBoardCallback)
-        ]
-        return {
-            "wandb_run_id": None if wandb_run is None else wandb_run.id,
-            "tensorboard_folder": writers[0].logging_dir if writers else None,
-        }
+            run_id = None if wandb.run is None else wandb.run.id
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, TensorBoardCallback):
+                folder = callback.logging_dir
+        return {"wandb_run_id": run_id, "tensorboard_folder": folder}
 
     def _continue_tracking(self, saved: dict[str, Any]) -> None:
         """Makes the trackers continue the records that a checkpoint names."""
@@ -393,9 +348,7 @@ class CheckpointMixin(AtomicSaveMixin):
                 continue  # another tracker, or TENSORBOARD_LOGGING_DIR sets the folder
             if folder is not None and Path(folder).is_dir():
                 callback.logging_dir = folder
-                if (
-                    self.is_world_process_zero()
-                ):  # entries after the checkpoint are purged, because they are logged again
+                if self.is_world_process_zero():  # it logs the entries after the checkpoint again
                     callback.tb_writer = callback._SummaryWriter(log_dir=folder, purge_step=saved["global_step"] + 1)
 
 
@@ -403,37 +356,54 @@ class CheckpointCallback(TrainerCallback):
     """
     Restores the state of a resumed run, and postpones some saves.
 
-    A save that is due at the last step of an epoch is postponed to the end of the epoch. The epoch's own evaluation and
-    log come before it, so a run that resumes there begins with the next epoch. If a batch is used for several optimizer
-    steps, a save is postponed to the last of them, because a checkpoint has no batch. A run that is asked to end waits for
-    the same moment.
+    A save that is due at the last step of an epoch is postponed to the end of the epoch. The epoch's own evaluation and log come before it,
+    so a run that resumes there begins with the next epoch. If a batch is used for several optimizer steps, a save is postponed to the last
+    of them, because a checkpoint has no batch. A run that is asked to end waits for the same moment.
     """
 
     def __init__(self, trainer: CheckpointMixin):
         self.trainer = trainer
         self.save_is_due = False
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.trainer._begin_training()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         ends_epoch = state.epoch == int(state.epoch) or control.should_training_stop
         self.trainer._may_stop = not ends_epoch and self.trainer._is_between_batches()
         if control.should_save or self.save_is_due:
             self.save_is_due = not self.trainer._may_stop
             control.should_save = not self.save_is_due
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         control.should_save |= self.save_is_due
         self.save_is_due, self.trainer._may_stop = False, True
 
 
-def group_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Returns the settings of each parameter group of an optimizer."""
-    return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+def warn_about_differences(folder: Path, saved: dict[str, Any], changes: Changes) -> None:
+    """Warns about settings and libraries that have changed since a checkpoint was saved."""
+    if changes:
+        logger.warning(f"The run continues {folder} with changed settings: {format_changes(changes)}.")
+    if "checksums" not in saved:
+        logger.warning(f"{folder} was saved by an earlier release, without checksums: damage cannot be detected.")
+    for name, saved_version in saved["versions"].items():
+        if saved_version != version(name):
+            logger.warning(
+                f"{folder} was saved with {name} {saved_version}, but {version(name)} is installed: results may differ."
+            )
+
+
+@contextlib.contextmanager
+def replayable() -> Iterator[None]:
+    """Restores the global random generators if the block raises `UnavailableError`, so that a resumed run can repeat the step."""
+    python, arrays, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    try:
+        yield
+    except UnavailableError:
+        random.setstate(python)
+        np.random.set_state(arrays)
+        torch.set_rng_state(cpu)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+        raise

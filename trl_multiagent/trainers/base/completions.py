@@ -23,18 +23,14 @@ PROMPT_LINES = 6
 LATER_PROMPT_LINES = 2
 COMPLETION_LINES = 10
 LABEL_WIDTH = 20
-MIN_WIDTH = 24  # of a role's column; narrower ones are shown below each other instead
 
 
 def log_completion_tables(rows: list[TraceRow], args: GRPOConfig, unique_prompts: bool = False) -> None:
     """
-    Writes the rows to `completions/` in the output folder, and to the table `completions` of Weights & Biases and of
-    Trackio if they are used, as GRPOTrainer does.
+    Writes the rows to `completions/` in the output folder, and to the table `completions` of Weights & Biases and of Trackio if they are
+    used, as GRPOTrainer does.
 
-    Args:
-        rows (`list[TraceRow]`): The rows of a batch.
-        args ([`~trl.GRPOConfig`]): The trainer's arguments.
-        unique_prompts (`bool`, *optional*): Whether the trackers get one row per prompt only.
+    With `unique_prompts`, the trackers get one row per prompt only.
     """
     frame = as_frame(rows)
     step, split = rows[0]["step"], rows[0]["split"]
@@ -53,14 +49,7 @@ def log_completion_tables(rows: list[TraceRow], args: GRPOConfig, unique_prompts
 
 
 def print_trees(rows: list[TraceRow], num_trees: int | None = None, console: Console | None = None) -> None:
-    """
-    Prints the best tree of a batch, the worst one, and some others, each with one of its branches.
-
-    Args:
-        rows (`list[TraceRow]`): The rows of a batch.
-        num_trees (`int`, *optional*): Number of trees; 3 by default.
-        console ([`~rich.console.Console`], *optional*): Where to print.
-    """
+    """Prints the best tree of a batch, the worst one, and some others, each with one of its branches. `num_trees` is 3 by default."""
     console = console or Console()
     trees: defaultdict[tuple[int, int], list[TraceRow]] = defaultdict(list)
     for row in rows:
@@ -81,24 +70,24 @@ def print_trees(rows: list[TraceRow], num_trees: int | None = None, console: Con
 
 
 def choose_trees(trees: list[list[TraceRow]], number: int, seed: int) -> list[tuple[str, list[TraceRow]]]:
-    """The best and the worst tree, and then random ones, with a name for each. The order of two equal trees is kept."""
+    """Returns the best and the worst tree, and then random ones, each with its name."""
     ranked = sorted(trees, key=root_return, reverse=True)
     chosen = [("best", ranked[0])]
     if len(ranked) > 1:
         chosen.append(("worst", ranked[-1]))
-    # A generator of its own: the global one decides about the rollouts
+    # Not the global generator, which the rollouts use
     others = random.Random(seed).sample(ranked[1:-1], max(0, min(number - 2, len(ranked) - 2)))
     return [*chosen, *(("random", tree) for tree in others)][: max(0, number)]
 
 
 def root_return(tree: list[TraceRow]) -> float:
-    """The mean return of a tree's first joint actions."""
+    """Returns the mean return of a tree's first joint actions."""
     returns = [row["return"] for row in tree if row["turn"] == 1]
     return sum(returns) / len(returns)
 
 
 def branch_of(tree: list[TraceRow], name: str) -> list[TraceRow]:
-    """One row per turn: the joint actions with the highest return, with the lowest one, or random ones."""
+    """Returns one row per turn: the joint actions with the highest return, with the lowest one, or random ones."""
     nodes: defaultdict[str, list[TraceRow]] = defaultdict(list)
     for row in tree:
         nodes[row["node"]].append(row)
@@ -117,47 +106,32 @@ def branch_of(tree: list[TraceRow], name: str) -> list[TraceRow]:
 
 
 def child_of(row: TraceRow) -> str:
-    """The path of the node after a joint action."""
+    """Returns the path of the node after a joint action."""
     return f"{row['node'].rstrip('/')}/{row['action']}"
 
 
 def tree_table(name: str, branch: list[TraceRow], tree: list[TraceRow], console_width: int) -> Table:
-    """One branch of a tree: a line of prompts, then a line per turn, with a column per role."""
+    """Makes a table of one branch of a tree: a line of prompts, then a line per turn, with a column per role."""
     roles = roles_of(branch)
-    stacked = (console_width - LABEL_WIDTH) // len(roles) - 3 < MIN_WIDTH
-    width = max(10, (console_width - LABEL_WIDTH - 4) // (1 if stacked else len(roles)) - 3)
-    table = Table(
-        title=Text(f"{name} tree, item {printable(str(branch[0]['item']))}, mean return {root_return(tree):.2f}"),
-        title_justify="left",
-        show_lines=True,
-        show_header=not stacked,
-        width=console_width,
-    )
+    width = max(10, (console_width - LABEL_WIDTH - 4) // len(roles) - 3)
+    title = f"{name} tree, item {printable(str(branch[0]['item']))}, mean return {root_return(tree):.2f}"
+    table = Table(title=Text(title), title_justify="left", show_lines=True, width=console_width)
     table.add_column("", width=LABEL_WIDTH)
-    for role in [""] if stacked else roles:
+    for role in roles:
         table.add_column(Text(role, style="bold"), ratio=1)
-
-    def add(label: str, cells: list[Text]) -> None:
-        if not stacked:
-            table.add_row(Text(label), *cells)
-            return
-        whole = Text("\n").join(
-            Text.assemble((f"{role}\n", "bold"), cell) for role, cell in zip(roles, cells, strict=True)
-        )
-        table.add_row(Text(label), whole)
-
-    add("prompt", [cut(lines_of(branch[0][f"prompt/{role}"]), width, PROMPT_LINES) for role in roles])
-    for k, row in enumerate(branch):
+    prompts = [cut(lines_of(branch[0][f"prompt/{role}"]), width, PROMPT_LINES) for role in roles]
+    table.add_row(Text("prompt"), *prompts)
+    for last, row in zip([None, *branch[:-1]], branch, strict=True):
         rewards = [other["reward"] for other in tree if other["node"] == row["node"]]
         label = f"turn {row['turn']}\nreward {row['reward']:.2f}\nreturn {row['return']:.2f}"
         if len(rewards) > 1:
             label += f"\nsiblings {min(rewards):.2f}\n      to {max(rewards):.2f}"
-        add(label, [completion_cell(row, branch[k - 1] if k > 0 else None, role, width) for role in roles])
+        table.add_row(Text(label), *(completion_cell(row, last, role, width) for role in roles))
     return table
 
 
 def completion_cell(row: TraceRow, last: TraceRow | None, role: str, width: int) -> Text:
-    """An agent's completion and advantage; after the first turn its new prompt in short, and what it changed."""
+    """Shows an agent's completion and advantage; after the first turn its new prompt in short, and what it changed."""
     cell = Text()
     lines = lines_of(row[f"completion/{role}"])
     if last is not None:
@@ -172,12 +146,12 @@ def completion_cell(row: TraceRow, last: TraceRow | None, role: str, width: int)
 
 
 def lines_of(text: str) -> list[tuple[str, str]]:
-    """The lines of a text, each with its style."""
+    """Splits a text into lines, each with its style."""
     return [(line, "") for line in printable(text.expandtabs(4)).split("\n")]
 
 
 def changes(old: str, new: str) -> list[tuple[str, str]]:
-    """The lines that were removed and added, if that is shorter than the new text."""
+    """Returns the lines that were removed and added, or the new text if that is shorter."""
     if old == new:
         return [("(unchanged)", "dim")]
     before, after = ([line for line, _ in lines_of(text)] for text in (old, new))
@@ -188,7 +162,7 @@ def changes(old: str, new: str) -> list[tuple[str, str]]:
 
 
 def cut(lines: list[tuple[str, str]], width: int, number: int) -> Text:
-    """The first lines of a text, broken at the width of a column."""
+    """Returns the first lines of a text, broken at the width of a column."""
     wrap = textwrap.TextWrapper(width, drop_whitespace=False, break_on_hyphens=False).wrap
     pieces = [(piece, style) for line, style in lines for piece in wrap(line) or [""]]
     text = Text("\n").join(Text(piece, style) for piece, style in pieces[:number])

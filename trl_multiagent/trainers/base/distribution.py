@@ -1,4 +1,4 @@
-"""Training in several processes: makes all of them end when one fails, and rejects settings that cannot work."""
+"""Rejects settings of several processes that cannot work, and drops the rows that accelerate repeats."""
 
 import os
 from typing import Any
@@ -6,13 +6,11 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
-from trl import GRPOConfig
 
 
 def without_repeated(accelerator: Accelerator, rows: list[Any], copies: int = 1) -> list[Any]:
     """
-    Leaves out the rows of an evaluation batch that another process has, too: accelerate repeats rows of a dataset until the last
-    batches of all processes are full.
+    Drops the rows that accelerate duplicated to fill the last evaluation batches of all processes.
 
     Args:
         accelerator ([`~accelerate.Accelerator`]): The trainer's accelerator, which prepared the data loader.
@@ -30,8 +28,7 @@ def without_repeated(accelerator: Accelerator, rows: list[Any], copies: int = 1)
 
 def num_own_rows(accelerator: Accelerator, num_rows: int, length: int) -> int:
     """
-    The number of first rows in this process's latest batch that no process has had before in this pass through the dataset, see
-    [`without_repeated`].
+    Returns how many rows of this process's latest batch, from the first on, are not duplicated, see [`without_repeated`].
 
     Args:
         accelerator ([`~accelerate.Accelerator`]): The trainer's accelerator, whose data loader made the batch.
@@ -55,10 +52,7 @@ def forget_engine() -> None:
 
 def check_distribution(accelerator: Accelerator) -> None:
     """
-    Raises an error if the run is distributed in a way that cannot work, or that accelerate has silently replaced.
-
-    Args:
-        accelerator ([`~accelerate.Accelerator`]): The trainer's accelerator.
+    Checks that the run is distributed in a way that can work, and that accelerate has not silently replaced.
 
     Raises:
         ValueError: The message says what is not supported, why, and what to use instead.
@@ -70,52 +64,16 @@ def check_distribution(accelerator: Accelerator) -> None:
             "whose rollout trees differ would wait for each other forever. Use ZeRO-3, which shards the same state: "
             "accelerate_configs/zero3.yaml."
         )
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and not _uses_deepspeed(accelerator):
+    uses_deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and not uses_deepspeed:
         raise ValueError(
             f"DeepSpeed was requested, but accelerate runs {accelerator.distributed_type.value} instead. If "
             "ACCELERATE_USE_CPU is set, unset it: DeepSpeed detects the CPU by itself."
         )
-    if _uses_deepspeed(accelerator):
+    if uses_deepspeed:
         zero = accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
         if zero["stage"] == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save", False):
             raise ValueError(
                 "DeepSpeed's `stage3_gather_16bit_weights_on_model_save` (accelerate: `zero3_save_16bit_model`) is "
                 "not true. Set it to true: without it, a saved team would have no weights."
             )
-    if accelerator.num_processes == 1:
-        return
-    if not accelerator.even_batches:
-        raise ValueError(
-            "`accelerator_config` has `even_batches: false`: in an evaluation, processes with more batches would wait "
-            "forever for those with fewer. Leave it true."
-        )
-    if accelerator.split_batches:
-        raise ValueError(
-            "`accelerator_config` has `split_batches: true`, but `items_per_device` counts the items of one process. "
-            "Leave it false."
-        )
-
-
-def check_generation(accelerator: Accelerator, args: GRPOConfig) -> None:
-    """
-    Raises an error if processes whose rollout trees differ would wait for each other forever during generation.
-
-    Args:
-        accelerator ([`~accelerate.Accelerator`]): The trainer's accelerator.
-        args ([`~trl.GRPOConfig`]): The trainer's arguments.
-
-    Raises:
-        ValueError: `ds3_gather_for_generation` is False under ZeRO-3 with several processes.
-    """
-    if accelerator.num_processes == 1 or args.ds3_gather_for_generation or not _uses_deepspeed(accelerator):
-        return
-    if accelerator.state.deepspeed_plugin.zero_stage == 3:
-        raise ValueError(
-            "`ds3_gather_for_generation=False` makes every forward pass of the generation a collective operation, but "
-            "the rollout trees differ between processes, so these would wait for each other forever. Leave it True: "
-            "every device then holds the weights of the whole team while it generates."
-        )
-
-
-def _uses_deepspeed(accelerator: Accelerator) -> bool:
-    return accelerator.distributed_type == DistributedType.DEEPSPEED

@@ -2,19 +2,15 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import PreTrainedModel
 from trl.models import unwrap_model_for_generation
 
 from trl_multiagent.jobs.processes import error_barrier
 from trl_multiagent.rollout.sampler import Completions, Level, TransformersGenerator
+from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin
 from trl_multiagent.trainers.base.vllm_generation import make_generations
-
-
-if TYPE_CHECKING:
-    from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
-    from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin
 
 
 class TrainerGenerator(TransformersGenerator):
@@ -31,7 +27,7 @@ class TrainerGenerator(TransformersGenerator):
 
     def __init__(
         self,
-        trainer: "TeamTrainerMixin",
+        trainer: TeamTrainerMixin,
         arguments: dict[str, Any],
         token_budget: int | None = None,
         gathers: bool = True,
@@ -65,12 +61,12 @@ class VLLMGenerator:
     Samples with vLLM, to which the weights are sent before the first completions after an optimizer step.
 
     Args:
-        trainer ([`RolloutTrainer`]): The trainer.
+        trainer ([`TeamTrainerMixin`]): The trainer.
     """
 
     synchronized = True  # as in [`TrainerGenerator`]
 
-    def __init__(self, trainer: "RolloutTrainer"):
+    def __init__(self, trainer: TeamTrainerMixin):
         team = trainer.team
         end_tokens = {role: team.end_tokens(role) for role in team.roles}
         self.trainer = trainer

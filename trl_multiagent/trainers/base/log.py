@@ -1,15 +1,8 @@
-"""
-Observes the rollouts and the updates of a trainer.
-
-[`Observer`] collects what a trainer reports about its rollouts and optimizer steps: the metrics, the trace, the completions in the
-terminal and in the tables of trackers, and the cost.
-"""
+"""Reports what a trainer does: metrics, the trace, completions in the terminal and in the tables of trackers, and the cost."""
 
 import contextlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from accelerate.utils import gather_object
@@ -22,20 +15,14 @@ from trl_multiagent.rollout.trace import TraceRow, trace_rows
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.trainers.base.completions import log_completion_tables, print_trees
 from trl_multiagent.trainers.base.rollout_metrics import RolloutTotals, StepTotals, rollout_totals, sum_totals
+from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin
 from trl_multiagent.trainers.base.trace_files import TraceFiles, remove_after
 from trl_multiagent.trainers.base.vllm_generation import LARGEST_DIFFERENCE, LARGEST_SHARE_OUTSIDE, EngineError
-
-
-if TYPE_CHECKING:
-    from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
-    from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin
 
 
 logger = logging.get_logger(__name__)
 
 COST_FILE = "training_cost.json"  # in the output folder
-# Steps without a signal after which a line says so
-STEPS_WITHOUT_SIGNAL = 10
 
 
 class Observer:
@@ -46,14 +33,12 @@ class Observer:
         trainer ([`RolloutTrainer`]): The trainer.
     """
 
-    def __init__(self, trainer: "RolloutTrainer"):
+    def __init__(self, trainer: TeamTrainerMixin):
         self.trainer = trainer
         args = trainer.args
         self.totals = StepTotals()  # of the current optimizer step
         self.reported: dict[str, list[float]] = {}  # by the reward functions, on the current batch
         self.shown_rows: list[TraceRow] = []  # of the latest batch of all processes, if completions are logged
-        self.steps_without_signal = 0
-        self.warned_about_signal = False
         self.trace: TraceFiles | None = None
         if args.trace_steps is not None:
             folder = Path(args.output_dir) / "trace"
@@ -67,8 +52,17 @@ class Observer:
 
     # Rollouts
 
-    def rollout(self, mode: str, levels: list[list[Node]]) -> None:
-        """Adds the metrics of one batch of trees of all processes to those that are logged next."""
+    def rollout(
+        self, mode: str, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]] | None = None
+    ) -> None:
+        """
+        Adds a batch of trees to the metrics, to the trace and to the completions that are logged next.
+
+        Args:
+            mode (`str`): `"train"` or `"eval"`.
+            levels (`list[list[Node]]`): The nodes of each turn, of this process.
+            advantages (`list[list[dict[str, torch.Tensor]]]`, *optional*): For each node, the advantages of the agents.
+        """
         trainer = self.trainer
         totals, metrics = add_task_metrics(trainer, mode, levels, self.reported), trainer._metrics[mode]
         if mode == "train":
@@ -77,15 +71,9 @@ class Observer:
             trainer.generated_tokens += totals.generated_tokens
             metrics["env_step"] = [trainer.env_step]
         metrics["num_tokens"] = [trainer.state.num_input_tokens_seen]
-
-    def completions(
-        self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]] | None = None
-    ) -> None:
-        """Adds the joint actions of a batch to the trace and to the completions that are logged next."""
-        trainer = self.trainer
         if self.trace is None and not trainer.log_completions:
             return
-        training = advantages is not None
+        training = mode == "train"
         rows = trace_rows(
             levels,
             advantages,
@@ -97,18 +85,6 @@ class Observer:
             self.trace.add(rows)
         if trainer.log_completions:
             self.shown_rows = gather_object(rows)
-
-    def signal(self, num_rows: int) -> None:
-        """Warns once if nothing was learned for several steps. `num_rows`: rows of the batch with an advantage."""
-        self.steps_without_signal = 0 if num_rows else self.steps_without_signal + 1
-        if self.steps_without_signal == STEPS_WITHOUT_SIGNAL and not self.warned_about_signal:
-            self.warned_about_signal = True
-            if self.trainer.accelerator.is_main_process:
-                logger.warning(
-                    f"In the last {STEPS_WITHOUT_SIGNAL} steps, all advantages were zero: the joint actions of every node "
-                    "had equal returns, so the agents learned nothing. Check the reward, or raise `num_generations` or "
-                    "`temperature`."
-                )
 
     # Optimizer steps
 
@@ -123,8 +99,9 @@ class Observer:
         for role, ratios in step.ratios.items():
             outside, number = accelerator.reduce(ratios, "sum").tolist()
             self.check_engine(role, means[role, "sampling_logp_difference"], outside / max(1, number))
-        for phase in ("generate", "reward", "update"):
-            metrics[f"time/{phase}"].append(step.seconds[phase])
+        step.seconds["update"] = step.seconds.pop("step") - step.seconds["generate"] - step.seconds["reward"]
+        for phase, seconds in step.seconds.items():
+            metrics[f"time/{phase}"].append(seconds)
         losses = accelerator.reduce(torch.stack([step.losses[role] for role in roles]), "mean")
         for role, value in zip(roles, losses, strict=True):
             metrics[f"agents/{role}/loss"].append(value.item())
@@ -138,15 +115,8 @@ class Observer:
 
     def check_engine(self, role: str, difference: float, share: float) -> None:
         """
-        Ends the run before an update with completions of other weights than those that are trained.
-
-        Args:
-            role (`str`): The agent.
-            difference (`float`): Mean difference of the log-probabilities of engine and policy, in nats per token.
-            share (`float`): Share of the ratios that are outside of the bounds of the sampling correction.
-
-        Raises:
-            EngineError: The engine is too far from the trainer.
+        Raises [`EngineError`] before an update with completions of other weights than those that are trained: if the mean `difference` of the
+        log-probabilities of engine and policy is too large, in nats per token, or the `share` of ratios outside of their bounds.
         """
         if difference <= LARGEST_DIFFERENCE and share < LARGEST_SHARE_OUTSIDE:
             return
@@ -203,7 +173,7 @@ class Observer:
 
 
 def add_task_metrics(
-    trainer: "TeamTrainerMixin", mode: str, levels: list[list[Node]], reported: dict[str, list[float]] | None = None
+    trainer: TeamTrainerMixin, mode: str, levels: list[list[Node]], reported: dict[str, list[float]] | None = None
 ) -> RolloutTotals:
     """
     Adds what the agents reached in an environment to the metrics that a trainer logs next.
@@ -217,25 +187,17 @@ def add_task_metrics(
     Returns:
         [`RolloutTotals`]: The totals of all processes.
     """
-    end_tokens: dict[str, Sequence[int]] = {role: trainer.team.end_tokens(role) for role in trainer.team.roles}
+    team, metrics = trainer.team, trainer._metrics[mode]
     with fail_together(trainer.accelerator):
         scoring = scoring_metrics(trainer.environment)
+        end_tokens = {role: team.end_tokens(role) for role in team.roles}
         own = rollout_totals(levels, end_tokens, scoring, training=mode == "train", logged=reported)
-    totals = sum_totals(gather_object([own]))
-    metrics = trainer._metrics[mode]
+    totals = shown = sum_totals(gather_object([own]))
     for name, value in totals.scoring.items():
         metrics[f"reward/{name}"].append(value)
-    shown = totals
     if mode == "eval":  # every item counts the same, however they were split into batches
         trainer._evaluated.append(totals)
         shown = sum_totals(trainer._evaluated)
-    values = {name: total.mean for name, total in shown.totals.items()}
-    for role, ratio in shown.most_common_ratios().items():
-        values[f"agents/{role}/completions/most_common_ratio"] = ratio
-    values["reward_std"] = shown.totals["reward"].std
-    for name, value in values.items():
-        if mode == "eval":
-            metrics[name] = [value]
-        else:
-            metrics[name].append(value)
+    for name, value in shown.metrics().items():
+        metrics[name] = [value] if mode == "eval" else [*metrics[name], value]
     return totals

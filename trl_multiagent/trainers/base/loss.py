@@ -39,13 +39,8 @@ from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 @dataclass
 class PolicyLoss:
     """
-    The loss of one agent on the rows of a micro-batch, and its metrics.
-
-    Args:
-        loss (`torch.Tensor`): A scalar.
-        token_sums (`dict[str, torch.Tensor]`): Sums of metrics over the tokens that count, by name.
-        ratios (`torch.Tensor`, *optional*): How many ratios of the sampling correction are outside of its bounds, and how many
-            there are.
+    The loss of one agent on the rows of a micro-batch, a scalar; sums of metrics over the tokens that count, by name; and how many ratios
+    of the sampling correction are outside of its bounds, and how many there are.
     """
 
     loss: torch.Tensor
@@ -55,8 +50,8 @@ class PolicyLoss:
 
 def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTensors, args: RolloutConfig) -> PolicyLoss:
     """
-    Computes the loss of one agent on the rows of a micro-batch. The losses of the micro-batches of all processes add up to that
-    of the batch, divided by the number of processes.
+    Computes the loss of one agent on the rows of a micro-batch. The losses of the micro-batches of all processes add up to that of the
+    batch, divided by the number of processes.
 
     The loss is additive: the losses of complementary parts of `rows.completion_mask` add up to the loss of the whole mask, if
     each part contains entire rows.
@@ -64,10 +59,8 @@ def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTenso
     Args:
         log_probs, entropy (`torch.Tensor` of shape `(num_rows, length)`):
             Log-probability, in nats, and entropy of the policy for every token. The last columns are those of the completions.
-        rows ([`AgentTensors`]):
-            The rows.
-        args ([`RolloutConfig`]):
-            The trainer's configuration.
+        rows ([`AgentTensors`]): The rows.
+        args ([`RolloutConfig`]): The trainer's configuration.
     """
     mask = rows.completion_mask
     logps, entropy = log_probs[:, -mask.size(1) :], entropy[:, -mask.size(1) :]
@@ -105,15 +98,8 @@ def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTenso
 
 def probability_ratio(logps: torch.Tensor, old: torch.Tensor, mask: torch.Tensor, level: str) -> torch.Tensor:
     """
-    Computes pi / pi_old.
-
-    Args:
-        logps, old (`torch.Tensor` of shape `(num_rows, completion_length)`): The log-probabilities of the tokens.
-        mask (`torch.Tensor` of that shape): The tokens that count.
-        level (`str`): `"token"`, or `"sequence"` for the geometric mean over a completion's tokens.
-
-    Returns:
-        `torch.Tensor` of shape `(num_rows, completion_length)`; for `"sequence"`, `(num_rows, 1)`.
+    Computes pi / pi_old from log-probabilities of shape `(num_rows, completion_length)`, in the same shape. For the level `"sequence"`, it
+    is the geometric mean over a completion's tokens in the mask, of shape `(num_rows, 1)`.
     """
     log_ratio = logps - old
     if level == "sequence":
@@ -140,22 +126,17 @@ def sampling_correction(
     logps: torch.Tensor, sampling_logps: torch.Tensor, mask: torch.Tensor, args: RolloutConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Computes the importance sampling ratio of the policy over the engine that sampled a completion, bounded. It is the correction
-    of TRL's GRPO.
+    Computes the bounded importance sampling ratio of the policy over the engine that sampled a completion, as TRL's GRPO does.
 
     Args:
-        logps (`torch.Tensor` of shape `(num_rows, completion_length)`):
-            Log-probabilities of the tokens under the policy that sampled them.
-        sampling_logps (`torch.Tensor` of that shape):
-            The log-probabilities that the engine reported. A token whose entry is NaN is not corrected.
-        mask (`torch.Tensor` of that shape):
-            The tokens that count.
-        args ([`RolloutConfig`]):
-            The trainer's configuration.
+        logps, sampling_logps, mask (`torch.Tensor` of shape `(num_rows, completion_length)`):
+            Log-probabilities of the tokens under the policy, those that the engine reported, and the tokens that count. A token whose
+            `sampling_logps` is NaN is not corrected.
+        args ([`RolloutConfig`]): The trainer's configuration.
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor]`: Factors of the loss, of shape `(num_rows, 1)` in the `"sequence_*"` modes, else of
-        the shape of `logps`; and two numbers, how many ratios are outside of the bounds, and how many there are.
+        `tuple[torch.Tensor, torch.Tensor]`: Factors of the loss, of shape `(num_rows, 1)` in the `"sequence_*"` modes, else of the shape of
+        `logps`; and two numbers, how many ratios are outside of the bounds, and how many there are.
     """
     granularity, constraint = args.vllm_importance_sampling_mode.split("_")
     low, high = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
@@ -173,13 +154,8 @@ def sampling_correction(
 
 def add_other_log_ratios(rows: dict[str, AgentTensors], log_probs: dict[str, torch.Tensor]) -> None:
     """
-    Sets `other_log_ratios` of each agent's rows: the sum over the other agents of the mean over their completion's tokens of
-    log(pi / pi_old), without gradient.
-
-    Args:
-        rows (`dict[str, AgentTensors]`): The rows of each agent, with `old_logps`.
-        log_probs (`dict[str, torch.Tensor]`): The current log-probabilities of each agent; their last columns are those of
-            the completions.
+    Sets `other_log_ratios` of each agent's rows, which have `old_logps`: the sum over the other agents of the mean over their completion's
+    tokens of log(pi / pi_old), without gradient. The last columns of `log_probs` are those of the completions.
     """
     ratios = {}
     for role, tensors in rows.items():

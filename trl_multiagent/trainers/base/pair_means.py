@@ -1,22 +1,16 @@
 """Means over preference pairs and tokens that depend neither on micro-batches nor on the number of processes."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import Trainer
 
 from trl_multiagent.trainers.base.distribution import num_own_rows
 from trl_multiagent.trainers.base.team_config import temporarily_set
 
-
-if TYPE_CHECKING:
-    from transformers import Trainer as Base
-else:
-    Base = object  # the trainer itself follows in the bases of the class that mixes this in
 
 Means = Mapping[str, tuple[float, float]]  # the mean and the weight of each metric in a micro-batch
 
@@ -33,32 +27,31 @@ class OneProcess:
     gather_for_metrics = gather
 
 
-class PairMeansMixin(Base):
+class PairMeansMixin(Trainer):
     """
     Weighs the micro-batches of a trainer on preference pairs.
 
     TRL takes the mean over a micro-batch, then over micro-batches and processes, which differs from the mean over all pairs if they have
-    different numbers of pairs. In the last batch of an epoch accelerate also repeats pairs until all processes have equally many. Here repeated
-    pairs are left out, or have no weight, and a metric is one sum over all pairs, or tokens, divided by another one.
+    different numbers of pairs. In the last batch of an epoch accelerate also repeats pairs until all processes have equally many. Here
+    repeated pairs are left out, or have no weight, and a metric is one sum over all pairs, or tokens, divided by another one.
     """
 
     _metrics: dict[str, Any]
     _total_train_tokens: int
-    _sums: dict[
-        str, dict[str, list[float]]
-    ]  # since the last log, for each mode and metric: weighted sum and sum of the weights
+    # Since the last log, for each mode and metric: weighted sum and sum of the weights
+    _sums: dict[str, dict[str, list[float]]]
 
     def _keep_own_rows(self, batch: Any, num_rows: int, dataset_length: int) -> Any:
-        """A batch without its repeated pairs. If all are repeated, the first one stays and gets no weight, see `_without_rows`."""
+        """Returns a batch without its repeated pairs. If all are repeated, the first one stays and gets no weight."""
         own = num_own_rows(self.accelerator, num_rows, dataset_length)
         return batch if own == num_rows else self._without_rows(batch, own)
 
     def _without_rows(self, batch: Any, own: int) -> Any:
-        """The first pairs of a batch, or its first pair with the weight zero if `own` is 0."""
+        """Returns the first pairs of a batch, or its first pair with the weight zero if `own` is 0."""
         raise NotImplementedError
 
     def _num_pairs(self, batch: Any) -> int:
-        """The number of pairs in a batch."""
+        """Returns the number of pairs in a batch."""
         raise NotImplementedError
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
@@ -99,7 +92,7 @@ class PairMeansMixin(Base):
 
 def first_pairs(batch: dict[str, torch.Tensor], own: int) -> dict[str, torch.Tensor]:
     """
-    The first pairs of a batch, or its first pair with the weight zero if there shall be none.
+    Returns the first pairs of a batch, or its first pair with the weight zero if `own` is 0.
 
     Args:
         batch (`dict[str, torch.Tensor]`): Tensors with one row per pair, or with one per answer: first all chosen, then all rejected ones.

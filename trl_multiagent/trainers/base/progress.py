@@ -1,11 +1,12 @@
-"""One progress bar in place of the lines of the log."""
+"""Shows one progress bar in place of the lines of the log."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tqdm.auto import tqdm
-from transformers import ProgressCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
+from transformers import ProgressCallback, Trainer, TrainerState, TrainingArguments
 
 
 LOG_FILE = "log.jsonl"  # in the output folder
@@ -33,20 +34,13 @@ class RewardProgressCallback(ProgressCallback):
         self.names = {**SHOWN, **{f"turn_1/{name}": name for name in watched}}
         self.latest: dict[str, str] = {}
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             self.training_bar = tqdm(total=state.max_steps, desc="Training", unit="step", dynamic_ncols=True)
         self.current_step = 0
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float],
-        **kwargs: object,
+        self, args: TrainingArguments, state: TrainerState, control: Any, logs: dict[str, float], **kwargs: Any
     ) -> None:
         if not state.is_world_process_zero or self.training_bar is None:
             return

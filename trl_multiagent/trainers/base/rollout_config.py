@@ -1,4 +1,3 @@
-import difflib
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,9 +7,9 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig
 from trl.import_utils import is_vllm_available
 
-from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.limits import check_arguments, setting, short
 from trl_multiagent.rollout.history_options import HistoryOptions
+from trl_multiagent.rollout.sampler import sampling_arguments
 from trl_multiagent.rollout.sampling_options import SamplingOptions
 from trl_multiagent.rollout.tree_size import check_tree_size
 from trl_multiagent.trainers.base.team_config import TeamConfig
@@ -23,33 +22,27 @@ OTHER_LOSS = "the loss that it belongs to is not available"
 MICRO_BATCHES = "it depends on how a batch is split into micro-batches"
 ONE_CALL = "a level of the trees is generated in one `generate` call"
 EVALUATION = "an evaluation plays episodes and computes no loss"
-# Names in `generation_kwargs` that have an argument of their own
-OWN_ARGUMENT = {
-    "max_new_tokens": "max_completion_length",
-    "max_length": "max_completion_length",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "cache_implementation": "cache_implementation",
-    "num_return_sequences": "num_generations",
-}
+OWN_ARGUMENT = "use the argument of this name"
+SAMPLES = "the agents learn from samples; lower `temperature` for less variety"
 ENDS = "completions end at the agents' own end-of-sequence tokens"
 TOKENS_ONLY = "the trainer takes tokens only"
-# Names in `generation_kwargs` that may only have one value, and why
-FIXED_IN_GENERATION = {
-    "do_sample": (True, "the agents learn from samples; lower `temperature` for less variety"),
-    "num_beams": (1, "the agents learn from samples"),
-    "eos_token_id": (None, ENDS),
-    "pad_token_id": (None, ENDS),
-    "bos_token_id": (None, ENDS),
-    "stop_strings": (None, ENDS),
-    "return_dict_in_generate": (False, TOKENS_ONLY),
-    "output_scores": (False, TOKENS_ONLY),
-    "output_logits": (False, TOKENS_ONLY),
-    "output_attentions": (False, TOKENS_ONLY),
-    "output_hidden_states": (False, TOKENS_ONLY),
+# Names that `generation_kwargs` must not have, and why
+RESERVED = {
+    "max_new_tokens": "use `max_completion_length`",
+    "max_length": "use `max_completion_length`",
+    "num_return_sequences": "use `num_generations`",
+    **dict.fromkeys(("temperature", "top_p", "top_k", "min_p"), OWN_ARGUMENT),
+    **dict.fromkeys(("repetition_penalty", "cache_implementation"), OWN_ARGUMENT),
+    **dict.fromkeys(("do_sample", "num_beams"), SAMPLES),
+    **dict.fromkeys(("eos_token_id", "pad_token_id", "bos_token_id", "stop_strings"), ENDS),
+    **dict.fromkeys(("return_dict_in_generate", "output_scores", "output_logits"), TOKENS_ONLY),
+    **dict.fromkeys(("output_attentions", "output_hidden_states"), TOKENS_ONLY),
+}
+RESERVED_WITH_VLLM = {
+    "seed": "all completions of a prompt would be the same",
+    "n": "use `num_generations`",
+    "stop_token_ids": ENDS,
+    "ignore_eos": ENDS,
 }
 # Arguments of TRL that it checks only when it trains, or never
 TRL_CHOICES = {
@@ -64,8 +57,7 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
     r"""
     Arguments of the trainers that learn from rollout trees.
 
-    For a full list of training arguments, please refer to [`TeamConfig`], [`~trl.GRPOConfig`] and
-    [`~transformers.TrainingArguments`].
+    For a full list of training arguments, please refer to [`TeamConfig`], [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
 
     A *row* is one completion of every agent: the k-th completions of all agents at a node form row k. If no branch
     ends early, the rollout tree of an item has `rows_per_item` rows.
@@ -73,81 +65,64 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
     Parameters:
         items_per_device (`int`, *optional*):
             Number of items per device and optimizer step, each with its whole rollout tree. If set, it determines
-            `gradient_accumulation_steps`, and `per_device_train_batch_size` is only the number of rows of one forward
-            pass, which changes memory and speed, but not the update. If not set, it is the number of whole trees that
-            `per_device_train_batch_size * gradient_accumulation_steps` rows hold, and at least 1.
-        num_turns (`int`, *optional*, defaults to `1`):
-            Number of turns of an episode, which is the depth of the rollout tree.
+            `gradient_accumulation_steps`, and `per_device_train_batch_size` is only the number of rows of one forward pass, which changes
+            memory and speed, but not the update. If not set, it is the number of whole trees that `per_device_train_batch_size *
+            gradient_accumulation_steps` rows hold, and at least 1.
+        num_turns (`int`, *optional*, defaults to `1`): Number of turns of an episode, which is the depth of the rollout tree.
         joint_mode (`str`, *optional*, defaults to `"align"`):
             How the completions of a node form joint actions: `"align"` pairs the g-th completions of all agents,
             `"cross"` takes their Cartesian product. `"aligned"` and `"crossed"` are accepted.
-        discount (`float`, *optional*, defaults to `1.0`):
-            Factor of the next turn's return in the return of a joint action.
+        discount (`float`, *optional*, defaults to `1.0`): Factor of the next turn's return in the return of a joint action.
         early_termination_threshold (`float`, *optional*):
             A node whose mean processed reward is strictly greater becomes a leaf. With `None`, no branch ends early.
         handoff (`str`, *optional*):
-            Which joint actions of a node are continued in the next turn. `None` continues all of them (a tree).
-            `"random"` continues one that is drawn uniformly, `"best"` the one with the highest reward (a chain).
-        reward_scale (`float`, *optional*, defaults to `1.0`):
-            Factor applied to every reward.
-        reward_shift (`float`, *optional*, defaults to `0.0`):
-            Added to every reward after `reward_scale`.
+            Which joint actions of a node are continued in the next turn. `None` continues all of them (a tree). `"random"` continues one
+            that is drawn uniformly, `"best"` the one with the highest reward (a chain).
+        reward_scale (`float`, *optional*, defaults to `1.0`): Factor applied to every reward.
+        reward_shift (`float`, *optional*, defaults to `0.0`): Added to every reward after `reward_scale`.
         num_agents (`int`, *optional*):
-            Number of agents. It must match the environment's roles, and is needed only to compute the size of a
-            `"cross"` tree of several turns.
+            Number of agents. It must match the environment's roles, and is needed only to compute the size of a `"cross"` tree of several
+            turns.
         use_chat_template (`bool`, *optional*):
-            Whether prompts and histories are rendered as chat messages. By default, they are for each agent whose
-            tokenizer has a chat template.
-        memory_mode (`str`, *optional*):
-            The past turns that an agent sees: `"full"` or `"memoryful"` for all, `"last"` for the last one. By default an agent sees all
-            of its own prompts and responses. For this and the next three, see [`~rollout.history.HistoryOptions`].
-        original_prompt (`bool`, *optional*):
-            Whether an agent sees the prompt of its first turn in later turns.
-        previous_prompts (`bool`, *optional*):
-            Whether an agent sees its past prompts.
-        previous_response (`bool`, *optional*):
-            Whether an agent sees its past responses.
-        max_history_length (`int`, *optional*):
-            Maximal number of tokens that the past turns add to a prompt. The oldest turns are left out until the rest fits; the new
-            prompt is never shortened. The metric `agents/<role>/history/dropped_turns` is the mean number of turns left out.
+            Whether prompts and histories are rendered as chat messages. By default, they are for each agent whose tokenizer has a chat
+            template.
+        memory_mode, original_prompt, previous_prompts, previous_response, max_history_length (*optional*):
+            What an agent sees of its past turns, see [`~rollout.history_options.HistoryOptions`]. By default it sees all of its own prompts
+            and responses. The metric `agents/<role>/history/dropped_turns` is the mean number of turns that do not fit into
+            `max_history_length` tokens.
         max_joint_actions (`int`, *optional*, defaults to `10000`):
             Largest rollout tree of one item, in joint actions. A configuration with larger trees is refused.
         generation_token_budget (`int`, *optional*, defaults to `262144`):
-            Upper bound of prompt and completion tokens in one `generate` call. A level of the tree that needs more is
-            generated in several calls. With `None`, a level is never split. Has no effect with vLLM.
+            Upper bound of prompt and completion tokens in one `generate` call. A level of the tree that needs more is generated in several
+            calls. With `None`, a level is never split. Has no effect with vLLM.
         vllm_server_base_urls (`dict[str, str]`, *optional*):
-            With `vllm_mode="server"`, the URL of each role's vLLM server. If the agents share one model or one base,
-            TRL's `vllm_server_base_url`, or `vllm_server_host` and `vllm_server_port`, are enough. The weights are
+            With `vllm_mode="server"`, the URL of each role's vLLM server. If the agents share one model or one base, TRL's
+            `vllm_server_base_url`, or `vllm_server_host` and `vllm_server_port`, are enough. The weights are
             sent through one port per model: `vllm_group_port` and the following ones.
         vllm_adapter_dir (`str`, *optional*):
-            Folder through which vLLM receives the adapters of a LoRA team. A server must have access to it under the
-            same path. Defaults to `vllm_adapters` in the output folder.
+            Folder through which vLLM receives the adapters of a LoRA team. A server must have access to it under the same path. Defaults to
+            `vllm_adapters` in the output folder.
         trace_steps (`int`, *optional*):
-            Writes the rollouts to `trace/` in the output folder, one file per process and this many steps. A row holds
-            one joint action, see [`~rollout.trace`]. By default, no trace is written.
-        trace_format (`str`, *optional*, defaults to `"parquet"`):
-            `"parquet"` or `"jsonl"`.
-        trace_max_files (`int`, *optional*, defaults to `100`):
-            Number of files that are kept per process; the oldest are deleted.
+            Writes the rollouts to `trace/` in the output folder, one file per process and this many steps. A row holds one joint action,
+            see [`~rollout.trace`]. By default, no trace is written.
+        trace_format (`str`, *optional*, defaults to `"parquet"`): `"parquet"` or `"jsonl"`.
+        trace_max_files (`int`, *optional*, defaults to `100`): Number of files that are kept per process; the oldest are deleted.
         on_cliff (`str`, *optional*):
             What happens when the reward of an evaluation drops by `cliff_drop`: `"stop"` ends the training, `"rollback"` also
             takes the team of the best checkpoint, for which it sets `load_best_model_at_end`. By default, there is only a warning.
-        cliff_drop (`float`, *optional*, defaults to `0.3`):
-            Share of the best reward of an evaluation so far whose loss is a drop.
+        cliff_drop (`float`, *optional*, defaults to `0.3`): Share of the best reward of an evaluation so far whose loss is a drop.
         importance_ratio (`str`, *optional*, defaults to `"agent"`):
-            With `num_iterations` above 1, a batch of trees is used for that many optimizer steps, and every token's loss is
-            -min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A). With `"agent"`, r is the token's probability under the
-            current policy, divided by that under the policy that sampled it. With `"joint"`, r is multiplied by the ratios
-            of the other agents in the joint action, each exp of its mean log-ratio over tokens, without gradient: the
-            product over all agents is clipped once. `epsilon`, `epsilon_high` and `delta` are those of
-            [`~trl.GRPOConfig`].
+            With `num_iterations` above 1, a batch of trees is used for that many optimizer steps, and the ratio of the current policy over
+            the one that sampled is clipped, see [`~trainers.base.loss`]. With `"agent"`, it is that of the agent's own token. With
+            `"joint"`, it is multiplied by the ratios of the other agents in the joint action, each exp of its mean log-ratio over tokens,
+            without gradient: the product over all agents is clipped once.
 
     > [!NOTE]
     > These parameters have default values different from [`~trl.GRPOConfig`]:
     > - `loss_type`: Defaults to `"luspo"`, the sum over tokens of -A log pi, averaged over rows.
     > - `scale_rewards`: Defaults to `"none"`: advantages are not divided by a standard deviation of rewards.
     > - `num_generations`: Defaults to `4`, `num_generations_eval` to `1`.
-    > - `bf16`: Defaults to `True` only where a GPU supports it.
+    > - `bf16`: Defaults to `True` if the GPU supports bf16, else `False`.
     > - `disable_dropout`: Defaults to `True`, because the completions are sampled without dropout.
     """
 
@@ -182,44 +157,27 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
         "off_policy_mask_threshold": "set `num_iterations` and `epsilon`",
         "steps_per_generation": "every optimizer step uses the whole batch; set `items_per_device`",
         "generation_batch_size": "the batch consists of whole trees; set `items_per_device`",
-        "sapo_temperature_neg": OTHER_LOSS,
-        "sapo_temperature_pos": OTHER_LOSS,
-        "vespo_k_pos": OTHER_LOSS,
-        "vespo_lambda_pos": OTHER_LOSS,
-        "vespo_k_neg": OTHER_LOSS,
-        "vespo_lambda_neg": OTHER_LOSS,
-        "entropy_coef": MICRO_BATCHES,
-        "entropy_coef_min": MICRO_BATCHES,
-        "entropy_coef_max": MICRO_BATCHES,
-        "entropy_coef_delta": MICRO_BATCHES,
-        "entropy_target": MICRO_BATCHES,
-        "use_adaptive_entropy": MICRO_BATCHES,
-        "top_entropy_quantile": MICRO_BATCHES,
-        "use_transformers_continuous_batching": ONE_CALL,
+        **dict.fromkeys(("sapo_temperature_neg", "sapo_temperature_pos"), OTHER_LOSS),
+        **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), OTHER_LOSS),
+        **dict.fromkeys(("entropy_coef", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta"), MICRO_BATCHES),
+        **dict.fromkeys(("entropy_target", "use_adaptive_entropy", "top_entropy_quantile"), MICRO_BATCHES),
+        **dict.fromkeys(("use_transformers_continuous_batching", "use_transformers_paged"), ONE_CALL),
         "transformers_continuous_batching_config": ONE_CALL,
-        "use_transformers_paged": ONE_CALL,
         "cast_lm_head_to_fp32": "load the agents in float32 instead",
         "reward_weights": "the environment weights its reward functions",
         "multi_objective_aggregation": "the environment adds up its reward functions",
         "max_tool_calling_iterations": "agents have no tools; the environment decides on the next turn",
         "remove_unused_columns": "the environment receives all columns",
         "label_smoothing_factor": "the loss has no labels",
-        "label_names": "the data has no labels",
         "train_sampling_strategy": "items are drawn in random order; see `shuffle_dataset`",
         "length_column_name": "items are not grouped by length",
         "include_num_input_tokens_seen": "`num_tokens` is always logged",
-        "prediction_loss_only": EVALUATION,
-        "eval_do_concat_batches": EVALUATION,
-        "eval_use_gather_object": EVALUATION,
-        "eval_accumulation_steps": EVALUATION,
-        "include_for_metrics": EVALUATION,
-        "batch_eval_metrics": EVALUATION,
+        **dict.fromkeys(("prediction_loss_only", "eval_do_concat_batches", "eval_use_gather_object"), EVALUATION),
+        **dict.fromkeys(("eval_accumulation_steps", "include_for_metrics", "batch_eval_metrics"), EVALUATION),
     }
     positive: ClassVar[tuple[str, ...]] = ("num_iterations", "ref_model_sync_steps", "delta")
 
-    items_per_device: int | None = setting(
-        "Items (whole rollout trees) per device and optimizer step. Sets the accumulation steps.", ge=1, le=1000000
-    )
+    items_per_device: int | None = setting("Items, with their trees, per device and optimizer step.", ge=1, le=1000000)
     num_turns: int = setting("Number of turns of an episode.", 1, ge=1, le=1000)
     joint_mode: str = setting(
         "'align' pairs the g-th completions, 'cross' takes all combinations.",
@@ -227,9 +185,7 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
         choices=("align", "cross", "aligned", "crossed"),
     )
     discount: float = setting("Factor of the next turn's return in the return of a joint action.", 1.0, ge=0, le=1)
-    early_termination_threshold: float | None = setting(
-        "A node whose mean processed reward is greater becomes a leaf."
-    )
+    early_termination_threshold: float | None = setting("A node whose mean reward is greater becomes a leaf.")
     handoff: str | None = setting(
         "None: a tree. 'random' or 'best': a chain that continues one joint action per turn.",
         choices=("random", "best"),
@@ -237,7 +193,7 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
     reward_scale: float = setting("Factor applied to every reward.", 1.0, ne=0, ge=-1000000, le=1000000)
     reward_shift: float = setting("Added to every reward, after the scale.", 0.0, ge=-1000000, le=1000000)
     num_agents: int | None = setting(
-        "Number of agents; needed only to size a 'cross' tree of several turns.", ge=1, le=1000
+        "Number of agents, for the size of 'cross' trees of several turns.", ge=1, le=1000
     )
     memory_mode: str | None = setting(
         "Past turns that an agent sees: 'full' or 'memoryful', or only the 'last' one.",
@@ -246,12 +202,10 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
     original_prompt: bool | None = setting("Whether an agent sees the prompt of its first turn in later turns.")
     previous_prompts: bool | None = setting("Whether an agent sees the prompts of its past turns.")
     previous_response: bool | None = setting("Whether an agent sees its responses in past turns.")
-    max_history_length: int | None = setting(
-        "Most tokens that past turns add to a prompt; the oldest are left out.", ge=0, le=1000000000
-    )
+    max_history_length: int | None = setting("Most tokens that past turns add to a prompt.", ge=0, le=1000000000)
     max_joint_actions: int = setting("Largest rollout tree of one item, in joint actions.", 10000, ge=1, le=1000000)
     generation_token_budget: int | None = setting(
-        "Upper bound of prompt and completion tokens in one generate call.", 262144, ge=1
+        "Most tokens, with those of prompts, in a generate call.", 262144, ge=1
     )
     vllm_server_base_urls: dict[str, str] | None = setting("URL of each role's vLLM server, for `vllm_mode` 'server'.")
     vllm_adapter_dir: str | None = setting("Folder through which vLLM receives the adapters of a LoRA team.")
@@ -283,12 +237,18 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
                 self.metric_for_best_model: str | None = "reward"
         self._check_values()
         self._plan_batch()
-        # GRPOConfig checks that a batch consists of whole groups of `num_generations` completions. Here a batch
-        # consists of whole trees, which `_plan_batch` has already ensured. With the whole batch as one group, that
-        # check passes
+        # GRPOConfig checks that a batch consists of whole groups of `num_generations` completions. Here it consists of whole trees, as
+        # `_plan_batch` has ensured. With the whole batch as one group, that check passes
         num_generations, self.num_generations = self.num_generations, self.rows_per_device
         super().__post_init__()
         self.num_generations = num_generations
+        is_zero3 = self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3
+        if is_zero3 and self.world_size > 1 and not self.ds3_gather_for_generation:
+            raise ValueError(
+                "`ds3_gather_for_generation=False` makes every forward pass of the generation a collective operation, but "
+                "the rollout trees differ between processes, so these would wait for each other forever. Leave it True: "
+                "every device then holds the weights of the whole team while it generates."
+            )
         self._check_generation_kwargs()
         if self.use_vllm:
             self._check_vllm()
@@ -298,12 +258,11 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
 
     @property
     def history_options(self) -> HistoryOptions:
-        """What the agents see of their past turns."""
         return HistoryOptions.of(self)
 
     @property
     def joint_actions_per_node(self) -> int:
-        """Number of joint actions of one node: G (align) or G^N (cross)."""
+        """The number of joint actions of one node: G (align) or G^N (cross)."""
         if self.joint_mode == "align" or self.num_agents == 1:
             return self.num_generations
         if self.num_agents is None:
@@ -314,28 +273,23 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
 
     @property
     def nodes_per_turn(self) -> list[int]:
-        """Number of nodes of one item's tree at each turn, if no branch ends early."""
+        """The number of nodes of one item's tree at each turn, if no branch ends early."""
         if self.num_turns == 1 or self.handoff is not None:
             return [1] * self.num_turns
         return [self.joint_actions_per_node**turn for turn in range(self.num_turns)]
 
     @property
     def rows_per_item(self) -> int:
-        """Number of rows (completions of each agent) of one item's tree, if no branch ends early."""
+        """The number of rows (completions of each agent) of one item's tree, if no branch ends early."""
         return sum(self.nodes_per_turn) * self.num_generations
 
     @property
     def rows_per_device(self) -> int:
-        """Capacity of one device in an optimizer step, in rows."""
+        """The capacity of one device in an optimizer step, in rows."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
     def _check_values(self) -> None:
-        """
-        Checks arguments that depend on each other.
-
-        Raises:
-            ValueError: the tree of one item is too large, or arguments exclude each other.
-        """
+        """Checks the choices of TRL's arguments, the size of the tree, and arguments that depend on each other."""
         for name, choices in TRL_CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(
@@ -364,54 +318,37 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
             )
 
     def _check_generation_kwargs(self) -> None:
-        if not isinstance(self.chat_template_kwargs, dict | None):
-            raise ValueError(
-                f"`chat_template_kwargs` is {short(self.chat_template_kwargs)}, it must be a dict of arguments of the chat template."
-            )
+        for name in ("generation_kwargs", "chat_template_kwargs"):
+            if not isinstance(getattr(self, name), dict | None):
+                raise ValueError(f"`{name}` is {short(getattr(self, name))}, it must be a mapping.")
         kwargs = self.generation_kwargs or {}
-        if not isinstance(kwargs, dict):
-            raise ValueError(f"`generation_kwargs` is {short(kwargs)}, it must be a dict of arguments of generation.")
-        for name, value in kwargs.items():
-            if name in OWN_ARGUMENT:
-                raise ValueError(f"`generation_kwargs` must not set {name!r}: use `{OWN_ARGUMENT[name]}`.")
-            if name in FIXED_IN_GENERATION and value != FIXED_IN_GENERATION[name][0]:
-                raise ValueError(f"`generation_kwargs` must not set {name!r}: {FIXED_IN_GENERATION[name][1]}.")
-        if self.use_vllm:
-            return
-        unknown = [name for name in kwargs if name not in vars(GenerationConfig())]
-        if unknown:
-            similar = difflib.get_close_matches(unknown[0], vars(GenerationConfig()), n=1)
-            hint = f"did you mean {similar[0]!r}?" if similar else "see `transformers.GenerationConfig`."
-            raise ValueError(f"`generation_kwargs` has {unknown[0]!r}, which is not an argument of generation; {hint}")
-        try_generation(self)
+        for name, reason in (RESERVED | RESERVED_WITH_VLLM if self.use_vllm else RESERVED).items():
+            if name in kwargs and (name, kwargs[name]) != ("do_sample", True):
+                raise ValueError(f"`generation_kwargs` must not set {name!r}: {reason}.")
+        if not self.use_vllm:
+            sampling_arguments(kwargs)
+            try_generation(self)
 
     def _check_vllm(self) -> None:
         if not is_vllm_available():
             raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-multiagent[vllm]`.")
-        for name, reason in {
-            "seed": "all completions of a prompt would be the same",
-            "n": "`num_generations` determines it",
-            "stop_token_ids": "completions end at the agents' own end-of-sequence tokens",
-            "ignore_eos": "completions end at the agents' own end-of-sequence tokens",
-        }.items():
-            if name in (self.generation_kwargs or {}):
-                raise ValueError(f"`generation_kwargs` must not set {name!r}: {reason}.")
         if self.vllm_max_model_length is not None and self.vllm_max_model_length <= self.max_completion_length:
             raise ValueError(
                 f"`vllm_max_model_length` is {self.vllm_max_model_length}: no room for a prompt before the "
                 f"`max_completion_length` of {self.max_completion_length} tokens. Raise the former or lower the "
                 "latter."
             )
-        if self.vllm_mode == "colocate":
-            if self.vllm_server_base_urls is not None:
-                raise ValueError("`vllm_server_base_urls` are for `vllm_mode='server'`, but it is 'colocate'.")
-            if self.world_size % self.vllm_tensor_parallel_size != 0:
-                raise ValueError(
-                    f"`vllm_tensor_parallel_size` is {self.vllm_tensor_parallel_size}, which does not divide the "
-                    f"{self.world_size} processes."
-                )
-        elif self.vllm_enable_sleep_mode:
-            raise ValueError("`vllm_enable_sleep_mode` is for `vllm_mode='colocate'`: a server has its own GPUs.")
+        if self.vllm_mode == "server":
+            if self.vllm_enable_sleep_mode:
+                raise ValueError("`vllm_enable_sleep_mode` is for `vllm_mode='colocate'`: a server has its own GPUs.")
+            return
+        if self.vllm_server_base_urls is not None:
+            raise ValueError("`vllm_server_base_urls` are for `vllm_mode='server'`, but it is 'colocate'.")
+        if self.world_size % self.vllm_tensor_parallel_size != 0:
+            raise ValueError(
+                f"`vllm_tensor_parallel_size` is {self.vllm_tensor_parallel_size}, which does not divide the "
+                f"{self.world_size} processes."
+            )
 
     def _plan_batch(self) -> None:
         """Derives `items_per_device`, if it is not set, and `gradient_accumulation_steps` from it."""
@@ -429,25 +366,17 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
 
 
 def try_generation(args: RolloutConfig) -> None:
-    """
-    Generates a token with a model of a few weights, if arguments of generation are given that only transformers can check.
-
-    Raises:
-        ValueError: transformers refuses one of them.
-    """
+    """Generates a token with a tiny model if arguments are given that transformers checks only while it generates."""
     kwargs = {"min_p": args.min_p, "repetition_penalty": args.repetition_penalty}
     kwargs |= {"cache_implementation": args.cache_implementation, **(args.generation_kwargs or {})}
     given = {name: value for name, value in kwargs.items() if value not in (None, 1.0)}
     if not given:
         return
+    generation = GenerationConfig(
+        **{**given, "do_sample": True, "max_new_tokens": 1, "eos_token_id": 1, "pad_token_id": 0}
+    )
     config = LlamaConfig(
         vocab_size=200000, hidden_size=2, intermediate_size=2, num_hidden_layers=1, num_attention_heads=1
     )
     with torch.random.fork_rng(devices=[]):
-        model = LlamaForCausalLM(config)
-        try:
-            generation = GenerationConfig(do_sample=True, max_new_tokens=1, eos_token_id=1, pad_token_id=0, **given)
-            model.generate(torch.ones(1, 1, dtype=torch.long), generation_config=generation)
-        except Exception as error:  # transformers raises errors of many kinds
-            names = " or ".join(f"`{name}: {short(value)}`" for name, value in given.items())
-            raise ValueError(f"the sampling with {names} is not possible: {describe(error)}") from error
+        LlamaForCausalLM(config).generate(torch.ones(1, 1, dtype=torch.long), generation_config=generation)

@@ -1,12 +1,13 @@
-"""Computes the metrics of rollout trees. No function here needs a trainer."""
+"""Computes the metrics of rollout trees."""
 
 import contextlib
 import hashlib
+import itertools
 import math
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,17 +17,15 @@ from trl_multiagent.rollout.contributions import contributions
 from trl_multiagent.rollout.tree import Node
 
 
-# Metrics that a trainer logs, besides those that are computed here
 # Metrics of an evaluation, without those whose names contain a turn, a role, or a name that the environment chooses
 EVAL_METRICS = ("reward", "return", "final_turn/reward", "reward_std", "num_tokens", "runtime", "samples_per_second")
+# Metrics that a trainer logs, besides those that are computed here
 TRAINER_METRICS = ("loss", "reward_std", "env_step", "num_tokens", "epoch", "step", "grad_norm", "learning_rate")
 
 
 @dataclass
 class Total:
-    """
-    Sums over a list of numbers. Totals of several processes add up, and then give the mean and standard deviation.
-    """
+    """Count, sum and sum of squares of some numbers. The totals of several processes add up."""
 
     count: int = 0
     sum: float = 0.0
@@ -34,7 +33,6 @@ class Total:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Total":
-        """The total of some numbers."""
         return cls(len(values), sum(values), sum(value * value for value in values))
 
     def __add__(self, other: "Total") -> "Total":
@@ -42,18 +40,16 @@ class Total:
 
     @property
     def mean(self) -> float:
-        """The mean of at least one number."""
         return self.sum / self.count
 
     @property
     def std(self) -> float:
-        """The sample standard deviation of at least one number; 0.0 for a single one."""
+        """The sample standard deviation; 0.0 for a single number."""
         variance = (self.sum_of_squares - self.sum * self.sum / self.count) / max(1, self.count - 1)
         return math.sqrt(max(0.0, variance))
 
     @property
     def population_std(self) -> float:
-        """The standard deviation of the numbers as a whole population."""
         return math.sqrt(max(0.0, self.sum_of_squares / self.count - self.mean**2))
 
 
@@ -66,7 +62,7 @@ class RolloutTotals:
         totals (`dict[str, Total]`): The total of each metric, by its name.
         num_tokens (`int`): Number of prompt and completion tokens of all agents.
         generated_tokens (`int`): Number of completion tokens of all agents.
-        scoring (`dict[str, float]`): The environment's metrics of its own scoring, which are summed over processes.
+        scoring (`dict[str, float]`): The environment's metrics of scoring, which are summed over processes.
         num_trees (`int`): Number of trees.
         texts (`dict[str, Counter[bytes]]`): For each role, how often each completion occurs, by a digest of its text.
     """
@@ -78,8 +74,15 @@ class RolloutTotals:
     num_trees: int
     texts: dict[str, Counter[bytes]]
 
+    def metrics(self) -> dict[str, float]:
+        """Returns the value of each metric, by its name."""
+        values = {name: total.mean for name, total in self.totals.items()}
+        for role, ratio in self.most_common_ratios().items():
+            values[f"agents/{role}/completions/most_common_ratio"] = ratio
+        return {**values, "reward_std": self.totals["reward"].std}
+
     def most_common_ratios(self) -> dict[str, float]:
-        """For each role, the share of the completions that are the most common text. Empty for a single tree."""
+        """Returns the share of each role's completions that are the most common text. Empty for a single tree."""
         if self.num_trees < 2:  # only different items need different answers
             return {}
         return {role: max(texts.values()) / texts.total() for role, texts in self.texts.items() if texts}
@@ -87,7 +90,7 @@ class RolloutTotals:
 
 def rollout_totals(
     levels: list[list[Node]],
-    eos_token_ids: dict[str, Sequence[int]],
+    end_tokens: Mapping[str, Sequence[int]],
     scoring: dict[str, float],
     training: bool,
     logged: dict[str, list[float]] | None = None,
@@ -97,8 +100,8 @@ def rollout_totals(
 
     Args:
         levels (`list[list[Node]]`): The nodes of each turn.
-        eos_token_ids (`dict[str, Sequence[int]]`): For each role, the tokens that end a completion.
-        scoring (`dict[str, float]`): The environment's metrics of its own scoring.
+        end_tokens (`Mapping[str, Sequence[int]]`): For each role, the tokens that end a completion.
+        scoring (`dict[str, float]`): The environment's metrics of scoring.
         training (`bool`): Whether to include the metrics of sibling sets and of early termination.
         logged (`dict[str, list[float]]`, *optional*): Numbers that reward functions logged, by name.
 
@@ -122,21 +125,19 @@ def rollout_totals(
             for outcome in node.outcomes:
                 for name, value in outcome.metrics.items():
                     values[f"turn_{turn}/{name}"].append(value)
-    texts: dict[str, Counter[bytes]] = {}
+    texts: dict[str, Counter[bytes]] = {role: Counter() for role in end_tokens}
     num_tokens = generated_tokens = 0
-    for role, ends in eos_token_ids.items():
-        for node in (node for nodes in levels for node in nodes):
-            samples = node.samples[role]
-            lengths = [len(ids) for ids in samples.completion_ids]
-            values[f"agents/{role}/completions/mean_length"] += lengths
-            values[f"agents/{role}/completions/clipped_ratio"] += [
-                float(ids[-1] not in ends) for ids in samples.completion_ids
-            ]
-            if samples.dropped_turns is not None and node.history:
-                values[f"agents/{role}/history/dropped_turns"].append(float(samples.dropped_turns))
-            num_tokens += len(lengths) * len(samples.prompt_ids) + sum(lengths)
-            generated_tokens += sum(lengths)
-        texts[role] = Counter(digest(text) for nodes in levels for node in nodes for text in node.samples[role].texts)
+    for role, node in itertools.product(end_tokens, itertools.chain(*levels)):
+        samples = node.samples[role]
+        lengths = [len(ids) for ids in samples.completion_ids]
+        clipped = [float(ids[-1] not in end_tokens[role]) for ids in samples.completion_ids]
+        values[f"agents/{role}/completions/mean_length"] += lengths
+        values[f"agents/{role}/completions/clipped_ratio"] += clipped
+        if samples.dropped_turns is not None and node.history:
+            values[f"agents/{role}/history/dropped_turns"].append(float(samples.dropped_turns))
+        num_tokens += len(lengths) * len(samples.prompt_ids) + sum(lengths)
+        generated_tokens += sum(lengths)
+        texts[role].update(map(digest, samples.texts))
     for name, numbers in (logged or {}).items():
         if name in values or name in TRAINER_METRICS:
             raise TaskError(
@@ -148,14 +149,14 @@ def rollout_totals(
 
 
 def digest(text: str) -> bytes:
-    """A short digest of a text, the same in all processes."""
+    """Returns a short digest of a text, the same in all processes."""
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
 
 
 def add_contributions(values: dict[str, list[float]], node: Node) -> None:
-    """Adds what each agent contributes to the variance of a node's rewards, if its joint actions are all combinations."""
+    """Adds what each agent contributes to the variance of a node's rewards."""
     parts = contributions(node)
-    if parts is None:
+    if parts is None:  # the joint actions are not all combinations
         return
     values["team/reward_variance"].append(parts.variance)
     values["team/interaction"].append(parts.interaction)
@@ -165,7 +166,7 @@ def add_contributions(values: dict[str, list[float]], node: Node) -> None:
 
 
 def is_eval_metric(name: str, roles: Collection[str], num_turns: int) -> bool:
-    """Whether an evaluation may have a metric with this name, given without the prefix `eval_`."""
+    """Returns whether an evaluation may have a metric with this name, given without the prefix `eval_`."""
     turn, agent = re.match(r"turn_(\d+)/.", name), re.match(r"agents/(.+?)/.", name)
     if turn is not None:
         return 1 <= int(turn[1]) <= num_turns
@@ -193,17 +194,15 @@ def sum_totals(parts: Iterable[RolloutTotals]) -> RolloutTotals:
 @dataclass
 class StepTotals:
     """
-    Sums over the micro-batches of one optimizer step.
+    Sums over the micro-batches of one optimizer step, of this process.
 
     Args:
         seconds (`dict[str, float]`): Duration of each phase.
-        losses (`dict[str, torch.Tensor]`): The loss of each agent, of this process.
-        router_losses (`dict[str, torch.Tensor]`): The unweighted router loss of each mixture of experts, of this
-            process.
-        tokens (`dict[str, torch.Tensor]`): The number of each agent's trained tokens, of this process.
+        losses, router_losses (`dict[str, torch.Tensor]`): The loss of each agent, and its unweighted router loss.
+        tokens (`dict[str, torch.Tensor]`): The number of each agent's trained tokens.
         token_sums (`dict[tuple[str, str], torch.Tensor]`): For each role and metric, the sum over these tokens.
-        ratios (`dict[str, torch.Tensor]`): Two numbers of this process: how many ratios of each agent's sampling correction are
-            outside of its bounds, and how many there are.
+        ratios (`dict[str, torch.Tensor]`): For each role, how many ratios of the sampling correction are outside of its bounds, and how
+            many there are.
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))

@@ -11,6 +11,7 @@ import torch
 from datasets import Dataset
 from torch.utils.data import DataLoader, Sampler
 from transformers import TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from trl import GRPOTrainer
 from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_head
 
@@ -26,11 +27,11 @@ from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.alarms import Alarms
 from trl_multiagent.trainers.base.batch import AgentTensors, Batch, Row, agent_tensors, collect_rows, forward_inputs
 from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
-from trl_multiagent.trainers.base.distribution import check_generation, without_repeated
+from trl_multiagent.trainers.base.checkpoints import replayable
+from trl_multiagent.trainers.base.distribution import without_repeated
 from trl_multiagent.trainers.base.generation import TrainerGenerator, VLLMGenerator
 from trl_multiagent.trainers.base.log import Observer
 from trl_multiagent.trainers.base.loss import add_other_log_ratios, policy_loss
-from trl_multiagent.trainers.base.rescue import repeatable
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, check_reference_sync, router_loss_coefs
@@ -39,25 +40,21 @@ from trl_multiagent.trainers.base.vllm_generation import check_vllm
 
 class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     """
-    Base class of the trainers that learn from rollout trees. Each optimizer step samples one batch of trees with the
-    current team and uses it once, or for `num_iterations` optimizer steps.
+    Base class of the trainers that learn from rollout trees. Each optimizer step samples one batch of trees with the current team and uses
+    it once, or for `num_iterations` optimizer steps.
 
     A subclass defines how returns become advantages ([`~RolloutTrainer.advantages`]) and the loss of an agent
     ([`~RolloutTrainer.agent_loss`]). It may leave rows out of the update ([`~RolloutTrainer.rows_to_train`]).
 
     Args:
-        team ([`AgentTeam`]):
-            The agents, one per role of the environment and in its order.
+        team ([`AgentTeam`]): The agents, one per role of the environment and in its order.
         environment ([`Environment`]):
             The task: its prompts and its joint reward.
-        args ([`RolloutConfig`], *optional*):
-            Configuration. If `None`, the algorithm's default configuration is used.
-        train_dataset ([`~datasets.Dataset`]):
-            The items. The environment receives all columns.
+        args ([`RolloutConfig`], *optional*): Configuration. If `None`, the algorithm's default configuration is used.
+        train_dataset ([`~datasets.Dataset`]): The items. The environment receives all columns.
         eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
             Items for evaluation. For each, `num_generations_eval` episodes are sampled, without early termination.
-        callbacks (`list[TrainerCallback]`, *optional*):
-            Callbacks, as in any `Trainer`.
+        callbacks (`list[TrainerCallback]`, *optional*): Callbacks, as in any `Trainer`.
         optimizers (`tuple`, *optional*, defaults to `(None, None)`):
             Optimizer and learning rate scheduler for the parameters of the whole team.
 
@@ -68,6 +65,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     args: RolloutConfig
     log_completions: bool
+    _card_settings = ["num_turns", "num_generations", "joint_mode", "handoff", "discount", "reward_scale"]
+    _card_settings += ["reward_shift", "items_per_device", "max_completion_length", "temperature", "learning_rate"]
+    _card_settings += ["beta", "seed"]
     _buffered_inputs: list[Batch] | None
 
     def __init__(
@@ -81,7 +81,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
     ):
         args = self._config_class(f"{environment.roles[-1]}-{self._name}") if args is None else args
-        check_inputs(team, environment, args, train_dataset, eval_dataset)
+        check_inputs(team, environment, args, train_dataset)
         self.environment = environment
         self.env_step = 0  # joint actions scored in training, by all processes
         self.generated_tokens = 0  # of all agents in training, in all processes
@@ -109,7 +109,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             callbacks=[alarms, *(callbacks or [])],
             optimizers=optimizers,
         )
-        check_generation(self.accelerator, args)
         for model in team.base_models:
             add_fused_lm_head(model, temperature=self.temperature, outputs=("log_probs", "entropy"))
         self._set_up_agents()
@@ -150,8 +149,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             levels (`list[list[Node]]`): The nodes of each turn, with their returns.
 
         Returns:
-            `list[list[dict[str, torch.Tensor]]]`: For each node, the advantages of every trained agent's completions,
-            of shape `(G,)`.
+            `list[list[dict[str, torch.Tensor]]]`: For each node, the advantages of every trained agent's completions, of shape `(G,)`.
         """
         raise NotImplementedError
 
@@ -161,8 +159,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
         Args:
             role (`str`): The agent.
-            outputs ([`~trl.trainer.utils.FusedCausalLMOutput`]): The agent's output for the rows: `log_probs` and
-                `entropy`.
+            outputs ([`~trl.trainer.utils.FusedCausalLMOutput`]): The agent's output for the rows: `log_probs` and `entropy`.
             rows ([`~trainers.base.batch.AgentTensors`]): The agent's rows.
 
         Returns:
@@ -283,24 +280,19 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> Batch:
         self.observer.reported = {}
-        with fail_together(self.accelerator), repeatable():
+        with fail_together(self.accelerator), replayable():
             self._levels = self._play_trees(inputs)
-        self.observer.rollout("train", self._levels)
         self._judge(self._levels)
         with fail_together(self.accelerator):
             advantages = self.advantages(self._levels)
-        self.observer.completions(self._levels, advantages)
+        self.observer.rollout("train", self._levels, advantages)
         return self._make_batch(self._levels, advantages)
 
     def _judge(self, levels: list[list[Node]]) -> None:
         """Called before [`~RolloutTrainer.advantages`], for what needs a model or other processes, such as critics."""
 
     def _make_batch(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> Batch:
-        """
-        Builds the training batch.
-
-        All processes get the same number of rows; padding rows fill the gap.
-        """
+        """Builds the training batch. All processes get the same number of rows; padding rows fill the gap."""
         args, roles, device = self.args, self.team.trained_roles, self.accelerator.device
         with fail_together(self.accelerator):
             all_rows = collect_rows(levels, advantages)
@@ -308,11 +300,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
         # The loss is a mean over the rows of all processes, and all micro-batches have the same number of rows
         tokens = [sum(row.num_tokens(role) for row in all_rows) for role in roles]
-        signals = sum(any(row.advantages.values()) for row in all_rows)
-        sizes = self.accelerator.gather(torch.tensor([[len(rows), len(all_rows), signals, *tokens]], device=device))
+        sizes = self.accelerator.gather(torch.tensor([[len(rows), len(all_rows), *tokens]], device=device))
         most_rows = sizes[:, 0].max().item()
-        _, num_tree_rows, signals, *tokens = sizes.sum(dim=0).tolist()
-        self.observer.signal(signals)
+        _, num_tree_rows, *tokens = sizes.sum(dim=0).tolist()
         micro_batches, processes = args.gradient_accumulation_steps, self.accelerator.num_processes
         num_rows = micro_batches * max(1, -(-most_rows // micro_batches))
 
@@ -387,9 +377,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                 losses[role] = losses[role] + factor * router_loss
             self.observer.totals.losses[role] += losses[role].detach()
         losses |= self._critic_losses(outputs, inputs)
-        with fail_together(
-            self.accelerator
-        ):  # before the backward pass, whose collectives would wait for a failed process
+        # Before the backward pass, whose collectives would wait for a failed process
+        with fail_together(self.accelerator):
             for role, loss in losses.items():
                 if not loss.isfinite():
                     records = [record for nodes in self._levels for record in joint_action_records(nodes)]
@@ -398,22 +387,18 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return sum(losses.values())
 
     def _critic_inputs(self, batch: Batch) -> dict[str, Any]:
-        """Further arguments of the team's forward: those of the critics, if the algorithm has some."""
+        """Returns the arguments of the team's forward for the critics, if the algorithm has some."""
         return {}
 
     def _critic_losses(self, outputs: dict[str, Any], batch: Batch) -> dict[str, torch.Tensor]:
-        """The losses of the critics on a micro-batch, which are added to those of the agents, by their names in messages."""
+        """Returns the losses of the critics on a micro-batch, which are added to those of the agents."""
         return {}
 
     def training_step(
         self, model: torch.nn.Module, inputs: list[dict], num_items_in_batch: torch.Tensor | None = None
     ) -> torch.Tensor:
-        seconds = self.observer.totals.seconds
-        rollout_before = seconds["generate"] + seconds["reward"]
         with self.observer.totals.timed("step"):
             loss = super().training_step(model, inputs, num_items_in_batch)
-        rollout = seconds["generate"] + seconds["reward"] - rollout_before
-        seconds["update"] += seconds.pop("step") - rollout
         if self.accelerator.sync_gradients:
             self._end_step()
         return loss
@@ -440,7 +425,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             items = without_repeated(self.accelerator, inputs, self.num_generations_eval)
             levels = self._play_episodes(items)
         self.observer.rollout("eval", levels)
-        self.observer.completions(levels)
         return None, None, None
 
     # Checkpoints: metrics and completions that were not logged yet, and the state of the environment
@@ -482,18 +466,13 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             super().log(logs, start_time)
         self.observer.show_completions()
 
-    def evaluate(
-        self,
-        eval_dataset: Dataset | dict[str, Dataset] | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> dict[str, float]:
-        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        output = super().evaluation_loop(*args, **kwargs)
         if not self.is_in_train:
             self.observer.flush()
-        return metrics
+        return output
 
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
         self.observer.flush()
         output = super()._finalize_training(*args, **kwargs)
         if self.args.should_save:
@@ -502,11 +481,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
 
 def check_inputs(
-    team: AgentTeam,
-    environment: Environment,
-    args: RolloutConfig,
-    train_dataset: Dataset | None,
-    eval_dataset: Dataset | dict[str, Dataset] | None,
+    team: AgentTeam, environment: Environment, args: RolloutConfig, train_dataset: Dataset | None
 ) -> None:
     """
     Checks that the arguments of a trainer fit each other.
@@ -534,11 +509,10 @@ def check_inputs(
             f"`train_dataset` has {len(train_dataset)} items, fewer than the {args.items_per_device} per device x "
             f"{args.world_size} devices of one optimizer step. Lower `items_per_device`."
         )
-    check_best_metric(args, eval_dataset)
 
 
 def check_team(team: AgentTeam, environment: Environment, num_agents: int | None) -> None:
-    """Raises an error if the team does not fit the environment."""
+    """Checks that the team fits the environment."""
     if not isinstance(environment, Environment):
         raise TypeError(
             f"`environment` must be an `Environment`, got `{type(environment).__name__}`: subclass `Environment`."
@@ -548,25 +522,6 @@ def check_team(team: AgentTeam, environment: Environment, num_agents: int | None
         raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
     if num_agents is not None and num_agents != len(team.roles):
         raise ValueError(f"`num_agents` is {num_agents}, but the environment has the roles {list(environment.roles)}.")
-
-
-def check_best_metric(args: RolloutConfig, eval_dataset: Dataset | dict[str, Dataset] | None) -> None:
-    """
-    Checks that the best checkpoint can be chosen where there are several evaluation sets, each of which has metrics of its own.
-
-    Raises:
-        ValueError: `metric_for_best_model` is not a metric of one of them.
-    """
-    chooses = args.load_best_model_at_end or args.save_strategy == "best"
-    if not isinstance(eval_dataset, dict) or not chooses or args.metric_for_best_model is None:
-        return
-    metric = args.metric_for_best_model.removeprefix("eval_")
-    if not any(metric.startswith(f"{name}_") for name in eval_dataset):
-        choices = ", ".join(repr(f"{name}_reward") for name in eval_dataset)
-        raise ValueError(
-            f"`metric_for_best_model` is {metric!r}, but there are several evaluation sets, each with metrics of its own: choose that of "
-            f"one of them, such as {choices}."
-        )
 
 
 def joint_action_records(nodes: list[Node], with_rewards: bool = True) -> list[dict]:
@@ -581,8 +536,7 @@ def joint_action_records(nodes: list[Node], with_rewards: bool = True) -> list[d
 
 class EpochSampler(RepeatSampler):
     """
-    A [`~trl.trainer.utils.RepeatSampler`] whose order depends only on the seed and the epoch, so that a run can
-    resume.
+    A [`~trl.trainer.utils.RepeatSampler`] whose order depends only on the seed and the epoch, so that a run can resume.
     """
 
     def set_epoch(self, epoch: int) -> None:

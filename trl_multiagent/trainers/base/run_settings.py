@@ -1,4 +1,4 @@
-"""The settings that a run must share with the checkpoint that it continues, and the comparison of both."""
+"""Compares the settings of a run with those of the checkpoint that it continues."""
 
 import dataclasses
 import json
@@ -26,63 +26,19 @@ from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
 # The arguments of `TrainingArguments` that a resumed run must share with its checkpoint
-DECISIVE_ARGUMENTS = (
-    "seed",
-    "learning_rate",
-    "lr_scheduler_type",
-    "lr_scheduler_kwargs",
-    "warmup_steps",
-    "optim",
-    "optim_args",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "max_grad_norm",
-    "bf16",
-    "fp16",
-)
+DECISIVE_ARGUMENTS = {"seed", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "bf16"}
+DECISIVE_ARGUMENTS |= {"optim", "optim_args", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "fp16"}
+DECISIVE_ARGUMENTS |= {"max_grad_norm"}
 # The arguments that decide when all processes evaluate, save and log together. A resumed run may have other ones
-SCHEDULE = (
-    "max_steps",
-    "num_train_epochs",
-    "logging_strategy",
-    "logging_steps",
-    "logging_first_step",
-    "eval_strategy",
-    "eval_steps",
-    "eval_delay",
-    "eval_on_start",
-    "per_device_eval_batch_size",
-    "save_strategy",
-    "save_steps",
-    "save_only_model",
-    "load_best_model_at_end",
-    "metric_for_best_model",
-)
+SCHEDULE = {"max_steps", "num_train_epochs", "load_best_model_at_end", "metric_for_best_model"}
+SCHEDULE_PREFIXES = ("eval_", "per_device_eval_", "logging_", "save_")
 # Settings that can never change, because the files of the checkpoint depend on them
-UNCHANGEABLE_SETTINGS = (
-    "roles",
-    "number of processes",
-    "DeepSpeed ZeRO stage",
-    "optim",
-    "optim_args",
-    "critics",
-    "critic_form",
-    "critic_value_head_hidden_dim",
-    "critic_lora_r",
-)
+UNCHANGEABLE_SETTINGS = {"roles", "number of processes", "DeepSpeed ZeRO stage", "optim", "optim_args"}
+UNCHANGEABLE_SETTINGS |= {"critics", "critic_form", "critic_value_head_hidden_dim", "critic_lora_r"}
 UNCHANGEABLE_PREFIXES = ("agent ", "adapter ")
 # Settings that are part of the optimizer's state. If they have changed, the trainer replaces them there
-OPTIMIZER_SETTINGS = (
-    "learning_rate",
-    "agent_learning_rates",
-    "critic_learning_rate",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-)
+OPTIMIZER_SETTINGS = {"learning_rate", "agent_learning_rates", "critic_learning_rate", "weight_decay"}
+OPTIMIZER_SETTINGS |= {"adam_beta1", "adam_beta2", "adam_epsilon"}
 # The base is compared by its weights. The others say how the adapter was loaded
 UNCOMPARED_ADAPTER_OPTIONS = {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"}
 
@@ -95,22 +51,14 @@ def describe_run(
     args: TeamConfig,
 ) -> dict[str, Any]:
     """
-    Returns the settings that a checkpoint must match, as far as they are known without the weights.
+    Returns the settings that a checkpoint must match, as plain values, as far as they are known without the weights.
 
     Args:
-        trainer_name (`str`):
-            Name of the algorithm.
-        roles (`Sequence[str]`):
-            The roles of the team.
-        team ([`AgentTeam`], *optional*):
-            The team, possibly without its weights. If `None`, the settings of agents and adapters are left out.
-        train_dataset ([`~datasets.Dataset`]):
-            The items.
-        args ([`TeamConfig`]):
-            The trainer's arguments.
-
-    Returns:
-        `dict`: Plain values, as JSON represents them.
+        trainer_name (`str`): Name of the algorithm.
+        roles (`Sequence[str]`): The roles of the team.
+        team ([`AgentTeam`], *optional*): The team. If `None`, the settings of agents and adapters are left out.
+        train_dataset ([`~datasets.Dataset`]): The items.
+        args ([`TeamConfig`]): The trainer's arguments.
     """
     arguments = args.to_dict()
     general = {field.name for field in dataclasses.fields(TrainingArguments)}
@@ -145,12 +93,13 @@ def describe_run(
 
 def describe_schedule(args: TeamConfig, eval_dataset: Any) -> dict[str, Any]:
     """
-    Returns the settings that all processes of a run must share, in addition to [`describe_run`], although they may change when the run
-    is resumed: when to evaluate, save and log, and the evaluation sets.
+    Returns the settings that all processes of a run must share, although they may change when it is resumed: when to evaluate, save and
+    log, and the evaluation sets.
     """
     arguments = args.to_dict()
     datasets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
-    return {name: arguments[name] for name in SCHEDULE} | {
+    schedule = {name: x for name, x in arguments.items() if name in SCHEDULE or name.startswith(SCHEDULE_PREFIXES)}
+    return schedule | {
         f"eval_dataset {name}".rstrip(): describe_dataset(dataset)
         for name, dataset in datasets.items()
         if isinstance(dataset, Dataset)
@@ -158,7 +107,7 @@ def describe_schedule(args: TeamConfig, eval_dataset: Any) -> dict[str, Any]:
 
 
 def critic_parameters(team: AgentTeam, role: str) -> list[torch.nn.Parameter]:
-    """The parameters of the critics' adapters on the model of an agent."""
+    """Returns the parameters of the critics' adapters on the model of an agent."""
     model = team.policies[role]
     if team.critics is None or not team.has_adapters:
         return []
@@ -179,12 +128,7 @@ def describe_adapters(team: AgentTeam) -> dict[str, Any]:
 
 def check_changes(folder: str, changes: Changes, args: TeamConfig) -> None:
     """
-    Raises an error if settings have changed, unless `resume_changes` allows these changes.
-
-    Args:
-        folder (`str`): Folder of the checkpoint.
-        changes (`dict[str, tuple]`): See [`differences`].
-        args ([`TeamConfig`]): The arguments of the run.
+    Checks that settings have not changed since a checkpoint in `folder`, or that `resume_changes` allows the `changes`.
 
     Raises:
         ValueError: The message has one line and lists every change, with both values.
@@ -192,14 +136,11 @@ def check_changes(folder: str, changes: Changes, args: TeamConfig) -> None:
     if not changes:
         return
     refused = {
-        name: change
-        for name, change in changes.items()
-        if name in UNCHANGEABLE_SETTINGS or name.startswith(UNCHANGEABLE_PREFIXES)
-    }
-    refused |= {
         name: (old, new)
         for name, (old, new) in changes.items()
-        if (name in OPTIMIZER_SETTINGS and args.deepspeed_plugin is not None)  # DeepSpeed restores the saved values
+        if name in UNCHANGEABLE_SETTINGS
+        or name.startswith(UNCHANGEABLE_PREFIXES)
+        or (name in OPTIMIZER_SETTINGS and args.deepspeed_plugin is not None)  # DeepSpeed restores the saved values
         or (name == "agent_learning_rates" and bool(old) != bool(new))  # the parameter groups differ
     }
     if args.resume_changes != "allow":
@@ -225,27 +166,20 @@ def format_changes(changes: Changes) -> str:
 
 
 def check_steps(folder: str, global_step: int, num_items: int, args: TeamConfig) -> None:
-    """
-    Raises an error if a checkpoint has already taken all steps of the run.
-
-    Args:
-        folder (`str`): Folder of the checkpoint.
-        global_step (`int`): The number of optimizer steps that it has taken.
-        num_items (`int`): The size of the training dataset.
-        args ([`TeamConfig`]): The arguments of the run.
-    """
+    """Raises `ValueError` if a checkpoint with `global_step` optimizer steps has taken all steps of a run on `num_items` items."""
     if args.max_steps > 0:
         steps, reason = args.max_steps, f"`max_steps` is {args.max_steps}"
     else:
         steps = math.ceil(args.num_train_epochs * args.steps_per_epoch(num_items))
         reason = f"`num_train_epochs` is {args.num_train_epochs:g}, which makes {steps}"
-    if global_step >= steps:
-        push = ""
-        if args.push_to_hub:
-            repo_id = args.hub_model_id or Path(args.output_dir).absolute().name
-            command = push_command(args.output_dir, repo_id, args.hub_revision)
-            push = f" If the run ended while it pushed the team, `{command}` completes the push."
-        raise ValueError(
-            f"{folder} has taken {global_step} optimizer steps, and {reason}: there is nothing left to train. Raise "
-            f"it, or use the team as it is: AgentTeam.from_pretrained({folder!r}).{push}"
-        )
+    if global_step < steps:
+        return
+    push = ""
+    if args.push_to_hub:
+        repo_id = args.hub_model_id or Path(args.output_dir).absolute().name
+        command = push_command(args.output_dir, repo_id, args.hub_revision)
+        push = f" If the run ended while it pushed the team, `{command}` completes the push."
+    raise ValueError(
+        f"{folder} has taken {global_step} optimizer steps, and {reason}: there is nothing left to train. Raise "
+        f"it, or use the team as it is: AgentTeam.from_pretrained({folder!r}).{push}"
+    )

@@ -5,30 +5,27 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trl_multiagent.limits import setting
-from trl_multiagent.trainers.base.limited_arguments import LimitedArguments
+from trl_multiagent.trainers.base.common_config import CommonConfig
 
 
-NOT_COMPILED = "the forward of a team is not compiled"
+NOT_COMPILED = "team forward passes are not compiled"
 FORWARD_IS_REPLACED = "it replaces the forward that computes the log-probabilities"
 
 
 @dataclass
-class TeamConfig(LimitedArguments):
+class TeamConfig(CommonConfig):
     r"""
     Arguments of every team trainer. This class precedes the configuration class of a TRL trainer in the bases.
 
     Parameters:
-        agent_learning_rates (`dict[str, float]`, *optional*):
-            Learning rate per role. Agents without an entry use `learning_rate`.
-        frozen_agents (`list[str]`, *optional*):
-            Roles of agents that generate but are not trained.
+        agent_learning_rates (`dict[str, float]`, *optional*): Learning rate per role. Agents without an entry use `learning_rate`.
+        frozen_agents (`list[str]`, *optional*): Roles of agents that generate but are not trained.
         resume_changes (`str`, *optional*, defaults to `"refuse"`):
-            Whether to `"refuse"` or `"allow"` resuming from a checkpoint of a run with other settings, another
-            environment or other data. Changes that are allowed are recorded in later checkpoints, the output folder
-            and the model card.
+            Whether to `"refuse"` or `"allow"` resuming from a checkpoint of a run with other settings, another environment or other data.
+            Changes that are allowed are recorded in later checkpoints, the output folder and the model card.
         disable_dropout (`bool`, *optional*, defaults to `True`):
-            Whether the update is computed without dropout, like the sampling. This covers every kind of dropout,
-            including `lora_dropout`, layer dropping and router noise.
+            Whether the update is computed without dropout, like the sampling. This covers every kind of dropout, including `lora_dropout`,
+            layer dropping and router noise.
     """
 
     # Arguments that a resumed run may change freely, because neither the update nor the rollout depends on them
@@ -38,9 +35,7 @@ class TeamConfig(LimitedArguments):
     refused: ClassVar[dict[str, str]] = {
         "model_init_kwargs": "pass them to `AgentTeam.from_pretrained`, which loads the models",
         "auto_find_batch_size": "a smaller batch would split a rollout; lower `per_device_train_batch_size`",
-        "torch_compile": NOT_COMPILED,
-        "torch_compile_backend": NOT_COMPILED,
-        "torch_compile_mode": NOT_COMPILED,
+        **dict.fromkeys(("torch_compile", "torch_compile_backend", "torch_compile_mode"), NOT_COMPILED),
         "neftune_noise_alpha": "a team has no single embedding to add noise to",
         "optim_target_modules": "low-rank optimizers take one model; use `peft`",
         "use_liger_kernel": FORWARD_IS_REPLACED,
@@ -59,7 +54,7 @@ class TeamConfig(LimitedArguments):
     disable_dropout: bool = setting("Whether the update is computed without dropout, like the sampling.", True)
 
     def critic_names(self, trained_roles: Sequence[str]) -> list[str]:
-        """The names of the critics that a trainer with these arguments has, for the agents that it trains."""
+        """Returns the critic names for the trained agents."""
         return []
 
     def _check_combinations(self) -> None:
@@ -68,9 +63,19 @@ class TeamConfig(LimitedArguments):
             raise ValueError("`load_best_model_at_end` needs a `metric_for_best_model`, such as 'reward'.")
         if self.save_strategy == "best" and self.metric_for_best_model in (None, "loss"):
             raise ValueError("`save_strategy` is 'best', which needs a `metric_for_best_model`, such as 'reward'.")
+        if self.world_size > 1 and not self.accelerator_config.even_batches:
+            raise ValueError(
+                "`accelerator_config` has `even_batches: false`: in an evaluation, processes with more batches would wait "
+                "forever for those with fewer. Leave it true."
+            )
+        if self.world_size > 1 and self.accelerator_config.split_batches:
+            raise ValueError(
+                "`accelerator_config` has `split_batches: true`, but `items_per_device` counts the items of one process. "
+                "Leave it false."
+            )
 
     def steps_per_epoch(self, num_rows: int) -> int:
-        """Number of optimizer steps in one pass over a training dataset with this many rows."""
+        """Returns the number of optimizer steps in one pass over a training dataset with this many rows."""
         micro_batches = num_rows / (self.per_device_train_batch_size * self.world_size)
         micro_batches = int(micro_batches) if self.dataloader_drop_last else math.ceil(micro_batches)
         return math.ceil(micro_batches / self.gradient_accumulation_steps)

@@ -24,13 +24,12 @@ from trl_multiagent.rollout.episodes import turns_of_episodes
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin
+from trl_multiagent.trainers.base.common_config import check_trained_weights
 from trl_multiagent.trainers.base.distribution import check_distribution
-from trl_multiagent.trainers.base.hub_mixin import TeamHubMixin
-from trl_multiagent.trainers.base.precision import check_trained_weights
-from trl_multiagent.trainers.base.rescue import WriteError, save_team, write_problem
+from trl_multiagent.trainers.base.failed_saves import WriteError, save_team, write_problem
+from trl_multiagent.trainers.base.hub import TeamHubMixin
 from trl_multiagent.trainers.base.rollout_metrics import RolloutTotals
 from trl_multiagent.trainers.base.team_config import TeamConfig, temporarily_set
-from trl_multiagent.trainers.base.wrapping import WrappingMixin
 
 
 logger = logging.get_logger(__name__)
@@ -44,25 +43,24 @@ INSTEAD = {
 }
 
 
-class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin):
+class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
     """
     Makes a TRL trainer of causal language models, such as `GRPOTrainer` or `DPOTrainer`, train an [`AgentTeam`].
 
-    The mixin precedes the TRL trainer in the bases, and [`TeamConfig`] precedes the TRL configuration in the bases of
-    the configuration class. The inherited methods expect one model. Within [`~TeamTrainerMixin.agent_metrics`], what they
-    log about one agent's outputs gets the name `agents/<role>/...`.
+    The mixin precedes the TRL trainer in the bases, and [`TeamConfig`] precedes the TRL configuration in the bases of the configuration
+    class. The inherited methods expect one model. Within [`~TeamTrainerMixin.agent_metrics`], what they log about one agent's outputs gets
+    the name `agents/<role>/...`.
 
     A subclass calls `_prepare_team` before it initializes the TRL trainer, and `_set_up_agents` after that. In between, it
     undoes what the TRL trainer did to the forward of the team as if that were a single model: most of them patch it with
-    `add_fused_lm_head`, which belongs on each of `team.base_models` (tests/trainers/test_team_mixin.py has an example).
-    A subclass can override
+    `add_fused_lm_head`, which belongs on each of `team.base_models` (tests/trainers/test_team_mixin.py has an example). A subclass can
+    override
 
     - `_run_settings`: the settings that a checkpoint must match;
-    - `_card_facts`, `_card_environment` and `_card_settings`: the contents of the model card.
+    - `_card_facts` and `_card_settings`: the contents of the model card.
     """
 
     team: AgentTeam
-    environment: Any = None  # the `Environment` that an evaluation plays
     generator: Any  # the [`TrainerGenerator`] or [`VLLMGenerator`] that samples for it
     _evaluated: list[RolloutTotals]  # the batches of the evaluation that is running
     _metrics: dict[str, defaultdict[str, list[float]]]
@@ -119,14 +117,12 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin):
 
     def collaborate(self, items: Sequence[dict], num_episodes: int = 1) -> list[list[Turn]]:
         """
-        Plays episodes of the environment with the current team, without training on them. Under ZeRO-3, every process must call
-        this method, each with its own items or with none.
+        Plays episodes of the environment with the current team, without training on them. Under ZeRO-3, every process must call this
+        method, each with its own items or with none.
 
         Args:
-            items (`Sequence[dict]`):
-                Rows of the environment's dataset.
-            num_episodes (`int`, *optional*, defaults to `1`):
-                Number of episodes sampled per item.
+            items (`Sequence[dict]`): Rows of the environment's dataset.
+            num_episodes (`int`, *optional*, defaults to `1`): Number of episodes sampled per item.
 
         Returns:
             `list[list[Turn]]`: The turns of each episode. Episode e of item i is entry `i * num_episodes + e`.
@@ -211,17 +207,17 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin):
         return optimizer
 
     def _learning_rates(self) -> dict[str, float]:
-        """The learning rates that differ from `learning_rate`, by the names in `_trained_parameters`."""
+        """Returns the learning rates that differ from `learning_rate`, by the names in `_trained_parameters`."""
         return self.args.agent_learning_rates or {}
 
     def _trained_parameters(self) -> dict[str, list[torch.nn.Parameter]]:
-        """The trained parameters of each agent, and of whatever else is trained, by name."""
+        """Returns the trained parameters of each agent, and of whatever else is trained, by name."""
         return {role: self.team.agent_parameters(role) for role in self.team.trained_roles}
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: float | torch.Tensor | None = None) -> Any:
         total = super()._get_grad_norm(model, grad_norm)
         if self.accelerator.distributed_type != DistributedType.DEEPSPEED:  # its engine does not expose the gradients
-            # The gradients are already clipped. Clipping multiplied all of them by one factor, which is undone here
+            # The gradients are already clipped: all were multiplied by one factor
             limit = self.args.max_grad_norm
             factor = max(1.0, float(total) / limit) if limit > 0 else 1.0
             for name, parameters in self._trained_parameters().items():
@@ -269,13 +265,7 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin):
 
     @torch.no_grad()
     def _expert_load(self, role: str, chunks: Iterable[dict[str, Any]]) -> torch.Tensor:
-        """
-        Computes the load of an agent's experts over the batch of all processes.
-
-        Args:
-            role (`str`): The agent.
-            chunks (`Iterable[dict]`): The arguments of its forwards. They contain `router_weights`.
-        """
+        """Computes the load of an agent's experts over the batch of all processes. `chunks` are the arguments of its forwards."""
         sent = 0.0
         with self.team.evaluating(), self.accelerator.autocast():
             for inputs in chunks:
@@ -284,13 +274,7 @@ class TeamTrainerMixin(WrappingMixin, CheckpointMixin, TeamHubMixin):
         return expert_load(self.accelerator.reduce(sent, "sum"), experts_per_token)
 
     def _router_loss(self, role: str, expert_sums: torch.Tensor) -> torch.Tensor:
-        """
-        Computes the part of one micro-batch in an agent's router loss, without its coefficient.
-
-        Args:
-            role (`str`): The agent.
-            expert_sums (`torch.Tensor` of shape `(2, num_experts)`): The `aux_loss` of the agent's output.
-        """
+        """Computes the part of a micro-batch in an agent's router loss from the `aux_loss` of its output, without the coefficient."""
         return self._expert_loads[role] @ expert_sums[1]
 
     # Failures
@@ -348,12 +332,7 @@ def warn_about_dropout(team: AgentTeam) -> None:
 
 
 def check_call(trainer: type[TeamTrainerMixin], args: tuple, kwargs: dict[str, Any]) -> None:
-    """
-    Checks the arguments of a trainer for those of a TRL trainer of one model.
-
-    Raises:
-        TypeError: there is one. The message says what to write instead.
-    """
+    """Raises `TypeError` for arguments of TRL trainers of one model, and says what to write instead."""
     for name, advice in INSTEAD.items():
         if name in kwargs:
             raise TypeError(f"`{trainer.__name__}` has no argument `{name}`: {advice}.")
@@ -368,7 +347,7 @@ def check_call(trainer: type[TeamTrainerMixin], args: tuple, kwargs: dict[str, A
 
 
 def check_agent_settings(team: AgentTeam, args: TeamConfig) -> None:
-    """Raises an error if settings of single agents do not fit the team."""
+    """Checks that settings of single agents fit the team."""
     if args.agent_learning_rates and not set(args.agent_learning_rates) <= set(team.roles):
         raise ValueError(
             f"`agent_learning_rates` has the roles {sorted(args.agent_learning_rates)}, which must be roles of the "
@@ -407,7 +386,7 @@ def router_loss_coefs(team: AgentTeam, args: TeamConfig) -> dict[str, float]:
 
 
 def check_reference_sync(team: AgentTeam, args: TeamConfig) -> None:
-    """Raises an error if the reference policy is to be updated, but is not a model of its own."""
+    """Checks that a reference policy that is updated during the training is a separate model."""
     if args.sync_ref_model and team.has_adapters:
         raise ValueError(
             "`sync_ref_model` updates a separate reference model, but the reference of a LoRA team is its own "

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +16,7 @@ from trl_multiagent.rollout.trace import TraceRow
 NAME = re.compile(r"(\d+)-(\d+)_process(\d+)(?:_part\d+)?\.(?:parquet|jsonl)")
 
 
+@dataclass(eq=False)
 class TraceFiles:
     """
     The files of a process in the folder of a trace. A file has the rows of some steps, and is complete once it is there.
@@ -27,13 +29,12 @@ class TraceFiles:
         max_files (`int`): Number of files of this process that are kept; the oldest are deleted.
     """
 
-    def __init__(self, folder: Path, process: int, steps: int, file_format: str, max_files: int):
-        self.folder = folder
-        self.process = process
-        self.steps = steps
-        self.file_format = file_format
-        self.max_files = max_files
-        self.rows: list[TraceRow] = []  # not written yet
+    folder: Path
+    process: int
+    steps: int
+    file_format: str
+    max_files: int
+    rows: list[TraceRow] = field(default_factory=list)  # not written yet
 
     def add(self, rows: list[TraceRow]) -> None:
         self.rows += rows
@@ -60,14 +61,14 @@ class TraceFiles:
             write_rows(self.rows, unfinished, self.file_format)
         os.replace(unfinished, path)
         self.rows = []
-        own = [path for path in trace_files(self.folder) if _steps_and_process(path)[2] == self.process]
+        own = [path for path in trace_files(self.folder) if steps_and_process(path)[2] == self.process]
         for old in own[: -self.max_files]:
             old.unlink()
 
 
 def remove_after(folder: Path, step: int) -> int:
     """Deletes the files of all processes with rows after a step, and unfinished ones. Returns their number."""
-    late = [path for path in trace_files(folder) if _steps_and_process(path)[1] > step]
+    late = [path for path in trace_files(folder) if steps_and_process(path)[1] > step]
     unfinished = [path for path in folder.glob(".*") if NAME.fullmatch(path.name[1:])]
     for path in late + unfinished:
         with contextlib.suppress(FileNotFoundError):  # another host of the run, which shares the folder, was faster
@@ -76,9 +77,9 @@ def remove_after(folder: Path, step: int) -> int:
 
 
 def trace_files(folder: Path) -> list[Path]:
-    """The files of a trace, oldest steps first."""
+    """Returns the files of a trace, oldest steps first."""
     files = [path for path in folder.glob("*") if NAME.fullmatch(path.name)]
-    return sorted(files, key=lambda path: (*_steps_and_process(path), path.name))
+    return sorted(files, key=lambda path: (steps_and_process(path), path.name))
 
 
 def read_trace(folder: str | Path) -> pd.DataFrame:
@@ -101,7 +102,7 @@ def write_rows(rows: list[TraceRow], path: Path, file_format: str) -> None:
 
 
 def as_frame(rows: list[TraceRow]) -> pd.DataFrame:
-    """The rows as a table whose columns have one type each, the same in every table."""
+    """Makes a table whose columns have one type each, the same in every table."""
     frame = pd.DataFrame(rows)
     for name in frame:
         if name.startswith(("advantage/", "metrics/")):
@@ -111,7 +112,6 @@ def as_frame(rows: list[TraceRow]) -> pd.DataFrame:
     return frame
 
 
-def _steps_and_process(path: Path) -> tuple[int, int, int]:
-    match = NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match[1]), int(match[2]), int(match[3])
+def steps_and_process(path: Path) -> tuple[int, ...]:
+    """Returns the first step, the last step and the process of a file."""
+    return tuple(int(number) for number in NAME.findall(path.name)[0])

@@ -19,7 +19,6 @@ from accelerate.utils import broadcast_object_list
 from peft import LoraConfig, PeftModel
 from torch import distributed
 from transformers import PreTrainedModel, set_seed
-from transformers.utils import logging
 from trl.extras.profiling import ProfilingContext
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
@@ -31,25 +30,24 @@ from trl_multiagent.models.pretrained import adapter_parameters, find_file
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
-logger = logging.get_logger(__name__)
-
 # Mean difference of the log-probabilities of engine and trainer per token, in nats, above which both have different weights.
 # Different kernels and bfloat16 make about 0.03
 LARGEST_DIFFERENCE = 0.3
 LARGEST_SHARE_OUTSIDE = 0.5  # of the ratios that are outside of the bounds of the sampling correction
 COMPARED_TOKENS = 64  # of a prompt, when a server is compared with the trainer
+SUPPORTED_BY_VLLM = {"use_dora": False, "bias": "none", "modules_to_save": None}  # options of an adapter
 
 
 class EngineError(UnavailableError):
-    """An engine or a server samples from another model than the one that is trained. The message names the agent."""
+    """Raised if an engine or a server samples from another model than the one that is trained. The message names the agent."""
 
 
 class AgentGeneration(VLLMGeneration):
     """
     Samples from one model: that of one agent, or of several agents that share all weights.
 
-    The arguments are those of TRL's class. That class requires the same number of prompts on all processes; here the
-    processes may have different numbers.
+    The arguments are those of TRL's class. That class requires the same number of prompts on all processes; here the processes may have
+    different numbers.
     """
 
     adapter: str | None = None  # the adapter that the model samples with; `None` for a model without adapters
@@ -66,19 +64,14 @@ class AgentGeneration(VLLMGeneration):
         Samples completions for each prompt. Every process must call it, even if it has no prompts.
 
         Args:
-            role (`str`):
-                The agent.
-            prompt_ids (`list[list[int]]`):
-                Token ids of this process's prompts.
-            num_generations (`int`):
-                Number of completions of each prompt.
-            step (`int`):
-                Number of optimizer steps so far. The weights are sent before the first completions of a step.
+            role (`str`): The agent.
+            prompt_ids (`list[list[int]]`): Token ids of this process's prompts.
+            num_generations (`int`): Number of completions of each prompt.
+            step (`int`): Number of optimizer steps so far. The weights are sent before the first completions of a step.
 
         Returns:
-            `tuple` of two lists with one entry per prompt: its completions, as token ids up to and including the first
-            end-of-sequence token; and the log-probabilities in nats with which the engine sampled these tokens, NaN if the
-            engine returned none.
+            `tuple` of two lists with one entry per prompt: its completions, as token ids up to and including the first end-of-sequence
+            token; and the log-probabilities in nats with which the engine sampled these tokens, NaN if the engine returned none.
 
         Raises:
             EngineError: A server gives the first prompt another probability than the trainer does.
@@ -111,28 +104,27 @@ class AgentGeneration(VLLMGeneration):
         with torch.no_grad():  # under ZeRO-3, this takes all processes
             logps = self.model(input_ids=tokens).logits[:, :-1].float().log_softmax(-1)
         own = logps.gather(-1, tokens[:, 1:, None]).flatten().tolist()
-        problems: list[str | None] = [None]
-        if self.accelerator.is_main_process:
-            client = self.vllm_client
-            where = (
-                f"agent {role!r}: the vLLM server at {client.base_url} samples with {client.model}, the trainer has"
-            )
-            advice = "Start it with the model of the agent, which must not be used by another run."
-            try:
-                (theirs,) = client.get_sequence_logprobs([ids], [1], top_logprobs=1)["actual_logprobs"]
-                difference = fmean(abs(x - y) for x, (y,) in zip(own, theirs, strict=True))
-                if not difference <= LARGEST_DIFFERENCE:
-                    problems = [
-                        f"{where} {self.model.name_or_path}, and their log-probabilities of a prompt are {difference:.2f} nats per token "
-                        f"apart (at most {LARGEST_DIFFERENCE}). {advice}"
-                    ]
-            except Exception as error:  # TRL raises whatever the server answers, such as that it does not know a token
-                problems = [
-                    f"{where} {self.model.name_or_path}, whose tokens the server refuses ({describe(error)}). {advice}"
-                ]
-        broadcast_object_list(problems)
-        if problems[0] is not None:
-            raise EngineError(problems[0])
+        problem = [self._problem_of_server(role, ids, own) if self.accelerator.is_main_process else None]
+        broadcast_object_list(problem)
+        if problem[0] is not None:
+            raise EngineError(problem[0])
+
+    def _problem_of_server(self, role: str, ids: list[int], own: list[float]) -> str | None:
+        """Returns why the server does not have the trainer's weights, which give the log-probabilities `own`; `None` if it has them."""
+        client, model = self.vllm_client, self.model.name_or_path
+        where = f"agent {role!r}: the vLLM server at {client.base_url} samples with {client.model}, the trainer has {model}"
+        advice = "Start it with the model of the agent, which must not be used by another run."
+        try:
+            (theirs,) = client.get_sequence_logprobs([ids], [1], top_logprobs=1)["actual_logprobs"]
+        except Exception as error:  # TRL raises whatever the server answers, such as that it does not know a token
+            return f"{where}, whose tokens the server refuses ({describe(error)}). {advice}"
+        difference = fmean(abs(x - y) for x, (y,) in zip(own, theirs, strict=True))
+        if difference <= LARGEST_DIFFERENCE:
+            return None
+        return (
+            f"{where}, and their log-probabilities of a prompt are {difference:.2f} nats per token apart (at most {LARGEST_DIFFERENCE}). "
+            f"{advice}"
+        )
 
     def generate(
         self,
@@ -160,7 +152,7 @@ class AgentGeneration(VLLMGeneration):
         return tuple(x[start : start + len(prompts)] for x in outputs[0])
 
     def _process_group(self) -> distributed.ProcessGroup | None:
-        """The processes that make one request together: all of them for a server, those of one engine in colocate mode."""
+        """Returns the processes that make one request together: all of them for a server, those of one engine in colocate mode."""
         if self.mode == "server":
             return distributed.group.WORLD if self.accelerator.num_processes > 1 else None
         return self.tp_group if self.tensor_parallel_size > 1 else None
@@ -173,13 +165,9 @@ class AdapterGeneration(AgentGeneration):
     The engine loads the base once. After an update, it receives the adapters as files.
 
     Args:
-        roles (`Sequence[str]`):
-            The agents.
-        folder (`Path`):
-            The adapters are written to this folder, from which the engine reads them. A server must have the folder under
-            the same path.
-        **kwargs:
-            Arguments of TRL's `VLLMGeneration`.
+        roles (`Sequence[str]`): The agents.
+        folder (`Path`): The adapters are written to this folder, from which the engine reads them.
+        **kwargs: Arguments of TRL's `VLLMGeneration`.
     """
 
     _llm_weights_sleeping: bool  # set by TRL when the engine starts
@@ -228,7 +216,7 @@ class AdapterGeneration(AgentGeneration):
     def sync_weights(self) -> None:
         role = cast(str, self.adapter)
         self.versions[role] += 1
-        # The engine's prefix cache identifies an adapter by name and path, so every version needs a path of its own
+        # The engine's prefix cache identifies an adapter by name and path, so every version needs its own path
         folder = self.folder / f"{role}-{self.versions[role]}"
         writes = self.mode == "colocate" or self.accelerator.is_main_process
         with self._dist.gather_params(adapter_parameters(cast(PeftModel, self.model), role)):
@@ -258,13 +246,7 @@ class AdapterGeneration(AgentGeneration):
 
 
 class AdapterEngine:
-    """
-    A vLLM engine that samples with one of its adapters. It has the methods of `vllm.LLM` that TRL calls.
-
-    Args:
-        llm (`vllm.LLM`):
-            The engine.
-    """
+    """Makes an engine, a `vllm.LLM`, sample with one of its adapters. It has the methods that TRL calls."""
 
     def __init__(self, llm: Any):
         self.llm = llm
@@ -276,9 +258,8 @@ class AdapterEngine:
         """Sets the adapter of an agent to that in a folder. vLLM reads the folder when the adapter is first used."""
         from vllm.lora.request import LoRARequest
 
-        self.num_loaded += (
-            1  # vLLM identifies an adapter by a number, and does not read the files of a known one again
-        )
+        # vLLM identifies an adapter by a number, and does not read the files of a known one again
+        self.num_loaded += 1
         self.requests[role] = LoRARequest(role, self.num_loaded, str(folder))
 
     def generate(self, prompts: list[Any], **kwargs: Any) -> Any:
@@ -303,14 +284,11 @@ def make_generations(
 
     Args:
         policies (`dict[str, PreTrainedModel]` or `dict[str, PeftModel]`):
-            The model of each role. Roles may have the same object: a model whose weights they share, or a `PeftModel` with
-            an adapter of each role's name.
-        eos_token_ids (`dict[str, list[int]]`):
-            The tokens that end a completion of each role. No other token ends it.
-        accelerator (`Accelerator`):
-            The trainer's accelerator.
-        args ([`RolloutConfig`]):
-            The trainer's configuration.
+            The model of each role. Roles may have the same object: a model whose weights they share, or a `PeftModel` with an adapter of
+            each role's name.
+        eos_token_ids (`dict[str, list[int]]`): The only tokens that end a completion of each role.
+        accelerator (`Accelerator`): The trainer's accelerator.
+        args ([`RolloutConfig`]): The trainer's configuration.
 
     Returns:
         `dict[str, AgentGeneration]`: The generation of each role; one object for roles with the same model.
@@ -348,11 +326,6 @@ def make_generations(
         generations |= dict.fromkeys(roles, generation)
         if args.vllm_mode == "server" and accelerator.is_main_process and args.vllm_importance_sampling_correction:
             _check_logprobs_mode(generation.vllm_client)
-    if not args.vllm_importance_sampling_correction and accelerator.is_main_process:
-        logger.warning(
-            "`vllm_importance_sampling_correction` is off, so no step compares the engine with the trainer: weights that do not arrive in "
-            "the engine are not noticed."
-        )
     if args.vllm_mode == "colocate":
         # An engine samples with the generators of its process, and seeds them when it starts. The processes of one engine
         # need the same seed
@@ -361,7 +334,7 @@ def make_generations(
 
 
 def _sampling_arguments(args: RolloutConfig, eos_token_ids: list[int]) -> dict[str, Any]:
-    """The sampling settings of an agent, as arguments of TRL's `VLLMGeneration`."""
+    """Returns the sampling settings of an agent, as arguments of TRL's `VLLMGeneration`."""
     return {
         "structured_outputs_regex": args.vllm_structured_outputs_regex,
         "repetition_penalty": args.repetition_penalty,
@@ -380,7 +353,7 @@ def _sampling_arguments(args: RolloutConfig, eos_token_ids: list[int]) -> dict[s
 
 
 def roles_by_model(policies: dict[str, PreTrainedModel | PeftModel]) -> list[list[str]]:
-    """The roles of each distinct model."""
+    """Returns the roles of each distinct model."""
     groups: dict[int, list[str]] = {}
     for role, model in policies.items():
         groups.setdefault(id(model), []).append(role)
@@ -389,11 +362,7 @@ def roles_by_model(policies: dict[str, PreTrainedModel | PeftModel]) -> list[lis
 
 def server_urls(groups: list[list[str]], args: RolloutConfig) -> list[str]:
     """
-    The URL of each distinct model's server.
-
-    Args:
-        groups (`list[list[str]]`): The roles of each distinct model, see [`roles_by_model`].
-        args ([`RolloutConfig`]): The trainer's configuration.
+    Returns the URL of each distinct model's server. `groups` are the roles of each model.
 
     Raises:
         ValueError: a server is missing, or the servers do not fit the models.
@@ -407,31 +376,23 @@ def server_urls(groups: list[list[str]], args: RolloutConfig) -> list[str]:
             )
         return [args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"]
     roles = [role for group in groups for role in group]
-    unknown = sorted(set(by_role) - set(roles))
-    missing = [role for group in groups for role in group if role not in by_role]
-    if unknown or missing:
-        raise ValueError(
-            f"`vllm_server_base_urls` needs one URL per role, {roles}: "
-            + (f"{missing} are missing." if missing else f"{unknown} are not roles.")
-        )
+    if set(by_role) != set(roles):
+        unknown, missing = sorted(set(by_role) - set(roles)), [role for role in roles if role not in by_role]
+        problem = f"{missing} are missing." if missing else f"{unknown} are not roles."
+        raise ValueError(f"`vllm_server_base_urls` needs one URL per role, {roles}: {problem}")
+    urls: dict[str, list[str]] = {}
     for group in groups:
         if len({by_role[role] for role in group}) > 1:
             raise ValueError(f"{group} have one model, but several servers in `vllm_server_base_urls`.")
-    urls = [by_role[group[0]] for group in groups]
-    for url in urls:
-        if urls.count(url) > 1:
-            sharing = [group[0] for group in groups if by_role[group[0]] == url]
+        urls.setdefault(by_role[group[0]], []).append(group[0])
+    for url, sharing in urls.items():
+        if len(sharing) > 1:
             raise ValueError(f"{sharing} have models of their own, but one server, {url}: it holds one model.")
-    return urls
+    return list(urls)
 
 
 def check_vllm(policies: dict[str, PreTrainedModel | PeftModel], args: RolloutConfig) -> None:
-    """
-    Checks that vLLM can sample for a team as configured, before anything is started.
-
-    Raises:
-        ValueError: it cannot.
-    """
+    """Raises `ValueError` if vLLM cannot sample for a team as configured, before anything is started."""
     groups = roles_by_model(policies)
     if args.vllm_mode == "server":
         server_urls(groups, args)
@@ -443,7 +404,12 @@ def check_vllm(policies: dict[str, PreTrainedModel | PeftModel], args: RolloutCo
     for role, model in policies.items():
         if isinstance(model, PeftModel):
             adapter_config = cast(LoraConfig, model.peft_config[role])
-            _check_adapter_options(role, adapter_config)
+            for name, supported in SUPPORTED_BY_VLLM.items():
+                value = getattr(adapter_config, name) or supported
+                if value != supported:
+                    raise ValueError(
+                        f"vLLM cannot sample with the adapter of agent {role!r}: `{name}` is {value!r}, but must be {supported!r}."
+                    )
             max_lora_rank({role: adapter_config})
         # An engine loads the model by its name
         if args.vllm_mode == "colocate" and not (model.name_or_path and find_file(model.name_or_path, MODEL_CONFIG)):
@@ -453,24 +419,8 @@ def check_vllm(policies: dict[str, PreTrainedModel | PeftModel], args: RolloutCo
             )
 
 
-def _check_adapter_options(role: str, config: LoraConfig) -> None:
-    """Raises `ValueError` if vLLM cannot load an adapter with these options."""
-    values = {"use_dora": config.use_dora, "bias": config.bias, "modules_to_save": config.modules_to_save or None}
-    supported = {"use_dora": False, "bias": "none", "modules_to_save": None}
-    for name, value in values.items():
-        if value != supported[name]:
-            raise ValueError(
-                f"vLLM cannot sample with the adapter of agent {role!r}: `{name}` is {value!r}, but must be {supported[name]!r}."
-            )
-
-
 def max_lora_rank(configs: dict[str, LoraConfig]) -> int:
-    """
-    The smallest value of vLLM's setting `max_lora_rank` that is sufficient for all adapters.
-
-    Raises:
-        ValueError: an adapter's rank exceeds all values that vLLM allows.
-    """
+    """Returns the smallest value of vLLM's setting `max_lora_rank` that is sufficient for all adapters."""
     from vllm.config.lora import MaxLoRARanks
 
     allowed = get_args(MaxLoRARanks)

@@ -6,9 +6,10 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import CommitInfo
+from transformers import Trainer
 from transformers.integrations import is_wandb_available
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging
@@ -36,18 +37,12 @@ if is_wandb_available():
 
 logger = logging.get_logger(__name__)
 
-if TYPE_CHECKING:
-    from transformers import Trainer as Base
-else:
-    Base = object  # the trainer itself follows in the bases of the class that mixes this in
 
-
-class TeamHubMixin(Base):
+class TeamHubMixin(Trainer):
     """Makes `push_to_hub` and every `hub_strategy` push a team. Part of [`TeamTrainerMixin`]."""
 
     team: AgentTeam
-    environment: Any
-    processing_class: Any
+    environment: Any = None  # the `Environment` that an evaluation plays
     _card_settings: list[str] = []  # training arguments to show in the model card
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
@@ -65,24 +60,20 @@ class TeamHubMixin(Base):
         Writes the model card of the team, `README.md`, and its reward curve to the output folder.
 
         Args:
-            model_name (`str`, *optional*):
-                Name of the team.
-            dataset_name (`str`, *optional*):
-                Id on the Hub of the training dataset.
-            tags (`str` or `list[str]`, *optional*):
-                Additional tags.
+            model_name (`str`, *optional*): Name of the team.
+            dataset_name (`str`, *optional*): Id on the Hub of the training dataset.
+            tags (`str` or `list[str]`, *optional*): Additional tags.
         """
         if not self.is_world_process_zero() or not self._may_change_files():
             return
-        trackio_url = get_trackio_space_url()
-        tags = [tags] if isinstance(tags, str) else list(tags or [])
+        args, history, trackio_url = self.args, self.state.log_history, get_trackio_space_url()
+        tags = [*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])]
         tags += ["hf_jobs"] if "JOB_ID" in os.environ else []
         tags += [f"trackio:{trackio_url}"] if trackio_url is not None else []
-        folder = Path(self.args.output_dir)
+        folder = Path(args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        rewards = reward_series(self.state.log_history)
-        facts = {**self._card_facts(), "processes": self.args.world_size}
-        settings = [(f"`{name}`", getattr(self.args, name)) for name in self._card_settings]
+        rewards = reward_series(history)
+        facts = {**self._card_facts(), "processes": args.world_size}
         changes = [
             (change["step"], name, values["before"], values["after"])
             for change in self._changes
@@ -91,14 +82,18 @@ class TeamHubMixin(Base):
         training = {
             "algorithm": self._name,
             "paper": self._paper,
-            "environment": self._card_environment(),
-            "settings": [("setting", "value"), *facts.items(), *settings],
+            "environment": None if self.environment is None else environment_name(self.environment),
+            "settings": [
+                ("setting", "value"),
+                *facts.items(),
+                *((f"`{name}`", getattr(args, name)) for name in self._card_settings),
+            ],
             "changes": [("step", "setting", "before", "after"), *changes],
             "has_recipe": (folder / RECIPE_FILE).is_file(),
-            "best_metric": self.args.metric_for_best_model if self.args.load_best_model_at_end else None,
+            "best_metric": args.metric_for_best_model if args.load_best_model_at_end else None,
             "rewards": reward_table(rewards),
             "window": averaging_window(rewards),
-            "metrics": metric_table(self.state.log_history, averaging_window(rewards)),
+            "metrics": metric_table(history, averaging_window(rewards)),
             "links": {
                 "Weights & Biases": wandb.run.url if is_wandb_available() and wandb.run is not None else None,
                 "Trackio": trackio_url,
@@ -106,12 +101,15 @@ class TeamHubMixin(Base):
             },
         }
         place = self.hub_model_id or str(folder.absolute())  # a folder until the repository exists
-        revision = self.args.hub_revision if self.hub_model_id else None
-        tags = [*self._tag_names, *tags]
+        revision = args.hub_revision if self.hub_model_id else None
         card = team_card(self.team.summary(), place, model_name, dataset_name, tags, training, revision)
         card.save(folder / CARD_FILE)
         if rewards:
             draw_reward_curve(rewards, folder / CURVE_FILE)
+
+    def _card_facts(self) -> dict[str, Any]:
+        """Returns the numbers about the run that the model card shows, by name."""
+        return {"optimizer steps": self.state.global_step}
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> CommitInfo | Future | None:
         """See [`~transformers.Trainer.push_to_hub`]. Keyword arguments go to [`~TeamHubMixin.create_model_card`]."""
@@ -119,23 +117,6 @@ class TeamHubMixin(Base):
         advice = push_command_advice(self.args.output_dir, self._hub_name, self.args.hub_revision)
         with upload_error_with_advice(self._hub_name, advice), self._only_team_files():
             return super().push_to_hub(*args, **kwargs)
-
-    @contextlib.contextmanager
-    def _only_team_files(self) -> Iterator[None]:
-        """Inside, an upload of the output folder sends the files of the team alone. Checkpoints, which go to a folder, are whole."""
-        upload = hf_api().upload_folder
-
-        def upload_folder(*, folder_path: str, **kwargs: Any) -> CommitInfo | Future:
-            if "path_in_repo" not in kwargs:
-                kwargs["allow_patterns"] = as_patterns(team_files(folder_path, self._pushes_critics()))
-            return upload(folder_path=folder_path, **kwargs)
-
-        with temporarily_set(hf_api(), upload_folder=upload_folder):
-            yield
-
-    def _pushes_critics(self) -> bool:
-        """Whether critics are pushed with the team."""
-        return False
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
@@ -146,20 +127,24 @@ class TeamHubMixin(Base):
         source, target = Path(checkpoint_folder), Path(self.args.output_dir)
         shutil.copytree(source / AGENTS_FOLDER, target / AGENTS_FOLDER, dirs_exist_ok=True)
         shutil.copy(source / TEAM_FILE, target / TEAM_FILE)
-        tokenizer, self.processing_class = self.processing_class, None
-        with self._only_team_files():
+        with self._only_team_files(), temporarily_set(self, processing_class=None):
             super()._push_from_checkpoint(checkpoint_folder)
-        self.processing_class = tokenizer
         for job in self.push_in_progress.jobs:
             job.add_done_callback(report_failure)
 
-    def _card_facts(self) -> dict[str, Any]:
-        """Returns the numbers about the run that the model card shows, by name."""
-        return {"optimizer steps": self.state.global_step}
+    @contextlib.contextmanager
+    def _only_team_files(self) -> Iterator[None]:
+        """Limits uploads of the output folder to the team's files. Checkpoints, which go to a folder, are uploaded whole."""
+        upload = hf_api().upload_folder
 
-    def _card_environment(self) -> str | None:
-        """Returns the name of the environment for the model card, or `None` if there is none."""
-        return None if self.environment is None else environment_name(self.environment)
+        def upload_folder(*, folder_path: str, **kwargs: Any) -> CommitInfo | Future:
+            if "path_in_repo" not in kwargs:
+                with_critics = self.team.critics is not None and self.args.push_critics
+                kwargs["allow_patterns"] = as_patterns(team_files(folder_path, with_critics))
+            return upload(folder_path=folder_path, **kwargs)
+
+        with temporarily_set(hf_api(), upload_folder=upload_folder):
+            yield
 
     @property
     def _hub_name(self) -> str:
@@ -167,9 +152,7 @@ class TeamHubMixin(Base):
         return self.hub_model_id or self.args.hub_model_id or Path(self.args.output_dir).absolute().name
 
     def _may_change_files(self) -> bool:
-        """
-        Whether no background upload is reading the output folder. With `hub_always_push`, waits for the upload to end.
-        """
+        """Returns whether no background upload reads the output folder. With `hub_always_push`, waits for the upload to end."""
         if self.hub_model_id is None:
             return True
         if self.args.hub_always_push:

@@ -1,0 +1,188 @@
+"""What all trainers of this package change in `Trainer`."""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from transformers import Trainer
+from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, SaveStrategy, TrainOutput
+from transformers.utils import logging
+
+from trl_multiagent.jobs.processes import is_asked_to_stop
+from trl_multiagent.jobs.stopping import Stopped, ending_later
+from trl_multiagent.trainers.base.checkpoint_files import (
+    UNFINISHED_FOLDER,
+    checksums_of_node,
+    flush_tree,
+    publish,
+    remove_unfinished,
+    rotate,
+    write_state,
+)
+from trl_multiagent.trainers.base.team_config import temporarily_set
+
+
+logger = logging.get_logger(__name__)
+
+
+class CommonTrainerMixin(Trainer):
+    """
+    Makes a trainer evaluate, predict and train in any order, write its checkpoints atomically, and end after a step when a signal asks for
+    it.
+
+    What accelerate has prepared for an evaluation, it does not wrap for a training. Without the wrapper, processes do not share gradients,
+    and each trains its own model.
+
+    A checkpoint is written to a folder for unfinished checkpoints, and moved to its final place once every process has written its part. So
+    a crash at any time leaves the previous one intact. Its last file lists all others with their checksums, see
+    [`~checkpoint_files.verify_checkpoint`].
+    """
+
+    deepspeed: Any  # the engine; `None` before a training
+    model_wrapped: Any
+    optimizer: Any
+    lr_scheduler: Any
+    _tr_loss: Any  # of the steps since the last log
+    _was_given_optimizer: bool | None = None  # `None` before a training
+    _may_stop = True  # whether a checkpoint of the current step can be saved now
+    _saving = False  # whether a checkpoint is being written, to the folder for unfinished ones
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        # Without a seed, each process takes one from its random numbers, which differ between processes after a training
+        config = self.accelerator.dataloader_config
+        if config.data_seed is None:
+            config.data_seed = self.args.seed
+
+    # Training and evaluating in any order
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        with ending_later():
+            return super().train(*args, **kwargs)
+
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: DataLoader, resume_from_checkpoint: str | None
+    ) -> tuple[torch.nn.Module, DataLoader]:
+        if self.is_deepspeed_enabled and self.deepspeed is not None:
+            self._reset_engine(resume_from_checkpoint)
+        elif self._was_given_optimizer is None:
+            self._was_given_optimizer = self.optimizer is not None or self.lr_scheduler is not None
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        if self.accelerator.num_processes > 1 and self.model_wrapped is self.model:
+            raise RuntimeError(
+                "accelerate has not wrapped the model for several processes, so each of them would train its own model. Was the "
+                "model given to `Accelerator.prepare` or `prepare_model` before the training?"
+            )
+        return prepared
+
+    def _reset_engine(self, resume_from_checkpoint: str | None) -> None:
+        """Resets what DeepSpeed left, so that a second training can create a new engine."""
+        if self._was_given_optimizer:
+            raise ValueError(
+                "Under DeepSpeed, an optimizer or a scheduler that was given to the trainer can be used for one training only. Create another "
+                "trainer for the next one, or leave `optimizers` out."
+            )
+        if resume_from_checkpoint is None and self.is_world_process_zero():
+            logger.warning(
+                "This trainer trains again. Under DeepSpeed the state of its optimizer, such as Adam's moments, starts anew; without "
+                "DeepSpeed it would be kept."
+            )
+        self.deepspeed, self.model_wrapped, self.optimizer, self.lr_scheduler = None, self.model, None, None
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        # The loss of the steps that were not logged, as in a log
+        self._tr_loss = self.accelerator.reduce(self._tr_loss, "mean")
+        return super()._finalize_training(*args, **kwargs)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        # Before a training there is no engine, and transformers makes one for an evaluation under ZeRO-3 alone
+        had_engine = self.deepspeed is not None
+        needs_engine = had_engine or is_deepspeed_zero3_enabled()
+        try:
+            with (
+                temporarily_set(self, is_deepspeed_enabled=self.is_deepspeed_enabled and needs_engine),
+                temporarily_set(self.accelerator, prepare_model=lambda model, **_: model),
+                self.accelerator.autocast(),  # which the preparation would have added
+            ):
+                return super().evaluation_loop(*args, **kwargs)
+        finally:
+            if self.deepspeed is not None and not had_engine:  # it has no optimizer; the training makes its own
+                self.accelerator.free_memory()
+                self.deepspeed, self.model_wrapped = None, self.model
+
+    # Checkpoints
+
+    def _checkpoint_state(self) -> dict[str, Any]:
+        """Returns further entries of a checkpoint's state, as plain values."""
+        return {}
+
+    def _handling_failure(self, unfinished: Path) -> AbstractContextManager[None]:
+        """Handles errors of writing a checkpoint, which happens in the block."""
+        return nullcontext()
+
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = super()._get_output_dir(trial)
+        return os.path.join(folder, UNFINISHED_FOLDER) if self._saving else folder
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        run_folder = Path(self._get_output_dir(trial))
+        finished = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        unfinished = run_folder / UNFINISHED_FOLDER / finished.name
+        with self._handling_failure(unfinished):
+            self._write_checkpoint(model, trial, unfinished, finished)
+        if self.args.should_save:
+            rotate(run_folder, self.args.save_total_limit, [finished, self.state.best_model_checkpoint])
+            remove_unfinished(run_folder)
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(finished))
+
+    def _write_checkpoint(self, model: torch.nn.Module, trial: Any, unfinished: Path, finished: Path) -> None:
+        if self.args.should_save:
+            remove_unfinished(finished.parent)
+        self.accelerator.wait_for_everyone()  # no process may write before the folder is removed
+        with temporarily_set(self, _saving=True):
+            super()._save_checkpoint(model, trial)
+        if self.state.best_global_step:
+            best = finished.with_name(f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}")
+            if best == finished or best.is_dir():
+                self.state.best_model_checkpoint = str(best)
+        if self.args.should_save:
+            # again, with the final path of the best checkpoint
+            self.state.save_to_json(unfinished / TRAINER_STATE_NAME)
+        self.accelerator.wait_for_everyone()  # every process has written its part
+        if self.is_local_process_zero():
+            flush_tree(unfinished)
+        self.accelerator.wait_for_everyone()
+        checksums = checksums_of_node(unfinished)
+        if self.args.should_save:
+            write_state(
+                unfinished,
+                checksums,
+                global_step=self.state.global_step,
+                weights_only=self.args.save_only_model,
+                **self._checkpoint_state(),
+            )
+            publish(unfinished, finished)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if not self._saving:  # an unfinished checkpoint is pushed later, when it is complete
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Ends the training after the step if a signal has asked for it. The last step ends it anyway."""
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        if self.control.should_training_stop or not self._may_stop or not is_asked_to_stop(self.accelerator):
+            return
+        step = f"after step {self.state.global_step} of {self.state.max_steps}"
+        if self.args.save_strategy == SaveStrategy.NO:
+            raise Stopped(f"{step}, without a checkpoint, because `save_strategy` is 'no'")
+        folder = Path(self._get_output_dir(None)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if not folder.is_dir():
+            self._save_checkpoint(self.model, None)
+        raise Stopped(f"{step}, which is saved", str(folder))
