@@ -41,7 +41,6 @@ from trl.trainer.utils import (
 )
 
 from trl_multiagent.trainers.base.rollout_config import FIXED_IN_GENERATION, OWN_ARGUMENT
-from trl_multiagent.trainers.madpo_config import LOSS_TYPES, REFUSED_LOSS_TYPES
 
 
 # The parameters of the methods that are overridden or called, besides `self`
@@ -62,8 +61,6 @@ METHODS = {
     DPOTrainer: """
         _prepare_dataset(dataset, processing_class, args, dataset_name)
         _precompute_ref_logps(dataset, name, batch_size)
-        compute_ref_log_probs(model, inputs)
-        _compute_loss(model, inputs, return_outputs)
         compute_loss(model, inputs, return_outputs, num_items_in_batch)
         prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         log(logs, start_time)
@@ -137,7 +134,7 @@ processing_class chat_template_kwargs generation_kwargs _metrics ref_model shuff
 """.split()
 # The same of `DPOTrainer`
 DPO_ATTRIBUTES = """
-precompute_ref_logps loss_types loss_weights aux_loss_enabled ref_model _tokenizer _metrics _total_train_tokens
+precompute_ref_logps ref_model _tokenizer _metrics _total_train_tokens
 """.split()
 # Private attributes and arguments besides these methods, and the source that has them
 PRIVATE = {
@@ -194,25 +191,6 @@ def test_attributes():
 def test_attributes_of_dpo():
     source = inspect.getsource(DPOTrainer.__init__)
     assert [name for name in DPO_ATTRIBUTES if f"self.{name} =" not in source] == [], ADVICE
-
-
-def test_the_dpo_loss_reads_the_keys_and_calls_the_model_as_is_known():
-    """A team gives it the outputs of all agents, and the log-probabilities of their references."""
-    source = inspect.getsource(DPOTrainer._compute_loss)
-    read = set(re.findall(r'inputs\["(\w+)"\]', source))
-    keys = {"completion_mask", "input_ids", "attention_mask", "ref_chosen_logps", "ref_rejected_logps"}
-    assert read == keys and source.count("self.precompute_ref_logps") == 1, ADVICE
-    # The policy, and outputs that nobody asks for
-    assert source.count(" model(**model_kwargs") == 2, ADVICE
-    fields = set(re.findall(r"\boutputs\.(\w+)", source)) - {"log_probs"}
-    assert fields == {"aux_loss", "entropy", "is_top1", "log_sum_sq_probs", "mean_logits"}, ADVICE
-
-
-def test_the_losses_of_dpo_are_known():
-    """A new one is a function of joint log-ratios, or has to be refused."""
-    source = inspect.getsource(DPOTrainer._compute_loss)
-    known = {*LOSS_TYPES, *REFUSED_LOSS_TYPES}
-    assert set(re.findall(r'loss_type == "(\w+)"', source)) == known, ADVICE
 
 
 def test_pushes_in_the_background():

@@ -92,6 +92,11 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
         self._check_values()
         super().__post_init__()
 
+    @property
+    def weighted_losses(self) -> list[tuple[str, float]]:
+        """Each loss in `loss_type`, with its weight."""
+        return list(zip(self.loss_type, self.loss_weights or [1.0] * len(self.loss_type), strict=True))
+
     def _check_values(self) -> None:
         if not self.loss_type:
             raise ValueError("`loss_type` is empty, it must name at least one loss.")

@@ -1,4 +1,4 @@
-"""Checks, collates and joins the preferences of all agents for MADPO."""
+"""Checks and collates the tokens of all agents for MADPO."""
 
 import math
 from typing import Any
@@ -8,7 +8,6 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 from trl.trainer.dpo_trainer import DataCollatorForPreference
-from trl.trainer.utils import FusedCausalLMOutput
 
 from trl_multiagent.models.positions import TooLongError, learned_positions, padded
 from trl_multiagent.preferences.rows import reference_columns, text_columns
@@ -120,38 +119,3 @@ class TeamCollator:
             names = ("ref_chosen_logps", "ref_rejected_logps")
             columns |= {name: row[column] for name, column in zip(names, reference_columns(role), strict=True)}
         return columns
-
-
-def sizes_of(batch: AgentBatch) -> dict[str, torch.Tensor]:
-    """The numbers of pairs, and of tokens of chosen and of rejected answers, without repeated pairs."""
-    weights = batch["weights"]
-    chosen, rejected = ((x.sum(dim=1) * weights).sum() for x in batch["completion_mask"].chunk(2))
-    return {"pairs": weights.sum(), "chosen": chosen, "rejected": rejected}
-
-
-def join_batches(batches: list[AgentBatch], references: list[tuple[torch.Tensor, torch.Tensor]]) -> AgentBatch:
-    """
-    Joins the answers of all agents, as if they were one text.
-
-    Args:
-        batches (`list[dict[str, torch.Tensor]]`): The batch of each agent.
-        references (`list[tuple[torch.Tensor, torch.Tensor]]`): The reference log-probabilities of each agent's chosen
-            and rejected answers.
-    """
-    masks = [batch["completion_mask"] for batch in batches]
-    # A first token has no log-probability. It belongs to a prompt
-    completion_mask = torch.cat([masks[0][:, :1], *(mask[:, 1:] for mask in masks)], dim=1)
-    return {
-        "input_ids": torch.zeros_like(completion_mask),  # not used: the log-probabilities are computed
-        "attention_mask": torch.cat([batch["attention_mask"] for batch in batches], dim=1),
-        "completion_mask": completion_mask,
-        "weights": batches[0]["weights"],
-        "ref_chosen_logps": sum(chosen for chosen, _ in references),
-        "ref_rejected_logps": sum(rejected for _, rejected in references),
-    }
-
-
-def join_outputs(outputs: list[FusedCausalLMOutput]) -> FusedCausalLMOutput:
-    """Joins the outputs of all agents for every token, one agent after the other."""
-    names = [name for name in outputs[0].keys() if name not in ("loss", "aux_loss")]
-    return FusedCausalLMOutput(**{name: torch.cat([output[name] for output in outputs], dim=1) for name in names})
