@@ -238,22 +238,17 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
     # Reference policy
 
-    def _has_references(self, dataset: Dataset) -> bool:
-        return all(name in dataset.column_names for role in self.team.roles for name in reference_columns(role))
-
     def _store_references(self) -> None:
         """Adds the columns of the reference log-probabilities to the datasets of preferences that do not have them."""
         args, model = self.args, self.model
         if self.is_deepspeed_enabled:  # as in DPOTrainer: the team itself is prepared when the training begins
             model = prepare_deepspeed(self.model, self.accelerator)
-        train_size = args.precompute_ref_batch_size or args.per_device_train_batch_size
-        eval_size = args.precompute_ref_batch_size or args.per_device_eval_batch_size
-        self.train_dataset = self._with_references(self.train_dataset, model, train_size)
+        self.train_dataset = self._with_references(self.train_dataset, model, args.per_device_train_batch_size)
         if isinstance(self.eval_dataset, dict):
             for name, dataset in self.eval_dataset.items():
-                self.eval_dataset[name] = self._with_references(dataset, model, eval_size)
+                self.eval_dataset[name] = self._with_references(dataset, model, args.per_device_eval_batch_size)
         elif self.eval_dataset is not None:
-            self.eval_dataset = self._with_references(self.eval_dataset, model, eval_size)
+            self.eval_dataset = self._with_references(self.eval_dataset, model, args.per_device_eval_batch_size)
         if self.is_deepspeed_enabled:
             model.destroy()  # otherwise its hooks would gather weights in every forward, also in generation
 
@@ -262,6 +257,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         has_references = all(name in dataset.column_names for names in columns for name in names)
         if not self._is_tokenized(dataset) or has_references:
             return dataset
+        batch_size = self.args.precompute_ref_batch_size or batch_size
         batches = self.accelerator.prepare(DataLoader(dataset, batch_size=batch_size, collate_fn=self.data_collator))
         logps = []
         for batch in tqdm(batches, desc="Computing reference log-probabilities", disable=self.args.disable_tqdm):
@@ -402,10 +398,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             del of_agent["logps/chosen_change"]
             means |= {f"agents/{role}/{name}": mean for name, mean in of_agent.items()}
         self._add_means(means)
-        if self.model.training:
-            tokens = sum(batch["attention_mask"].sum() for batch in inputs.values()) * (weights.sum() > 0)
-            self._total_train_tokens += int(self.accelerator.reduce(tokens, "sum").item())
-        self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
+        self._count_tokens(sum(batch["attention_mask"].sum() for batch in inputs.values()) * weights.any())
         if self.args.reference_free:
             change = self._metrics[mode]["logps/chosen_change"]
             if self._first_chosen_logp is None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trl_multiagent.trainers.base.distribution import num_own_rows
-from trl_multiagent.trainers.base.team_config import temporarily_set
 
 
 if TYPE_CHECKING:
@@ -19,18 +16,6 @@ else:
     Base = object  # the trainer itself follows in the bases of the class that mixes this in
 
 Means = Mapping[str, tuple[float, float]]  # the mean and the weight of each metric in a micro-batch
-
-
-class OneProcess:
-    """Takes the place of the accelerator where TRL computes the loss of a micro-batch, so that its metrics are those of this process."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-
-    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    gather_for_metrics = gather
 
 
 class PairMeansMixin(Base):
@@ -44,9 +29,8 @@ class PairMeansMixin(Base):
 
     _metrics: dict[str, Any]
     _total_train_tokens: int
-    _sums: dict[
-        str, dict[str, list[float]]
-    ]  # since the last log, for each mode and metric: weighted sum and sum of the weights
+    # Since the last log, for each mode and metric: weighted sum and sum of the weights
+    _sums: dict[str, dict[str, list[float]]]
 
     def _keep_own_rows(self, batch: Any, num_rows: int, dataset_length: int) -> Any:
         """A batch without its repeated pairs. If all are repeated, the first one stays and gets no weight, see `_without_rows`."""
@@ -67,13 +51,6 @@ class PairMeansMixin(Base):
             batches[-1] = self._keep_own_rows(batches[-1], self._num_pairs(batches[-1]), len(self.train_dataset))
         return batches, num_items
 
-    @contextlib.contextmanager
-    def _local_metrics(self) -> Iterator[dict[str, list[float]]]:
-        """Collects the metrics that TRL computes within the block for this process's micro-batch alone."""
-        modes: dict[str, Any] = {"train": defaultdict(list), "eval": defaultdict(list)}
-        with temporarily_set(self, _metrics=modes, accelerator=OneProcess(self.accelerator.device)):
-            yield modes["train" if self.model.training else "eval"]
-
     def _add_means(self, means: Means) -> None:
         """Adds the means of a micro-batch, of the same metrics in all processes, to those that are logged next."""
         mode = "train" if self.model.training else "eval"
@@ -84,13 +61,11 @@ class PairMeansMixin(Base):
             sums[0], sums[1] = sums[0] + total, sums[1] + weight
             self._metrics[mode][name] = [sums[0] / sums[1] if sums[1] else 0.0]
 
-    @contextlib.contextmanager
-    def _counting_tokens(self, counts: bool) -> Iterator[None]:
-        """Adds the tokens of all processes' micro-batches to the number of tokens, where TRL adds those of this process."""
-        before = self._total_train_tokens
-        yield
-        added = torch.tensor((self._total_train_tokens - before) * counts, device=self.accelerator.device)
-        self._total_train_tokens = before + int(self.accelerator.reduce(added, "sum").item())
+    def _count_tokens(self, number: torch.Tensor) -> None:
+        """Adds the tokens of all processes' micro-batches to the number of tokens that is logged. Those of an evaluation do not count."""
+        if self.model.training:
+            self._total_train_tokens += int(self.accelerator.reduce(number, "sum").item())
+        self._metrics["train" if self.model.training else "eval"]["num_tokens"] = [self._total_train_tokens]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         super().log(logs, start_time)
