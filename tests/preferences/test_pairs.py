@@ -59,12 +59,6 @@ def test_selections():
     assert drawn == [names(select_pairs(pairs, "random", 3, seed)) for seed in range(200)]
     counts = Counter(name for three in drawn for name in three)
     assert all(len(set(three)) == 3 for three in drawn) and all(70 < counts[name] < 130 for name in names(pairs))
-    with pytest.raises(ValueError, match="set `preference_pairs_per_sample` to null"):
-        select_pairs(pairs, "all", 3)
-    with pytest.raises(ValueError, match="needs a comparator"):
-        select_pairs(pairs, "comparator_reward", 3)
-    with pytest.raises(ValueError, match="must be one of reward_gap"):
-        select_pairs(pairs, "best", 3)
 
 
 def test_pairs_with_a_comparator():

@@ -157,11 +157,8 @@ def _check_row(row: dict[str, Any], roles: Sequence[str], rewards: list[str], re
         prompt, chosen, rejected = text_columns(role)
         as_chat = not isinstance(row[prompt], str)
         texts = [_text(row, column, as_chat, prompt) for column in (prompt, chosen, rejected)]
-        if not texts[0]:
-            raise ValueError(f"{prompt!r} is empty.")
+        check_prompt(row[prompt], repr(prompt))
         answers[role] = texts[1:]
-        if as_chat and row[prompt][-1]["role"] == "assistant":
-            raise ValueError(f"{prompt!r} ends with a message of the assistant, which belongs to the answers.")
         for column in (chosen, rejected) if as_chat else ():
             if row[column][0]["role"] != "assistant":
                 raise ValueError(f"{column!r} begins with a message of {row[column][0]['role']!r}, not 'assistant'.")
@@ -178,6 +175,21 @@ def _check_row(row: dict[str, Any], roles: Sequence[str], rewards: list[str], re
         raise ValueError(
             f"{CHOSEN_REWARD!r} is {row[CHOSEN_REWARD]!r}, which is not more than {REJECTED_REWARD!r}, "
             f"{row[REJECTED_REWARD]!r}."
+        )
+
+
+def check_prompt(prompt: str | Messages, name: str) -> None:
+    """
+    Checks a text or chat messages.
+
+    Raises:
+        ValueError: it is empty, or ends with a message of the assistant. The message begins with `name`.
+    """
+    if not any([prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]):
+        raise ValueError(f"{name} is empty.")
+    if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
+        raise ValueError(
+            f"{name} ends with a message of the assistant, which belongs to the answers: end the prompt with a message of the user."
         )
 
 
