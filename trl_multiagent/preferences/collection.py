@@ -10,7 +10,7 @@ import json
 import random
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -129,25 +129,23 @@ def collect_preferences(
     return preferences
 
 
+@dataclass
 class _Collection:
     """One call of [`collect_preferences`]: its arguments, its chunks and its files."""
 
-    def __init__(
-        self,
-        team: AgentTeam,
-        environment: Environment,
-        dataset: Dataset,
-        config: PreferenceConfig,
-        round: int,
-        comparator: Comparator | None,
-        state: PartialState,
-    ):
-        self.team, self.environment, self.dataset, self.config = team, environment, dataset, config
-        self.round, self.comparator, self.state = round, comparator, state
-        self.folder = Path(config.output_dir)
-        self.chunks = chunks_of(len(dataset), config.items_per_chunk)
-        self.item_ids = item_ids(dataset)
-        self.stage = Stage(self.folder, "collection", self._describe(), state)
+    team: AgentTeam
+    environment: Environment
+    dataset: Dataset
+    config: PreferenceConfig
+    round: int
+    comparator: Comparator | None
+    state: PartialState
+
+    def __post_init__(self) -> None:
+        self.folder = Path(self.config.output_dir)
+        self.chunks = chunks_of(len(self.dataset), self.config.items_per_chunk)
+        self.item_ids = item_ids(self.dataset)
+        self.stage = Stage(self.folder, "collection", self._describe(), self.state)
 
     def _describe(self) -> dict[str, Any]:
         """Returns what must be the same when the collection is continued."""
@@ -169,12 +167,12 @@ class _Collection:
         facts = json.loads(path.read_text())
         if facts["sampling"] != self.stage.settings or facts["pairing"] != self.config.values(PAIRING_FIELDS):
             return False
-        if "rows" in facts and facts["rows"] != digest_of_rows(load_from_disk(self.folder)):
+        is_unchanged = facts.get("rows") in (None, digest_of_rows(load_from_disk(self.folder)))
+        if not is_unchanged:
             logger.warning(
                 f"The preferences in {self.folder} have changed on the disk, so they are made again of their candidates."
             )
-            return False
-        return True
+        return is_unchanged
 
     # Sampling
 
@@ -273,12 +271,7 @@ class _Collection:
     # The dataset
 
     def read_records(self) -> list[dict[str, Any]]:
-        """
-        Reads the candidates of all items, in order.
-
-        Raises:
-            ValueError: a chunk is missing or damaged.
-        """
+        """Reads the candidates of all items, in order. A chunk that is missing or damaged is an error."""
         records = []
         for number, chunk in enumerate(self.chunks):
             path = CHUNK_FILE.format(number)

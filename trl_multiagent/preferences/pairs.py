@@ -99,16 +99,13 @@ def select_pairs(pairs: list[Pair], selection: str, limit: int | None, seed: int
     Selects the pairs of one item that are kept.
 
     Args:
-        pairs (`list[Pair]`):
-            The pairs of the item.
+        pairs (`list[Pair]`): The pairs of the item.
         selection (`str`):
             Which pairs come first. `"reward_gap"`: those with the largest gap. `"comparator_reward"`: those whose comparator has
             the greatest reward, and among equals those with the largest gap. `"random"`: a random order. `"all"`: the order
             of the candidates. Pairs that are equal in this respect keep their order.
-        limit (`int`, *optional*):
-            How many are kept; with `None`, all are.
-        seed (`int` or `str`, *optional*, defaults to 0):
-            Seed of the random order.
+        limit (`int`, *optional*): How many are kept; with `None`, all are.
+        seed (`int` or `str`, *optional*, defaults to 0): Seed of the random order.
     """
     if selection == "reward_gap":
         pairs = sorted(pairs, key=lambda pair: -pair.gap)

@@ -64,12 +64,9 @@ def replay(sizes: Sequence[int], config: ReplayConfig, seed: int = 42) -> list[t
     preferences of a round have been drawn, all of them can be drawn again. Rounds without preferences are left out.
 
     Args:
-        sizes (`Sequence[int]`):
-            Number of preferences of each round, the oldest first and the current one last.
-        config ([`ReplayConfig`]):
-            The settings.
-        seed (`int`, *optional*, defaults to 42):
-            Seed of the run. The draw depends on it and on the number of rounds.
+        sizes (`Sequence[int]`): Number of preferences of each round, the oldest first and the current one last.
+        config ([`ReplayConfig`]): The settings.
+        seed (`int`, *optional*, defaults to 42): Seed of the run. The draw depends on it and on the number of rounds.
 
     Returns:
         `list[tuple[int, int]]`: For each preference, its round and its position in the round. It is empty if no round with a

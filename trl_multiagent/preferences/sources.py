@@ -31,8 +31,7 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
         name (`str`):
             Folder of a collection or of another dataset that `Dataset.save_to_disk` wrote, a `.jsonl`, `.json` or `.parquet` file,
             or the id of a dataset on the Hub.
-        roles (`Sequence[str]`):
-            The roles of the team that is to be trained.
+        roles (`Sequence[str]`): The roles of the team that is to be trained.
         split (`str`, *optional*):
             The rows, such as `"train[:100]"`. By default, all rows, or those of the split `train` of a dataset on the Hub.
 
@@ -67,7 +66,7 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether a folder holds candidates, but no dataset yet."""
+    """Returns whether a folder holds candidates."""
     return (folder / CANDIDATES_FOLDER).is_dir()
 
 
@@ -85,12 +84,9 @@ def push_preferences(
     Uploads collected preferences and their card to a dataset repository. The candidates stay on this machine.
 
     Args:
-        folder (`str` or `Path`):
-            Folder of a collection.
-        repo_id (`str`):
-            Repository, created if it does not exist.
-        private, token, revision, commit_message, create_pr:
-            See [`AgentTeam.push_to_hub`].
+        folder (`str` or `Path`): Folder of a collection.
+        repo_id (`str`): Repository, created if it does not exist.
+        private, token, revision, commit_message, create_pr: See [`AgentTeam.push_to_hub`].
 
     Returns:
         [`~huggingface_hub.CommitInfo`]

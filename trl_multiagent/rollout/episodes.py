@@ -23,23 +23,15 @@ def play_episodes(
     Plays a batch of episodes, turn by turn.
 
     Args:
-        items (`list[dict]`):
-            Dataset rows.
-        environment ([`Environment`]):
-            Provides the roles and the prompts, and scores the joint actions.
-        sample (`Callable`):
-            `(nodes, 1) -> {role: samples}`, with one entry of samples per node. Called once per turn.
+        items (`list[dict]`): Dataset rows.
+        environment ([`Environment`]): Provides the roles and the prompts, and scores the joint actions.
+        sample (`Callable`): `(nodes, 1) -> {role: samples}`, with one entry of samples per node. Called once per turn.
         score (`Callable`, *optional*):
-            `nodes -> outcomes` of each node's joint action. Called once per turn. Defaults to the environment's
-            `evaluate`.
-        num_turns (`int`, *optional*, defaults to `1`):
-            Number of turns of an episode.
-        num_episodes (`int`, *optional*, defaults to `1`):
-            Number of episodes per item.
-        discount (`float`, *optional*, defaults to `1.0`):
-            Factor of the next turn's return in the return of a joint action.
-        process_reward (`Callable[[float], float]`, *optional*):
-            Applied to each reward. By default, rewards are left as they are.
+            `nodes -> outcomes` of each node's joint action. Called once per turn. By default, the environment's `evaluate`.
+        num_turns (`int`, *optional*, defaults to `1`): Number of turns of an episode.
+        num_episodes (`int`, *optional*, defaults to `1`): Number of episodes per item.
+        discount (`float`, *optional*, defaults to `1.0`): Factor of the next turn's return in the return of a joint action.
+        process_reward (`Callable[[float], float]`, *optional*): Applied to each reward. By default, rewards are left as they are.
 
     Returns:
         `list[list[Node]]`: The nodes of each turn, each with one joint action. Episode e of item i is entry

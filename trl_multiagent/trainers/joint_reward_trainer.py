@@ -64,20 +64,15 @@ class JointRewardTrainer(PairMeansMixin, WrappingMixin, AtomicSaveMixin, RewardT
         model (`str` or [`~transformers.PreTrainedModel`]):
             The model id or folder of a language model or of a sequence classifier, or a sequence classifier with one
             output.
-        args ([`JointRewardConfig`], *optional*):
-            Configuration. If `None`, the default configuration is used.
-        train_dataset ([`~datasets.Dataset`]):
-            Joint preferences, see [`~trl_multiagent.preferences.rows`].
+        args ([`JointRewardConfig`], *optional*): Configuration. If `None`, the default configuration is used.
+        train_dataset ([`~datasets.Dataset`]): Joint preferences, see [`~trl_multiagent.preferences.rows`].
         eval_dataset ([`~datasets.Dataset`], *optional*):
             Held-out joint preferences. By default, those of a part of the items, see `eval_fraction`.
         roles (`list[str]`, *optional*):
             The roles in the order in which the model reads them. By default, that of the dataset's columns.
-        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
-            Tokenizer. By default, that of the model.
-        callbacks (`list[TrainerCallback]`, *optional*):
-            Callbacks, as in any `Trainer`.
-        optimizers (`tuple`, *optional*, defaults to `(None, None)`):
-            Optimizer and learning rate scheduler.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer. By default, that of the model.
+        callbacks (`list[TrainerCallback]`, *optional*): Callbacks, as in any `Trainer`.
+        optimizers (`tuple`, *optional*, defaults to `(None, None)`): Optimizer and learning rate scheduler.
         peft_config ([`~peft.PeftConfig`], *optional*):
             Adapter to train instead of all weights. Checkpoints contain the adapter; the saved model contains it merged.
 
@@ -133,12 +128,8 @@ class JointRewardTrainer(PairMeansMixin, WrappingMixin, AtomicSaveMixin, RewardT
         check_preferences(train_dataset, roles)
         if eval_dataset is None and args.eval_fraction > 0:
             train_dataset, eval_dataset = split_by_item(train_dataset, roles, args.eval_fraction, args.seed)
-        self.joint_text = JointText(
-            tuple(roles),
-            PROMPT_TEMPLATE if args.prompt_template is None else args.prompt_template,
-            ANSWER_TEMPLATE if args.answer_template is None else args.answer_template,
-            args.max_length,
-        )
+        templates = (args.prompt_template or PROMPT_TEMPLATE, args.answer_template or ANSWER_TEMPLATE)
+        self.joint_text = JointText(tuple(roles), *templates, args.max_length)
         self.num_cut: dict[str, int] = {}  # texts of each dataset that lost a part of their problem
         self.held_out: HeldOut | None = None  # of the last evaluation
         self._scores: list[torch.Tensor] = []  # of the evaluation that runs
@@ -189,8 +180,6 @@ class JointRewardTrainer(PairMeansMixin, WrappingMixin, AtomicSaveMixin, RewardT
                     f"the `max_length` of {args.max_length} tokens: they lose the ends of their prompts. Answers are "
                     "never cut."
                 )
-        with temporary_cache_files(), temporarily_set(args, max_length=None):  # TRL leaves out what is too long
-            dataset = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
         if self._is_set_up:  # otherwise, the model is not there yet
             self._check_lengths(dataset)
         return dataset
@@ -224,12 +213,7 @@ class JointRewardTrainer(PairMeansMixin, WrappingMixin, AtomicSaveMixin, RewardT
     # Training
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """
-        Trains the model, as `Trainer.train` does.
-
-        Raises:
-            ValueError: The checkpoint to continue from is incomplete or damaged.
-        """
+        """Trains the model, as `Trainer.train` does. A checkpoint that is incomplete or damaged is an error."""
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
         if resume_from_checkpoint:
@@ -309,7 +293,7 @@ class JointRewardTrainer(PairMeansMixin, WrappingMixin, AtomicSaveMixin, RewardT
         rewards becomes a part of the model's configuration, so call this before the model is saved.
 
         Args:
-            folder (`str` or `Path`, *optional*): Where to; by default the output folder.
+            folder (`str` or `Path`, *optional*): Destination folder; defaults to `args.output_dir`.
 
         Returns:
             `dict`: The numbers, see [`~trainers.joint_reward_report.HeldOut.facts`].

@@ -44,8 +44,7 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
             Whether to leave the reference policy out: log-ratios become log-probabilities.
         use_environment_step (`bool`, *optional*, defaults to `True`):
             Whether training on pairs that have rewards advances `env_step`, as if they were scored anew.
-        environment_steps_per_pair (`int`, *optional*, defaults to `2`):
-            `env_step` increment per pair.
+        environment_steps_per_pair (`int`, *optional*, defaults to `2`): `env_step` increment per pair.
         num_turns (`int`, *optional*, defaults to `1`):
             Turns of the episodes that are played in an evaluation with an environment.
 

@@ -39,7 +39,7 @@ from trl_multiagent.trainers.base.run_settings import describe_run
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, check_reference_sync, router_loss_coefs
 from trl_multiagent.trainers.madpo_config import MADPOConfig
-from trl_multiagent.trainers.madpo_data import TOKENS, AgentBatch, TeamCollator, check_form, check_lengths
+from trl_multiagent.trainers.madpo_data import TOKENS, AgentBatch, TeamCollator, check_lengths, warn_about_form
 from trl_multiagent.trainers.madpo_loss import Answers, preference_losses
 
 
@@ -58,24 +58,19 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
         D = sum over agents i of d_i,    d_i = log pi_i(c_i) / ref_i(c_i) - log pi_i(r_i) / ref_i(r_i)
 
-    and the loss is -log sigmoid(beta * D), or another loss of TRL's as a function of the joint log-ratios. In the
-    gradient of agent i, the other agents' log-ratios are constants: they only decide how much the pair counts. See
-    [`~MADPOTrainer.compute_loss`].
+    and the loss is -log sigmoid(beta * D), or another function of the joint log-ratios, see [`~trainers.madpo_loss`]. In the
+    gradient of agent i, the other agents' log-ratios are constants: they only decide how much the pair counts.
 
     Args:
-        team ([`AgentTeam`]):
-            The agents. Their policies at this time are the reference policy.
-        args ([`MADPOConfig`], *optional*):
-            Configuration. If `None`, the default configuration is used.
-        train_dataset ([`~datasets.Dataset`]):
-            Joint preferences, see [`~trl_multiagent.preferences.rows`].
+        team ([`AgentTeam`]): The agents. Their policies at this time are the reference policy.
+        args ([`MADPOConfig`], *optional*): Configuration. If `None`, the default configuration is used.
+        train_dataset ([`~datasets.Dataset`]): Joint preferences, see [`~trl_multiagent.preferences.rows`].
         eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
             Joint preferences, of which the loss and its metrics are computed; or items of the environment, for each of
             which the team plays an episode. A dictionary may contain datasets of both kinds.
         environment ([`Environment`], *optional*):
             The task, which scores the episodes of an evaluation. It is not used in training.
-        callbacks (`list[TrainerCallback]`, *optional*):
-            Callbacks, as in any `Trainer`.
+        callbacks (`list[TrainerCallback]`, *optional*): Callbacks, as in any `Trainer`.
         optimizers (`tuple`, *optional*, defaults to `(None, None)`):
             Optimizer and learning rate scheduler for the parameters of the whole team.
 
@@ -155,10 +150,9 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         self._eval_losses: list[torch.Tensor] = []  # sums and their sizes, of the evaluation that runs
         self._prepare_team(team, args)
         self._router_loss_coefs, self._expert_loads = router_loss_coefs(team, args), {}
-        names = {"max_new_tokens": args.max_completion_length, "temperature": args.temperature}
-        self.generator = TrainerGenerator(
-            self, sampling_arguments({**names, "top_p": args.top_p, "top_k": args.top_k})
-        )
+        sampling = {"temperature": args.temperature, "top_p": args.top_p, "top_k": args.top_k}
+        sampling["max_new_tokens"] = args.max_completion_length
+        self.generator = TrainerGenerator(self, sampling_arguments(sampling))
         self.sampler = TeamSampler(team, self.generator, args.use_chat_template)
         train_dataset = self._prepare_dataset(train_dataset, None, args, "train")
         self._keeps_reference = not args.reference_free and not args.precompute_ref_log_probs
@@ -220,8 +214,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         # DPOTrainer takes a column of this name for images
         parts = [dataset.remove_columns([column for column in ("image", "images") if column in dataset.column_names])]
         for role, tokenizer in self.team.tokenizers.items():
-            chat_prompts = self.environment is not None and uses_chat_template(tokenizer, args.use_chat_template)
-            check_form(dataset, role, tokenizer, name, chat_prompts)
+            if self.environment is not None and uses_chat_template(tokenizer, args.use_chat_template):
+                warn_about_form(dataset, role, name)
             texts = dataset.select_columns(list(text_columns(role)))
             texts = texts.rename_columns(dict(zip(text_columns(role), ("prompt", "chosen", "rejected"), strict=True)))
             self._tokenizer = tokenizer
@@ -372,9 +366,10 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
         weights, sizes = self._weights(inputs), self._count(inputs)
         sums = [(preference_losses(joint, self.args) * weights).sum()]
+        sft = sum(weight for name, weight in self.args.weighted_losses if name == "sft")
         for role, of_agent in answers.items():
-            sft = sum(x for name, x in self.args.weighted_losses if name == "sft" and role in self.team.trained_roles)
-            sums.append(-sft * (of_agent.logps.chunk(2)[0] * weights).sum())
+            logps = (of_agent.logps.chunk(2)[0] * weights).sum()
+            sums.append(-sft * logps if role in self.team.trained_roles else torch.zeros_like(logps))
         sums = torch.stack(sums)  # over pairs, and over each agent's chosen tokens
         self._add_metrics(inputs, answers, joint)
         if self.model.training:
@@ -449,10 +444,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         return output
 
     def _play_episodes(self, items: list[dict], num_episodes: int = 1) -> list[list[Node]]:
-        """Plays sampled episodes of the environment; returns the nodes of every turn."""
-        return play_episodes(
-            items, self.environment, self.sampler, num_turns=self.args.num_turns, num_episodes=num_episodes
-        )
+        turns = self.args.num_turns
+        return play_episodes(items, self.environment, self.sampler, num_turns=turns, num_episodes=num_episodes)
 
     # Metrics and checkpoints
 
