@@ -49,7 +49,8 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
         preferences = select_rows(make_dataset(read_file(path), name), split, name)
     elif path.is_dir():
         if not (path / DATASET_STATE).is_file():
-            what = "an unfinished collection; start it again to finish it" if is_unfinished(path) else "no dataset"
+            is_unfinished = (path / CANDIDATES_FOLDER).is_dir()
+            what = "an unfinished collection; start it again to finish it" if is_unfinished else "no dataset"
             raise ValueError(f"{path} holds {what}.")
         preferences = select_rows(load_from_disk(path), split, name)
     elif path.is_file():
@@ -63,11 +64,6 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
         preferences = load_from_hub(name, None, split or "train")
     check_preferences(preferences, roles, name)
     return preferences
-
-
-def is_unfinished(folder: Path) -> bool:
-    """Returns whether a folder holds candidates."""
-    return (folder / CANDIDATES_FOLDER).is_dir()
 
 
 def push_preferences(

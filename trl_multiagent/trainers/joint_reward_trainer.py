@@ -3,7 +3,6 @@
 import copy
 import json
 import random
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +32,7 @@ from trl_multiagent.preferences.rows import (
 from trl_multiagent.report.tables import markdown_table
 from trl_multiagent.trainers.base.atomic_saves import AtomicSaveMixin
 from trl_multiagent.trainers.base.checkpoint_files import verify_checkpoint
-from trl_multiagent.trainers.base.pair_means import PairMeansMixin, first_pairs
+from trl_multiagent.trainers.base.pair_means import PairMeansMixin
 from trl_multiagent.trainers.base.precision import check_trained_weights
 from trl_multiagent.trainers.base.rescue import writing
 from trl_multiagent.trainers.base.team_config import temporarily_set
@@ -134,7 +133,6 @@ class JointRewardTrainer(PairMeansMixin, WrappingMixin, AtomicSaveMixin, RewardT
         self.held_out: HeldOut | None = None  # of the last evaluation
         self._scores: list[torch.Tensor] = []  # of the evaluation that runs
         self._sums = {"train": {}, "eval": {}}
-        self._mean_pairs = torch.tensor(1.0)  # of the step's micro-batches
         if peft_config is not None and peft_config.task_type is None:
             peft_config = copy.copy(peft_config)
             peft_config.task_type = "SEQ_CLS"  # the head is trained, too
@@ -222,18 +220,6 @@ class JointRewardTrainer(PairMeansMixin, WrappingMixin, AtomicSaveMixin, RewardT
 
     # Loss and evaluation
 
-    def _num_pairs(self, batch: dict[str, torch.Tensor]) -> int:
-        return len(batch["weights"])
-
-    def _without_rows(self, batch: dict[str, torch.Tensor], own: int) -> dict[str, torch.Tensor]:
-        return first_pairs(batch, own)
-
-    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
-        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        pairs = self.accelerator.reduce(sum(batch["weights"].sum() for batch in batches).to(device), "sum")
-        self._mean_pairs = pairs / (len(batches) * self.accelerator.num_processes)
-        return batches, num_items
-
     def _pair_losses(self, chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
         """Computes the loss of each pair from its scores, as TRL does."""
         losses = -torch.nn.functional.logsigmoid(chosen - rejected)
@@ -259,7 +245,7 @@ class JointRewardTrainer(PairMeansMixin, WrappingMixin, AtomicSaveMixin, RewardT
         loss = self._pair_losses(chosen, rejected).mean()
         self._count_tokens(inputs["attention_mask"].sum() * weights.any())
         if self.model.training:
-            loss = loss * (weights.sum() / self._mean_pairs)
+            loss = loss * (weights.sum() / self._sizes[0])
             self._add_training_metrics(chosen.detach().float(), rejected.detach().float(), weights.sum().item())
         else:
             scores = torch.stack([chosen, rejected], dim=1).detach().float()

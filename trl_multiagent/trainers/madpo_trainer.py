@@ -124,8 +124,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     args: MADPOConfig
     train_dataset: Dataset
     eval_dataset: Any
-    _sizes: torch.Tensor  # mean numbers of pairs and of each agent's chosen tokens in the step's micro-batches
-    _num_micro_batches = 1  # of the step
+    _num_parts: int  # micro-batches of the step, of all processes
     _first_chosen_logp: float | None = None  # per token, in the first log of a run without a reference
     _has_warned = False  # that the chosen answers' log-probability fell
 
@@ -295,31 +294,23 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     # Loss
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
-        # The loss is a mean over the pairs of an optimizer step, or over their tokens. The micro-batches of a step may
-        # have different numbers of them
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        sizes = sum(self._count(batch) for batch in batches).to(self.accelerator.device)
-        sizes = self.accelerator.reduce(sizes, "sum")
-        self._sizes = sizes / (len(batches) * self.accelerator.num_processes)
-        self._num_micro_batches = len(batches)
+        self._num_parts = len(batches) * self.accelerator.num_processes
         for role in self._router_loss_coefs:
             inputs = (self._forward_inputs(role, self._prepare_inputs(batch)[role]) for batch in batches)
             self._expert_loads[role] = self._expert_load(role, inputs)
         if self._counts_env_steps:
-            self.env_step += self.args.environment_steps_per_pair * round(sizes[0].item())
+            self.env_step += self.args.environment_steps_per_pair * round(self._sizes[0].item() * self._num_parts)
         return batches, num_items
 
     def _count(self, batch: dict[str, AgentBatch]) -> torch.Tensor:
-        """Counts the pairs of a micro-batch, and the tokens of each agent's chosen answers; without repeated pairs."""
+        """Counts the pairs of a micro-batch, and the tokens of each agent's chosen answers."""
         weights = self._weights(batch)
         tokens = (batch[role]["completion_mask"].chunk(2)[0].sum(dim=1) for role in self.team.roles)
         return torch.stack([weights.sum(), *((x * weights).sum() for x in tokens)])
 
     def _weights(self, batch: dict[str, AgentBatch]) -> torch.Tensor:
         return batch[self.team.roles[0]]["weights"]
-
-    def _num_pairs(self, batch: dict[str, AgentBatch]) -> int:
-        return len(self._weights(batch))
 
     def _without_rows(self, batch: dict[str, AgentBatch], own: int) -> dict[str, AgentBatch]:
         return {role: first_pairs(of_role, own) for role, of_role in batch.items()}
@@ -403,14 +394,14 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     def _scaled_router_loss(self, role: str, expert_sums: torch.Tensor) -> torch.Tensor:
         """Computes the part of a micro-batch in an agent's router loss, and adds it to the metrics."""
         # The loss is a sum over micro-batches and processes, of which gradients are means
-        router_loss = self._router_loss(role, expert_sums) * self._num_micro_batches * self.accelerator.num_processes
+        router_loss = self._router_loss(role, expert_sums) * self._num_parts
         mean = self.accelerator.reduce(router_loss.detach(), "mean").item()
         self._metrics["train"][f"agents/{role}/aux_loss"].append(mean)
         return self._router_loss_coefs[role] * router_loss
 
     def _texts(self, inputs: dict[str, AgentBatch]) -> list[dict[str, str]]:
         """Returns the texts of a micro-batch for a failure report."""
-        records: list[dict[str, str]] = [{} for _ in range(self._num_pairs(inputs))]
+        records: list[dict[str, str]] = [{} for _ in self._weights(inputs)]
         for role, tokenizer in self.team.tokenizers.items():
             texts = tokenizer.batch_decode(inputs[role]["input_ids"], skip_special_tokens=True)
             for record, chosen, rejected in zip(records, texts, texts[len(records) :], strict=False):
@@ -431,7 +422,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             add_task_metrics(self, "eval", levels)
             return None, None, None
         length = len(self.accelerator.gradient_state.active_dataloader.dataset)
-        inputs = self._keep_own_rows(inputs, self._num_pairs(inputs), length)
+        inputs = self._keep_own_rows(inputs, length)
         return super().prediction_step(model, inputs, True, ignore_keys)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:

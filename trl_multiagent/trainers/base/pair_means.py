@@ -29,26 +29,33 @@ class PairMeansMixin(Base):
 
     _metrics: dict[str, Any]
     _total_train_tokens: int
+    _sizes: torch.Tensor  # means of `_count` over the micro-batches of the step, of all processes
     # Since the last log, for each mode and metric: weighted sum and sum of the weights
     _sums: dict[str, dict[str, list[float]]]
 
-    def _keep_own_rows(self, batch: Any, num_rows: int, dataset_length: int) -> Any:
-        """A batch without its repeated pairs. If all are repeated, the first one stays and gets no weight, see `_without_rows`."""
-        own = num_own_rows(self.accelerator, num_rows, dataset_length)
-        return batch if own == num_rows else self._without_rows(batch, own)
+    def _weights(self, batch: Any) -> torch.Tensor:
+        """Returns the weights of the pairs in a batch: 1, or 0 for a repeated pair."""
+        return batch["weights"]
 
     def _without_rows(self, batch: Any, own: int) -> Any:
-        """The first pairs of a batch, or its first pair with the weight zero if `own` is 0."""
-        raise NotImplementedError
+        """Returns the first pairs of a batch, or its first pair with the weight zero if `own` is 0."""
+        return first_pairs(batch, own)
 
-    def _num_pairs(self, batch: Any) -> int:
-        """The number of pairs in a batch."""
-        raise NotImplementedError
+    def _count(self, batch: Any) -> torch.Tensor:
+        """Returns the numbers that the loss of a batch is divided by, without repeated pairs."""
+        return self._weights(batch).sum().unsqueeze(0)
+
+    def _keep_own_rows(self, batch: Any, dataset_length: int) -> Any:
+        number = len(self._weights(batch))
+        own = num_own_rows(self.accelerator, number, dataset_length)
+        return batch if own == number else self._without_rows(batch, own)
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if batches and not self.args.dataloader_drop_last:  # only the last batch of an epoch has repeated pairs
-            batches[-1] = self._keep_own_rows(batches[-1], self._num_pairs(batches[-1]), len(self.train_dataset))
+            batches[-1] = self._keep_own_rows(batches[-1], len(self.train_dataset))
+        sizes = self.accelerator.reduce(sum(map(self._count, batches)).to(self.accelerator.device), "sum")
+        self._sizes = sizes / (len(batches) * self.accelerator.num_processes)
         return batches, num_items
 
     def _add_means(self, means: Means) -> None:
@@ -74,7 +81,7 @@ class PairMeansMixin(Base):
 
 def first_pairs(batch: dict[str, torch.Tensor], own: int) -> dict[str, torch.Tensor]:
     """
-    The first pairs of a batch, or its first pair with the weight zero if there shall be none.
+    Returns the first pairs of a batch, or its first pair with the weight zero if `own` is 0.
 
     Args:
         batch (`dict[str, torch.Tensor]`): Tensors with one row per pair, or with one per answer: first all chosen, then all rejected ones.
