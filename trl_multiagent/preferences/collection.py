@@ -383,7 +383,7 @@ def save_dataset(dataset: Dataset, folder: Path) -> None:
 
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Inside, the global random generators have been seeded. Afterwards they continue as if nothing had been drawn."""
+    """Seeds the global random generators within the block. Afterwards they continue as if nothing had been drawn."""
     python, arrays = random.getstate(), np.random.get_state()
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices, device_type="cuda" if device.type == "cpu" else device.type):

@@ -5,7 +5,7 @@ import torch
 
 def sibling_advantages(returns: torch.Tensor, mode: str, normalize: bool = False) -> torch.Tensor:
     """
-    Advantage of each sibling over the baseline of its sibling set.
+    Computes the advantage of each sibling over the baseline of its sibling set.
 
     | `mode` | algorithm | A_g |
     | --- | --- | --- |

@@ -70,26 +70,27 @@ class Answers:
         """
         both, pairs = weights.repeat(2), torch.ones_like(weights)
 
-        def mean(values: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor = weights) -> tuple[float, float]:
-            count = (counts * weights).sum().item()
-            return (values.detach() * weights).sum().item() / count if count else 0.0, count
+        def sums(values: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor = weights) -> torch.Tensor:
+            return torch.stack([(values.detach() * weights).sum(), (counts * weights).sum()])
 
         logps, lengths, mean_logits = self.logps.chunk(2), self.lengths.chunk(2), self.mean_logits.chunk(2)
         chosen, rejected = (beta * self.log_ratios).chunk(2)
         change = self.log_ratios.chunk(2)[0] / lengths[0].clamp(min=1)
-        return {
-            "entropy": mean(self.entropy, self.lengths, both),
-            "mean_token_accuracy": mean(self.is_top1.chunk(2)[0], lengths[0]),
-            "logits/chosen": mean(mean_logits[0], lengths[0]),
-            "logits/rejected": mean(mean_logits[1], lengths[1]),
-            "logps/chosen": mean(logps[0], pairs),
-            "logps/rejected": mean(logps[1], pairs),
-            "logps/chosen_change": mean(change, pairs),
-            "rewards/chosen": mean(chosen, pairs),
-            "rewards/rejected": mean(rejected, pairs),
-            "rewards/margins": mean(chosen - rejected, pairs),
-            "rewards/accuracies": mean((chosen > rejected).float(), pairs),
+        found = {
+            "entropy": sums(self.entropy, self.lengths, both),
+            "mean_token_accuracy": sums(self.is_top1.chunk(2)[0], lengths[0]),
+            "logits/chosen": sums(mean_logits[0], lengths[0]),
+            "logits/rejected": sums(mean_logits[1], lengths[1]),
+            "logps/chosen": sums(logps[0], pairs),
+            "logps/rejected": sums(logps[1], pairs),
+            "logps/chosen_change": sums(change, pairs),
+            "rewards/chosen": sums(chosen, pairs),
+            "rewards/rejected": sums(rejected, pairs),
+            "rewards/margins": sums(chosen - rejected, pairs),
+            "rewards/accuracies": sums((chosen > rejected).float(), pairs),
         }
+        totals = torch.stack([*found.values()]).tolist()
+        return {name: (x / count if count else 0.0, count) for name, (x, count) in zip(found, totals, strict=True)}
 
 
 def preference_losses(answers: Answers, args: MADPOConfig) -> torch.Tensor:
@@ -155,4 +156,4 @@ def divergence_scores(log_ratios: torch.Tensor, args: MADPOConfig) -> torch.Tens
     power = args.f_alpha_divergence_coef - 1
     if args.f_divergence_type == "reverse_kl" or abs(power) < 1e-6:  # the limit of the alpha-divergence
         return log_ratios
-    return (torch.exp((power * log_ratios).clamp(max=80)) - 1) / power  # the exponential of 80 is still finite
+    return (torch.exp((power * log_ratios).float().clamp(max=80)) - 1) / power  # the exponential of 80 is still finite
