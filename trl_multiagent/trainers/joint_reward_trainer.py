@@ -257,9 +257,11 @@ class JointRewardTrainer(PairMeansMixin, WrappingMixin, AtomicSaveMixin, RewardT
         means = {"mean_reward": (chosen + rejected) / 2, "accuracy": (chosen > rejected).float()}
         means["margin"] = chosen - rejected
         self._add_means({name: (x.mean().item(), pairs) for name, x in means.items()})
-        metrics, scores = self._metrics["train"], self.accelerator.gather(torch.stack([chosen, rejected]).view(-1))
-        metrics["min_reward"] = [min([*metrics["min_reward"], scores.min().item()])]
-        metrics["max_reward"] = [max([*metrics["max_reward"], scores.max().item()])]
+        metrics, scores = self._metrics["train"], torch.cat([chosen, rejected])
+        # The processes may have different numbers of pairs
+        extremes = self.accelerator.gather(torch.stack([scores.min(), scores.max()])).tolist()
+        metrics["min_reward"] = [min([*metrics["min_reward"], *extremes])]
+        metrics["max_reward"] = [max([*metrics["max_reward"], *extremes])]
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         self._scores = []
