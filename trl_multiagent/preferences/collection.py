@@ -79,26 +79,22 @@ def collect_preferences(
     c-th answer of the team is paired with the c-th of the comparator.
 
     A part of this collection in the folder is continued, with the same result as without the interruption. If only settings of the
-    pairing have changed, new pairs are made of the same candidates. With several processes, all of them must call this function, each
-    with the whole dataset and with a folder that all of them can reach.
+    pairing have changed, new pairs are made of the same candidates. All processes must call this function, with the same arguments.
 
     Args:
         team ([`AgentTeam`]): The team. It stays on its device and is not changed.
         environment ([`Environment`]): Provides the prompts and the joint reward. Only the first turn is played.
         dataset ([`~datasets.Dataset`]): The items.
         config ([`PreferenceConfig`]): The settings.
-        round (`int`, *optional*, defaults to 0):
-            Number of the round, which the rows contain. Every round samples with random numbers of its own.
-        comparator ([`Comparator`], *optional*):
-            The policy that samples the other answers. By default, [`make_comparator`] makes it.
+        round (`int`, *optional*, defaults to 0): Number of the round, which the rows contain. It changes the random numbers.
+        comparator ([`Comparator`], *optional*): Samples the other answers. By default, [`make_comparator`] makes it.
 
     Returns:
         `datasets.Dataset`: The preferences, see [`~trl_multiagent.preferences.rows`] for the columns.
 
     Raises:
         TypeError: `dataset` is not a `datasets.Dataset`.
-        ValueError: the roles of team and environment differ, the weights are sharded, the folder holds another collection, or another
-            program is collecting in it.
+        ValueError: the roles differ, the weights are sharded, the folder holds another collection, or another program is writing to it.
         TaskError: the environment failed, see [`~environments.base.judge`].
         UnavailableError: the endpoint of a comparator gives no answers.
     """
@@ -108,12 +104,11 @@ def collect_preferences(
         raise ValueError("`dataset` has no items.")
     if team.roles != tuple(environment.roles):
         raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
-    state = start_processes()
     if any(parameter.numel() == 0 for parameter in team.parameters()):
         raise ValueError(
-            "The weights of the team are sharded over several processes (ZeRO-3), so they cannot sample here: save the team, and "
-            "collect with a team that is loaded from its folder."
+            "The weights of the team are sharded (ZeRO-3), so they cannot sample: save the team, and load it from its folder."
         )
+    state = start_processes()
     comparator = comparator or make_comparator(team, config, round)
     collection = _Collection(team, environment, dataset, config, round, comparator, state)
     if not collection.is_complete():
