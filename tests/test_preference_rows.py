@@ -85,7 +85,7 @@ def test_forms_of_one_role_do_not_mix():
         ({}, ("main",), r"answers of the roles \['aux', 'main'\], but the team has the roles \['main'\]"),
         ({"chosen_reward": ...}, ROLES, "'rejected_reward' but no 'chosen_reward'"),
         ({"aux_ref_chosen_logps": -1.0}, ROLES, "'aux_ref_chosen_logps' but no 'aux_ref_rejected_logps'"),
-        ({"aux_ref_chosen_logps": -1.0, "aux_ref_rejected_logps": -1.0}, ROLES, "of aux only. Add main_ref_chosen"),
+        ({"aux_ref_chosen_logps": -1.0, "aux_ref_rejected_logps": -1.0}, ROLES, "but no 'main_ref_chosen_logps'"),
         ({"aux_prompt": ..., "aux_chosen": ..., "main_prompt": ...}, ROLES, "has them for no role"),
     ],
 )

@@ -39,7 +39,7 @@ OVERRIDDEN = {
         get_train_dataloader _save_checkpoint create_model_card _load_optimizer_and_scheduler
     """,
     (MADPOTrainer, DPOTrainer): """
-        _prepare_dataset _precompute_ref_logps compute_ref_log_probs compute_loss prediction_step log
+        _prepare_dataset _precompute_ref_logps compute_loss prediction_step log
     """,
     (JointRewardTrainer, RewardTrainer): """
         _prepare_dataset _set_signature_columns_if_needed compute_loss log _save_checkpoint create_model_card
@@ -54,7 +54,6 @@ OVERRIDDEN = {
 }
 # The parameters of the methods and functions that are called or replaced
 CALLED = {
-    DPOTrainer._compute_loss: "self model inputs return_outputs",
     GenerationMixin._sample: "self input_ids logits_processor stopping_criteria generation_config synced_gpus streamer model_kwargs",
     Trainer._get_dataloader: "self dataset description batch_size sampler_fn is_training dataloader_key",
     Trainer._finish_current_push: "self",
@@ -76,7 +75,7 @@ NAMES = {
     argparse.ArgumentParser: "_actions",
     AcceleratorState: "_reset_state",
     BaseTunerLayer: "_active_adapter _disable_adapters",
-    DPOTrainer: "precompute_ref_logps loss_types loss_weights aux_loss_enabled ref_model _tokenizer _metrics _total_train_tokens",
+    DPOTrainer: "precompute_ref_logps ref_model _tokenizer _metrics _total_train_tokens",
     GenerationMixin: "_supports_default_dynamic_cache",
     GradientCheckpointingLayer: "_gradient_checkpointing_func",
     GRPOTrainer: """
@@ -116,18 +115,6 @@ def test_functions_have_the_parameters_that_are_known(function):
 def test_attributes_are_where_they_were(owner):
     source = inspect.getsource(owner)
     assert [name for name in NAMES[owner].split() if not re.search(rf"\b{name}\b", source)] == [], ADVICE
-
-
-def test_the_dpo_loss_reads_the_keys_and_calls_the_model_as_is_known():
-    """A team gives it the outputs of all agents, and the log-probabilities of their references."""
-    source = inspect.getsource(DPOTrainer._compute_loss)
-    read = set(re.findall(r'inputs\["(\w+)"\]', source))
-    keys = {"completion_mask", "input_ids", "attention_mask", "ref_chosen_logps", "ref_rejected_logps"}
-    assert read == keys and source.count("self.precompute_ref_logps") == 1, ADVICE
-    # The policy, and outputs that nobody asks for
-    assert source.count(" model(**model_kwargs") == 2, ADVICE
-    fields = set(re.findall(r"\boutputs\.(\w+)", source)) - {"log_probs"}
-    assert fields == {"aux_loss", "entropy", "is_top1", "log_sum_sq_probs", "mean_logits"}, ADVICE
 
 
 def test_the_losses_of_dpo_are_known():

@@ -10,7 +10,7 @@ import json
 import random
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,11 @@ from trl_multiagent.folders import CARD_FILE, DATASET_STATE, PREFERENCES_FILE, r
 from trl_multiagent.jobs.identity import checksum_of_weights, describe_agent, describe_environment, digest_of_rows
 from trl_multiagent.jobs.processes import fail_together, start_processes
 from trl_multiagent.jobs.stage import Stage, chunks_of
-from trl_multiagent.preferences.comparators import Comparator, make_comparator, team_sampler
+from trl_multiagent.preferences.comparators import Comparator, Sampler, make_comparator, team_sampler
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PAIRING_FIELDS, SAMPLING_FIELDS, PreferenceConfig
 from trl_multiagent.preferences.pairs import Candidate, Pair, all_pairs, matched_pairs, select_pairs
 from trl_multiagent.preferences.report import (
     PICTURE_FILE,
-    Facts,
     draw_rewards,
     preference_card,
     summarize,
@@ -47,12 +46,13 @@ from trl_multiagent.preferences.rows import (
     REJECTED_REWARD,
     ROUND,
     check_preferences,
+    check_prompt,
     make_row,
     text_columns,
 )
-from trl_multiagent.rollout.episodes import derive_seed, play_candidates
+from trl_multiagent.rollout.episodes import derive_seed
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
-from trl_multiagent.rollout.tree import Node, Samples
+from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
 from trl_multiagent.team.agent_team import AgentTeam
 
 
@@ -78,31 +78,23 @@ def collect_preferences(
     answer. The environment scores all of them, and pairs of answers with different rewards become rows. With a comparator, the
     c-th answer of the team is paired with the c-th of the comparator.
 
-    If the folder holds a part of this collection, it is continued, and the result is the same as without the interruption. If
-    only settings of the pairing have changed, new pairs are made of the same candidates. With several processes, all of them
-    must call this function, each with the whole dataset and with a folder that all of them can reach.
+    A part of this collection in the folder is continued, with the same result as without the interruption. If only settings of the
+    pairing have changed, new pairs are made of the same candidates. All processes must call this function, with the same arguments.
 
     Args:
-        team ([`AgentTeam`]):
-            The team. It stays on its device and is not changed.
-        environment ([`Environment`]):
-            Provides the prompts and the joint reward. Only the first turn is played.
-        dataset ([`~datasets.Dataset`]):
-            The items.
-        config ([`PreferenceConfig`]):
-            The settings.
-        round (`int`, *optional*, defaults to 0):
-            Number of the round, which the rows contain. Every round samples with random numbers of its own.
-        comparator ([`Comparator`], *optional*):
-            The policy that samples the other answers. By default, [`make_comparator`] makes it.
+        team ([`AgentTeam`]): The team. It stays on its device and is not changed.
+        environment ([`Environment`]): Provides the prompts and the joint reward. Only the first turn is played.
+        dataset ([`~datasets.Dataset`]): The items.
+        config ([`PreferenceConfig`]): The settings.
+        round (`int`, *optional*, defaults to 0): Number of the round, which the rows contain. It changes the random numbers.
+        comparator ([`Comparator`], *optional*): Samples the other answers. By default, [`make_comparator`] makes it.
 
     Returns:
         `datasets.Dataset`: The preferences, see [`~trl_multiagent.preferences.rows`] for the columns.
 
     Raises:
         TypeError: `dataset` is not a `datasets.Dataset`.
-        ValueError: the roles of team and environment differ, the weights are sharded, the folder holds another collection, or another
-            program is collecting in it.
+        ValueError: the roles differ, the weights are sharded, the folder holds another collection, or another program is writing to it.
         TaskError: the environment failed, see [`~environments.base.judge`].
         UnavailableError: the endpoint of a comparator gives no answers.
     """
@@ -112,16 +104,14 @@ def collect_preferences(
         raise ValueError("`dataset` has no items.")
     if team.roles != tuple(environment.roles):
         raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
-    state = start_processes()
     if any(parameter.numel() == 0 for parameter in team.parameters()):
         raise ValueError(
-            "The weights of the team are sharded over several processes (ZeRO-3), so they cannot sample here: save the team, and "
-            "collect with a team that is loaded from its folder."
+            "The weights of the team are sharded (ZeRO-3), so they cannot sample: save the team, and load it from its folder."
         )
-    if comparator is None:
-        comparator = make_comparator(team, config, round)
+    state = start_processes()
+    comparator = comparator or make_comparator(team, config, round)
     collection = _Collection(team, environment, dataset, config, round, comparator, state)
-    if not collection.is_complete:
+    if not collection.is_complete():
         with collection.stage.open():
             with fail_together(state):
                 collection.sample_chunks()
@@ -134,26 +124,23 @@ def collect_preferences(
     return preferences
 
 
+@dataclass
 class _Collection:
     """One call of [`collect_preferences`]: its arguments, its chunks and its files."""
 
-    def __init__(
-        self,
-        team: AgentTeam,
-        environment: Environment,
-        dataset: Dataset,
-        config: PreferenceConfig,
-        round: int,
-        comparator: Comparator | None,
-        state: PartialState,
-    ):
-        self.team, self.environment, self.dataset, self.config = team, environment, dataset, config
-        self.round, self.comparator, self.state = round, comparator, state
-        self.folder = Path(config.output_dir)
-        self.chunks = chunks_of(len(dataset), config.items_per_chunk)
-        self.item_ids = item_ids(dataset)
-        self.stage = Stage(self.folder, "collection", self._describe(), state)
-        self.is_complete = self._is_complete()
+    team: AgentTeam
+    environment: Environment
+    dataset: Dataset
+    config: PreferenceConfig
+    round: int
+    comparator: Comparator | None
+    state: PartialState
+
+    def __post_init__(self) -> None:
+        self.folder = Path(self.config.output_dir)
+        self.chunks = chunks_of(len(self.dataset), self.config.items_per_chunk)
+        self.item_ids = item_ids(self.dataset)
+        self.stage = Stage(self.folder, "collection", self._describe(), self.state)
 
     def _describe(self) -> dict[str, Any]:
         """Returns what must be the same when the collection is continued."""
@@ -167,21 +154,20 @@ class _Collection:
             settings["number of processes"] = self.state.num_processes
         return settings | self.config.values(SAMPLING_FIELDS)
 
-    # Files
-
-    def _is_complete(self) -> bool:
+    def is_complete(self) -> bool:
+        """Returns whether the folder holds the result of these settings, unchanged."""
         path = self.folder / PREFERENCES_FILE
         if not path.is_file() or not (self.folder / DATASET_STATE).is_file():
             return False
         facts = json.loads(path.read_text())
         if facts["sampling"] != self.stage.settings or facts["pairing"] != self.config.values(PAIRING_FIELDS):
             return False
-        if "rows" in facts and facts["rows"] != digest_of_rows(load_from_disk(self.folder)):
+        is_unchanged = facts.get("rows") in (None, digest_of_rows(load_from_disk(self.folder)))
+        if not is_unchanged:
             logger.warning(
                 f"The preferences in {self.folder} have changed on the disk, so they are made again of their candidates."
             )
-            return False
-        return True
+        return is_unchanged
 
     # Sampling
 
@@ -194,18 +180,19 @@ class _Collection:
         if missing and self.stage.has(STATE_FILE.format(missing[0] - count)):
             state = torch.load(self.folder / STATE_FILE.format(missing[0] - count), weights_only=True)
             self.environment.load_state_dict(state)
-        own_items = [self.dataset[k] for number in missing for k in self.chunks[number]]
-        team_sampler(self.team, self.config).check_items(own_items, self.environment)
+        sampler = team_sampler(self.team, self.config)
+        sampler.check_items([self.dataset[k] for number in missing for k in self.chunks[number]], self.environment)
+        numbers = {number: len(self.chunks[number]) for number in own}
         bar = tqdm(
             desc="Collecting preferences",
             unit=" items",
-            total=sum(len(self.chunks[number]) for number in own),
-            initial=sum(len(self.chunks[number]) for number in own if number not in missing),
+            total=sum(numbers.values()),
+            initial=sum(size for number, size in numbers.items() if number not in missing),
             disable=config.disable_tqdm or not self.state.is_main_process,
         )
         with bar:
             for number in missing:
-                lines = self.sample_chunk(number)
+                lines = self.sample_chunk(number, sampler)
                 state = self.environment.state_dict()
                 if state:
                     with replacing(self.folder / STATE_FILE.format(number)) as path:
@@ -213,79 +200,63 @@ class _Collection:
                 self.stage.save(CHUNK_FILE.format(number), lines)
                 bar.update(len(lines))
 
-    def sample_chunk(self, number: int) -> list[dict[str, Any]]:
+    def sample_chunk(self, number: int, sampler: Sampler) -> list[dict[str, Any]]:
         """Samples and scores one chunk. Returns one record per item, as plain values."""
-        items = [self.dataset[k] for k in self.chunks[number]]
-        sampler = team_sampler(self.team, self.config)
+        chunk, config, comparator = self.chunks[number], self.config, self.comparator
 
         def sample_team(nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
-            for item, node in zip(self.chunks[number], nodes, strict=True):
-                self._check_prompts(item, node)
+            for item, node in zip(chunk, nodes, strict=True):
+                for role, prompt in self._prompts(node).items():
+                    check_prompt(prompt, f"The prompt of {role!r} for item {item}")
             return sampler(nodes, num_candidates)
 
-        own = self._play(items, number, "team", sample_team, "current")
-        others = None
-        if self.comparator is not None:
-            # The comparator has random numbers of its own, or it would repeat what the same team has sampled
-            others = self._play(items, number, "comparator", self.comparator.sample, self.comparator.name)
-        records = []
-        for position, (k, (node, candidates)) in enumerate(zip(self.chunks[number], own, strict=True)):
-            record = {"index": k, "item_id": self.item_ids[k], "prompts": self._prompts(node)}
-            record |= {"candidates": [asdict(candidate) for candidate in candidates]}
-            record |= {"tokens": count_tokens(node), "truncated": self._count_truncated(node)}
-            if others is not None:
-                other_node, other_candidates = others[position]
-                record["comparator"] = [asdict(candidate) for candidate in other_candidates]
-                record["comparator_tokens"] = count_tokens(other_node)
-            records.append(record)
+        nodes = self._play(number, "team", sample_team, config.preference_num_candidates)
+        records: list[dict[str, Any]] = [
+            {
+                "index": k,
+                "item_id": self.item_ids[k],
+                "prompts": self._prompts(node),
+                "candidates": candidates_of(node, "current"),
+                "tokens": count_tokens(node),
+                "truncated": self._count_truncated(node),
+            }
+            for k, node in zip(chunk, nodes, strict=True)
+        ]
+        if comparator is not None:
+            # It has random numbers of its own, or it would repeat what the same team has sampled
+            nodes = self._play(number, "comparator", comparator.sample, config.num_comparator_candidates)
+            for record, node in zip(records, nodes, strict=True):
+                record |= {"comparator": candidates_of(node, comparator.name), "comparator_tokens": count_tokens(node)}
         return records
 
-    def _play(
-        self, items: list[dict], chunk: int, stream: str, sample: Any, name: str
-    ) -> list[tuple[Node, list[Candidate]]]:
+    def _play(self, chunk: int, stream: str, sample: Sampler, num_candidates: int) -> list[Node]:
         """Samples and scores the candidates of one policy, with random numbers that depend on the chunk."""
-        config = self.config
-        number = config.preference_num_candidates if stream == "team" else config.num_comparator_candidates
-        seed = derive_seed(config.seed, self.round, chunk, stream)
-        with seeded(seed, self.team.device):
-            nodes = play_candidates(
-                items, self.environment, sample, num_candidates=number, process_reward=config.process_reward
+        items = [self.dataset[k] for k in self.chunks[chunk]]
+        with seeded(derive_seed(self.config.seed, self.round, chunk, stream), self.team.device):
+            (nodes,) = grow_trees(
+                items,
+                self.environment,
+                sample,
+                lambda nodes: judge_nodes(self.environment, nodes),
+                num_turns=1,
+                num_generations=num_candidates,
+                process_reward=self.config.process_reward,
             )
-        return [
-            (
-                node,
-                [
-                    Candidate(action, reward, outcome.metrics, name)
-                    for action, reward, outcome in zip(node.joint_actions, node.rewards, node.outcomes, strict=True)
-                ],
-            )
-            for node in nodes
-        ]
+        return nodes
 
     def _prompts(self, node: Node) -> dict[str, Any]:
-        """The prompt of each role in the form in which the agent saw it: a text or chat messages."""
+        """Returns the prompt of each role in the form in which the agent saw it: a text or chat messages."""
         prompts = {}
         for role in self.team.roles:
             as_chat = uses_chat_template(self.team.tokenizers[role], self.config.use_chat_template)
             prompt = whole_prompt(role, (), node.prompts[role], as_chat)
-            # All rows have the same form, so other keys of messages are left out
-            prompts[role] = prompt if isinstance(prompt, str) else [without_other_keys(message) for message in prompt]
+            if not isinstance(prompt, str):  # all rows have the same form, so other keys of messages are left out
+                prompt = [{"role": message["role"], "content": message["content"]} for message in prompt]
+            prompts[role] = prompt
         return prompts
 
-    def _check_prompts(self, item: int, node: Node) -> None:
-        """Refuses prompts that a row of preferences must not have, before anything is sampled from them."""
-        for role, prompt in self._prompts(node).items():
-            text = prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt)
-            if not text:
-                raise ValueError(f"The prompt of {role!r} for item {item} is empty: the environment must write one.")
-            if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
-                raise ValueError(
-                    f"The prompt of {role!r} for item {item} ends with a message of the assistant. Such a message belongs to "
-                    "the answer: end the prompt with a message of the user."
-                )
-
     def _count_truncated(self, node: Node) -> int:
-        """Number of the agents' completions that have no end-of-sequence token."""
+        """Counts the agents' completions that have no end-of-sequence token."""
         return sum(
             not ids or ids[-1] not in self.team.end_tokens(role)
             for role, samples in node.samples.items()
@@ -295,12 +266,7 @@ class _Collection:
     # The dataset
 
     def read_records(self) -> list[dict[str, Any]]:
-        """
-        Reads the candidates of all items, in order.
-
-        Raises:
-            ValueError: a chunk is missing or damaged.
-        """
+        """Reads the candidates of all items, in order. A chunk that is missing or damaged is an error."""
         records = []
         for number, chunk in enumerate(self.chunks):
             path = CHUNK_FILE.format(number)
@@ -312,50 +278,36 @@ class _Collection:
             records += lines
         return records
 
-    def pairs_of(self, record: dict[str, Any]) -> list[Pair]:
-        """All pairs of an item."""
-        candidates = [Candidate(**candidate) for candidate in record["candidates"]]
-        if "comparator" not in record:
-            return all_pairs(candidates)
-        return matched_pairs(candidates, [Candidate(**candidate) for candidate in record["comparator"]])
-
     def write_dataset(self) -> None:
         """Pairs the candidates, and writes the dataset, its card and the picture."""
         config, roles = self.config, self.team.roles
         records = self.read_records()
-        pairs = [self.pairs_of(record) for record in records]
-        selected = [
-            select_pairs(
-                of_item,
-                config.pair_selection,
-                config.preference_pairs_per_sample,
-                derive_seed(config.seed, self.round, record["index"], "pairs"),
-            )
-            for record, of_item in zip(records, pairs, strict=True)
-        ]
+        pairs = [pairs_of(record) for record in records]
+        limit, selected = config.preference_pairs_per_sample, []
+        for record, of_item in zip(records, pairs, strict=True):
+            seed = derive_seed(config.seed, self.round, record["index"], "pairs")
+            selected.append(select_pairs(of_item, config.pair_selection, limit, seed))
         rows = [self._row(record, pair) for record, of_item in zip(records, selected, strict=True) for pair in of_item]
-        preferences = make_dataset(rows, roles, [record["prompts"] for record in records])
+        preferences = make_dataset(rows, roles, records[0]["prompts"])
         if rows:
             check_preferences(preferences, roles, "the collected preferences")
 
         for name in (PREFERENCES_FILE, DATASET_STATE):  # from here on, a crash leaves no dataset that looks complete
             (self.folder / name).unlink(missing_ok=True)
         save_dataset(preferences, self.folder)
-        facts = Facts(
-            environment=repr(self.environment),
-            sampling=self.stage.settings,
-            pairing=config.values(PAIRING_FIELDS),
-            numbers={
-                **summarize(records, pairs, selected, config),
-                **({} if self.comparator is None else self.comparator.numbers()),
-            },
-            rows=digest_of_rows(preferences),
-        )
+        numbers = summarize(records, pairs, selected, config)
+        facts = {
+            "environment": repr(self.environment),
+            "sampling": self.stage.settings,
+            "pairing": config.values(PAIRING_FIELDS),
+            "numbers": {**numbers, **({} if self.comparator is None else self.comparator.numbers())},
+            "rows": digest_of_rows(preferences),
+        }
         (self.folder / PICTURE_FILE).unlink(missing_ok=True)
         if config.log_reward_distribution:
             draw_rewards(records, selected, self.folder / PICTURE_FILE)
         write_text(self.folder / CARD_FILE, preference_card(facts, roles, preferences.column_names, config))
-        write_json(self.folder / PREFERENCES_FILE, asdict(facts))
+        write_json(self.folder / PREFERENCES_FILE, facts)
 
     def _row(self, record: dict[str, Any], pair: Pair) -> dict[str, Any]:
         chosen, rejected = pair.chosen, pair.rejected
@@ -369,38 +321,41 @@ class _Collection:
 
 
 def finished_chunks(folder: Path, number: int) -> int:
-    """How many of a number of chunks a folder holds."""
+    """Counts the chunks that a folder holds, of a number of them."""
     return sum((folder / CHUNK_FILE.format(k)).is_file() for k in range(number))
 
 
-def without_other_keys(message: dict[str, str]) -> dict[str, str]:
-    """A chat message with its role and content only."""
-    return {key: message[key] for key in ("role", "content")}
+def candidates_of(node: Node, by: str) -> list[dict[str, Any]]:
+    """Returns the joint answers at a node that a policy sampled, as fields of [`Candidate`]."""
+    actions = zip(node.joint_actions, node.rewards, node.outcomes, strict=True)
+    return [asdict(Candidate(action, reward, outcome.metrics, by)) for action, reward, outcome in actions]
 
 
 def count_tokens(node: Node) -> int:
-    """Number of tokens that were sampled at a node."""
+    """Counts the tokens that were sampled at a node."""
     return sum(len(ids) for samples in node.samples.values() for ids in samples.completion_ids)
 
 
-def make_dataset(rows: list[dict[str, Any]], roles: Sequence[str], prompts: Sequence[dict[str, Any]]) -> Dataset:
-    """
-    Makes a dataset of rows whose components may differ. It has the right columns even if there are no rows.
+def pairs_of(record: dict[str, Any]) -> list[Pair]:
+    """Makes all pairs of an item."""
+    candidates = [Candidate(**candidate) for candidate in record["candidates"]]
+    if "comparator" not in record:
+        return all_pairs(candidates)
+    return matched_pairs(candidates, [Candidate(**candidate) for candidate in record["comparator"]])
 
-    Args:
-        rows (`list[dict]`): The rows.
-        roles (`Sequence[str]`): The roles.
-        prompts (`Sequence[dict]`): Prompts of each role, at least one; they tell whether a role's columns are texts.
+
+def make_dataset(rows: list[dict[str, Any]], roles: Sequence[str], prompts: dict[str, Any]) -> Dataset:
+    """
+    Makes a dataset of rows whose components may differ. It has the right columns even if there are no rows: `prompts` tells whether a
+    role's columns are texts.
     """
     messages = [{"role": Value("string"), "content": Value("string")}]
     features: dict[str, Any] = {}
     for role in roles:
-        features |= dict.fromkeys(
-            text_columns(role), Value("string") if isinstance(prompts[0][role], str) else messages
-        )
+        features |= dict.fromkeys(text_columns(role), Value("string") if isinstance(prompts[role], str) else messages)
     features |= dict.fromkeys((CHOSEN_REWARD, REJECTED_REWARD), Value("float64"))
-    features |= {ITEM_ID: Value("string"), ROUND: Value("int64"), CHOSEN_BY: Value("string")}
-    features |= {REJECTED_BY: Value("string")}
+    features |= {ITEM_ID: Value("string"), ROUND: Value("int64")}
+    features |= {CHOSEN_BY: Value("string"), REJECTED_BY: Value("string")}
     features |= {name: Value("float64") for row in rows for name in row if name not in features}
     columns = {name: [row.get(name) for row in rows] for name in features}
     return Dataset.from_dict(columns, features=Features(features))
@@ -423,7 +378,7 @@ def save_dataset(dataset: Dataset, folder: Path) -> None:
 
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Inside, the global random generators have been seeded. Afterwards they continue as if nothing had been drawn."""
+    """Seeds the global random generators within the block. Afterwards they continue as if nothing had been drawn."""
     python, arrays = random.getstate(), np.random.get_state()
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices, device_type="cuda" if device.type == "cpu" else device.type):

@@ -54,7 +54,7 @@ class Comparator:
     client: EndpointClient | None = None
 
     def describe(self) -> dict[str, Any]:
-        """What must be the same when an interrupted collection is continued."""
+        """Returns what must be the same when an interrupted collection is continued."""
         facts: dict[str, Any] = {"comparator": self.name}
         if self.team is not None:
             facts["comparator weights"] = checksum_of_weights(self.team.parameters())
@@ -63,16 +63,14 @@ class Comparator:
         return facts
 
     def numbers(self) -> dict[str, float]:
-        """What the whole collection has used of an endpoint, over all processes and restarts."""
+        """Returns what the whole collection has used of an endpoint, over all processes and restarts."""
         if self.client is None:
             return {}
         endpoint, ledger = self.client.endpoint, self.client.ledger
         ledger.update()
+        tokens = {"input": ledger.input_tokens, "output": ledger.output_tokens}
         numbers: dict[str, float] = {"comparator_answers": ledger.requests}
-        numbers |= {
-            "comparator_input_tokens": ledger.input_tokens,
-            "comparator_output_tokens": ledger.output_tokens,
-        }
+        numbers |= {f"comparator_{side}_tokens": number for side, number in tokens.items()}
         if endpoint.has_price:
             numbers["comparator_cost"] = endpoint.cost(ledger.input_tokens, ledger.output_tokens)
         return numbers
@@ -82,20 +80,14 @@ def make_comparator(
     team: AgentTeam, config: PreferenceConfig, round: int = 0, copied: AgentTeam | None = None
 ) -> Comparator | None:
     """
-    Makes the comparator that `config.comparator_policy` names.
+    Makes the comparator that `config.comparator_policy` names, or `None` if there is none.
 
     Args:
-        team ([`AgentTeam`]):
-            The team that is trained.
-        config ([`PreferenceConfig`]):
-            The settings.
-        round (`int`, *optional*, defaults to 0):
-            Number of the round, for `history`.
+        team ([`AgentTeam`]): The team that is trained.
+        config ([`PreferenceConfig`]): The settings.
+        round (`int`, *optional*, defaults to 0): Number of the round, for `history`.
         copied ([`AgentTeam`], *optional*):
             The team of `current_copy`, which was copied earlier. By default, the team is copied now.
-
-    Returns:
-        [`Comparator`] or `None`: `None` without a comparator.
 
     Raises:
         ValueError: the model or team cannot be loaded, it has other roles, or there is no saved team.
@@ -103,56 +95,48 @@ def make_comparator(
     policy = config.comparator_policy
     if policy is None:
         return None
-    if policy == "current":
-        return Comparator("current", team, team_sampler(team, config))
+    if policy in ("model", "api"):
+        return _other_model(team, config, round)
+    name, other = "current", team
     if policy == "current_copy":
-        other = team.frozen_copy() if copied is None else copied
-        return Comparator("current_copy", other, team_sampler(other, config))
-    if policy == "history":
+        name, other = policy, team.frozen_copy() if copied is None else copied
+    elif policy == "history" and round > 0:
         folder = history_folder(config, round)
-        if folder is None:
-            return Comparator("current", team, team_sampler(team, config))
-        other = load(str(folder), team.roles, team)
-        return Comparator(f"history:{folder.name}", other, team_sampler(other, config))
-    mode = config.comparator_generation_mode
-    if policy == "api":
-        return endpoint_comparator(team, config, round)
-    names = config.comparator_agents or config.comparator_model_name
-    assert names is not None  # the configuration has checked it
-    label = f"model:{names if isinstance(names, str) else ','.join(names)}"
-    if mode == "decentralized":
-        other = load(names, team.roles, team)
-        return Comparator(label, other, team_sampler(other, config))
-    assert isinstance(names, str)
-    solo = load(names, [SOLO], team)
-    if mode == "centralized":
-        sampler = team_sampler(solo, config, len(team.roles) * config.max_completion_length)
-        return Comparator(f"{label}:{mode}", solo, CentralizedSampler(sampler, team.roles))
-    return Comparator(f"{label}:{mode}", solo, SequentialSampler(team_sampler(solo, config), team.roles))
+        name, other = f"history:{folder.name}", load(str(folder), team.roles, team)
+    return Comparator(name, other, team_sampler(other, config))
 
 
-def endpoint_comparator(team: AgentTeam, config: PreferenceConfig, round: int) -> Comparator:
-    """The comparator of `comparator_policy: api`."""
-    endpoint, mode = config.comparator_endpoint(len(team.roles)), config.comparator_generation_mode
-    client = EndpointClient(endpoint, Path(config.output_dir) / CANDIDATES_FOLDER / ENDPOINT_FOLDER)
-    sample: Sampler = EndpointSampler(client, team.tokenizers[team.roles[0]], f"{config.seed}/{round}")
-    name = f"api:{endpoint.model}"
+def _other_model(team: AgentTeam, config: PreferenceConfig, round: int) -> Comparator:
+    """Makes the comparator of `comparator_policy: model` or `api`: a model for each role, or one for all roles."""
+    roles, mode = team.roles, config.comparator_generation_mode
+    other: AgentTeam | None = None
+    client: EndpointClient | None = None
+    if config.comparator_policy == "api":
+        client = EndpointClient(
+            config.comparator_endpoint(len(roles)), Path(config.output_dir) / CANDIDATES_FOLDER / ENDPOINT_FOLDER
+        )
+        name = f"api:{client.endpoint.model}"
+        sample: Sampler = EndpointSampler(client, team.tokenizers[roles[0]], f"{config.seed}/{round}")
+    else:
+        names = config.comparator_agents or config.comparator_model_name
+        assert names is not None  # the configuration has checked it
+        name = f"model:{names if isinstance(names, str) else ','.join(names)}"
+        other = load(names, roles if mode == "decentralized" else [SOLO], team)
+        answers = len(roles) if mode == "centralized" else 1  # in one text
+        sample = team_sampler(other, config, answers * config.max_completion_length)
     if mode == "decentralized":
-        return Comparator(name, None, sample, client)
+        return Comparator(name, other, sample, client)
     one_for_all = CentralizedSampler if mode == "centralized" else SequentialSampler
-    return Comparator(f"{name}:{mode}", None, one_for_all(sample, team.roles), client)
+    return Comparator(f"{name}:{mode}", other, one_for_all(sample, roles), client)
 
 
-def history_folder(config: PreferenceConfig, round: int) -> Path | None:
+def history_folder(config: PreferenceConfig, round: int) -> Path:
     """
-    The folder of the team as it was `comparator_history_k` rounds ago, or at the start if there were fewer rounds; `None` in the
-    first round.
+    Returns the folder of the team as it was `comparator_history_k` rounds ago, or at the start if there were fewer rounds.
 
     Raises:
         ValueError: no team was saved there.
     """
-    if round == 0:
-        return None
     assert config.policy_checkpoint_dir is not None  # the configuration has checked it
     folder = Path(config.policy_checkpoint_dir) / ROUND_FOLDER.format(max(0, round - config.comparator_history_k))
     if not (folder / TEAM_FILE).is_file():
@@ -163,12 +147,7 @@ def history_folder(config: PreferenceConfig, round: int) -> Path | None:
 
 
 def load(names: str | Sequence[str], roles: Sequence[str], like: AgentTeam) -> AgentTeam:
-    """
-    Loads a team that is not trained, with the data type and on the device of another one.
-
-    Raises:
-        ValueError: it cannot be loaded, or has other roles.
-    """
+    """Loads a team that is not trained, with the data type and on the device of another one."""
     names = names if isinstance(names, str) else list(names)
     with one_line(f"The comparator cannot be loaded from {names!r}"):
         team = load_player(names, roles)
@@ -179,7 +158,7 @@ def load(names: str | Sequence[str], roles: Sequence[str], like: AgentTeam) -> A
 
 def team_sampler(team: AgentTeam, config: PreferenceConfig, max_new_tokens: int | None = None) -> TeamSampler:
     """Samples with a team as the settings say. `max_new_tokens` replaces their `max_completion_length`."""
-    settings = config.sampling_kwargs | ({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})
+    settings = {**config.sampling_kwargs, "max_new_tokens": max_new_tokens or config.max_completion_length}
     generator = TransformersGenerator(team, sampling_arguments(settings), config.generation_token_budget)
     return TeamSampler(team, generator, config.use_chat_template)
 
@@ -191,21 +170,19 @@ class EndpointSampler:
     Args:
         client ([`EndpointClient`]): Asks the endpoint.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Makes tokens of the texts.
-        seed (`str`): Names the sampling. The same one gets the same answers from the cache.
+        seed (`str`): Cache key; calls with the same seed reuse cached answers.
     """
 
     def __init__(self, client: EndpointClient, tokenizer: PreTrainedTokenizerBase, seed: str):
         self.client, self.tokenizer, self.seed = client, tokenizer, seed
 
     def __call__(self, nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
-        """
-        Raises:
-            UnavailableError: a question has no answer.
-        """
+        """Asks for all completions. If one is missing, an `UnavailableError` says why."""
         questions, asked = [], Counter[str]()
         for node in nodes:
             for prompt in node.prompts.values():
-                messages = as_messages(prompt)
+                given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+                messages = tuple({"role": message["role"], "content": message["content"]} for message in given)
                 text = json.dumps(messages)
                 for _ in range(num_candidates):
                     asked[text] += 1  # so that two items with the same prompt have different candidates, too
@@ -227,15 +204,6 @@ class EndpointSampler:
         return samples
 
 
-def as_messages(prompt: Prompt) -> tuple[dict[str, str], ...]:
-    """A prompt as chat messages."""
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return tuple({"role": message["role"], "content": message["content"]} for message in messages)
-
-
-# One model that answers for all roles. Its prompt contains the assignments of all roles
-
-
 class CentralizedSampler:
     """
     Samples joint answers of one model. The model sees the assignments of all roles and answers with a tagged block for each, as an agent
@@ -251,14 +219,14 @@ class CentralizedSampler:
 
     def __call__(self, nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
         asked = [Node(node.item, (), {SOLO: central_prompt(self.roles, node.prompts)}) for node in nodes]
-        whole = self.sampler(asked, num_candidates)[SOLO]
-        return {role: [self.part(samples, role) for samples in whole] for role in self.roles}
-
-    def part(self, samples: Samples, role: str) -> Samples:
-        """The part of one role. All tokens count as those of the first role, because they were sampled once."""
-        ids = samples.completion_ids if role == self.roles[0] else [[] for _ in samples.texts]
-        texts = [split_blocks(text, self.roles).answers[role] for text in samples.texts]
-        return Samples(samples.prompt_ids, ids, texts)
+        result: dict[str, list[Samples]] = {role: [] for role in self.roles}
+        for samples in self.sampler(asked, num_candidates)[SOLO]:
+            answers = [split_blocks(text, self.roles).answers for text in samples.texts]
+            for role, parts in result.items():
+                # All tokens count as those of the first role, because they were sampled once
+                ids = samples.completion_ids if role == self.roles[0] else [[] for _ in answers]
+                parts.append(Samples(samples.prompt_ids, ids, [answer[role] for answer in answers]))
+        return result
 
 
 class SequentialSampler:
@@ -285,9 +253,11 @@ class SequentialSampler:
                 for c in range(1 if first else num_candidates)
             ]
             samples = self.sampler(asked, num_candidates if first else 1)[SOLO]
-            if not first:
+            if not first:  # every candidate had a prompt of its own
+                groups = [samples[k : k + num_candidates] for k in range(0, len(samples), num_candidates)]
                 samples = [
-                    join_samples(samples[k : k + num_candidates]) for k in range(0, len(samples), num_candidates)
+                    Samples(group[0].prompt_ids, [x.completion_ids[0] for x in group], [x.texts[0] for x in group])
+                    for group in groups
                 ]
             for answer, text in zip(answers, [text for group in samples for text in group.texts], strict=True):
                 answer[role] = text
@@ -298,9 +268,3 @@ class SequentialSampler:
         before = "".join(f"<{other}>\n{answer}\n</{other}>\n\n" for other, answer in answers.items())
         before = f"The answers so far:\n\n{before}" if before else ""
         return f"{assignments(self.roles, prompts)}{before}Write the answer of {role} only:\n\n"
-
-
-def join_samples(parts: list[Samples]) -> Samples:
-    """The candidates of one item, each of which was sampled from a prompt of its own."""
-    ids = [ids for part in parts for ids in part.completion_ids]
-    return Samples(parts[0].prompt_ids, ids, [text for part in parts for text in part.texts])

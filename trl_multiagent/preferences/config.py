@@ -103,7 +103,7 @@ class PreferenceConfig(SamplingOptions):
     reward_scale: float = setting("Factor applied to every reward.", 1.0, ne=0, ge=-1000000, le=1000000)
     reward_shift: float = setting("Added to every reward, after the scale.", 0.0, ge=-1000000, le=1000000)
     seed: int = setting("Random seed.", 42, ge=0, le=4294967295)
-    disable_tqdm: bool = setting("Whether there is no progress bar.", False)
+    disable_tqdm: bool = setting("Disable the progress bar.", False)
 
     def __post_init__(self) -> None:
         check_arguments(self)
@@ -133,52 +133,43 @@ class PreferenceConfig(SamplingOptions):
 
     def comparator_endpoint(self, num_roles: int) -> Endpoint:
         """
-        The endpoint of `comparator_policy: api`.
-
-        Args:
-            num_roles (`int`): Number of roles.
+        Makes the endpoint of `comparator_policy: api`.
 
         Raises:
             ValueError: a setting is missing or impossible.
         """
         if self.comparator_api_model is None:
             raise ValueError("`comparator_policy: api` needs `comparator_api_model`, the name of the model.")
-        if self.comparator_api_format == "generic":
-            raise ValueError(
-                "`comparator_api_format` is 'generic', which `comparator_policy: api` does not support: set it to openai or anthropic."
-            )
-        prefix = "comparator_api_"
+        names = (
+            "extra_body",
+            "timeout",
+            "deadline",
+            "tries",
+            "concurrency",
+            "token_budget",
+            "input_price",
+            "output_price",
+        )
         answers = num_roles if self.comparator_generation_mode == "centralized" else 1  # in one text
         return make_endpoint(
             self.comparator_api_model,
             self.comparator_api_url,
             self.comparator_api_key_env,
             self.comparator_api_format,
-            names=(f"{prefix}url", f"{prefix}key_env", f"{prefix}format"),
+            names=("comparator_api_url", "comparator_api_key_env", "comparator_api_format"),
             max_tokens=answers * self.max_completion_length,
             # 1 is the default everywhere, and some models reject the parameter
             temperature=None if self.temperature == 1.0 else self.temperature,
             top_p=None if self.top_p == 1.0 else self.top_p,
-            extra_body=self.comparator_api_extra_body,
-            timeout=self.comparator_api_timeout,
-            deadline=self.comparator_api_deadline,
-            tries=self.comparator_api_tries,
-            concurrency=self.comparator_api_concurrency,
-            token_budget=self.comparator_api_token_budget,
-            input_price=self.comparator_api_input_price,
-            output_price=self.comparator_api_output_price,
+            **{name: getattr(self, f"comparator_api_{name}") for name in names},
         )
 
     @property
     def sampling_kwargs(self) -> dict[str, Any]:
         """The fields of [`~transformers.GenerationConfig`]."""
-        kwargs: dict[str, Any] = {
-            "max_new_tokens": self.max_completion_length,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-        }
-        kwargs |= {"top_k": self.top_k, "repetition_penalty": self.repetition_penalty, "disable_compile": True}
-        return kwargs if self.min_p is None else {**kwargs, "min_p": self.min_p}
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        kwargs = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {"max_new_tokens": self.max_completion_length, "disable_compile": True, **kwargs}
 
     @property
     def candidates_per_item(self) -> int:
@@ -196,9 +187,9 @@ class PreferenceConfig(SamplingOptions):
         return reward * self.reward_scale + self.reward_shift
 
     def environment_steps(self, num_pairs: int) -> int:
-        """Env steps as CoMLRL counts them: a fixed number per pair, or none. Sampling costs nothing in this count."""
+        """Returns the env steps as CoMLRL counts them: a fixed number per pair, or none. Sampling costs nothing in this count."""
         return num_pairs * self.environment_steps_per_pair if self.use_environment_step else 0
 
     def values(self, names: tuple[str, ...]) -> dict[str, Any]:
-        """Some of the settings, by name."""
+        """Returns some of the settings, by name."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name in names}

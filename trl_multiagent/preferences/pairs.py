@@ -1,4 +1,4 @@
-"""Pairs of joint answers, of which one has the greater reward. Plain data: no model, no dataset."""
+"""Makes pairs of joint answers, of which one has the greater reward."""
 
 import math
 import random
@@ -8,7 +8,6 @@ from typing import Any
 
 # Rewards that differ by less are equal. 0.1 + 0.2 and 0.3 are different floating-point numbers
 ROUNDING = 1e-12
-PAIR_SELECTIONS = ("reward_gap", "random", "all", "comparator_reward")
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Candidate:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What two candidates with the same text have in common."""
+        """Key for deduplicating candidates by text."""
         return tuple(self.texts[role] for role in sorted(self.texts))
 
 
@@ -51,12 +50,12 @@ class Pair:
 
     @property
     def gap(self) -> float:
-        """How much the rewards differ; always positive."""
+        """The difference of the rewards, which is positive."""
         return self.chosen.reward - self.rejected.reward
 
 
 def distinct(candidates: list[Candidate]) -> list[Candidate]:
-    """The candidates without those whose text an earlier one has for every role."""
+    """Drops the candidates whose text an earlier one has for every role."""
     first: dict[tuple[str, ...], Candidate] = {}
     for candidate in candidates:
         first.setdefault(candidate.key, candidate)
@@ -100,32 +99,18 @@ def select_pairs(pairs: list[Pair], selection: str, limit: int | None, seed: int
     Selects the pairs of one item that are kept.
 
     Args:
-        pairs (`list[Pair]`):
-            The pairs of the item.
+        pairs (`list[Pair]`): The pairs of the item.
         selection (`str`):
             Which pairs come first. `"reward_gap"`: those with the largest gap. `"comparator_reward"`: those whose comparator has
             the greatest reward, and among equals those with the largest gap. `"random"`: a random order. `"all"`: the order
             of the candidates. Pairs that are equal in this respect keep their order.
-        limit (`int`, *optional*):
-            How many are kept; with `None`, all are. `"all"` must not have a limit.
-        seed (`int` or `str`, *optional*, defaults to 0):
-            Seed of the random order.
-
-    Raises:
-        ValueError: the selection is unknown, has a limit that it must not have, or needs a comparator.
+        limit (`int`, *optional*): How many are kept; with `None`, all are.
+        seed (`int` or `str`, *optional*, defaults to 0): Seed of the random order.
     """
     if selection == "reward_gap":
-        ordered = sorted(pairs, key=lambda pair: -pair.gap)
+        pairs = sorted(pairs, key=lambda pair: -pair.gap)
     elif selection == "comparator_reward":
-        if any(pair.comparator_reward is None for pair in pairs):
-            raise ValueError("`pair_selection: comparator_reward` needs a comparator: set `comparator_policy`.")
-        ordered = sorted(pairs, key=lambda pair: (-(pair.comparator_reward or 0.0), -pair.gap))
+        pairs = sorted(pairs, key=lambda pair: (-(pair.comparator_reward or 0.0), -pair.gap))
     elif selection == "random":
-        ordered = random.Random(seed).sample(pairs, len(pairs))
-    elif selection == "all":
-        if limit is not None:
-            raise ValueError("`pair_selection: all` keeps every pair: set `preference_pairs_per_sample` to null.")
-        ordered = pairs
-    else:
-        raise ValueError(f"`pair_selection` is {selection!r}, it must be one of {', '.join(PAIR_SELECTIONS)}.")
-    return ordered[:limit]
+        pairs = random.Random(seed).sample(pairs, len(pairs))
+    return pairs[:limit]

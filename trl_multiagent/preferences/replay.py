@@ -1,4 +1,4 @@
-"""Which preferences of earlier rounds are trained on again. Plain numbers: no model, no dataset."""
+"""Draws preferences of earlier rounds to train on again."""
 
 import random
 from collections.abc import Sequence
@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from trl_multiagent.limits import check_arguments, setting
 
 
-# The peer's names, and ours
-REPLAY_MODES = {"current": "none", "none": "none", "all_history": "all", "all": "all"}
-REPLAY_MODES |= {"nearest_k": "last_k", "last_k": "last_k", "lambda_decay": "lambda_decay"}
+REPLAY_MODES = ("current", "none", "all_history", "all", "nearest_k", "last_k", "lambda_decay")  # some have two names
 
 
 @dataclass
@@ -19,7 +17,7 @@ class ReplayConfig:
     preference_replay_mode: str = setting(
         "Rounds that preferences are drawn from: none (only the current one), all, last_k, lambda_decay.",
         "none",
-        choices=tuple(REPLAY_MODES),
+        choices=REPLAY_MODES,
     )
     preference_replay_k: int = setting("Number of rounds for last_k, the current one included.", 1, ge=1)
     preference_replay_lambda: float = setting(
@@ -46,10 +44,10 @@ def replay_weights(num_rounds: int, config: ReplayConfig) -> list[float]:
         old is (1 - lambda) * lambda^age before the weights are divided by their sum; lambda = 1 gives all rounds the same weight.
     """
     ages = range(num_rounds - 1, -1, -1)
-    mode, decay = REPLAY_MODES[config.preference_replay_mode], config.preference_replay_lambda
-    if mode == "none":
+    mode, decay = config.preference_replay_mode, config.preference_replay_lambda
+    if mode in ("none", "current"):
         weights = [float(age == 0) for age in ages]
-    elif mode == "last_k":
+    elif mode in ("last_k", "nearest_k"):
         weights = [float(age < config.preference_replay_k) for age in ages]
     elif mode == "lambda_decay":
         weights = [decay**age for age in ages]  # the factor 1 - lambda cancels
@@ -66,12 +64,9 @@ def replay(sizes: Sequence[int], config: ReplayConfig, seed: int = 42) -> list[t
     preferences of a round have been drawn, all of them can be drawn again. Rounds without preferences are left out.
 
     Args:
-        sizes (`Sequence[int]`):
-            Number of preferences of each round, the oldest first and the current one last.
-        config ([`ReplayConfig`]):
-            The settings.
-        seed (`int`, *optional*, defaults to 42):
-            Seed of the run. The draw depends on it and on the number of rounds.
+        sizes (`Sequence[int]`): Number of preferences of each round, the oldest first and the current one last.
+        config ([`ReplayConfig`]): The settings.
+        seed (`int`, *optional*, defaults to 42): Seed of the run. The draw depends on it and on the number of rounds.
 
     Returns:
         `list[tuple[int, int]]`: For each preference, its round and its position in the round. It is empty if no round with a

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,37 +23,11 @@ FEW_ITEMS = 0.1  # share of the items with pairs below which there is a warning
 BINS = 16
 
 
-@dataclass
-class Facts:
-    """
-    How a dataset of preferences was made.
-
-    Args:
-        environment (`str`): The `repr` of the environment.
-        sampling (`dict`): The settings on which the candidates depend.
-        pairing (`dict`): The settings of the pairing.
-        numbers (`dict`): See [`summarize`].
-        rows (`str`): The digest of the preferences.
-    """
-
-    environment: str
-    sampling: dict[str, Any]
-    pairing: dict[str, Any]
-    numbers: dict[str, Any]
-    rows: str
-
-
 def summarize(
     records: list[dict[str, Any]], pairs: list[list[Pair]], selected: list[list[Pair]], config: PreferenceConfig
 ) -> dict[str, Any]:
     """
-    Counts what was sampled and what it gave.
-
-    Args:
-        records (`list[dict]`): The candidates of each item, as the chunks hold them.
-        pairs (`list[list[Pair]]`): All pairs of each item.
-        selected (`list[list[Pair]]`): The pairs that were kept.
-        config ([`PreferenceConfig`]): The settings.
+    Counts the candidates in `records`, all pairs of each item, and those that were selected.
 
     Returns:
         `dict`: Numbers by name. `env_steps` is the count of CoMLRL, which charges pairs and not samples; `candidates_sampled` and
@@ -62,20 +35,18 @@ def summarize(
     """
     own, others = candidates_of(records, "candidates"), candidates_of(records, "comparator")
     kept = [pair for of_item in selected for pair in of_item]
-    texts = [
-        {
-            tuple(sorted(candidate["texts"].items()))
-            for candidate in (*record["candidates"], *record.get("comparator", ()))
-        }
-        for record in records
-    ]
+    texts = {
+        (k, *sorted(candidate["texts"].items()))
+        for k, record in enumerate(records)
+        for candidate in (*record["candidates"], *record.get("comparator", ()))
+    }
     completions = sum(len(record["candidates"]) * len(record["prompts"]) for record in records)
     numbers: dict[str, Any] = {
         "items": len(records),
         "items_with_pairs": sum(bool(of_item) for of_item in pairs),
         "candidates_sampled": len(own) + len(others),
         "candidates_scored": len(own) + len(others),
-        "candidates_distinct": sum(map(len, texts)),
+        "candidates_distinct": len(texts),
         "tokens_sampled": sum(record["tokens"] + record.get("comparator_tokens", 0) for record in records),
         "completions_truncated": sum(record["truncated"] for record in records) / completions,
         "pairs_possible": sum(map(len, pairs)),
@@ -93,7 +64,7 @@ def summarize(
 
 
 def candidates_of(records: list[dict[str, Any]], side: str) -> list[dict[str, Any]]:
-    """All candidates of the team (`"candidates"`) or of the comparator (`"comparator"`)."""
+    """Returns all candidates of the team (`"candidates"`) or of the comparator (`"comparator"`)."""
     return [candidate for record in records for candidate in record.get(side, ())]
 
 
@@ -111,14 +82,7 @@ def warn_if_few_pairs(numbers: dict[str, Any]) -> None:
 
 
 def draw_rewards(records: list[dict[str, Any]], selected: list[list[Pair]], path: Path) -> None:
-    """
-    Draws the distribution of the rewards of all candidates and of the pairs' answers, and that of the gaps.
-
-    Args:
-        records (`list[dict]`): The candidates of each item, as the chunks hold them.
-        selected (`list[list[Pair]]`): The pairs that were kept.
-        path (`Path`): The PNG file to write.
-    """
+    """Draws the distributions of the rewards of all candidates, of the rewards of the selected pairs, and of their gaps."""
     pairs = [pair for of_item in selected for pair in of_item]
     rewards = {
         "candidates": [candidate["reward"] for candidate in candidates_of(records, "candidates")],
@@ -137,29 +101,26 @@ def draw_rewards(records: list[dict[str, Any]], selected: list[list[Pair]], path
         right.set_xlim(left=0)
 
 
-def preference_card(facts: Facts, roles: Sequence[str], columns: Sequence[str], config: PreferenceConfig) -> str:
-    """Writes the card of the dataset: what its columns are, how it was made, and what came out."""
+def preference_card(
+    facts: dict[str, Any], roles: Sequence[str], columns: Sequence[str], config: PreferenceConfig
+) -> str:
+    """Writes the card of the dataset. `facts`: the contents of [`~folders.PREFERENCES_FILE`]."""
     data = DatasetCardData(
         tags=["trl-multiagent", "preference"],
         pretty_name="Joint preferences",
         configs=[{"config_name": "default", "data_files": [{"split": "train", "path": HUB_FILE}]}],
     )
-    components = ", ".join(
-        f"`{name.removeprefix('chosen_')}`"
-        for name in columns
-        if name.startswith("chosen_") and name not in (CHOSEN_REWARD, CHOSEN_BY)
-    )
+    metrics = [name for name in columns if name.startswith("chosen_") and name not in (CHOSEN_REWARD, CHOSEN_BY)]
+    components = ", ".join(f"`{name.removeprefix('chosen_')}`" for name in metrics)
     by_role = "\n".join(
-        "| {}, {}, {} | prompt, chosen and rejected answer of `{}` |".format(
-            *(f"`{name}`" for name in text_columns(role)), role
-        )
+        f"| {', '.join(f'`{name}`' for name in text_columns(role))} | prompt, chosen and rejected answer of `{role}` |"
         for role in roles
     )
-    settings = [("setting", "value"), *facts.pairing.items(), *facts.sampling.items()]
+    settings = [("setting", "value"), *facts["pairing"].items(), *facts["sampling"].items()]
     numbers = [("number", "value")]
-    numbers += [(name, f"{x:.4g}" if isinstance(x, float) else x) for name, x in facts.numbers.items()]
+    numbers += [(name, f"{x:.4g}" if isinstance(x, float) else x) for name, x in facts["numbers"].items()]
     shown = f"\n![Rewards and gaps](./{PICTURE_FILE})\n" if config.log_reward_distribution else ""
-    environment = "".join(f"    {line}\n" for line in facts.environment.splitlines())
+    environment = "".join(f"    {line}\n" for line in facts["environment"].splitlines())
     return f"""---
 {data.to_yaml()}
 ---

@@ -30,17 +30,17 @@ Messages = list[dict[str, Any]]
 
 
 def text_columns(role: str) -> tuple[str, str, str]:
-    """The columns of a role's prompt, chosen answer and rejected answer."""
+    """Returns the columns of a role's prompt, chosen answer and rejected answer."""
     return f"{role}_prompt", f"{role}_chosen", f"{role}_rejected"
 
 
 def reference_columns(role: str) -> tuple[str, str]:
-    """The columns of the reference log-probabilities of a role's chosen and rejected answer."""
+    """Returns the columns of the reference log-probabilities of a role's chosen and rejected answer."""
     return f"{role}_ref_chosen_logps", f"{role}_ref_rejected_logps"
 
 
 def roles_of_columns(columns: Sequence[str]) -> list[str]:
-    """The roles whose prompt, chosen and rejected answer are among the columns, in the order of their prompts."""
+    """Returns the roles whose prompt, chosen and rejected answer are among the columns, in the order of their prompts."""
     candidates = [name.removesuffix("_prompt") for name in columns if name.endswith("_prompt")]
     return [role for role in candidates if set(text_columns(role)) <= set(columns)]
 
@@ -59,12 +59,9 @@ def make_row(
     Args:
         prompts (`dict[str, str | list[dict]]`):
             The prompt of each role. Where it is a list of chat messages, the answers become messages, too.
-        chosen, rejected (`dict[str, str]`):
-            The answers of each role.
-        chosen_reward, rejected_reward (`float`):
-            The joint rewards.
-        **others:
-            More columns.
+        chosen, rejected (`dict[str, str]`): The answers of each role.
+        chosen_reward, rejected_reward (`float`): The joint rewards.
+        **others: More columns.
     """
     row: dict[str, Any] = {}
     for role, prompt in prompts.items():
@@ -77,10 +74,7 @@ def make_row(
 
 @contextlib.contextmanager
 def temporary_cache_files() -> Iterator[None]:
-    """
-    Inside, datasets that are derived from others are not cached beside them but in temporary files. Preferences belong to the
-    user, and their folder may be read-only.
-    """
+    """Caches datasets that are derived inside in temporary files, not beside their sources, whose folder may be read-only."""
     was_enabled = datasets.is_caching_enabled()
     datasets.disable_caching()
     try:
@@ -137,18 +131,14 @@ def _check_columns(columns: Sequence[str], roles: Sequence[str], name: str) -> N
             f"`{name}` has answers of the roles {found}, but the team has the roles {list(roles)}. Train a team with "
             f"these roles, or remove the columns of {', '.join(others)}."
         )
-    for pair in ((CHOSEN_REWARD, REJECTED_REWARD), *map(reference_columns, roles)):
-        present = [column for column in pair if column in columns]
-        if len(present) == 1:
-            (absent,) = set(pair) - set(present)
-            raise ValueError(f"`{name}` has the column {present[0]!r} but no {absent!r}: add it, or remove both.")
-    present = [role for role in roles if reference_columns(role)[0] in columns]
-    if present and len(present) < len(roles):
-        missing = [column for role in roles if role not in present for column in reference_columns(role)]
-        raise ValueError(
-            f"`{name}` has reference log-probabilities of {', '.join(present)} only. Add {', '.join(missing)}, or "
-            "remove those that are there."
-        )
+    references = [column for role in roles for column in reference_columns(role)]
+    for group in ([CHOSEN_REWARD, REJECTED_REWARD], references):  # all of them, or none
+        absent = [column for column in group if column not in columns]
+        if absent and len(absent) < len(group):
+            present = ", ".join(repr(column) for column in group if column not in absent)
+            raise ValueError(
+                f"`{name}` has the column {present} but no {', '.join(map(repr, absent))}: add what is missing, or remove what is there."
+            )
 
 
 def _check_row(row: dict[str, Any], roles: Sequence[str], rewards: list[str], references: list[str]) -> None:
@@ -157,11 +147,8 @@ def _check_row(row: dict[str, Any], roles: Sequence[str], rewards: list[str], re
         prompt, chosen, rejected = text_columns(role)
         as_chat = not isinstance(row[prompt], str)
         texts = [_text(row, column, as_chat, prompt) for column in (prompt, chosen, rejected)]
-        if not texts[0]:
-            raise ValueError(f"{prompt!r} is empty.")
+        check_prompt(row[prompt], repr(prompt))
         answers[role] = texts[1:]
-        if as_chat and row[prompt][-1]["role"] == "assistant":
-            raise ValueError(f"{prompt!r} ends with a message of the assistant, which belongs to the answers.")
         for column in (chosen, rejected) if as_chat else ():
             if row[column][0]["role"] != "assistant":
                 raise ValueError(f"{column!r} begins with a message of {row[column][0]['role']!r}, not 'assistant'.")
@@ -181,8 +168,18 @@ def _check_row(row: dict[str, Any], roles: Sequence[str], rewards: list[str], re
         )
 
 
+def check_prompt(prompt: str | Messages, name: str) -> None:
+    """Refuses an empty text, and chat messages that end with one of the assistant. The error begins with `name`."""
+    if not any([prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]):
+        raise ValueError(f"{name} is empty.")
+    if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
+        raise ValueError(
+            f"{name} ends with a message of the assistant, which belongs to the answers: end the prompt with a message of the user."
+        )
+
+
 def _text(row: dict[str, Any], column: str, as_chat: bool, prompt: str) -> str:
-    """The text of a field, or the texts of its messages, one after the other."""
+    """Returns the text of a field, or the texts of its messages, one after the other."""
     value = row[column]
     if not as_chat and isinstance(value, str):
         return value

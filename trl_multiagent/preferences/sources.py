@@ -31,8 +31,7 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
         name (`str`):
             Folder of a collection or of another dataset that `Dataset.save_to_disk` wrote, a `.jsonl`, `.json` or `.parquet` file,
             or the id of a dataset on the Hub.
-        roles (`Sequence[str]`):
-            The roles of the team that is to be trained.
+        roles (`Sequence[str]`): The roles of the team that is to be trained.
         split (`str`, *optional*):
             The rows, such as `"train[:100]"`. By default, all rows, or those of the split `train` of a dataset on the Hub.
 
@@ -50,7 +49,8 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
         preferences = select_rows(make_dataset(read_file(path), name), split, name)
     elif path.is_dir():
         if not (path / DATASET_STATE).is_file():
-            what = "an unfinished collection; start it again to finish it" if is_unfinished(path) else "no dataset"
+            is_unfinished = (path / CANDIDATES_FOLDER).is_dir()
+            what = "an unfinished collection; start it again to finish it" if is_unfinished else "no dataset"
             raise ValueError(f"{path} holds {what}.")
         preferences = select_rows(load_from_disk(path), split, name)
     elif path.is_file():
@@ -64,11 +64,6 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
         preferences = load_from_hub(name, None, split or "train")
     check_preferences(preferences, roles, name)
     return preferences
-
-
-def is_unfinished(folder: Path) -> bool:
-    """Whether a folder holds candidates, but no dataset yet."""
-    return (folder / CANDIDATES_FOLDER).is_dir()
 
 
 def push_preferences(
@@ -85,12 +80,9 @@ def push_preferences(
     Uploads collected preferences and their card to a dataset repository. The candidates stay on this machine.
 
     Args:
-        folder (`str` or `Path`):
-            Folder of a collection.
-        repo_id (`str`):
-            Repository, created if it does not exist.
-        private, token, revision, commit_message, create_pr:
-            See [`AgentTeam.push_to_hub`].
+        folder (`str` or `Path`): Folder of a collection.
+        repo_id (`str`): Repository, created if it does not exist.
+        private, token, revision, commit_message, create_pr: See [`AgentTeam.push_to_hub`].
 
     Returns:
         [`~huggingface_hub.CommitInfo`]

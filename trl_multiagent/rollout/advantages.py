@@ -5,7 +5,7 @@ import torch
 
 def sibling_advantages(returns: torch.Tensor, mode: str, normalize: bool = False) -> torch.Tensor:
     """
-    Advantage of each sibling over the baseline of its sibling set.
+    Computes the advantage of each sibling over the baseline of its sibling set.
 
     | `mode` | algorithm | A_g |
     | --- | --- | --- |
@@ -18,8 +18,7 @@ def sibling_advantages(returns: torch.Tensor, mode: str, normalize: bool = False
         returns (`torch.Tensor`):
             Returns R of shape `(..., G)`, siblings in the last dimension. Equal siblings have advantages of exactly
             zero, except in mode `"raw"`.
-        mode (`str`):
-            One of the modes above.
+        mode (`str`): One of the modes above.
         normalize (`bool`, *optional*, defaults to `False`):
             Whether to subtract the mean of the advantages and divide by their (population) standard deviation. A
             sibling set whose members are all equal gets zeros.

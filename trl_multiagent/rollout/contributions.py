@@ -8,10 +8,9 @@ finite number of completions, so an interaction also adds a share of about 1/G t
 """
 
 import itertools
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+
+import numpy as np
 
 from trl_multiagent.rollout.tree import Node
 
@@ -41,49 +40,24 @@ class Contributions:
 
 def contributions(node: Node) -> Contributions | None:
     """
-    Computes the contributions of the agents at a node.
-
-    Args:
-        node ([`Node`]): A node with rewards.
-
-    Returns:
-        [`Contributions`] or `None`: `None` if the joint actions are not all combinations of at least two completions of
-        at least two agents.
+    Computes the contributions of the agents at a node with rewards; `None` if the joint actions are not all combinations of at least two
+    completions of at least two agents.
     """
-    num_agents = len(node.indices[0])
-    completions = sorted({index[0] for index in node.indices})
-    if num_agents < 2 or len(completions) < 2:
+    num_agents, size = len(node.indices[0]), 1 + max(index[0] for index in node.indices)
+    if num_agents < 2 or size < 2 or sorted(node.indices) != [*itertools.product(range(size), repeat=num_agents)]:
         return None
-    if sorted(node.indices) != list(itertools.product(completions, repeat=num_agents)):
-        return None
+    rewards = np.empty([size] * num_agents)
+    for index, reward in zip(node.indices, node.rewards, strict=True):
+        rewards[index] = reward
+    agents = range(num_agents)
+    others = [tuple(other for other in agents if other != agent) for agent in agents]
     return Contributions(
-        variance=variance(node.rewards),
-        main=[variance([fmean(rewards) for rewards in rewards_by_own(node, k)]) for k in range(num_agents)],
-        total=[fmean(map(variance, rewards_by_others(node, k))) for k in range(num_agents)],
+        variance=float(variances(rewards.ravel(), 0)),
+        main=[float(variances(rewards.mean(axis=axes), 0)) for axes in others],
+        total=[float(variances(rewards, agent).mean()) for agent in agents],
     )
 
 
-def rewards_by_own(node: Node, agent: int) -> list[list[float]]:
-    """The rewards of a node in groups, one for each completion of an agent."""
-    return grouped(node, lambda index: index[agent])
-
-
-def rewards_by_others(node: Node, agent: int) -> list[list[float]]:
-    """The rewards of a node in groups, one for each combination of the other agents' completions."""
-    return grouped(node, lambda index: (*index[:agent], *index[agent + 1 :]))
-
-
-def grouped(node: Node, key: Callable[[tuple[int, ...]], Hashable]) -> list[list[float]]:
-    """The rewards of a node, in groups whose joint actions have the same key."""
-    groups: defaultdict[Hashable, list[float]] = defaultdict(list)
-    for index, reward in zip(node.indices, node.rewards, strict=True):
-        groups[key(index)].append(reward)
-    return list(groups.values())
-
-
-def variance(values: Sequence[float]) -> float:
-    """The variance of the values as a whole population. Exactly zero if all are equal."""
-    if min(values) == max(values):
-        return 0.0
-    mean = fmean(values)
-    return fmean((value - mean) ** 2 for value in values)
+def variances(values: np.ndarray, axis: int) -> np.ndarray:
+    """Computes population variances along an axis. They are exactly zero where all values are equal."""
+    return np.where(np.ptp(values, axis=axis) == 0.0, 0.0, values.var(axis=axis))

@@ -1,9 +1,4 @@
-"""
-Plays episodes: sequences of turns without branches, each with one joint action.
-
-[`play_episodes`] needs no trainer. `AgentTeam.collaborate` and the evaluation of a trainer use it. [`play_candidates`] samples
-many joint answers to the same items, for the collection of preferences.
-"""
+"""Plays episodes: sequences of turns without branches, each with one joint action."""
 
 import hashlib
 from collections.abc import Callable
@@ -28,23 +23,15 @@ def play_episodes(
     Plays a batch of episodes, turn by turn.
 
     Args:
-        items (`list[dict]`):
-            Dataset rows.
-        environment ([`Environment`]):
-            Provides the roles and the prompts, and scores the joint actions.
-        sample (`Callable`):
-            `(nodes, 1) -> {role: samples}`, with one entry of samples per node. Called once per turn.
+        items (`list[dict]`): Dataset rows.
+        environment ([`Environment`]): Provides the roles and the prompts, and scores the joint actions.
+        sample (`Callable`): `(nodes, 1) -> {role: samples}`, with one entry of samples per node. Called once per turn.
         score (`Callable`, *optional*):
-            `nodes -> outcomes` of each node's joint action. Called once per turn. Defaults to the environment's
-            `evaluate`.
-        num_turns (`int`, *optional*, defaults to `1`):
-            Number of turns of an episode.
-        num_episodes (`int`, *optional*, defaults to `1`):
-            Number of episodes per item.
-        discount (`float`, *optional*, defaults to `1.0`):
-            Factor of the next turn's return in the return of a joint action.
-        process_reward (`Callable[[float], float]`, *optional*):
-            Applied to each reward. By default, rewards are left as they are.
+            `nodes -> outcomes` of each node's joint action. Called once per turn. By default, the environment's `evaluate`.
+        num_turns (`int`, *optional*, defaults to `1`): Number of turns of an episode.
+        num_episodes (`int`, *optional*, defaults to `1`): Number of episodes per item.
+        discount (`float`, *optional*, defaults to `1.0`): Factor of the next turn's return in the return of a joint action.
+        process_reward (`Callable[[float], float]`, *optional*): Applied to each reward. By default, rewards are left as they are.
 
     Returns:
         `list[list[Node]]`: The nodes of each turn, each with one joint action. Episode e of item i is entry
@@ -68,49 +55,11 @@ def play_episodes(
     )
 
 
-def play_candidates(
-    items: list[dict],
-    environment: Environment,
-    sample: Callable[[list[Node], int], dict[str, list[Samples]]],
-    *,
-    num_candidates: int,
-    process_reward: Callable[[float], float] = float,
-) -> list[Node]:
-    """
-    Plays one turn, in which every agent samples several completions of each prompt.
-
-    Args:
-        items (`list[dict]`):
-            Dataset rows.
-        environment ([`Environment`]):
-            Provides the roles and the prompts, and scores the joint actions as in training.
-        sample (`Callable`):
-            `(nodes, num_candidates) -> {role: samples}`, with one entry of samples per node.
-        num_candidates (`int`):
-            Number of joint actions per item. The c-th completions of all agents are the c-th joint action.
-        process_reward (`Callable[[float], float]`, *optional*):
-            Applied to each reward. By default, rewards are left as they are.
-
-    Returns:
-        `list[Node]`: One node per item, with `num_candidates` joint actions.
-    """
-    (nodes,) = grow_trees(
-        items,
-        environment,
-        sample,
-        lambda nodes: judge_nodes(environment, nodes),
-        num_turns=1,
-        num_generations=num_candidates,
-        process_reward=process_reward,
-    )
-    return nodes
-
-
 def turns_of_episodes(levels: list[list[Node]]) -> list[list[Turn]]:
     """Returns the turns of each episode that [`play_episodes`] played."""
     return [[*node.history, node.turn(0)] for node in levels[-1]]
 
 
 def derive_seed(*parts: Any) -> int:
-    """A seed of 32 bits that depends on all parts."""
+    """Returns a seed of 32 bits that depends on all parts."""
     return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:4], "big")

@@ -33,10 +33,7 @@ class WholePrompt:
 
 
 def uses_chat_template(tokenizer: PreTrainedTokenizerBase, setting: bool | None) -> bool:
-    """
-    Whether an agent's prompts are chat messages: `setting`, or if that is `None`, whether the tokenizer has a
-    template.
-    """
+    """Returns whether an agent's prompts are chat messages: `setting`, or if that is `None`, whether the tokenizer has a template."""
     return tokenizer.chat_template is not None if setting is None else setting
 
 
@@ -99,7 +96,7 @@ def whole_prompt(
 
 
 def _chat(parts: list[tuple[Prompt | None, str | None]], prompt: Prompt) -> list[dict[str, str]]:
-    """The shown parts of the past turns and the new prompt as chat messages, in which user and assistant alternate."""
+    """Joins the shown parts of the past turns and the new prompt as chat messages, in which user and assistant alternate."""
     messages: list[dict[str, str]] = []
     waiting: list[str] = []  # texts for the next message of the user
     for past_prompt, response in parts:
@@ -117,7 +114,7 @@ def _chat(parts: list[tuple[Prompt | None, str | None]], prompt: Prompt) -> list
 
 
 def _after(texts: list[str], prompt: Prompt) -> list[dict[str, str]]:
-    """A prompt as chat messages, with some texts in front of its first message of the user."""
+    """Returns a prompt as chat messages, with some texts in front of its first message of the user."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if not texts:
         return messages
@@ -154,9 +151,6 @@ def tokenize_nodes(
         options ([`HistoryOptions`]): What the agent sees of the past turns.
         tokenize (`Callable[[list], list[list[int]]]`): Tokenizes whole prompts, texts or lists of chat messages.
         render (`Callable[[list[dict]], str]`): Applies the chat template to messages.
-
-    Returns:
-        `list[WholePrompt]`: One prompt per node.
     """
     markers = marker_pattern(tokenizer, render) if as_chat and any(node.history for node in nodes) else None
 

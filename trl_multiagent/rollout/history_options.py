@@ -35,7 +35,7 @@ class HistoryOptions:
 
     @classmethod
     def of(cls, settings: Any) -> "HistoryOptions":
-        """The options among the fields of an object with the settings of a training or an evaluation."""
+        """Returns the options among the fields of an object with the settings of a training or an evaluation."""
         return cls(*(getattr(settings, field.name) for field in dataclasses.fields(cls)))
 
     def shown(self, num_turns: int, dropped: int = 0) -> list[tuple[bool, bool]]:

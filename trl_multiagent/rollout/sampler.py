@@ -44,7 +44,7 @@ class SamplingTeam(Protocol):
 @dataclass
 class Level:
     """
-    What a generator samples in one call.
+    Input of one call of a generator.
 
     Args:
         nodes (`list[Node]`): The nodes of a turn.
@@ -86,12 +86,9 @@ class TransformersGenerator:
     Samples with transformers, one agent after the other.
 
     Args:
-        team ([`AgentTeam`]):
-            The agents.
-        arguments (`dict[str, Any]`):
-            Fields of [`~transformers.GenerationConfig`], complete, see [`sampling_arguments`].
-        token_budget (`int`, *optional*):
-            Upper bound of prompt and completion tokens in one `generate` call, see [`RolloutConfig`].
+        team ([`AgentTeam`]): The agents.
+        arguments (`dict[str, Any]`): Fields of [`~transformers.GenerationConfig`], complete, see [`sampling_arguments`].
+        token_budget (`int`, *optional*): Upper bound of prompt and completion tokens in one `generate` call.
     """
 
     def __init__(self, team: SamplingTeam, arguments: dict[str, Any], token_budget: int | None = None):
@@ -103,11 +100,8 @@ class TransformersGenerator:
     def generate(self, level: Level) -> dict[str, list[Completions]]:
         completions = {}
         for role, prompt_ids in level.prompt_ids.items():
-            special = {
-                "pad_token_id": self.team.tokenizers[role].pad_token_id,
-                "eos_token_id": self.team.end_tokens(role),
-            }
-            config = GenerationConfig(**{**special, **self.arguments})
+            pad, ends = self.team.tokenizers[role].pad_token_id, self.team.end_tokens(role)
+            config = GenerationConfig(**{"pad_token_id": pad, "eos_token_id": ends, **self.arguments})
             with self.computing(role) as agent:
                 groups = self.sample(agent, role, prompt_ids, level, config)
             completions[role] = [Completions(group) for group in groups]
@@ -132,17 +126,14 @@ class TeamSampler:
     [`~rollout.episodes.play_episodes`].
 
     Args:
-        team ([`AgentTeam`]):
-            The team.
-        generator ([`Generator`]):
-            Samples the completions.
+        team ([`AgentTeam`]): The team.
+        generator ([`Generator`]): Samples the completions.
         use_chat_template (`bool`, *optional*):
             Whether prompts are rendered as chat messages. By default, they are for each agent whose tokenizer has a
             chat template.
         history_options ([`~rollout.history.HistoryOptions`], *optional*):
             What the agents see of their past turns. By default, each sees all of its own prompts and responses.
-        chat_template_kwargs (`dict[str, Any]`, *optional*):
-            Arguments of the chat templates.
+        chat_template_kwargs (`dict[str, Any]`, *optional*): Arguments of the chat templates.
     """
 
     def __init__(
@@ -175,28 +166,16 @@ class TeamSampler:
             self.check_lengths(role, prompts[role])
         prompt_ids = {role: [prompt.ids for prompt in prompts[role]] for role in roles}
         completions = self.generator.generate(Level(nodes, prompt_ids, num_generations))
-        return {
-            role: [
-                Samples(
-                    prompt.ids,
-                    of_node.ids,
-                    self.team.tokenizers[role].batch_decode(of_node.ids, skip_special_tokens=True),
-                    of_node.logps,
-                    prompt.prompt,
-                    prompt.dropped_turns,
-                )
-                for prompt, of_node in zip(prompts[role], completions[role], strict=True)
-            ]
-            for role in roles
-        }
+        samples: dict[str, list[Samples]] = {role: [] for role in roles}
+        for role in roles:
+            for prompt, of_node in zip(prompts[role], completions[role], strict=True):
+                texts = self.team.tokenizers[role].batch_decode(of_node.ids, skip_special_tokens=True)
+                seen = (prompt.prompt, prompt.dropped_turns)
+                samples[role].append(Samples(prompt.ids, of_node.ids, texts, of_node.logps, *seen))
+        return samples
 
     def prompts(self, role: str, nodes: list[Node]) -> list[WholePrompt]:
-        """
-        Makes one agent's prompt at each node, with what it sees of its past prompts and responses.
-
-        Raises:
-            ValueError: a prompt has no tokens.
-        """
+        """Makes one agent's prompt at each node, with what it sees of its past prompts and responses."""
         tokenizer = self.team.tokenizers[role]
         prompts = tokenize_nodes(
             role,
@@ -222,12 +201,7 @@ class TeamSampler:
 
     def check_items(self, items: Sequence[dict], environment: Environment) -> None:
         """
-        Checks that the first prompts of some items are not too long for the models of the agents. Only models with learned positions
-        have such a limit; without any, nothing is done.
-
-        Args:
-            items (`Sequence[dict]`): Dataset rows.
-            environment ([`~trl_multiagent.environments.Environment`]): Makes the prompts. It keeps its state.
+        Checks that the first prompts of some items are not too long for models with learned positions. The environment keeps its state.
 
         Raises:
             TooLongError: a prompt and its completion may have more tokens than the model has positions.
@@ -235,7 +209,8 @@ class TeamSampler:
         limited = []
         for role in self.team.roles:
             with self.team.activate(role) as agent:
-                limited += [role] if learned_positions(agent) is not None else []
+                if learned_positions(agent) is not None:
+                    limited.append(role)
         if not limited:
             return
         state = copy.deepcopy(environment.state_dict())
@@ -249,12 +224,12 @@ class TeamSampler:
 
 
 def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **kwargs: Any) -> str:
-    """The text that [`tokenize_prompts`] tokenizes."""
+    """Returns the text that [`tokenize_prompts`] tokenizes."""
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **kwargs)
 
 
 def tokenize_prompts(tokenizer: PreTrainedTokenizerBase, prompts: list[Any], **kwargs: Any) -> list[list[int]]:
-    """The token ids of texts, or of lists of chat messages. `kwargs`: arguments of the chat template."""
+    """Returns the token ids of texts, or of lists of chat messages. `kwargs`: arguments of the chat template."""
     if isinstance(prompts[0], str):
         return tokenizer(prompts)["input_ids"]
     tokens = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=True, **kwargs)
@@ -304,15 +279,12 @@ def sampling_arguments(generation_kwargs: dict[str, Any]) -> dict[str, Any]:
         value = generation_kwargs.get(name)
         if value is not None and not (isinstance(value, int | float) and minimum <= value <= maximum):
             raise ValueError(f"`{name}` is {value!r}, it must be a number from {minimum} to {maximum}.")
-    greedy = generation_kwargs.get("temperature") == 0
-    if greedy and generation_kwargs.get("do_sample"):
-        raise ValueError("`temperature=0` is greedy decoding, which `do_sample=True` contradicts: leave one out.")
-    if greedy:
-        given = {name: value for name, value in generation_kwargs.items() if name not in SAMPLING}
-        arguments = {**DEFAULTS, **given, "do_sample": False}
+    arguments = {**DEFAULTS, **generation_kwargs}
+    if generation_kwargs.get("temperature") == 0:
+        if generation_kwargs.get("do_sample"):
+            raise ValueError("`temperature=0` is greedy decoding, which `do_sample=True` contradicts: leave one out.")
+        arguments = {name: value for name, value in arguments.items() if name not in SAMPLING} | {"do_sample": False}
     elif generation_kwargs.get("do_sample", True):
-        arguments = {**DEFAULTS, **SAMPLING_DEFAULTS, "do_sample": True, **generation_kwargs}
-    else:
-        arguments = {**DEFAULTS, **generation_kwargs}
+        arguments = {**SAMPLING_DEFAULTS, "do_sample": True, **arguments}
     GenerationConfig(**arguments)  # refuses impossible values
     return arguments

@@ -44,12 +44,10 @@ def trace_rows(
     Makes the rows of a batch of trees.
 
     Args:
-        levels (`list[list[Node]]`):
-            The nodes of each turn.
+        levels (`list[list[Node]]`): The nodes of each turn.
         advantages (`list[list[dict[str, torch.Tensor]]]`, *optional*):
             For each node, the advantages of every trained agent's completions, of shape `(G,)`.
-        step, split, process:
-            Columns of all rows.
+        step, split, process: Columns of all rows.
 
     Returns:
         `list[TraceRow]`: One row per joint action, turn by turn. The values are plain: texts, numbers and `None`.
@@ -86,12 +84,12 @@ def trace_rows(
 
 
 def roles_of(rows: list[TraceRow]) -> list[str]:
-    """The roles that have columns in these rows."""
+    """Returns the roles that have columns in these rows."""
     return [name.removeprefix("completion/") for name in rows[0] if name.startswith("completion/")]
 
 
 def item_id(item: dict) -> str:
-    """The id of a dataset row: one of its columns, or a hash of all of them."""
+    """Returns the id of a dataset row: one of its columns, or a hash of all of them."""
     for name in ID_COLUMNS:
         if name in item:
             return str(item[name])
@@ -99,14 +97,14 @@ def item_id(item: dict) -> str:
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """A prompt as one text. Chat messages are preceded by their roles."""
+    """Returns a prompt as one text. Chat messages are preceded by their roles."""
     if isinstance(prompt, str):
         return prompt
     return "\n\n".join(f"[{message['role']}] {message['content']}" for message in prompt)
 
 
 def _plain(value: Any) -> Any:
-    """A number, `None`, or a text without lone surrogates, which files cannot hold."""
+    """Returns a number, `None`, or a text without lone surrogates, which files cannot hold."""
     if value is None or isinstance(value, int | float):
         return value
     return str(value).encode("utf-8", "replace").decode()

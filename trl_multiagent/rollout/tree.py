@@ -1,5 +1,5 @@
 """
-Rollout trees: nodes, joint actions and returns, as plain data that needs no model and no trainer.
+Rollout trees: nodes, joint actions and returns, as plain data.
 
 All trees of a batch grow together, turn by turn. Each level needs one call for its prompts, one for its completions
 and one for its outcomes.
@@ -102,15 +102,7 @@ class Node:
         return Turn(self.prompts, self.joint_actions[joint_action], self.outcomes[joint_action])
 
     def agent_returns(self, agent: int) -> list[float]:
-        """
-        Computes the return of each completion of an agent: the mean over the joint actions that contain it.
-
-        Args:
-            agent (`int`): Position of the agent in the team.
-
-        Returns:
-            `list[float]` of length G.
-        """
+        """Computes the return of each completion of the agent at this position: the mean over the joint actions that contain it."""
         by_completion: list[list[float]] = [[] for _ in range(1 + max(index[agent] for index in self.indices))]
         for index, value in zip(self.indices, self.returns, strict=True):
             by_completion[index[agent]].append(value)
@@ -148,19 +140,14 @@ def grow_trees(
     Grows a rollout tree for each item; with `handoff`, a chain.
 
     Args:
-        items (`list[dict]`):
-            Dataset rows, one per tree.
-        environment ([`Environment`]):
-            Provides the roles and the prompts.
+        items (`list[dict]`): Dataset rows, one per tree.
+        environment ([`Environment`]): Provides the roles and the prompts.
         sample (`Callable`):
             `(nodes, num_generations) -> {role: samples}`, with one entry of samples per node. Called once per turn
             with all nodes of the turn, even if early termination left none.
-        score (`Callable`):
-            `nodes -> outcomes` of each node's joint actions. Called once per turn.
-        num_turns, num_generations, joint_mode, handoff, early_termination_threshold, discount:
-            See [`RolloutConfig`].
-        process_reward (`Callable[[float], float]`, *optional*):
-            Applied to each reward before it is used. By default, rewards are left as they are.
+        score (`Callable`): `nodes -> outcomes` of each node's joint actions. Called once per turn.
+        num_turns, num_generations, joint_mode, handoff, early_termination_threshold, discount: See [`RolloutConfig`].
+        process_reward (`Callable[[float], float]`, *optional*): Applied to each reward. By default, rewards are left as they are.
         with_unvisited (`bool`, *optional*, defaults to `False`):
             Whether the environment also makes the next prompts of the joint actions that a chain does not continue. A critic
             needs them, because their targets contain its value of what follows.
@@ -189,7 +176,7 @@ def grow_trees(
 
 
 def root_nodes(items: Sequence[dict], environment: Environment) -> list[Node]:
-    """The nodes of the first turn, one per item."""
+    """Makes the nodes of the first turn, one per item."""
     prompts = ask(environment, list(items), [()] * len(items))
     return [Node(item, (), of_item) for item, of_item in zip(items, prompts, strict=True)]
 
@@ -245,12 +232,9 @@ def _grow_children(
     environment: Environment,
     handoff: str | None,
     threshold: float | None,
-    with_unvisited: bool = False,
+    with_unvisited: bool,
 ) -> list[Node]:
-    """
-    Adds the child nodes to the nodes of a turn and returns those to visit. One call of the environment provides all
-    prompts.
-    """
+    """Adds the child nodes to the nodes of a turn, and returns those to visit."""
     asked = []  # node, joint action, whether it is continued
     for node in nodes:
         continued = _continued_actions(node, handoff, threshold)

@@ -1,11 +1,12 @@
 """
-Learning targets of critics and the advantages that follow from them, as pure functions on rollout trees.
+Learning targets of critics, and the advantages that follow from them.
 
 A critic has stored its values on the nodes, in `node.values[critic]`: one value for each joint action. The values of a
 critic of states, V(h), are equal at a node. Those of a critic of actions, Q(h, a), differ.
 """
 
 from collections.abc import Sequence
+from statistics import fmean, pvariance
 
 from trl_multiagent.rollout.tree import Node
 
@@ -14,9 +15,8 @@ ROUNDING = 1e-6  # relative error of numbers that were computed in float32
 
 
 def state_value(node: Node, critic: str) -> float:
-    """The value of a node: V(h), or for a critic of actions the mean of Q(h, a) over the joint actions."""
-    values = node.values[critic]
-    return sum(values) / len(values)
+    """Returns V(h), or for a critic of actions the mean of Q(h, a) over the joint actions."""
+    return fmean(node.values[critic])
 
 
 def compute_targets(levels: Sequence[Sequence[Node]], critic: str, discount: float, gae_lambda: float) -> None:
@@ -42,13 +42,12 @@ def compute_targets(levels: Sequence[Sequence[Node]], critic: str, discount: flo
             for joint_action, child in node.next_nodes.items():
                 future = state_value(child, critic)
                 if child.rewards:
-                    mean = sum(child.targets[critic]) / len(child.targets[critic])
-                    future = (1 - gae_lambda) * future + gae_lambda * mean
+                    future = (1 - gae_lambda) * future + gae_lambda * fmean(child.targets[critic])
                 node.targets[critic][joint_action] += discount * future
 
 
 def td_errors(node: Node, critic: str, discount: float) -> list[float]:
-    """The error of one step for each joint action: r_j + discount * V(h') - V(h) or Q(h, j), without V(h') at the end."""
+    """Computes the error of one step for each joint action: r_j + discount * V(h') - V(h) or Q(h, j), without V(h') at the end."""
     targets = list(node.rewards)
     for joint_action, child in node.next_nodes.items():
         targets[joint_action] += discount * state_value(child, critic)
@@ -77,27 +76,21 @@ def critic_advantages(node: Node, critic: str, agent: int) -> list[float]:
     for completion in range(1 + max(index[agent] for index in node.indices)):
         own = [j for j, index in enumerate(node.indices) if index[agent] == completion]
         others = [j for j in range(len(node.indices)) if j not in own] or own
-        target = sum(node.targets[critic][j] for j in own) / len(own)
-        advantages.append(target - sum(node.values[critic][j] for j in others) / len(others))
+        baseline = fmean(node.values[critic][j] for j in others)
+        advantages.append(fmean(node.targets[critic][j] for j in own) - baseline)
     return advantages
 
 
 def explained_variance(targets: Sequence[float], values: Sequence[float]) -> float:
     """
-    1 - Var(y - V) / Var(y): 1 for a perfect critic, 0 for one that knows only the mean, negative for one that is worse than
+    Computes 1 - Var(y - V) / Var(y): 1 for a perfect critic, 0 for one that knows only the mean, negative for one that is worse than
     its mean. 0 if all targets are equal, see [`all_equal`].
     """
     if all_equal(targets):
         return 0.0
-    errors = [target - value for target, value in zip(targets, values, strict=True)]
-    return 1.0 - _variance(errors) / _variance(targets)
+    return 1.0 - pvariance(y - v for y, v in zip(targets, values, strict=True)) / pvariance(targets)
 
 
 def all_equal(targets: Sequence[float]) -> bool:
-    """Whether targets differ by no more than rounding errors. Their variance is then no measure of anything."""
+    """Returns whether targets differ by no more than rounding errors."""
     return max(targets) - min(targets) <= ROUNDING * max(map(abs, targets))
-
-
-def _variance(numbers: Sequence[float]) -> float:
-    mean = sum(numbers) / len(numbers)
-    return sum((number - mean) ** 2 for number in numbers) / len(numbers)

@@ -16,21 +16,7 @@ class IACTrainer(ActorCriticTrainer):
         L_i   = mean over rows of -A_i,g * sum over tokens t of log pi_i(t)
         L_V,i = value_loss_coef * mean over joint actions j of (y_j - V_i(h))^2
 
-    Args:
-        team ([`AgentTeam`]):
-            The agents, one per role of the environment and in its order.
-        environment ([`Environment`]):
-            The task: its prompts and its joint reward.
-        args ([`IACConfig`], *optional*):
-            Configuration. If `None`, the default configuration is used.
-        train_dataset ([`~datasets.Dataset`]):
-            The items. The environment receives all columns.
-        eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
-            Items for evaluation. For each, `num_generations_eval` episodes are sampled, without early termination.
-        callbacks (`list[TrainerCallback]`, *optional*):
-            Callbacks, as in any `Trainer`.
-        optimizers (`tuple`, *optional*, defaults to `(None, None)`):
-            Optimizer and learning rate scheduler for the parameters of the whole team.
+    Its arguments are those of [`MAGRPOTrainer`]; `args` is an [`IACConfig`].
     """
 
     _tag_names = ["trl", "trl-multiagent", "iac"]

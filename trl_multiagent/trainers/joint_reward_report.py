@@ -36,19 +36,19 @@ class HeldOut:
     def gaps(self) -> np.ndarray | None:
         return None if self.chosen_rewards is None else self.chosen_rewards - self.rejected_rewards
 
-    def confidence_bins(self, number: int = BINS) -> pd.DataFrame:
+    def confidence_bins(self) -> pd.DataFrame:
         """
         Returns the accuracy of pairs with similar confidence, see [`bins`]. The confidence is the probability that the model gives to
         its own order of the two answers, 0.5 to 1.
         """
         confidences = 1 / (1 + np.exp(-np.abs(self.margins)))
-        return bins(confidences, self.margins > 0, np.linspace(0.5, 1.0, number + 1))
+        return bins(confidences, self.margins > 0, np.linspace(0.5, 1.0, BINS + 1))
 
-    def gap_bins(self, number: int = BINS) -> pd.DataFrame:
+    def gap_bins(self) -> pd.DataFrame:
         """Returns the accuracy of pairs with similar reward gaps, see [`bins`]; about as many pairs in each bin."""
         if self.gaps is None:
             return bins(np.empty(0), np.empty(0), np.zeros(1))
-        return bins(self.gaps, self.margins > 0, np.unique(np.quantile(self.gaps, np.linspace(0, 1, number + 1))))
+        return bins(self.gaps, self.margins > 0, np.unique(np.quantile(self.gaps, np.linspace(0, 1, BINS + 1))))
 
     @property
     def calibration_error(self) -> float:
@@ -58,21 +58,17 @@ class HeldOut:
 
     def reward_scale(self) -> tuple[float, float] | None:
         """
-        The line `reward = slope * score + intercept` of least squares. With it, scores can be shown on the axis of the rewards.
-        `None` without rewards, or if all scores are the same.
+        Fits `reward = slope * score + intercept` by least squares, so that scores can be shown on the axis of the rewards. Returns `None`
+        without rewards, or if all scores are the same.
         """
-        if self.chosen_rewards is None or self.rejected_rewards is None:
-            return None
         scores = np.concatenate([self.chosen, self.rejected])
-        rewards = np.concatenate([self.chosen_rewards, self.rejected_rewards])
-        variance = scores.var()
-        if variance == 0.0:
+        if self.chosen_rewards is None or self.rejected_rewards is None or np.ptp(scores) == 0.0:
             return None
-        slope = float(((scores - scores.mean()) * (rewards - rewards.mean())).mean() / variance)
-        return slope, float(rewards.mean() - slope * scores.mean())
+        slope, intercept = np.polyfit(scores, np.concatenate([self.chosen_rewards, self.rejected_rewards]), 1)
+        return float(slope), float(intercept)
 
     def metrics(self) -> dict[str, float]:
-        """Numbers by name: accuracy, mean margin, calibration error, and the accuracies of the smallest and the largest gaps."""
+        """Returns accuracy, mean margin, calibration error, and the accuracies of the smallest and the largest gaps."""
         values = {"accuracy": float((self.margins > 0).mean()), "margin": float(self.margins.mean())}
         values["calibration_error"] = self.calibration_error
         accuracies = self.gap_bins()["accuracy"].tolist()
@@ -81,7 +77,7 @@ class HeldOut:
         return values
 
     def facts(self) -> dict[str, Any]:
-        """All of it, as plain values."""
+        """Returns the metrics and both kinds of bins as plain values."""
         facts: dict[str, Any] = {"pairs": len(self.margins), **self.metrics()}
         facts["by_confidence"] = self.confidence_bins().to_dict("records")
         return {**facts, "by_reward_gap": self.gap_bins().to_dict("records")}
@@ -99,13 +95,7 @@ def bins(values: np.ndarray, is_correct: np.ndarray, edges: np.ndarray) -> pd.Da
 
 
 def draw_report(held_out: HeldOut, path: Path) -> None:
-    """
-    Plots a reliability diagram, and the accuracy by reward gap; without rewards, the distribution of the margins.
-
-    Args:
-        held_out ([`HeldOut`]): The scores of held-out pairs.
-        path (`Path`): The PNG file to write.
-    """
+    """Plots a reliability diagram, and the accuracy by reward gap; without rewards, the distribution of the margins."""
     gaps = held_out.gap_bins()
     accuracy, error = held_out.metrics()["accuracy"], held_out.calibration_error
     ylabel = "share of pairs in the right order"

@@ -3,12 +3,10 @@
 import copy
 import json
 import random
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from accelerate.utils import is_peft_model
 from datasets import Dataset
@@ -36,7 +34,7 @@ from trl_multiagent.trainers.base.checkpoint_files import verify_checkpoint
 from trl_multiagent.trainers.base.common_config import check_trained_weights
 from trl_multiagent.trainers.base.common_trainer import CommonTrainerMixin
 from trl_multiagent.trainers.base.failed_saves import writing
-from trl_multiagent.trainers.base.pair_means import PairMeansMixin, first_pairs
+from trl_multiagent.trainers.base.pair_means import PairMeansMixin
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_report import HeldOut, draw_report
@@ -45,10 +43,8 @@ from trl_multiagent.trainers.joint_reward_report import HeldOut, draw_report
 logger = logging.get_logger(__name__)
 
 REPORT_FILE, PICTURE_FILE = "held_out.json", "reliability.png"
-SCALE_KEY = (
-    "reward_scale"  # in the model's configuration: slope and intercept of the rewards as a function of the scores
-)
-EXTREMES = {"min_reward": min, "max_reward": max}  # metrics
+# In the model's configuration: slope and intercept of the rewards as a function of the scores
+SCALE_KEY = "reward_scale"
 REWARDS = "rewards"  # of the chosen and of the rejected answers, in a batch
 
 
@@ -66,20 +62,15 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         model (`str` or [`~transformers.PreTrainedModel`]):
             The model id or folder of a language model or of a sequence classifier, or a sequence classifier with one
             output.
-        args ([`JointRewardConfig`], *optional*):
-            Configuration. If `None`, the default configuration is used.
-        train_dataset ([`~datasets.Dataset`]):
-            Joint preferences, see [`~trl_multiagent.preferences.rows`].
+        args ([`JointRewardConfig`], *optional*): Configuration. If `None`, the default configuration is used.
+        train_dataset ([`~datasets.Dataset`]): Joint preferences, see [`~trl_multiagent.preferences.rows`].
         eval_dataset ([`~datasets.Dataset`], *optional*):
             Held-out joint preferences. By default, those of a part of the items, see `eval_fraction`.
         roles (`list[str]`, *optional*):
             The roles in the order in which the model reads them. By default, that of the dataset's columns.
-        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
-            Tokenizer. By default, that of the model.
-        callbacks (`list[TrainerCallback]`, *optional*):
-            Callbacks, as in any `Trainer`.
-        optimizers (`tuple`, *optional*, defaults to `(None, None)`):
-            Optimizer and learning rate scheduler.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer. By default, that of the model.
+        callbacks (`list[TrainerCallback]`, *optional*): Callbacks, as in any `Trainer`.
+        optimizers (`tuple`, *optional*, defaults to `(None, None)`): Optimizer and learning rate scheduler.
         peft_config ([`~peft.PeftConfig`], *optional*):
             Adapter to train instead of all weights. Checkpoints contain the adapter; the saved model contains it merged.
 
@@ -135,17 +126,12 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         check_preferences(train_dataset, roles)
         if eval_dataset is None and args.eval_fraction > 0:
             train_dataset, eval_dataset = split_by_item(train_dataset, roles, args.eval_fraction, args.seed)
-        self.joint_text = JointText(
-            tuple(roles),
-            PROMPT_TEMPLATE if args.prompt_template is None else args.prompt_template,
-            ANSWER_TEMPLATE if args.answer_template is None else args.answer_template,
-            args.max_length,
-        )
+        templates = (args.prompt_template or PROMPT_TEMPLATE, args.answer_template or ANSWER_TEMPLATE)
+        self.joint_text = JointText(tuple(roles), *templates, args.max_length)
         self.num_cut: dict[str, int] = {}  # texts of each dataset that lost a part of their problem
         self.held_out: HeldOut | None = None  # of the last evaluation
         self._scores: list[torch.Tensor] = []  # of the evaluation that runs
         self._sums = {"train": {}, "eval": {}}
-        self._mean_pairs: torch.Tensor | None = None  # of the step's micro-batches
         if peft_config is not None and peft_config.task_type is None:
             peft_config = copy.copy(peft_config)
             peft_config.task_type = "SEQ_CLS"  # the head is trained, too
@@ -161,8 +147,8 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         )
         self.data_collator = RewardsCollator(self.data_collator)
         self._is_set_up = True
-        evaluated = self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
-        for dataset in (self.train_dataset, *evaluated):
+        evaluated = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval": self.eval_dataset}
+        for dataset in (self.train_dataset, *evaluated.values()):
             if dataset is not None:
                 self._check_lengths(dataset)
         self.model.config.update({CONFIG_KEY: self.joint_text.to_config()})
@@ -177,13 +163,11 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
         if "chosen_ids" not in dataset.column_names:
             check_preferences(dataset, self.joint_text.roles, dataset_name)
-            columns = [name for name in (CHOSEN_REWARD, REJECTED_REWARD) if name in dataset.column_names]
-            others = [name for name in dataset.column_names if name not in columns]
             with temporary_cache_files():
                 dataset = dataset.map(
                     lambda row: self._encode_row(row, processing_class),
                     num_proc=args.dataset_num_proc,
-                    remove_columns=others,
+                    remove_columns=[x for x in dataset.column_names if x not in (CHOSEN_REWARD, REJECTED_REWARD)],
                     desc=f"Tokenizing {dataset_name} dataset",
                 )
             self.num_cut[dataset_name] = sum(dataset["num_cut"])
@@ -193,31 +177,21 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
                     f"the `max_length` of {args.max_length} tokens: they lose the ends of their prompts. Answers are "
                     "never cut."
                 )
-        with temporary_cache_files(), temporarily_set(args, max_length=None):  # TRL leaves out what is too long
-            dataset = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
         if self._is_set_up:  # otherwise, the model is not there yet
             self._check_lengths(dataset)
         return dataset
 
     def _check_lengths(self, dataset: Dataset) -> None:
-        """
-        Refuses texts that are longer than the learned positions of the model.
-
-        Raises:
-            TooLongError: the message says which `max_length` would do.
-        """
-        positions = learned_positions(self.model)
+        """Refuses texts that are longer than the learned positions of the model."""
+        positions, limit = learned_positions(self.model), self.joint_text.max_length
         if positions is None:
             return
+        advice = "Its answers alone are that long: remove the row."
+        if limit is None or limit > positions:
+            advice = f"Set `max_length` to {positions}, so that long prompts lose their ends."
         for column in ("chosen_ids", "rejected_ids"):
             for index, ids in enumerate(dataset[column]):
                 if padded(len(ids), self.args.pad_to_multiple_of) > positions:
-                    limit = self.joint_text.max_length
-                    advice = (
-                        f"Set `max_length` to {positions}, so that long prompts lose their ends."
-                        if limit is None or limit > positions
-                        else "Its answers alone are that long: remove the row."
-                    )
                     raise TooLongError(
                         f"Pair {index} has a joint text of {len(ids)} tokens, but the model has only {positions} positions, which are "
                         f"learned. {advice}"
@@ -225,11 +199,9 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
 
     def _encode_row(self, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """Tokenizes the joint texts of a pair."""
-        texts = {role: [row[column] for column in text_columns(role)] for role in self.joint_text.roles}
-        prompts = {role: prompt for role, (prompt, _, _) in texts.items()}
-        chosen, cut_chosen = self.joint_text.encode(tokenizer, prompts, {role: x[1] for role, x in texts.items()})
-        rejected, cut_rejected = self.joint_text.encode(tokenizer, prompts, {role: x[2] for role, x in texts.items()})
-        return {"chosen_ids": chosen, "rejected_ids": rejected, "num_cut": cut_chosen + cut_rejected}
+        prompts, *answers = ({role: row[text_columns(role)[k]] for role in self.joint_text.roles} for k in range(3))
+        (chosen, cut), (rejected, also_cut) = (self.joint_text.encode(tokenizer, prompts, x) for x in answers)
+        return {"chosen_ids": chosen, "rejected_ids": rejected, "num_cut": cut + also_cut}
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
@@ -238,12 +210,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     # Training
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """
-        Trains the model, as `Trainer.train` does.
-
-        Raises:
-            ValueError: The checkpoint to continue from is incomplete or damaged.
-        """
+        """Trains the model, as `Trainer.train` does. A checkpoint that is incomplete or damaged is an error."""
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
         if resume_from_checkpoint:
@@ -252,17 +219,10 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
 
     # Loss and evaluation
 
-    def _num_pairs(self, batch: dict[str, torch.Tensor]) -> int:
-        return len(batch["weights"])
-
-    def _without_rows(self, batch: dict[str, torch.Tensor], own: int) -> dict[str, torch.Tensor]:
-        return first_pairs(batch, own)
-
-    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
-        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        pairs = self.accelerator.reduce(sum(batch["weights"].sum() for batch in batches).to(device), "sum")
-        self._mean_pairs = pairs / (len(batches) * self.accelerator.num_processes)
-        return batches, num_items
+    def _pair_losses(self, chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
+        """Computes the loss of each pair from its scores, as TRL does."""
+        losses = -torch.nn.functional.logsigmoid(chosen - rejected)
+        return losses + (self.args.center_rewards_coefficient or 0.0) * (chosen + rejected) ** 2
 
     def compute_loss(
         self,
@@ -271,46 +231,48 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Any:
-        """Computes TRL's loss, weighted so that the mean over micro-batches and processes is that over all pairs."""
-        rewards, pairs = inputs.pop(REWARDS, None), inputs.pop("weights").sum()
-        with self._counting_tokens(bool(pairs > 0)), self._local_metrics() as metrics:
-            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        others = ("num_tokens", *EXTREMES)
-        self._add_means({name: (x, pairs.item()) for name, (x,) in metrics.items() if name not in others})
-        logged = self._metrics["train" if self.model.training else "eval"]
-        logged["num_tokens"] = [self._total_train_tokens]
-        for name, extreme in EXTREMES.items():
-            own = torch.tensor(metrics[name], device=self.accelerator.device)
-            logged[name] = [extreme([*logged[name], *self.accelerator.gather(own).tolist()])]
+        """
+        Computes the loss of a micro-batch, so that the mean over micro-batches and processes is the mean over all pairs of
+
+            -log sigmoid(s_c - s_r)  +  center_rewards_coefficient * (s_c + s_r)^2,
+
+        with the scores s_c of the chosen and s_r of the rejected answers.
+        """
+        rewards, weights = inputs.pop(REWARDS, None), inputs.pop("weights")
+        outputs = model(**inputs, use_cache=False)
+        chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
+        loss = self._pair_losses(chosen, rejected).mean()
+        self._count_tokens(inputs["attention_mask"].sum() * weights.any())
         if self.model.training:
-            loss = loss * (1.0 if self._mean_pairs is None else pairs / self._mean_pairs)
+            loss = loss * (weights.sum() / self._sizes[0])
+            self._add_training_metrics(chosen.detach().float(), rejected.detach().float(), weights.sum().item())
         else:
-            scores = torch.stack(outputs.logits.detach().float().squeeze(-1).chunk(2), dim=1)
-            scores = torch.cat([scores] if rewards is None else [scores, rewards.to(scores)], dim=1)
+            scores = torch.stack([chosen, rejected], dim=1).detach().float()
+            scores = scores if rewards is None else torch.cat([scores, rewards.to(scores)], dim=1)
             self._scores.append(self.accelerator.gather_for_metrics(scores).cpu())
         return (loss, outputs) if return_outputs else loss
 
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        self._scores = []  # of a prediction, or of an evaluation that failed
-        self._sums["eval"].clear()
-        output = super().evaluation_loop(*args, **kwargs)
-        if self._scores:  # the mean over pairs, where that of `Trainer` is over batches
-            chosen, rejected = torch.cat(self._scores).double()[:, :2].unbind(dim=1)
-            losses = -torch.nn.functional.logsigmoid(chosen - rejected)
-            losses += (self.args.center_rewards_coefficient or 0.0) * (chosen + rejected) ** 2
-            output.metrics[f"{kwargs['metric_key_prefix']}_loss"] = losses.mean().item()
-        return output
+    def _add_training_metrics(self, chosen: torch.Tensor, rejected: torch.Tensor, pairs: float) -> None:
+        means = {"mean_reward": (chosen + rejected) / 2, "accuracy": (chosen > rejected).float()}
+        means["margin"] = chosen - rejected
+        self._add_means({name: (x.mean().item(), pairs) for name, x in means.items()})
+        metrics, scores = self._metrics["train"], torch.cat([chosen, rejected])
+        # The processes may have different numbers of pairs
+        extremes = self.accelerator.gather(torch.stack([scores.min(), scores.max()])).tolist()
+        metrics["min_reward"] = [min([*metrics["min_reward"], *extremes])]
+        metrics["max_reward"] = [max([*metrics["max_reward"], *extremes])]
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if self._scores and not self.model.training:
-            columns = torch.cat(self._scores).double().numpy().T
-            self._scores = []
-            self.held_out = HeldOut(*(np.asarray(column) for column in columns))
-            scores = np.concatenate(columns[:2])
-            exact = {"min_reward": scores.min(), "mean_reward": scores.mean(), "max_reward": scores.max()}
-            for name, value in {**exact, **self.held_out.metrics()}.items():  # where TRL's are means over batches
-                self._metrics["eval"][name] = [float(value)]
-        super().log(logs, start_time)
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        self._scores = []
+        output = super().evaluation_loop(*args, **kwargs)
+        if self._scores:  # means over pairs, where those of `Trainer` are over batches
+            scores = torch.cat(self._scores).double()
+            answers = scores[:, :2]
+            self.held_out = HeldOut(*scores.numpy().T)
+            metrics = {"loss": self._pair_losses(*answers.unbind(dim=1)).mean(), "mean_reward": answers.mean()}
+            metrics |= {"min_reward": answers.min(), "max_reward": answers.max(), **self.held_out.metrics()}
+            output.metrics.update({f"{kwargs['metric_key_prefix']}_{name}": float(x) for name, x in metrics.items()})
+        return output
 
     def report(self, folder: str | Path | None = None) -> dict[str, Any]:
         """
@@ -318,7 +280,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         rewards becomes a part of the model's configuration, so call this before the model is saved.
 
         Args:
-            folder (`str` or `Path`, *optional*): Where to; by default the output folder.
+            folder (`str` or `Path`, *optional*): Destination folder; defaults to `args.output_dir`.
 
         Returns:
             `dict`: The numbers, see [`~trainers.joint_reward_report.HeldOut.facts`].
@@ -389,12 +351,7 @@ This wording is in `config.json` under `{CONFIG_KEY}`, and `JointRewardModel` of
 
 
 class RewardsCollator:
-    """
-    Adds the weights of the pairs, of shape `(B,)`, and the rewards of the answers, of shape `(B, 2)`, to a batch of tokenized pairs.
-
-    Args:
-        collator (`Callable`): TRL's data collator, which makes a batch of the texts.
-    """
+    """Adds the weights of the pairs, of shape `(B,)`, and the rewards of the answers, of shape `(B, 2)`, to the batches of TRL's collator."""
 
     def __init__(self, collator: Any):
         self.collator = collator
@@ -406,19 +363,13 @@ class RewardsCollator:
         return batch
 
 
-def item_key(row: dict[str, Any]) -> str:
-    """What the rows of an item have in common: their `item_id`, or else their prompts, which are all other values."""
-    item_id = row.pop(ITEM_ID, None)
-    return json.dumps(list(row.values()) if item_id is None else [item_id], default=str)
-
-
 def split_by_item(dataset: Dataset, roles: list[str], fraction: float, seed: int) -> tuple[Dataset, Dataset | None]:
     """
-    Splits preferences so that all pairs of an item are on the same side.
+    Splits preferences so that all pairs of an item are on the same side. Rows without an `item_id` are of the same item if their prompts
+    are equal.
 
     Args:
-        dataset ([`~datasets.Dataset`]): The preferences. Rows whose `item_id` is missing or null are of the same item if their
-            prompts are equal.
+        dataset ([`~datasets.Dataset`]): The preferences.
         roles (`list[str]`): The roles.
         fraction (`float`): Share of the items that are held out; at least one item is, and at least one is not.
         seed (`int`): Seed of the choice.
@@ -426,9 +377,13 @@ def split_by_item(dataset: Dataset, roles: list[str], fraction: float, seed: int
     Returns:
         `tuple[Dataset, Dataset | None]`: Both parts. With a single item, nothing is held out.
     """
-    prompts = [text_columns(role)[0] for role in roles]
-    columns = [ITEM_ID, *prompts] if ITEM_ID in dataset.column_names else prompts
-    keys = [item_key(row) for row in dataset.select_columns(columns)]
+
+    def key(row: dict[str, Any]) -> str:
+        item_id = row.pop(ITEM_ID, None)
+        return json.dumps(row if item_id is None else item_id, default=str)
+
+    columns = [name for name in dataset.column_names if name in (ITEM_ID, *(text_columns(role)[0] for role in roles))]
+    keys = [key(row) for row in dataset.select_columns(columns)]
     items = list(dict.fromkeys(keys))
     if len(items) < 2:
         return dataset, None

@@ -16,21 +16,7 @@ class MAACTrainer(ActorCriticTrainer):
         L_i   = mean over rows of -A_i,g * sum over tokens t of log pi_i(t)
         L_V   = value_loss_coef * mean over joint actions j of (y_j - V(h))^2
 
-    Args:
-        team ([`AgentTeam`]):
-            The agents, one per role of the environment and in its order.
-        environment ([`Environment`]):
-            The task: its prompts and its joint reward.
-        args ([`MAACConfig`], *optional*):
-            Configuration. If `None`, the default configuration is used.
-        train_dataset ([`~datasets.Dataset`]):
-            The items. The environment receives all columns.
-        eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
-            Items for evaluation. For each, `num_generations_eval` episodes are sampled, without early termination.
-        callbacks (`list[TrainerCallback]`, *optional*):
-            Callbacks, as in any `Trainer`.
-        optimizers (`tuple`, *optional*, defaults to `(None, None)`):
-            Optimizer and learning rate scheduler for the parameters of the whole team.
+    Its arguments are those of [`MAGRPOTrainer`]; `args` is a [`MAACConfig`].
     """
 
     _tag_names = ["trl", "trl-multiagent", "maac"]
@@ -62,13 +48,7 @@ class MAACTrainer(ActorCriticTrainer):
 
 
 def team_text(prompts: dict[str, str], completions: dict[str, str]) -> str:
-    """
-    The text that a central critic reads.
-
-    Args:
-        prompts (`dict[str, str]`): Each agent's prompt with its history, as text.
-        completions (`dict[str, str]`): Each agent's completion; empty for a critic of states.
-    """
+    """Returns the text that a central critic reads: each agent's prompt with its history, and for a critic of actions its completion."""
     blocks = [f"[{role}]\n{text}" for role, text in prompts.items()]
     blocks += [f"[{role} answers]\n{text}" for role, text in completions.items()]
     return "\n\n".join(blocks)

@@ -8,7 +8,7 @@ from trl_multiagent.rollout.sampling_options import SamplingOptions
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
-# The losses of TRL's DPO, and why some are none of a team
+# Losses of TRL's DPO that can be applied to joint log-ratios, and those that cannot
 LOSS_TYPES = (
     "sigmoid",
     "hinge",
@@ -27,7 +27,7 @@ LOSS_TYPES = (
 # Those that TRL has with another divergence than the reverse KL
 F_DIVERGENCE_LOSS_TYPES = {"sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "sft"}
 F_DIVERGENCES = ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence")
-SORTING = "it sorts the log-ratios of a micro-batch, so it is no function of a pair's joint log-ratio"
+SORTING = "it sorts the log-ratios of a micro-batch, so the loss is not a function of one pair"
 REFUSED_LOSS_TYPES = {"aot": SORTING, "aot_unpaired": SORTING}
 
 
@@ -44,8 +44,7 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
             Whether to leave the reference policy out: log-ratios become log-probabilities.
         use_environment_step (`bool`, *optional*, defaults to `True`):
             Whether training on pairs that have rewards advances `env_step`, as if they were scored anew.
-        environment_steps_per_pair (`int`, *optional*, defaults to `2`):
-            By how much `env_step` advances per pair.
+        environment_steps_per_pair (`int`, *optional*, defaults to `2`): `env_step` increment per pair.
         num_turns (`int`, *optional*, defaults to `1`):
             Turns of the episodes that are played in an evaluation with an environment.
 
@@ -82,8 +81,10 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
 
     reference_free: bool = setting("Whether to leave the reference policy out.", False)
     use_environment_step: bool = setting("Whether training on pairs that have rewards advances `env_step`.", True)
-    environment_steps_per_pair: int = setting("By how much `env_step` advances per pair.", 2, ge=1)
+    environment_steps_per_pair: int = setting("`env_step` increment per pair.", 2, ge=1)
     num_turns: int = setting("Number of turns of an episode in evaluation.", 1, ge=1)
+    f_divergence_type: str = setting("Divergence from the reference policy.", "reverse_kl", choices=F_DIVERGENCES)
+    label_smoothing: float = setting("Share of the pairs that are labelled wrongly.", 0.0, ge=0, lt=0.5)
     remove_unused_columns: bool | None = False
 
     def __post_init__(self) -> None:
@@ -91,6 +92,11 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
             self.loss_type: list[str] = [self.loss_type]
         self._check_values()
         super().__post_init__()
+
+    @property
+    def weighted_losses(self) -> list[tuple[str, float]]:
+        """Each loss in `loss_type`, with its weight."""
+        return list(zip(self.loss_type, self.loss_weights or [1.0] * len(self.loss_type), strict=True))
 
     def _check_values(self) -> None:
         if not self.loss_type:
@@ -102,12 +108,6 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
                 )
             if loss_type not in LOSS_TYPES:
                 raise ValueError(f"`loss_type` is {loss_type!r}, it must be one of {', '.join(LOSS_TYPES)}.")
-        if self.f_divergence_type not in F_DIVERGENCES:
-            raise ValueError(
-                f"`f_divergence_type` is {self.f_divergence_type!r}, it must be one of {', '.join(map(repr, F_DIVERGENCES))}."
-            )
-        if not 0 <= self.label_smoothing < 0.5:
-            raise ValueError(f"`label_smoothing` is {self.label_smoothing}, it must be at least 0 and less than 0.5.")
         if self.f_divergence_type != "reverse_kl" and not {*self.loss_type} <= F_DIVERGENCE_LOSS_TYPES:
             raise ValueError(
                 f"`f_divergence_type={self.f_divergence_type!r}` goes with the losses {', '.join(sorted(F_DIVERGENCE_LOSS_TYPES))}, but "

@@ -1,14 +1,12 @@
-"""Checks, collates and joins the preferences of all agents for MADPO."""
+"""Checks and collates the tokens of all agents for MADPO."""
 
 import math
 from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 from trl.trainer.dpo_trainer import DataCollatorForPreference
-from trl.trainer.utils import FusedCausalLMOutput
 
 from trl_multiagent.models.positions import TooLongError, learned_positions, padded
 from trl_multiagent.preferences.rows import reference_columns, text_columns
@@ -24,22 +22,10 @@ TOKENS = ("prompt_ids", "chosen_ids", "rejected_ids")  # the columns of an agent
 AgentBatch = dict[str, torch.Tensor]
 
 
-def check_form(dataset: Dataset, role: str, tokenizer: PreTrainedTokenizerBase, name: str, chat_prompts: bool) -> None:
-    """
-    Raises an error if an agent's preferences are chat messages and its tokenizer has no chat template. Warns if they are
-    texts, and the agent's prompts in the environment are chat messages (`chat_prompts`).
-
-    Raises:
-        ValueError: The tokenizer has no chat template.
-    """
+def warn_about_form(dataset: Dataset, role: str, name: str) -> None:
+    """Warns if an agent's preferences are texts, where its prompts in the environment are chat messages."""
     prompt = text_columns(role)[0]
-    is_text = isinstance(dataset[0][prompt], str)
-    if not is_text and tokenizer.chat_template is None:
-        raise ValueError(
-            f"`{name}`: {prompt!r} has chat messages, but the tokenizer of {role!r} has no chat template. Write texts "
-            "instead, or give the tokenizer a template."
-        )
-    if is_text and chat_prompts:
+    if isinstance(dataset[0][prompt], str):
         logger.warning(
             f"`{name}`: {prompt!r} has texts, but the prompts of {role!r} in the environment are chat messages, so the "
             "training sees other prompts than the evaluation. Write messages, or set `use_chat_template=False`."
@@ -53,34 +39,30 @@ def check_lengths(dataset: Dataset, name: str, team: AgentTeam, args: MADPOConfi
     Raises:
         ValueError: A prompt or an answer has no tokens, no token of an answer is within `max_length`, or a model reads fewer tokens.
     """
-    num_cut = 0
+    num_cut, limit = 0, args.max_length or math.inf
     for role in team.roles:
-        positions = learned_positions(team.agents[role])
+        positions = learned_positions(team.agents[role]) or math.inf
         columns = [f"{role}/{token_ids}" for token_ids in TOKENS]
         for index, row in enumerate(dataset.select_columns(columns)):
-            prompt, *answers = (len(row[column]) for column in columns)
-            for column, length in zip(text_columns(role), (prompt, *answers), strict=True):
-                if length == 0:
-                    raise ValueError(f"Row {index} of `{name}`: {column!r} has no tokens.")
-            read = padded(min(prompt + max(answers), args.max_length or math.inf), args.pad_to_multiple_of)
-            if positions is not None and read > positions:
+            lengths = {name: len(row[column]) for name, column in zip(text_columns(role), columns, strict=True)}
+            prompt, *answers = lengths.values()
+            whole, place = prompt + max(answers), f"Row {index} of `{name}`"
+            if 0 in lengths.values():
+                raise ValueError(f"{place}: {[*lengths][[*lengths.values()].index(0)]!r} has no tokens.")
+            if padded(min(whole, limit), args.pad_to_multiple_of) > positions:
                 raise TooLongError(
-                    f"Row {index} of `{name}`: prompt and answer of {role!r} have {prompt + max(answers)} tokens, but its model has "
-                    f"only {positions} positions, which are learned. Lower `max_length` to {positions}, so that the ends of long "
-                    "answers are not trained, or remove the row."
+                    f"{place}: prompt and answer of {role!r} have {whole} tokens, but its model has only {positions} positions, which "
+                    f"are learned. Lower `max_length` to {positions}, so that the ends of long answers are not trained, or remove the row."
                 )
-            if args.max_length is None:
-                continue
-            if prompt >= args.max_length:
+            if prompt >= limit:
                 raise ValueError(
-                    f"Row {index} of `{name}`: {text_columns(role)[0]!r} has {prompt} tokens, which leaves no "
-                    f"token of the answers within the `max_length` of {args.max_length}. Raise it, or remove "
-                    "the row."
+                    f"{place}: {text_columns(role)[0]!r} has {prompt} tokens, which leaves no token of the answers within the `max_length` "
+                    f"of {limit}. Raise it, or remove the row."
                 )
-            num_cut += prompt + max(answers) > args.max_length
+            num_cut += whole > limit
     if num_cut > 0:
         logger.warning(
-            f"{num_cut} pairs of answers in `{name}` are longer than the `max_length` of {args.max_length} "
+            f"{num_cut} pairs of answers in `{name}` are longer than the `max_length` of {limit} "
             "tokens, including their prompts: what exceeds it, and the end of the answer, is not trained. Raise it."
         )
 
@@ -120,38 +102,3 @@ class TeamCollator:
             names = ("ref_chosen_logps", "ref_rejected_logps")
             columns |= {name: row[column] for name, column in zip(names, reference_columns(role), strict=True)}
         return columns
-
-
-def sizes_of(batch: AgentBatch) -> dict[str, torch.Tensor]:
-    """The numbers of pairs, and of tokens of chosen and of rejected answers, without repeated pairs."""
-    weights = batch["weights"]
-    chosen, rejected = ((x.sum(dim=1) * weights).sum() for x in batch["completion_mask"].chunk(2))
-    return {"pairs": weights.sum(), "chosen": chosen, "rejected": rejected}
-
-
-def join_batches(batches: list[AgentBatch], references: list[tuple[torch.Tensor, torch.Tensor]]) -> AgentBatch:
-    """
-    Joins the answers of all agents, as if they were one text.
-
-    Args:
-        batches (`list[dict[str, torch.Tensor]]`): The batch of each agent.
-        references (`list[tuple[torch.Tensor, torch.Tensor]]`): The reference log-probabilities of each agent's chosen
-            and rejected answers.
-    """
-    masks = [batch["completion_mask"] for batch in batches]
-    # A first token has no log-probability. It belongs to a prompt
-    completion_mask = torch.cat([masks[0][:, :1], *(mask[:, 1:] for mask in masks)], dim=1)
-    return {
-        "input_ids": torch.zeros_like(completion_mask),  # not used: the log-probabilities are computed
-        "attention_mask": torch.cat([batch["attention_mask"] for batch in batches], dim=1),
-        "completion_mask": completion_mask,
-        "weights": batches[0]["weights"],
-        "ref_chosen_logps": sum(chosen for chosen, _ in references),
-        "ref_rejected_logps": sum(rejected for _, rejected in references),
-    }
-
-
-def join_outputs(outputs: list[FusedCausalLMOutput]) -> FusedCausalLMOutput:
-    """Joins the outputs of all agents for every token, one agent after the other."""
-    names = [name for name in outputs[0].keys() if name not in ("loss", "aux_loss")]
-    return FusedCausalLMOutput(**{name: torch.cat([output[name] for output in outputs], dim=1) for name in names})

@@ -19,18 +19,13 @@ class MAGRPOTrainer(RolloutTrainer):
     [`~MAGRPOTrainer.agent_loss`].
 
     Args:
-        team ([`AgentTeam`]):
-            The agents, one per role of the environment and in its order.
-        environment ([`Environment`]):
-            The task: its prompts and its joint reward.
-        args ([`MAGRPOConfig`], *optional*):
-            Configuration. If `None`, the algorithm's default configuration is used.
-        train_dataset ([`~datasets.Dataset`]):
-            The items. The environment receives all columns.
+        team ([`AgentTeam`]): The agents, one per role of the environment and in its order.
+        environment ([`Environment`]): The task: its prompts and its joint reward.
+        args ([`MAGRPOConfig`], *optional*): Configuration. If `None`, the algorithm's default configuration is used.
+        train_dataset ([`~datasets.Dataset`]): The items. The environment receives all columns.
         eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
             Items for evaluation. For each, `num_generations_eval` episodes are sampled, without early termination.
-        callbacks (`list[TrainerCallback]`, *optional*):
-            Callbacks, as in any `Trainer`.
+        callbacks (`list[TrainerCallback]`, *optional*): Callbacks, as in any `Trainer`.
         optimizers (`tuple`, *optional*, defaults to `(None, None)`):
             Optimizer and learning rate scheduler for the parameters of the whole team.
 

@@ -30,42 +30,35 @@ class RewardWatch(TrainerCallback):
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.has_warned or not state.is_world_process_zero:
             return
-        logs = both_rewards(state.log_history)
-        if not is_over_optimized([log[FIRST_TURN + MODEL] for log in logs], [log[FIRST_TURN + TASK] for log in logs]):
-            return
-        self.has_warned = True
-        ends = [fmean(log[FIRST_TURN + name] for log in part) for name in (MODEL, TASK) for part in windows(logs)]
-        logger.warning(
-            "Until step %d, the reward of the model has risen from %.3g to %.3g, but that of the task has gone from %.3g to %.3g: "
-            "the team exploits errors of the model. Stop here, collect more preferences with the trained team, lower "
-            "`learning_rate`, or set `beta`.",
-            state.global_step,
-            *ends,
-        )
+        logs = [log for log in state.log_history if {FIRST_TURN + MODEL, FIRST_TURN + TASK} <= log.keys()]
+        model, task = ([log[FIRST_TURN + name] for log in logs] for name in (MODEL, TASK))
+        if is_over_optimized(model, task):
+            self.has_warned = True
+            ends = [fmean(part) for rewards in (model, task) for part in windows(rewards)]
+            logger.warning(
+                "Until step %d, the reward of the model has risen from %.3g to %.3g, but that of the task has gone from %.3g to %.3g: "
+                "the team exploits errors of the model. Stop here, collect more preferences with the trained team, lower "
+                "`learning_rate`, or set `beta`.",
+                state.global_step,
+                *ends,
+            )
 
 
-def both_rewards(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The log entries of the training that have both rewards."""
-    return [log for log in log_history if {FIRST_TURN + MODEL, FIRST_TURN + TASK} <= log.keys()]
-
-
-def windows(values: list) -> tuple[list, list]:
-    """The values at the beginning and at the end that are compared."""
+def windows(values: list[float]) -> tuple[list[float], list[float]]:
+    """Returns the values at the beginning and at the end that are compared."""
     size = max(2, round(WINDOW * len(values)))
     return values[:size], values[-size:]
 
 
 def is_over_optimized(model: list[float], task: list[float]) -> bool:
     """
-    Whether the model's reward has risen by more than three standard errors, and the task's by none at all.
+    Returns whether the model's reward has risen by more than three standard errors, and the task's by none at all.
 
     Args:
         model, task (`list[float]`): The mean rewards of each log entry, oldest first.
     """
     if len(model) < MIN_LOGS:
         return False
-    first, last = windows(model)
+    (first, last), (task_first, task_last) = windows(model), windows(task)
     error = math.sqrt(variance(first) / len(first) + variance(last) / len(last))
-    rise = fmean(last) - fmean(first)
-    first, last = windows(task)
-    return rise > 3 * error and fmean(last) <= fmean(first)
+    return fmean(last) - fmean(first) > 3 * error and fmean(task_last) <= fmean(task_first)

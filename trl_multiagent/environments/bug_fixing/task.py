@@ -62,10 +62,10 @@ def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
     def load(name: str, split: str | None) -> Dataset:
         return load_bug_dataset(name, split, dataset.mutants, dataset.mutants_seed, sandbox)
 
-    train_dataset = load(dataset.source, dataset.train_split)
+    train_dataset = load(str(dataset.name), dataset.train_split)
     if dataset.eval_split is None:
         return train_dataset, None
-    return train_dataset, load(dataset.eval_name or dataset.source, dataset.eval_split)
+    return train_dataset, load(dataset.eval_name or str(dataset.name), dataset.eval_split)
 
 
 TASK = Task(

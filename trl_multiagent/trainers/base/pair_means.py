@@ -1,7 +1,5 @@
 """Means over preference pairs and tokens that depend neither on micro-batches nor on the number of processes."""
 
-import contextlib
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,22 +7,9 @@ import torch
 from transformers import Trainer
 
 from trl_multiagent.trainers.base.distribution import num_own_rows
-from trl_multiagent.trainers.base.team_config import temporarily_set
 
 
 Means = Mapping[str, tuple[float, float]]  # the mean and the weight of each metric in a micro-batch
-
-
-class OneProcess:
-    """Takes the place of the accelerator where TRL computes the loss of a micro-batch, so that its metrics are those of this process."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-
-    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    gather_for_metrics = gather
 
 
 class PairMeansMixin(Trainer):
@@ -32,40 +17,40 @@ class PairMeansMixin(Trainer):
     Weighs the micro-batches of a trainer on preference pairs.
 
     TRL takes the mean over a micro-batch, then over micro-batches and processes, which differs from the mean over all pairs if they have
-    different numbers of pairs. In the last batch of an epoch accelerate also repeats pairs until all processes have equally many. Here
-    repeated pairs are left out, or have no weight, and a metric is one sum over all pairs, or tokens, divided by another one.
+    different numbers of pairs. In the last batch of an epoch accelerate also repeats pairs until all processes have equally many. Here repeated
+    pairs are left out, or have no weight, and a metric is one sum over all pairs, or tokens, divided by another one.
     """
 
     _metrics: dict[str, Any]
     _total_train_tokens: int
+    _sizes: torch.Tensor  # means of `_count` over the micro-batches of the step, of all processes
     # Since the last log, for each mode and metric: weighted sum and sum of the weights
     _sums: dict[str, dict[str, list[float]]]
 
-    def _keep_own_rows(self, batch: Any, num_rows: int, dataset_length: int) -> Any:
-        """Returns a batch without its repeated pairs. If all are repeated, the first one stays and gets no weight."""
-        own = num_own_rows(self.accelerator, num_rows, dataset_length)
-        return batch if own == num_rows else self._without_rows(batch, own)
+    def _weights(self, batch: Any) -> torch.Tensor:
+        """Returns the weights of the pairs in a batch: 1, or 0 for a repeated pair."""
+        return batch["weights"]
 
     def _without_rows(self, batch: Any, own: int) -> Any:
         """Returns the first pairs of a batch, or its first pair with the weight zero if `own` is 0."""
-        raise NotImplementedError
+        return first_pairs(batch, own)
 
-    def _num_pairs(self, batch: Any) -> int:
-        """Returns the number of pairs in a batch."""
-        raise NotImplementedError
+    def _count(self, batch: Any) -> torch.Tensor:
+        """Returns the numbers that the loss of a batch is divided by, without repeated pairs."""
+        return self._weights(batch).sum().unsqueeze(0)
+
+    def _keep_own_rows(self, batch: Any, dataset_length: int) -> Any:
+        number = len(self._weights(batch))
+        own = num_own_rows(self.accelerator, number, dataset_length)
+        return batch if own == number else self._without_rows(batch, own)
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if batches and not self.args.dataloader_drop_last:  # only the last batch of an epoch has repeated pairs
-            batches[-1] = self._keep_own_rows(batches[-1], self._num_pairs(batches[-1]), len(self.train_dataset))
+            batches[-1] = self._keep_own_rows(batches[-1], len(self.train_dataset))
+        sizes = self.accelerator.reduce(sum(map(self._count, batches)).to(self.accelerator.device), "sum")
+        self._sizes = sizes / (len(batches) * self.accelerator.num_processes)
         return batches, num_items
-
-    @contextlib.contextmanager
-    def _local_metrics(self) -> Iterator[dict[str, list[float]]]:
-        """Collects the metrics that TRL computes within the block for this process's micro-batch alone."""
-        modes: dict[str, Any] = {"train": defaultdict(list), "eval": defaultdict(list)}
-        with temporarily_set(self, _metrics=modes, accelerator=OneProcess(self.accelerator.device)):
-            yield modes["train" if self.model.training else "eval"]
 
     def _add_means(self, means: Means) -> None:
         """Adds the means of a micro-batch, of the same metrics in all processes, to those that are logged next."""
@@ -77,13 +62,11 @@ class PairMeansMixin(Trainer):
             sums[0], sums[1] = sums[0] + total, sums[1] + weight
             self._metrics[mode][name] = [sums[0] / sums[1] if sums[1] else 0.0]
 
-    @contextlib.contextmanager
-    def _counting_tokens(self, counts: bool) -> Iterator[None]:
-        """Adds the tokens of all processes' micro-batches to the number of tokens, where TRL adds those of this process."""
-        before = self._total_train_tokens
-        yield
-        added = torch.tensor((self._total_train_tokens - before) * counts, device=self.accelerator.device)
-        self._total_train_tokens = before + int(self.accelerator.reduce(added, "sum").item())
+    def _count_tokens(self, number: torch.Tensor) -> None:
+        """Adds the tokens of all processes' micro-batches to the number of tokens that is logged. Those of an evaluation do not count."""
+        if self.model.training:
+            self._total_train_tokens += int(self.accelerator.reduce(number, "sum").item())
+        self._metrics["train" if self.model.training else "eval"]["num_tokens"] = [self._total_train_tokens]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         super().log(logs, start_time)
