@@ -1,6 +1,6 @@
 """
-The command `trl-multiagent`: `train` launches a recipe without a script, `evaluate` and `cross-play` evaluate saved
-teams, `collect` collects preferences, `init` writes a small task to start from, `push` uploads to the Hub, `env` is for bug reports.
+The command `trl-multiagent`: `train` launches a recipe without a script, `evaluate` and `cross-play` evaluate saved teams, `collect`
+collects preferences, `init` writes a small task to start from, `push` uploads to the Hub, `env` is for bug reports.
 
 Slow libraries are imported where they are needed, so that help, versions and errors appear at once.
 """
@@ -22,10 +22,7 @@ from trl_multiagent.settings.algorithms import ALGORITHMS
 
 
 # The tasks that have a name; the first is the default. Any other one is given as `package.module:NAME`
-TASKS = {
-    "code_generation": "trl_multiagent.demo.task:TASK",
-    "functions": "trl_multiagent.environments.functions:TASK",
-}
+TASKS = {"code_generation": "trl_multiagent.demo.task:TASK", "functions": "trl_multiagent.environments.functions:TASK"}
 
 # For which `accelerate launch` waits after Ctrl-C and SIGTERM until several processes have ended their step
 SECONDS_TO_END = "3600"
@@ -89,10 +86,7 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         add_help=False,
     )
     cross_play = commands.add_parser(
-        "cross-play",
-        help="Play the agents of several runs with each other.",
-        allow_abbrev=False,
-        add_help=False,
+        "cross-play", help="Play the agents of several runs with each other.", allow_abbrev=False, add_help=False
     )
     for command in (train, collect, evaluate, cross_play):
         command.add_argument(
@@ -127,8 +121,8 @@ def launch(
     argv: Sequence[str],
 ) -> None:
     """
-    Starts a command of `trl-multiagent` in the given number of processes. Before that, `check` reads the settings. It raises
-    `ConfigError` if one is wrong.
+    Starts a command of `trl-multiagent` in the given number of processes. Before that, `check` reads the settings. It raises `ConfigError`
+    if one is wrong.
     """
     from trl_multiagent.settings.read import ACCELERATE, ConfigError, config_file, fail
 

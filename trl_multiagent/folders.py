@@ -84,8 +84,8 @@ def write_json(path: Path, value: Any) -> None:
 @contextlib.contextmanager
 def locked(folder: Path, advice: str) -> Iterator[None]:
     """
-    Makes a folder and locks it, because two programs would overwrite each other's files. The lock of a process that ends, in whatever
-    way, is released.
+    Makes a folder and locks it, because two programs would overwrite each other's files. The lock of a process that ends, in whatever way,
+    is released.
 
     Args:
         folder (`Path`): The folder.

@@ -1,8 +1,8 @@
 """
 The values that a setting may have.
 
-A setting is a field of a dataclass that [`setting`] makes. Its type is the annotation; bounds and choices stand beside it. pydantic
-checks both, for YAML files and for arguments from Python alike.
+A setting is a field of a dataclass that [`setting`] makes. Its type is the annotation; bounds and choices stand beside it. pydantic checks
+both, for YAML files and for arguments from Python alike.
 """
 
 import contextlib
@@ -42,8 +42,8 @@ def setting(help: str, default: Any = None, **limits: Any) -> Any:
         help (`str`): Text for `--help`.
         default (`Any`, *optional*): Value of the setting if the user does not give one.
         **limits: The allowed values: `choices=("a", "b")`, bounds of a number such as `ge=0, lt=1`, or `ne=0` for all others. Those of a
-            list or dict apply to each entry. `keys=("a", "b")` are the allowed keys of a dict. By default, all values of the field's type are allowed. Numbers must be finite, and
-            texts must not be blank.
+            list or dict apply to each entry. `keys=("a", "b")` are the allowed keys of a dict. By default, all values of the field's type
+            are allowed. Numbers must be finite, and texts must not be blank.
     """
     plain = dataclasses.field(default=default, metadata={"help": help})  # which `HfArgumentParser` gives to argparse
     field = Setting(**{name: getattr(plain, name) for name in inspect.signature(dataclasses.Field).parameters})

@@ -17,8 +17,8 @@ class CodeRewardFunction:
     """
     A reward function of TRL for code: it runs the problem's tests in the sandbox. An answer earns 0 to 2.1, see docs/reward.md.
 
-    It reads the columns of HumanEval (`entry_point`, `test` and, if there is one, `canonical_solution`) or of MBPP (`code`, `test_list`
-    and `test_imports`), and from the prompt the function to write. If the model gets another text than HumanEval's `prompt`, the column
+    It reads the columns of HumanEval (`entry_point`, `test` and, if there is one, `canonical_solution`) or of MBPP (`code`, `test_list` and
+    `test_imports`), and from the prompt the function to write. If the model gets another text than HumanEval's `prompt`, the column
     `problem` has to contain that prompt.
 
     Args:

@@ -1,8 +1,7 @@
 """
 Sends many requests to an endpoint at the same time.
 
-The requests go through the providers' own clients, which repeat nothing themselves: what is tried again, and when, is decided
-here alone.
+The requests go through the providers' own clients, which repeat nothing themselves: what is tried again, and when, is decided here alone.
 """
 
 import asyncio
@@ -58,12 +57,9 @@ class EndpointClient:
     Sends questions to an endpoint, keeps the answers on the disk, and counts their cost.
 
     Args:
-        endpoint ([`Endpoint`]):
-            The endpoint.
-        folder (`Path`):
-            Folder of the record of used tokens.
-        cache_folder (`Path`, *optional*):
-            Where answers are kept; by default in `folder`. Runs may share it.
+        endpoint ([`Endpoint`]): The endpoint.
+        folder (`Path`): Folder of the record of used tokens.
+        cache_folder (`Path`, *optional*): Where answers are kept; by default in `folder`. Runs may share it.
     """
 
     def __init__(self, endpoint: Endpoint, folder: Path, cache_folder: Path | None = None):
@@ -84,8 +80,8 @@ class EndpointClient:
 
         Args:
             questions (`Sequence[Question]`): The questions.
-            stop_at_failure (`bool`, *optional*, defaults to `False`): Whether no request is sent any more after a question got no
-                answer. Answers that are on their way are waited for, and kept.
+            stop_at_failure (`bool`, *optional*, defaults to `False`): Whether no request is sent any more after a question got no answer.
+                Answers that are on their way are waited for, and kept.
 
         Returns:
             `list[Answer | EndpointError]`: For each question the answer, or why there is none.
@@ -142,8 +138,8 @@ class _Call:
 
     def connect(self) -> AbstractAsyncContextManager[Any]:
         """
-        The provider's client. It reads no key from the environment, repeats no request, follows no redirect, which could lead prompts
-        to another host, and reads no answer without end.
+        The provider's client. It reads no key from the environment, repeats no request, follows no redirect, which could lead prompts to
+        another host, and reads no answer without end.
         """
         from trl_multiagent.endpoints.bodies import limit_body
 

@@ -58,9 +58,8 @@ class Endpoint:
         extra_body (`dict`, *optional*): More fields of the request.
         timeout (`float`, *optional*, defaults to `120.0`): Seconds that one request may take.
         deadline (`float`, *optional*, defaults to `600.0`): Seconds that all requests of a call may take together.
-        tries (`int`, *optional*, defaults to `3`):
-            Number of attempts per request if the endpoint fails. A request that was refused with a time to wait (429 with Retry-After)
-            does not count.
+        tries (`int`, *optional*, defaults to `3`): Number of attempts per request if the endpoint fails. A request that was refused with a
+            time to wait (429 with Retry-After) does not count.
         concurrency (`int`, *optional*, defaults to `16`): Requests at the same time.
         token_budget (`int`, *optional*): Prompt and answer tokens of all requests at most, see [`~endpoints.files.Ledger`].
         input_price, output_price (`float`, *optional*): Price of a million tokens.
@@ -156,19 +155,13 @@ def make_endpoint(
     Makes an endpoint from a model's name, and completes what is not given.
 
     Args:
-        model (`str`):
-            The model's name. If it contains `claude`, `deepseek`, `qwen3-coder` or `gpt-`, the provider follows from it.
-        base_url (`str`, *optional*):
-            Where the endpoint is; by default at the provider. A key is only sent to an endpoint that is given here if `key_env`
-            is given, too.
-        key_env (`str`, *optional*):
-            Environment variable that holds the key; by default the provider's.
-        api (`str`, *optional*):
-            `"openai"` or `"anthropic"`; by default the provider's, and `"openai"` for other names.
-        names (`tuple[str, str, str]`, *optional*):
-            What the settings `base_url`, `key_env` and `api` are called in messages.
-        **settings:
-            The other fields of [`Endpoint`].
+        model (`str`): The model's name. If it contains `claude`, `deepseek`, `qwen3-coder` or `gpt-`, the provider follows from it.
+        base_url (`str`, *optional*): Where the endpoint is; by default at the provider. A key is only sent to an endpoint that is given
+            here if `key_env` is given, too.
+        key_env (`str`, *optional*): Environment variable that holds the key; by default the provider's.
+        api (`str`, *optional*): `"openai"` or `"anthropic"`; by default the provider's, and `"openai"` for other names.
+        names (`tuple[str, str, str]`, *optional*): What the settings `base_url`, `key_env` and `api` are called in messages.
+        **settings: The other fields of [`Endpoint`].
 
     Raises:
         ValueError: the name says nothing about the provider and there is no `base_url`, or a value is impossible.

@@ -87,8 +87,8 @@ class AnswerCache:
 
 class Ledger:
     """
-    The tokens of all requests so far, one line per answer. Processes append to the same file, and a run that is continued goes on with
-    it, so a budget is that of the whole run.
+    The tokens of all requests so far, one line per answer. Processes append to the same file, and a run that is continued goes on with it,
+    so a budget is that of the whole run.
 
     Args:
         folder (`Path`): Its folder.

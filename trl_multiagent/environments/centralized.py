@@ -63,8 +63,8 @@ def split_blocks(text: str, roles: Sequence[str]) -> Blocks:
     """
     Divides an answer for all roles. What is outside of the blocks is left out.
 
-    A block begins with `<role>` and ends with `</role>`. Without its end, it goes up to the next block, or to the end of the text. The
-    line breaks after its first tag and before its last one do not belong to it.
+    A block begins with `<role>` and ends with `</role>`. Without its end, it goes up to the next block, or to the end of the text. The line
+    breaks after its first tag and before its last one do not belong to it.
 
     Args:
         text (`str`): The answer.
@@ -93,7 +93,8 @@ def split_blocks(text: str, roles: Sequence[str]) -> Blocks:
 class CentralizedEnvironment(EnvironmentWrapper):
     """
     A task of several roles as a task of one agent, which answers for all of them in tagged blocks, see [`central_prompt`] and
-    [`split_blocks`]. The joint reward is the task's. This environment is a control, which shows what a team adds to one model that has all roles.
+    [`split_blocks`]. The joint reward is the task's. This environment is a control, which shows what a team adds to one model that has all
+    roles.
 
     Episodes have one turn. The metrics `missing_blocks` and `doubled_blocks` are the numbers of roles that have no block, or several.
 

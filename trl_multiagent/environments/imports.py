@@ -15,9 +15,8 @@ def import_object(setting: str, path: str, config: str | None = None) -> Any:
     Args:
         setting (`str`): The setting that names the object, for the message.
         path (`str`): The object, as `package.module:name` or `package.module.name`.
-        config (`str`, *optional*):
-            The file with this setting. If the working directory does not have the module, it is looked for in the folder of the file and the
-            folders above, the nearest first: a run's folder is in that of its task.
+        config (`str`, *optional*): The file with this setting. If the working directory does not have the module, it is looked for in the
+            folder of the file and the folders above, the nearest first: a run's folder is in that of its task.
 
     Raises:
         ValueError: there is no such object, or importing its module failed.

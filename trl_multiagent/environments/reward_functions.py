@@ -3,12 +3,13 @@
 import asyncio
 import functools
 import inspect
+import os
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, TimeoutError, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from trl_multiagent.environments.event_loop import EventLoop
 from trl_multiagent.environments.scoring import scoring_context
 from trl_multiagent.environments.task_errors import TaskError, TaskInterrupt, function_name, show, task_code
 
@@ -55,18 +56,16 @@ def role_reward(role: str, function: Any, conversational: bool | None = None) ->
     """
     Makes a reward of one agent's completions, with a reward function that was written for a single model.
 
-    The role says which completions are scored, not which agent learns from the score. The score is added to the joint reward, and
-    every agent is trained on the joint reward: this is no credit for the role alone.
+    The role says which completions are scored, not which agent learns from the score. The score is added to the joint reward, and every
+    agent is trained on the joint reward: this is no credit for the role alone.
 
     Args:
-        role (`str`):
-            The agent.
-        function (`Callable`, `str` or [`~transformers.PreTrainedModel`]):
-            A reward function in TRL's form, such as `trl.rewards.think_format_reward`, plain or `async`, or a reward model or
-            its id. It gets the agent's prompts, completions and `completion_ids`.
-        conversational (`bool`, *optional*):
-            Whether the function gets lists of chat messages instead of texts. By default it does if the agent's prompts are
-            chat messages, which they are if its tokenizer has a chat template. TRL's own functions always do.
+        role (`str`): The agent.
+        function (`Callable`, `str` or [`~transformers.PreTrainedModel`]): A reward function in TRL's form, such as
+            `trl.rewards.think_format_reward`, plain or `async`, or a reward model or its id. It gets the agent's prompts, completions and
+            `completion_ids`.
+        conversational (`bool`, *optional*): Whether the function gets lists of chat messages instead of texts. By default it does if the
+            agent's prompts are chat messages, which they are if its tokenizer has a chat template. TRL's own functions always do.
 
     Example:
 
@@ -144,15 +143,22 @@ def _parameters(function: Callable) -> Mapping[str, inspect.Parameter] | None:
         return None
 
 
+@functools.cache
+def event_loop(process: int) -> asyncio.AbstractEventLoop:
+    """Starts the event loop of a process in a daemon thread. A forked process needs its own one, because threads are not forked."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="async-rewards", daemon=True).start()
+    return loop
+
+
 def call_rewards(
-    loop: EventLoop, names: Sequence[str], functions: Sequence[Callable], arguments: list[dict], timeout: float | None
+    names: Sequence[str], functions: Sequence[Callable], arguments: list[dict], timeout: float | None
 ) -> list[Any]:
     """
-    Calls reward functions. The `async` ones run on the event loop, concurrently with each other and with the plain ones, which
-    run one after the other in this thread.
+    Calls reward functions. The `async` ones run on the event loop of this process, concurrently with each other and with the plain ones,
+    which run one after the other in this thread.
 
     Args:
-        loop ([`EventLoop`]): The event loop.
         names (`Sequence[str]`): Names of the functions, for messages.
         functions (`Sequence[Callable]`): The functions.
         arguments (`list[dict]`): Keyword arguments of each function.
@@ -165,35 +171,32 @@ def call_rewards(
         TaskError: A function failed, or an `async` one did not finish in time.
     """
     outputs: list[Any] = [None] * len(functions)
-    running: dict[int, Future] = {}
+    running: dict[Future, int] = {}
     start = time.monotonic()
     try:
-        for k in sorted(
-            range(len(functions)), key=lambda k: not is_async(functions[k])
-        ):  # the `async` ones start first
+        # The `async` ones start first
+        for k in sorted(range(len(functions)), key=lambda k: not is_async(functions[k])):
             with task_code(names[k]):
                 outputs[k] = functions[k](**accepted_arguments(functions[k], arguments[k]))
             if inspect.isawaitable(outputs[k]):
-                running[k] = loop.submit(_finish(names[k], outputs[k]))
-        waiting = set(running.values())
+                coroutine = _finish(names[k], outputs[k])
+                running[asyncio.run_coroutine_threadsafe(coroutine, event_loop(os.getpid()))] = k
+        waiting = set(running)
         while waiting:
             left = None if timeout is None else max(0.0, start + timeout - time.monotonic())
             done, waiting = wait(waiting, left, FIRST_COMPLETED)
             if not done:
-                late = [names[k] for k, future in running.items() if future in waiting]
+                late = names[min(running[future] for future in waiting)]
                 raise TaskError(
-                    f"{late[0]} did not finish within {timeout:g} seconds. If it needs longer, raise `reward_timeout`."
+                    f"{late} did not finish within {timeout:g} seconds. If it needs longer, raise `reward_timeout`."
                 )
-            for k, future in running.items():
-                if future in done:
-                    outputs[k], error = future.result()
-                    if error is not None:
-                        raise error
+            for future in done:
+                outputs[running[future]], error = future.result()
+                if error is not None:
+                    raise error
     finally:
-        if not all(future.done() for future in running.values()):
-            for future in running.values():
-                future.cancel()
-            _check_loop(loop)
+        for future in running:
+            future.cancel()  # has no effect on those that are done
     return outputs
 
 
@@ -204,11 +207,3 @@ async def _finish(name: str, output: Awaitable) -> tuple[Any, TaskError | TaskIn
             return await output, None
     except (TaskError, TaskInterrupt) as error:
         return None, error
-
-
-def _check_loop(loop: EventLoop) -> None:
-    """Gives up an event loop that a function blocks, for example with `time.sleep`."""
-    try:
-        loop.submit(asyncio.sleep(0)).result(timeout=1.0)
-    except TimeoutError:
-        loop.abandon()

@@ -27,8 +27,7 @@ class RewardModel:
 
     Args:
         model (`str` or [`~transformers.PreTrainedModel`]): The model, or its id or folder.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): Its tokenizer; by default the one that is saved with
-            it.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): Its tokenizer; by default the one that is saved with it.
 
     Raises:
         ValueError: The model or the tokenizer cannot be loaded.
@@ -98,13 +97,12 @@ class JointRewardModel(RewardModel):
     A joint reward model, see [`JointRewardTrainer`], as a reward function. It reads the problem and the answers of all roles, in the
     wording with which it was trained.
 
-    [`FunctionEnvironment`] makes one from the model or its id. It is also a reward function for TRL's own trainers, if it was
-    trained on the answers of a single role.
+    [`FunctionEnvironment`] makes one from the model or its id. It is also a reward function for TRL's own trainers, if it was trained on
+    the answers of a single role.
 
     Args:
         model (`str` or [`~transformers.PreTrainedModel`]): The model, or its id or folder.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): Its tokenizer; by default the one that is saved with
-            it.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): Its tokenizer; by default the one that is saved with it.
 
     Raises:
         ValueError: The model or the tokenizer cannot be loaded, or it is no joint reward model.

@@ -1,8 +1,7 @@
 """
 Errors in the code of a task: reward functions, templates, the methods of an environment.
 
-Every such error is raised as a [`TaskError`] that names the function. In a distributed run, it can then be reported on all
-processes.
+Every such error is raised as a [`TaskError`] that names the function. In a distributed run, it can then be reported on all processes.
 """
 
 import contextlib
@@ -30,8 +29,8 @@ class TaskError(ValueError):
 
 class UnavailableError(TaskError):
     """
-    An external resource of the task is missing, such as the answer of another model. No code is at fault, so a recipe
-    shows the message alone and ends with exit status 2.
+    An external resource of the task is missing, such as the answer of another model. No code is at fault, so a recipe shows the message
+    alone and ends with exit status 2.
     """
 
 
@@ -44,8 +43,8 @@ def task_code(name: str) -> Iterator[None]:
     """
     A context for calls of a task's function. It turns every exception that the function raises into a [`TaskError`].
 
-    This includes `SystemExit`, which would otherwise end the process without an error. `KeyboardInterrupt` becomes a
-    [`TaskInterrupt`], so Ctrl-C still works.
+    This includes `SystemExit`, which would otherwise end the process without an error. `KeyboardInterrupt` becomes a [`TaskInterrupt`], so
+    Ctrl-C still works.
 
     Args:
         name (`str`): Name of the function, for the message.

@@ -46,19 +46,14 @@ def push_folder(
     with_critics: bool = False,
 ) -> CommitInfo:
     """
-    Uploads the team in the folder of a saved team or of a training run, and nothing else, see [`team_files`]. Files that the
-    repository already has are not sent again. The model card in the folder is changed, so that it loads the team from this
-    repository.
+    Uploads the team in the folder of a saved team or of a training run, and nothing else, see [`team_files`]. Files that the repository
+    already has are not sent again. The model card in the folder is changed, so that it loads the team from this repository.
 
     Args:
-        folder (`str` or `Path`):
-            A folder that `save_pretrained` of a team or a trainer wrote.
-        repo_id (`str`):
-            Repository, created if it does not exist.
-        private, token, revision, commit_message, create_pr:
-            See [`AgentTeam.push_to_hub`].
-        with_critics (`bool`, *optional*, defaults to `False`):
-            Whether the critics of an actor-critic run are uploaded too.
+        folder (`str` or `Path`): A folder that `save_pretrained` of a team or a trainer wrote.
+        repo_id (`str`): Repository, created if it does not exist.
+        private, token, revision, commit_message, create_pr: See [`AgentTeam.push_to_hub`].
+        with_critics (`bool`, *optional*, defaults to `False`): Whether the critics of an actor-critic run are uploaded too.
 
     Returns:
         [`~huggingface_hub.CommitInfo`]
@@ -85,8 +80,8 @@ def push_folder(
 
 def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
     """
-    Lists the files in a folder that belong to the team: `team.json`, the models and tokenizers in the folders that it names, the model
-    card and what it shows, and the settings. Links that lead out of the folder are left out.
+    Lists the files in a folder that belong to the team: `team.json`, the models and tokenizers in the folders that it names, the model card
+    and what it shows, and the settings. Links that lead out of the folder are left out.
 
     Args:
         folder (`str` or `Path`): A folder with a `team.json`.
@@ -134,18 +129,12 @@ def upload_folder(
     Uploads files of a folder. Those that the repository already has are not sent again.
 
     Args:
-        folder (`str` or `Path`):
-            The folder.
-        repo_id (`str`):
-            The repository, see [`open_repo`].
-        advice (`str`):
-            A sentence that tells the user how to repeat the upload if it fails.
-        token, revision, commit_message, create_pr:
-            See [`AgentTeam.push_to_hub`].
-        repo_type (`str`, *optional*, defaults to `"model"`):
-            `"model"` or `"dataset"`.
-        files (`list[str]`, *optional*):
-            Paths of the files, relative to the folder; by default all.
+        folder (`str` or `Path`): The folder.
+        repo_id (`str`): The repository, see [`open_repo`].
+        advice (`str`): A sentence that tells the user how to repeat the upload if it fails.
+        token, revision, commit_message, create_pr: See [`AgentTeam.push_to_hub`].
+        repo_type (`str`, *optional*, defaults to `"model"`): `"model"` or `"dataset"`.
+        files (`list[str]`, *optional*): Paths of the files, relative to the folder; by default all.
 
     Returns:
         [`~huggingface_hub.CommitInfo`]

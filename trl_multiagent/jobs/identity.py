@@ -61,8 +61,7 @@ def describe_dataset(dataset: Dataset, num_rows: int = 256) -> str:
 
 def digest_of_rows(dataset: Dataset, rows_at_once: int = 10_000) -> str:
     """
-    Computes a digest of all values in a dataset and of their order. It does not depend on the source or the storage
-    format.
+    Computes a digest of all values in a dataset and of their order. It does not depend on the source or the storage format.
 
     Columns of texts and numbers are read as arrays, so a gigabyte takes seconds.
     """
@@ -79,9 +78,7 @@ def digest_of_rows(dataset: Dataset, rows_at_once: int = 10_000) -> str:
 
 
 def column_bytes(column: pa.Array) -> list[bytes]:
-    """
-    Returns the values of a column as a sequence of bytes, which does not depend on the width of the column's type.
-    """
+    """Returns the values of a column as a sequence of bytes, which does not depend on the width of the column's type."""
     missing = column.is_null().to_numpy(zero_copy_only=False).tobytes()
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         texts = column.cast(pa.large_binary()).fill_null(b"").to_pylist()
@@ -101,8 +98,8 @@ def differences(saved: dict[str, Any], here: dict[str, Any]) -> Changes:
     """
     Compares the settings of a checkpoint with those of a run.
 
-    Settings that only one of them has are ignored, because releases differ in what they save. An exception is the
-    environment's own settings: there, a setting that only one of them has is a difference.
+    Settings that only one of them has are ignored, because releases differ in what they save. An exception is the environment's own
+    settings: there, a setting that only one of them has is a difference.
 
     Args:
         saved (`dict`): The settings of the checkpoint.

@@ -43,12 +43,11 @@ def start_processes() -> PartialState:
 @contextlib.contextmanager
 def fail_together(accelerator: Accelerator | PartialState) -> Iterator[None]:
     """
-    Ends all processes if one of them raises an error within the block: that one with its error, the others with
-    [`OtherProcessError`].
+    Ends all processes if one of them raises an error within the block: that one with its error, the others with [`OtherProcessError`].
 
-    The block ends with an [`error_barrier`] and may contain more of them. A process that fails proceeds to the next
-    barrier and reports its error there. Therefore no other collective operation may lie between code that can fail and
-    the next barrier. With a single process, nothing is synchronized.
+    The block ends with an [`error_barrier`] and may contain more of them. A process that fails proceeds to the next barrier and reports its
+    error there. Therefore no other collective operation may lie between code that can fail and the next barrier. With a single process,
+    nothing is synchronized.
 
     Args:
         accelerator ([`~accelerate.Accelerator`] or [`~accelerate.PartialState`]): The trainer's, or the connected processes.
@@ -96,8 +95,8 @@ def error_barrier(accelerator: Accelerator | PartialState, error: BaseException 
 
 def check_agreement(accelerator: Accelerator | PartialState, settings: dict[str, Any]) -> None:
     """
-    Raises an error on all processes if one of them has other settings than the first one. Such processes would wait for each other
-    forever, or average gradients of different losses.
+    Raises an error on all processes if one of them has other settings than the first one. Such processes would wait for each other forever,
+    or average gradients of different losses.
 
     Args:
         accelerator ([`~accelerate.Accelerator`] or [`~accelerate.PartialState`]): The trainer's, or the connected processes.

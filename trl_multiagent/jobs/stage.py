@@ -23,8 +23,8 @@ class StageChanged(ValueError):
 
 class Stage:
     """
-    Work in a folder of its own. Its manifest, which is written first, holds the settings that the work depends on. Its parts are files
-    that are written atomically, so a kill at any time repeats one part at most. The work is complete when its last part is there.
+    Work in a folder of its own. Its manifest, which is written first, holds the settings that the work depends on. Its parts are files that
+    are written atomically, so a kill at any time repeats one part at most. The work is complete when its last part is there.
 
     All processes make a stage with the same settings. Each saves parts of its own; the main process writes the manifest.
 

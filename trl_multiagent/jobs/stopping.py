@@ -61,13 +61,13 @@ def ending_later() -> Iterator[None]:
 @contextlib.contextmanager
 def end_on_signal(prog: str, arguments: Callable[[], list[str]] | None = None) -> Iterator[None]:
     """
-    Ends the program with one line, which says how to go on, at Ctrl-C (exit status 130) and SIGTERM (143): after the current step of
-    a training, otherwise at once. A second Ctrl-C ends it at once, too.
+    Ends the program with one line, which says how to go on, at Ctrl-C (exit status 130) and SIGTERM (143): after the current step of a
+    training, otherwise at once. A second Ctrl-C ends it at once, too.
 
     Args:
         prog (`str`): Name of the program in the line.
-        arguments (`Callable`, *optional*): Returns the arguments to add to the command of this program, with which it goes on. By
-            default, the checkpoint to continue from.
+        arguments (`Callable`, *optional*): Returns the arguments to add to the command of this program, with which it goes on. By default,
+            the checkpoint to continue from.
     """
 
     def say(text: str) -> None:

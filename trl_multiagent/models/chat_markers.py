@@ -68,8 +68,8 @@ def fold(character: str) -> str:
 
 def without_markers(prompt: Text, pattern: re.Pattern[str]) -> Text:
     """
-    A text or chat messages with a space within every marker, so that it is tokenized like any other text. People and models can still
-    read it.
+    A text or chat messages with a space within every marker, so that it is tokenized like any other text. People and models can still read
+    it.
 
     Args:
         prompt (`str` or `list[dict]`): The text, or the messages, which stay as they are.

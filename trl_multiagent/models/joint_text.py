@@ -29,14 +29,10 @@ class JointText:
     Wording, order and length of the text of a joint answer.
 
     Args:
-        roles (`tuple[str, ...]`):
-            The roles, in the order in which they are written.
-        prompt_template (`str`, *optional*):
-            How the prompt of a role is written, with `{role}` and `{text}`.
-        answer_template (`str`, *optional*):
-            How the answer of a role is written. All answers follow all prompts.
-        max_length (`int`, *optional*):
-            Tokens of a text. Longer ones lose the ends of their longest prompts, and never a part of an answer.
+        roles (`tuple[str, ...]`): The roles, in the order in which they are written.
+        prompt_template (`str`, *optional*): How the prompt of a role is written, with `{role}` and `{text}`.
+        answer_template (`str`, *optional*): How the answer of a role is written. All answers follow all prompts.
+        max_length (`int`, *optional*): Tokens of a text. Longer ones lose the ends of their longest prompts, and never a part of an answer.
 
     Raises:
         ValueError: a template has no `{text}`, or there are no roles.
@@ -79,10 +75,9 @@ class JointText:
         Writes the text of a joint answer.
 
         Args:
-            prompts, answers (`Mapping[str, str | list[dict]]`):
-                The prompt and the answer of every role, as texts or chat messages. Of messages, the contents count.
-            prompt_length (`int`, *optional*):
-                Characters that are left of each prompt, from its beginning.
+            prompts, answers (`Mapping[str, str | list[dict]]`): The prompt and the answer of every role, as texts or chat messages. Of
+                messages, the contents count.
+            prompt_length (`int`, *optional*): Characters that are left of each prompt, from its beginning.
         """
         parts = [write(self.prompt_template, role, plain(prompts[role])[:prompt_length]) for role in self.roles]
         return "".join(parts + [write(self.answer_template, role, plain(answers[role])) for role in self.roles])
@@ -98,8 +93,8 @@ class JointText:
             count_tokens (`Callable[[str], int]`): Counts the tokens of a text.
 
         Returns:
-            `tuple[str, bool]`: The text, and whether a part of the problem is missing. If the answers alone are longer than
-            `max_length`, so is the text.
+            `tuple[str, bool]`: The text, and whether a part of the problem is missing. If the answers alone are longer than `max_length`,
+            so is the text.
         """
         whole = self.text(prompts, answers)
         if self.max_length is None or count_tokens(whole) <= self.max_length:

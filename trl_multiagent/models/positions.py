@@ -13,8 +13,8 @@ class TooLongError(ValueError):
 
 def learned_positions(model: PreTrainedModel) -> int | None:
     """
-    The number of positions that a model has embeddings of, as GPT-2 and OPT have; it fails on longer texts. `None`: its
-    positions are computed, as in models with rotary or ALiBi positions, which read texts of any length.
+    The number of positions that a model has embeddings of, as GPT-2 and OPT have; it fails on longer texts. `None`: its positions are
+    computed, as in models with rotary or ALiBi positions, which read texts of any length.
     """
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     tokens = model.get_input_embeddings()

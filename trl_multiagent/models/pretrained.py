@@ -34,8 +34,8 @@ def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
 @contextlib.contextmanager
 def seeded(seed: int, name: str) -> Iterator[None]:
     """
-    Inside, torch's random numbers depend on the seed and the name alone. Afterwards, torch's generators are in the state
-    that they had before.
+    Inside, torch's random numbers depend on the seed and the name alone. Afterwards, torch's generators are in the state that they had
+    before.
     """
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
@@ -89,8 +89,8 @@ def find_file(
         file (`str`): Name of the file.
         revision (`str`, *optional*): Branch, tag or commit of the repository.
         token (`str` or `bool`, *optional*): Token with read access.
-        required (`bool`, *optional*, defaults to `False`): Whether the caller cannot go on without the file. If not, and the Hub
-            cannot be asked, a model or an adapter whose configuration is in the local cache has no files but the cached ones.
+        required (`bool`, *optional*, defaults to `False`): Whether the caller cannot go on without the file. If not, and the Hub cannot be
+            asked, a model or an adapter whose configuration is in the local cache has no files but the cached ones.
 
     Returns:
         `str` or `None`: The local path of the file, which is downloaded if necessary; `None` if it does not exist.

@@ -1,14 +1,14 @@
 """
 The load-balancing loss of mixture-of-experts agents, over a whole batch.
 
-Every token of every sparse layer has a weight w_t. The router gives it the probabilities p_te, and sends it to the k most
-probable experts. The loss is that of transformers:
+Every token of every sparse layer has a weight w_t. The router gives it the probabilities p_te, and sends it to the k most probable experts.
+The loss is that of transformers:
 
     num_experts * sum over experts e of load_e * P_e,   load_e = sum of w_t over the tokens sent to e / T,
                                                         P_e = sum over tokens of w_t p_te / T,   T = sum of w_t
 
-Gradients flow through P alone. With the load of the whole batch, the loss is a sum over tokens, so it does not depend on
-how the batch is split into micro-batches and processes.
+Gradients flow through P alone. With the load of the whole batch, the loss is a sum over tokens, so it does not depend on how the batch is
+split into micro-batches and processes.
 """
 
 import contextlib
@@ -94,9 +94,8 @@ def expert_sums(
         token_weights (`torch.Tensor`): The weight of each token, 0 for padding. Any shape with `num_tokens` elements.
 
     Returns:
-        `torch.Tensor` of shape `(2, num_experts)`: for each expert, the total weight of the tokens that were sent to it,
-        and the weighted sum of its probabilities. Only the second row has a gradient. For a model without a sparse layer
-        `num_experts` is 0.
+        `torch.Tensor` of shape `(2, num_experts)`: for each expert, the total weight of the tokens that were sent to it, and the weighted
+        sum of its probabilities. Only the second row has a gradient. For a model without a sparse layer `num_experts` is 0.
     """
     if not router_logits:
         return token_weights.new_zeros(2, 0, dtype=torch.float32)

@@ -1,9 +1,8 @@
 """
 Prompts that several sequences continue are read once.
 
-In sampling, one forward over the prompts fills a key-value cache, and each prompt's part of it is repeated for its
-completions. In the update, the same is done with gradients: rows that continue the same prompt attend to one set of keys
-and values.
+In sampling, one forward over the prompts fills a key-value cache, and each prompt's part of it is repeated for its completions. In the
+update, the same is done with gradients: rows that continue the same prompt attend to one set of keys and values.
 """
 
 import inspect
@@ -59,20 +58,15 @@ def prompt_cache(
     Reads prompts for sampling.
 
     Args:
-        model ([`~transformers.PreTrainedModel`]):
-            The model.
-        input_ids (`torch.Tensor` of shape `(num_prompts, prompt_length)`):
-            The prompts, padded on the left.
-        attention_mask (`torch.Tensor` of shape `(num_prompts, prompt_length)`):
-            0 for padding, 1 for tokens.
-        num_generations (`int`):
-            Number of completions of each prompt.
-        max_new_tokens (`int`):
-            Maximal length of a completion, in tokens.
+        model ([`~transformers.PreTrainedModel`]): The model.
+        input_ids (`torch.Tensor` of shape `(num_prompts, prompt_length)`): The prompts, padded on the left.
+        attention_mask (`torch.Tensor` of shape `(num_prompts, prompt_length)`): 0 for padding, 1 for tokens.
+        num_generations (`int`): Number of completions of each prompt.
+        max_new_tokens (`int`): Maximal length of a completion, in tokens.
 
     Returns:
-        [`~transformers.Cache`]: The keys and values of all prompt tokens but the last, which `generate` reads itself. It
-        has `num_prompts * num_generations` rows; the completions of a prompt follow each other.
+        [`~transformers.Cache`]: The keys and values of all prompt tokens but the last, which `generate` reads itself. It has `num_prompts *
+        num_generations` rows; the completions of a prompt follow each other.
     """
     config = model.config.get_text_config(decoder=True)
     cache = DynamicCache(config=config)
@@ -105,13 +99,10 @@ def continue_prompts(
     Runs one forward in which several rows continue the same prompt. Gradients also flow through the prompts.
 
     Args:
-        model ([`~transformers.PreTrainedModel`]):
-            The model; see [`can_share_prompts`].
-        shared_prompts (`dict[str, torch.Tensor]`):
-            `owners` of shape `(num_rows,)` is the index of the prompt that each row continues. The other entries are the
-            backbone's inputs for the prompts, of shape `(num_prompts, prompt_length)`, padded on the left.
-        **inputs:
-            Arguments of the forward for the rows. The attention mask covers prompts and rows.
+        model ([`~transformers.PreTrainedModel`]): The model; see [`can_share_prompts`].
+        shared_prompts (`dict[str, torch.Tensor]`): `owners` of shape `(num_rows,)` is the index of the prompt that each row continues. The
+            other entries are the backbone's inputs for the prompts, of shape `(num_prompts, prompt_length)`, padded on the left.
+        **inputs: Arguments of the forward for the rows. The attention mask covers prompts and rows.
 
     Returns:
         The model's output for the rows.

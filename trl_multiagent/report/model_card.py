@@ -33,21 +33,15 @@ def team_card(
     Writes the card of a team.
 
     Args:
-        agents (`Sequence[Mapping[str, Any]]`):
-            The `role` and `folder` of each agent, its `base` (the model that it started from, if that has a Hub id), and whether it is an
-            adapter, `is_adapter`, of the `base_revision`.
-        repo_id (`str`):
-            The repository or the folder that the team is loaded from.
-        model_name (`str`, *optional*):
-            Name of the team; by default that of the repository.
-        dataset_name (`str`, *optional*):
-            Hub id of the dataset that the team was trained on.
-        tags (`Sequence[str]`, *optional*):
-            Tags in addition to those that every team has.
-        training (`Mapping[str, Any]`, *optional*):
-            The facts about the training that the template shows. Tables are lists of rows. Without it, the card describes the team alone.
-        revision (`str`, *optional*):
-            The branch that the team is loaded from.
+        agents (`Sequence[Mapping[str, Any]]`): The `role` and `folder` of each agent, its `base` (the model that it started from, if that
+            has a Hub id), and whether it is an adapter, `is_adapter`, of the `base_revision`.
+        repo_id (`str`): The repository or the folder that the team is loaded from.
+        model_name (`str`, *optional*): Name of the team; by default that of the repository.
+        dataset_name (`str`, *optional*): Hub id of the dataset that the team was trained on.
+        tags (`Sequence[str]`, *optional*): Tags in addition to those that every team has.
+        training (`Mapping[str, Any]`, *optional*): The facts about the training that the template shows. Tables are lists of rows. Without
+            it, the card describes the team alone.
+        revision (`str`, *optional*): The branch that the team is loaded from.
 
     Returns:
         [`~huggingface_hub.ModelCard`]

@@ -62,8 +62,8 @@ def picture(
 
 def draw_curve(axes: Any, steps: Sequence[int], values: Sequence[float], label: str) -> None:
     """
-    Draws a logged metric against the optimizer step, and the mean around each entry if there are at least [`SMOOTHED_FROM`] entries.
-    The mean reaches equally far back and ahead, so that it does not lag.
+    Draws a logged metric against the optimizer step, and the mean around each entry if there are at least [`SMOOTHED_FROM`] entries. The
+    mean reaches equally far back and ahead, so that it does not lag.
     """
     reach = min(MAX_REACH, len(values) // 10) if len(values) >= SMOOTHED_FROM else 0
     means = [fmean(values[max(0, k - reach) : k + reach + 1]) for k in range(len(values))]
@@ -101,7 +101,8 @@ def draw_intervals(axes: Any, rows: Sequence[Mapping[str, tuple[float, float, fl
 
     Args:
         axes (`matplotlib.axes.Axes`): The panel.
-        rows (`Sequence[Mapping[str, tuple]]`): For each row mean, low and high by the name of a series. Ends that are not a number are left out.
+        rows (`Sequence[Mapping[str, tuple]]`): For each row mean, low and high by the name of a series. Ends that are not a number are left
+            out.
     """
     names = [*rows[0]]
     for k, name in enumerate(names):

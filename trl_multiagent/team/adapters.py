@@ -50,12 +50,11 @@ class AgentAdapters:
     """
     The adapters of a LoRA team and their reference policies. For any other team it is empty, and its methods do nothing.
 
-    The reference policy of an agent is its adapter at the time of [`~AgentAdapters.keep_references`]: the base alone if
-    that adapter was fresh, otherwise a copy of the adapter.
+    The reference policy of an agent is its adapter at the time of [`~AgentAdapters.keep_references`]: the base alone if that adapter was
+    fresh, otherwise a copy of the adapter.
 
     Args:
-        models (`dict[str, PeftModel]`):
-            The model of each role. It has an adapter with the role's name.
+        models (`dict[str, PeftModel]`): The model of each role. It has an adapter with the role's name.
 
     Raises:
         ValueError: an agent cannot have this adapter.
@@ -95,8 +94,8 @@ class AgentAdapters:
 
     def keep_references(self) -> None:
         """
-        Makes the current adapters the reference policies. PEFT changes which parameters are trainable and which adapter
-        is active, so the caller sets both afterwards.
+        Makes the current adapters the reference policies. PEFT changes which parameters are trainable and which adapter is active, so the
+        caller sets both afterwards.
         """
         for role in self._copied_roles:  # references that an earlier trainer kept
             self.models[role].delete_adapter(reference_name(role))
@@ -151,14 +150,10 @@ def load_adapters(
     Loads the agents of a LoRA team. Agents with the same base share it.
 
     Args:
-        sources (`dict[str, AgentSource]`):
-            The base of each role if `peft_config` is given, otherwise its adapter.
-        peft_config ([`~peft.LoraConfig`], *optional*):
-            Gives every agent a fresh adapter.
-        seed (`int`):
-            Decides the weights that no file contains.
-        model_init_kwargs (`dict`):
-            Arguments for loading the bases.
+        sources (`dict[str, AgentSource]`): The base of each role if `peft_config` is given, otherwise its adapter.
+        peft_config ([`~peft.LoraConfig`], *optional*): Gives every agent a fresh adapter.
+        seed (`int`): Decides the weights that no file contains.
+        model_init_kwargs (`dict`): Arguments for loading the bases.
 
     Returns:
         `dict[str, PeftModel]`: The model of each role; one object for roles with the same base.

@@ -54,29 +54,27 @@ class AgentTeam(SingleModel):
     """
     Agents that are trained together.
 
-    A team has one of three forms. *Full*: every agent has a model of its own. *Shared weights*: all agents are one model,
-    and differ by their prompts. *LoRA*: every agent has an adapter of its own on a base that is loaded once; with several
-    bases, each carries the adapters of some agents.
+    A team has one of three forms. *Full*: every agent has a model of its own. *Shared weights*: all agents are one model, and differ by
+    their prompts. *LoRA*: every agent has an adapter of its own on a base that is loaded once; with several bases, each carries the
+    adapters of some agents.
 
-    One forward of the team runs every agent on its own inputs, so the whole team has one optimizer, one wrapper (DDP,
-    DeepSpeed) and one backward pass. Attributes and methods that a trainer expects of a single model (`config`,
-    `generate`, ...) are those of the *active* agent, see [`~AgentTeam.activate`].
+    One forward of the team runs every agent on its own inputs, so the whole team has one optimizer, one wrapper (DDP, DeepSpeed) and one
+    backward pass. Attributes and methods that a trainer expects of a single model (`config`, `generate`, ...) are those of the *active*
+    agent, see [`~AgentTeam.activate`].
 
     Args:
-        models (`dict[str, PreTrainedModel | PeftModel]`):
-            The agents by role, in the order of the environment's roles. The same model for all roles makes a team with
-            shared weights. A `PeftModel` must have an adapter named after each role that uses it.
-        tokenizers (`dict[str, PreTrainedTokenizerBase]`):
-            The tokenizer of each role. Roles may have the same tokenizer object.
+        models (`dict[str, PreTrainedModel | PeftModel]`): The agents by role, in the order of the environment's roles. The same model for
+            all roles makes a team with shared weights. A `PeftModel` must have an adapter named after each role that uses it.
+        tokenizers (`dict[str, PreTrainedTokenizerBase]`): The tokenizer of each role. Roles may have the same tokenizer object.
 
     Attributes:
         models (`nn.ModuleDict`): The distinct models, by the first role that uses each.
         agents (`dict[str, PreTrainedModel]`): The model of each role, without adapters.
         frozen (`frozenset[str]`): Roles that generate but are not trained.
-        critics ([`~team.critics.Critics`], *optional*): Value models, which an actor-critic trainer adds. They are saved
-            and loaded with the team; [`~AgentTeam.from_pretrained`] loads the agents alone.
-        uses_dropout (`bool`): Whether training mode enables the agents' dropout. By default it does not: sampling has no
-            dropout, and the update needs the log-probabilities of the policy that sampled.
+        critics ([`~team.critics.Critics`], *optional*): Value models, which an actor-critic trainer adds. They are saved and loaded with
+            the team; [`~AgentTeam.from_pretrained`] loads the agents alone.
+        uses_dropout (`bool`): Whether training mode enables the agents' dropout. By default it does not: sampling has no dropout, and the
+            update needs the log-probabilities of the policy that sampled.
 
     Example:
 
@@ -150,26 +148,20 @@ class AgentTeam(SingleModel):
         Loads a team.
 
         Args:
-            name (`str`, `Path` or `list[str]`):
-                A model id or folder that every agent starts from; a list with one per role; or the id or folder of a team
-                that [`~AgentTeam.save_pretrained`] wrote. The id or folder of a LoRA adapter stands for its base with this
+            name (`str`, `Path` or `list[str]`): A model id or folder that every agent starts from; a list with one per role; or the id or
+                folder of a team that [`~AgentTeam.save_pretrained`] wrote. The id or folder of a LoRA adapter stands for its base with this
                 adapter. A base is loaded once for all adapters on it.
-            roles (`list[str]`, *optional*):
-                The agents' roles. Not needed for a saved team, whose roles are in its files.
-            peft_config ([`~peft.LoraConfig`], *optional*):
-                Gives every agent a fresh LoRA adapter. Agents with the same model id share their base.
-            share_weights (`bool`, *optional*, defaults to `False`):
-                Whether all agents are one model.
-            seed (`int`, *optional*, defaults to `42`):
-                Decides the weights that no file contains: fresh adapters, and parts that a model's files lack, such as a
-                head. They depend on the seed and on the role's name alone, not on the other roles, on the process, or on
-                random numbers drawn before. The state of the global random generators does not change.
-            base_dtype (`str` or `torch.dtype`, *optional*):
-                Data type of the base of a LoRA team, by default `dtype`. The adapters are float32.
-            tokenizer_kwargs (`dict`, *optional*):
-                Passed to `AutoTokenizer.from_pretrained`, for example `add_bos_token`.
-            **model_init_kwargs:
-                Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype` (float32 by default), `revision`,
+            roles (`list[str]`, *optional*): The agents' roles. Not needed for a saved team, whose roles are in its files.
+            peft_config ([`~peft.LoraConfig`], *optional*): Gives every agent a fresh LoRA adapter. Agents with the same model id share
+                their base.
+            share_weights (`bool`, *optional*, defaults to `False`): Whether all agents are one model.
+            seed (`int`, *optional*, defaults to `42`): Decides the weights that no file contains: fresh adapters, and parts that a model's
+                files lack, such as a head. They depend on the seed and on the role's name alone, not on the other roles, on the process, or
+                on random numbers drawn before. The state of the global random generators does not change.
+            base_dtype (`str` or `torch.dtype`, *optional*): Data type of the base of a LoRA team, by default `dtype`. The adapters are
+                float32.
+            tokenizer_kwargs (`dict`, *optional*): Passed to `AutoTokenizer.from_pretrained`, for example `add_bos_token`.
+            **model_init_kwargs: Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype` (float32 by default), `revision`,
                 `attn_implementation` or a `quantization_config` for the base of a LoRA team.
 
         Returns:
@@ -211,15 +203,13 @@ class AgentTeam(SingleModel):
 
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """
-        Writes `team.json` and one standard folder per role, `agents/<role>/`, that `AutoModelForCausalLM` loads. The folder
-        of a LoRA agent contains its adapter. Agents with shared weights have one folder, `agents/shared/`. The critics, if
-        there are any, are in `critics/`.
+        Writes `team.json` and one standard folder per role, `agents/<role>/`, that `AutoModelForCausalLM` loads. The folder of a LoRA agent
+        contains its adapter. Agents with shared weights have one folder, `agents/shared/`. The critics, if there are any, are in
+        `critics/`.
 
         Args:
-            folder (`str` or `Path`):
-                The team's folder.
-            state_dict (`dict[str, torch.Tensor]`, *optional*):
-                The team's state dict, needed if the modules themselves hold only a shard.
+            folder (`str` or `Path`): The team's folder.
+            state_dict (`dict[str, torch.Tensor]`, *optional*): The team's state dict, needed if the modules themselves hold only a shard.
         """
         folder = Path(folder)
         for role, name in self._model_names.items():
@@ -276,18 +266,12 @@ class AgentTeam(SingleModel):
         Uploads the agents and a model card to the Hugging Face Hub. Critics are not uploaded.
 
         Args:
-            repo_id (`str`):
-                Repository, created if it does not exist.
-            private (`bool`, *optional*):
-                Whether a repository that is created is private.
-            token (`str`, *optional*):
-                Token with write access; by default the one of `hf auth login` or of the variable `HF_TOKEN`.
-            revision (`str`, *optional*):
-                Branch, created if it does not exist; by default `main`.
-            commit_message (`str`, *optional*, defaults to `"Upload team"`):
-                Message of the commit.
-            create_pr (`bool`, *optional*, defaults to `False`):
-                Whether to open a pull request, which needs no write access.
+            repo_id (`str`): Repository, created if it does not exist.
+            private (`bool`, *optional*): Whether a repository that is created is private.
+            token (`str`, *optional*): Token with write access; by default the one of `hf auth login` or of the variable `HF_TOKEN`.
+            revision (`str`, *optional*): Branch, created if it does not exist; by default `main`.
+            commit_message (`str`, *optional*, defaults to `"Upload team"`): Message of the commit.
+            create_pr (`bool`, *optional*, defaults to `False`): Whether to open a pull request, which needs no write access.
 
         Returns:
             [`~huggingface_hub.CommitInfo`]
@@ -349,31 +333,25 @@ class AgentTeam(SingleModel):
         **generation_kwargs: Any,
     ) -> list[Turn] | list[list[Turn]]:
         """
-        Plays one episode, or one for each of several items. The episodes of several items are played together, turn by
-        turn.
+        Plays one episode, or one for each of several items. The episodes of several items are played together, turn by turn.
 
         Args:
-            item (`dict`, `str`, or a list or [`~datasets.Dataset`] of them):
-                A row of the task's dataset, or the text of its `prompt` column. A text alone is answered in one turn.
-                It is not scored, because scoring needs the other columns.
-            environment ([`Environment`]):
-                The task; its roles are those of the team.
-            num_turns (`int`, *optional*, defaults to `1`):
-                Turns of an episode.
-            use_chat_template (`bool`, *optional*):
-                Whether prompts are chat messages. By default they are for agents whose tokenizer has a chat template.
-            generation_token_budget (`int`, *optional*, defaults to `262144`):
-                Upper bound of prompt and completion tokens in one `generate` call. More are generated in several
-                calls. With `None`, all items share one call.
-            history_options ([`~rollout.history.HistoryOptions`], *optional*):
-                What the agents see of their past turns. By default, each sees all of its own prompts and responses.
-            **generation_kwargs:
-                Fields of [`~transformers.GenerationConfig`]; by default sampling at temperature 1, 256 tokens.
+            item (`dict`, `str`, or a list or [`~datasets.Dataset`] of them): A row of the task's dataset, or the text of its `prompt`
+                column. A text alone is answered in one turn. It is not scored, because scoring needs the other columns.
+            environment ([`Environment`]): The task; its roles are those of the team.
+            num_turns (`int`, *optional*, defaults to `1`): Turns of an episode.
+            use_chat_template (`bool`, *optional*): Whether prompts are chat messages. By default they are for agents whose tokenizer has a
+                chat template.
+            generation_token_budget (`int`, *optional*, defaults to `262144`): Upper bound of prompt and completion tokens in one `generate`
+                call. More are generated in several calls. With `None`, all items share one call.
+            history_options ([`~rollout.history.HistoryOptions`], *optional*): What the agents see of their past turns. By default, each
+                sees all of its own prompts and responses.
+            **generation_kwargs: Fields of [`~transformers.GenerationConfig`]; by default sampling at temperature 1, 256 tokens.
                 `temperature=0` is greedy decoding.
 
         Returns:
-            `list[Turn]`: Prompts, joint action and outcome of each turn; the outcome of a text alone is `None`. For
-            several items, a list of episodes in their order.
+            `list[Turn]`: Prompts, joint action and outcome of each turn; the outcome of a text alone is `None`. For several items, a list
+            of episodes in their order.
 
         Raises:
             TypeError: An argument is unknown, or an item is neither a row nor a text.
@@ -430,9 +408,9 @@ class AgentTeam(SingleModel):
 
     def train(self, mode: bool = True) -> "AgentTeam":
         """
-        Sets the mode of the team. Unless the team `uses_dropout`, the agents stay in evaluation mode in training, too. That
-        disables everything that makes a forward random: dropout modules, functions that read a dropout rate from the
-        configuration, skipped layers, noise of routers.
+        Sets the mode of the team. Unless the team `uses_dropout`, the agents stay in evaluation mode in training, too. That disables
+        everything that makes a forward random: dropout modules, functions that read a dropout rate from the configuration, skipped layers,
+        noise of routers.
         """
         super().train(mode)
         if mode and not self.uses_dropout:
@@ -545,17 +523,16 @@ class AgentTeam(SingleModel):
         Runs agents on their own inputs, or the active agent.
 
         Args:
-            team_inputs (`dict[str, dict]`, *optional*):
-                Keyword arguments of each agent's forward. Without it, the arguments go to the active agent. Two entries of
-                an agent's arguments change its forward, and exclude each other: `shared_prompts`, prompts that its rows
-                continue, see [`~shared_prompts.continue_prompts`]; and `router_weights`, the weights of its tokens in the
-                router loss, see [`~router_loss.forward_with_expert_sums`].
-            critic_inputs (`dict[str, dict]`, *optional*):
-                Goes with `team_inputs`: for each critic, `input_ids` and `attention_mask` of the sequences that it reads.
+            team_inputs (`dict[str, dict]`, *optional*): Keyword arguments of each agent's forward. Without it, the arguments go to the
+                active agent. Two entries of an agent's arguments change its forward, and exclude each other: `shared_prompts`, prompts that
+                its rows continue, see [`~shared_prompts.continue_prompts`]; and `router_weights`, the weights of its tokens in the router
+                loss, see [`~router_loss.forward_with_expert_sums`].
+            critic_inputs (`dict[str, dict]`, *optional*): Goes with `team_inputs`: for each critic, `input_ids` and `attention_mask` of the
+                sequences that it reads.
 
         Returns:
-            `dict` of the agents' outputs by role, or the active agent's output. The dict also holds each critic's values of
-            shape `(num_rows,)`, under [`~team.critics.critic_key`].
+            `dict` of the agents' outputs by role, or the active agent's output. The dict also holds each critic's values of shape
+            `(num_rows,)`, under [`~team.critics.critic_key`].
         """
         if team_inputs is None:
             return self.active_agent(*args, **kwargs)

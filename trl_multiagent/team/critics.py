@@ -1,8 +1,8 @@
 """
 Critics: value models that are trained with a team and are part of its module.
 
-A critic reads a sequence of tokens with a backbone, and its head turns the hidden state of the last token into a number.
-The forms differ in the backbone:
+A critic reads a sequence of tokens with a backbone, and its head turns the hidden state of the last token into a number. The forms differ
+in the backbone:
 
 - `"model"`: every critic has a backbone of its own, all of which is trained.
 - `"adapter"`: every critic has a LoRA adapter. In a LoRA team it is on the base of the agents. In any other team, all
@@ -65,8 +65,8 @@ class TeamOfCritics(Protocol):
 @dataclass
 class Scale:
     """
-    The running mean and variance of a critic's targets. The critic's value is `mean + std * output of the head`, so that a
-    new critic, whose head returns zero, predicts the mean of the recent targets.
+    The running mean and variance of a critic's targets. The critic's value is `mean + std * output of the head`, so that a new critic,
+    whose head returns zero, predicts the mean of the recent targets.
 
     Args:
         weight (`float`): 1 - decay^n after n batches.
@@ -102,8 +102,8 @@ class CriticSettings:
 
     Args:
         form (`str`): `"model"`, `"adapter"` or `"head"`.
-        models (`str` or `list[str]`, *optional*): Model id or folder of the backbone of all critics, or one per critic. By
-            default, a critic starts from its agent's model.
+        models (`str` or `list[str]`, *optional*): Model id or folder of the backbone of all critics, or one per critic. By default, a
+            critic starts from its agent's model.
         head_hidden_dim (`int`, *optional*): Size of the hidden layer of the head. `None`: the head is linear.
         trains_trunk (`bool`): Whether the value loss of a head also trains the agent that it is on.
         lora_r, lora_alpha (`int`): Rank and scale of the adapters.
@@ -442,8 +442,8 @@ def add_adapter(model: PreTrainedModel | PeftModel, adapter: str, settings: Crit
 
 def make_head(model: PreTrainedModel, hidden_dim: int | None) -> nn.Sequential:
     """
-    Makes a head: a linear layer, or a hidden layer with tanh before it. The last layer returns zero at first, so that a new
-    critic predicts the mean of the targets.
+    Makes a head: a linear layer, or a hidden layer with tanh before it. The last layer returns zero at first, so that a new critic predicts
+    the mean of the targets.
     """
     size = model.config.get_text_config().hidden_size
     layers: list[nn.Module] = [] if hidden_dim is None else [nn.Linear(size, hidden_dim), nn.Tanh()]
