@@ -1,5 +1,6 @@
 """Files of an endpoint: a cache of answers, so that no request is paid for twice, and the tokens that were used, so that a budget holds over restarts."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -113,11 +114,8 @@ class Ledger:
         complete = added[: added.rfind(b"\n") + 1]
         self._read += len(complete)
         for line in complete.splitlines():
-            if line.strip():
-                try:
-                    input_tokens, output_tokens = json.loads(line[line.rfind(b"[") :])
-                except ValueError:
-                    continue  # damaged; after an unfinished line, the next one stands behind it
+            with contextlib.suppress(ValueError):  # damaged; after an unfinished line, the next one stands behind it
+                input_tokens, output_tokens = json.loads(line[line.rfind(b"[") :])
                 self.input_tokens += input_tokens
                 self.output_tokens += output_tokens
                 self.requests += 1

@@ -43,6 +43,15 @@ def seeded(seed: int, name: str) -> Iterator[None]:
         yield
 
 
+def gathered(module: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Inside, the parameters of a module are whole. Under ZeRO-3, a copy of parameters that are not gathered would be empty."""
+    if not is_deepspeed_zero3_enabled():
+        return contextlib.nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(list(module.parameters()))
+
+
 @contextlib.contextmanager
 def quiet_loading() -> Iterator[None]:
     """Inside, loading shows no progress bars and no warnings."""

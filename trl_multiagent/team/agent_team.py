@@ -12,13 +12,12 @@ from huggingface_hub import CommitInfo
 from peft import LoraConfig, PeftModel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.folders import CARD_FILE, TEAM_FILE
 from trl_multiagent.hub.push import open_repo, team_files, upload_folder
-from trl_multiagent.models.pretrained import find_file, hub_arguments
+from trl_multiagent.models.pretrained import gathered, hub_arguments
 from trl_multiagent.report.model_card import hub_id, team_card
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
@@ -38,14 +37,14 @@ from trl_multiagent.team.files import (
     SHARED_FOLDER,
     Form,
     TeamFile,
+    find_sources,
     form_of_sources,
     load_model_weights,
     load_models,
     load_tokenizer,
-    model_sources,
+    part_of,
     read_team_file,
     save_model,
-    saved_sources,
 )
 from trl_multiagent.team.single import SingleModel, run_agent
 
@@ -172,34 +171,22 @@ class AgentTeam(SingleModel):
             OSError: a file cannot be read, or the Hub cannot be reached.
         """
         if peft_config is not None and share_weights:
-            raise ValueError(
-                "`peft_config` gives every agent an adapter of its own; it does not go with `share_weights`."
-            )
+            raise ValueError("`peft_config` gives every agent its own adapter; it does not go with `share_weights`.")
         if peft_config is not None:
             check_adapter_config("every agent", peft_config)
-        name = str(name) if isinstance(name, Path) else name
-        roles = None if roles is None else check_agent_names(roles)
         hub = hub_arguments(model_init_kwargs)
-
-        team_file = find_file(name, TEAM_FILE, **hub, required=roles is None) if isinstance(name, str) else None
-        if isinstance(name, str) and team_file is not None:
-            saved = read_team_file(team_file)
-            if roles is not None and roles != saved.roles:
-                raise ValueError(f"The team in {name} has the roles {list(saved.roles)}, not {list(roles)}.")
-            sources, saved_form = saved_sources(name, saved), saved.form
-        elif roles is not None:
-            sources, saved_form = model_sources(name, roles), None
-        else:
-            raise ValueError(f"{name} holds no {TEAM_FILE}: to start a team from a model, pass `roles`.")
-
+        sources, saved_form = find_sources(name, None if roles is None else check_agent_names(roles), hub)
         form = form_of_sources(sources, saved_form, peft_config, share_weights, hub)
         kwargs = {"trust_remote_code": model_init_kwargs.get("trust_remote_code", False), **(tokenizer_kwargs or {})}
         tokenizers = {role: load_tokenizer(source, hub | kwargs) for role, source in sources.items()}
+        models: dict[str, Any]
         if form == "lora":
             if base_dtype is not None:
                 model_init_kwargs["dtype"] = base_dtype
-            return cls({**load_adapters(sources, peft_config, seed, model_init_kwargs)}, tokenizers)
-        return cls({**load_models(sources, form == "shared", seed, model_init_kwargs)}, tokenizers)
+            models = load_adapters(sources, peft_config, seed, model_init_kwargs)
+        else:
+            models = load_models(sources, form == "shared", seed, model_init_kwargs)
+        return cls(models, tokenizers)
 
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """
@@ -217,10 +204,7 @@ class AgentTeam(SingleModel):
             target.mkdir(
                 parents=True, exist_ok=True
             )  # raises if a file is in the way, where transformers only logs it
-            prefix = f"models.{name}."
-            weights = None
-            if state_dict is not None:
-                weights = {key.removeprefix(prefix): x for key, x in state_dict.items() if key.startswith(prefix)}
+            weights = part_of(state_dict, f"models.{name}.")
             model = self.policies[role]
             if isinstance(model, PeftModel):
                 save_adapter(model, role, target, weights)
@@ -371,24 +355,21 @@ class AgentTeam(SingleModel):
         generator = TransformersGenerator(self, sampling_arguments(generation_kwargs), generation_token_budget)
         sampler = TeamSampler(self, generator, use_chat_template, history_options)
         items = [item] if isinstance(item, str | Mapping) else list(item)
-        texts = [isinstance(x, str) for x in items]
-        for x in items:
-            if not isinstance(x, str | Mapping):
-                raise TypeError(f"An item is {x!r}: it must be a row of the dataset, which is a dict, or a text.")
-        if any(texts) and not all(texts):
-            raise TypeError("Some items are texts and some are rows of a dataset: give either texts or rows.")
-        if any(texts) and isinstance(num_turns, int) and num_turns > 1:
+        are_texts = bool(items) and all(isinstance(x, str) for x in items)
+        if not are_texts and not all(isinstance(x, Mapping) for x in items):
+            raise TypeError("`item` must be a row of the dataset, which is a dict, or a text, or a list of either.")
+        if are_texts and num_turns != 1:
             raise ValueError("Several turns need feedback, and that needs a whole item: give a row of the dataset.")
         rows = [{"prompt": x} if isinstance(x, str) else dict(x) for x in items]
 
         def score(nodes: list[Node]) -> list[list[Outcome]]:
-            if any(texts):
+            if are_texts:
                 return [[Outcome(0.0)] for _ in nodes]  # removed below
             return judge_nodes(environment, nodes, evaluation=True, chat_roles=sampler.chat_roles)
 
         with self.evaluating():
             episodes = turns_of_episodes(play_episodes(rows, environment, sampler, score, num_turns=num_turns))
-        if any(texts):
+        if are_texts:
             episodes = [[Turn(turn.prompts, turn.joint_action, None)] for (turn,) in episodes]  # type: ignore[arg-type]
         return episodes[0] if isinstance(item, str | Mapping) else episodes
 
@@ -473,13 +454,7 @@ class AgentTeam(SingleModel):
 
     def frozen_copy(self) -> "AgentTeam":
         """A copy of the agents, with weights of its own, which are not trained."""
-        gathered: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if is_deepspeed_zero3_enabled():
-            import deepspeed
-
-            # A parameter that is not gathered is empty, and so would be its copy
-            gathered = deepspeed.zero.GatheredParameters(list(self.parameters()))
-        with gathered:
+        with gathered(self):
             critics, self.critics = self.critics, None
             try:
                 return copy.deepcopy(self).requires_grad_(False).eval()
@@ -488,14 +463,10 @@ class AgentTeam(SingleModel):
 
     def keep_reference(self) -> None:
         """Makes the current adapters of a LoRA team its reference policies."""
+        trained = {id(parameter) for parameter in self.parameters() if parameter.requires_grad}
         self._adapters.keep_references()
-        for role in self.trained_roles:
-            for parameter in self.agent_parameters(role):
-                parameter.requires_grad_(True)
-        if self.critics is not None:
-            for name in self.critics.names:
-                for parameter in self.critics.parameters_of(name, self):
-                    parameter.requires_grad_(True)
+        for parameter in self.parameters():  # PEFT leaves only one adapter trainable
+            parameter.requires_grad_(id(parameter) in trained)
         self._select(self.active)
         self.train(self.training)  # sets the mode of modules that were added
 

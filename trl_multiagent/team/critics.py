@@ -10,7 +10,6 @@ in the backbone:
 - `"head"`: the backbone is the agent's own. Only the head belongs to the critic.
 """
 
-import contextlib
 import copy
 import json
 from collections.abc import Sequence
@@ -30,11 +29,11 @@ from trl.trainer.utils import create_model_from_path, get_config_model_id
 
 from trl_multiagent.folders import CRITICS_FOLDER
 from trl_multiagent.models.positions import learned_positions
-from trl_multiagent.models.pretrained import adapter_parameters, seeded
+from trl_multiagent.models.pretrained import adapter_parameters, gathered, seeded
 from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.models.shared_prompts import takes_positions, token_positions
 from trl_multiagent.team.adapters import base_of, load_adapter_weights, save_adapter
-from trl_multiagent.team.files import AgentSource, load_tokenizer
+from trl_multiagent.team.files import AgentSource, load_tokenizer, part_of
 
 
 CRITICS_FILE = "critics.json"
@@ -174,8 +173,7 @@ class Critics(nn.Module):
     def model(self, name: str, team: TeamOfCritics) -> PreTrainedModel | PeftModel:
         """The model that a critic reads with; with an adapter, the one that has it."""
         backbone = self.backbones[name]
-        own = None if backbone.own is None else cast("PreTrainedModel | PeftModel", self.models[backbone.own])
-        return team.policies[backbone.role] if own is None else own
+        return team.policies[backbone.role] if backbone.own is None else cast(Any, self.models[backbone.own])
 
     def longest_text(self, name: str, team: TeamOfCritics) -> int | None:
         """The number of tokens that a critic can read at most; `None`: any number."""
@@ -234,27 +232,21 @@ class Critics(nn.Module):
         for name, backbone in self.backbones.items():
             target = folder / name
             target.mkdir(parents=True, exist_ok=True)
-            weights = None
-            if backbone.own is not None:
-                prefix = f"critics.models.{backbone.own}."
-            else:
-                prefix = f"models.{team.model_name(backbone.role)}."
-            if state_dict is not None:
-                weights = {key.removeprefix(prefix): x for key, x in state_dict.items() if key.startswith(prefix)}
             if backbone.adapter is not None:
-                model = cast(PeftModel, self.model(name, team))
+                of_agent = f"models.{team.model_name(backbone.role)}."
+                weights = part_of(state_dict, of_agent if backbone.own is None else f"critics.models.{backbone.own}.")
                 # PEFT names the folder like the adapter, which may be the name of another critic
-                save_adapter(model, backbone.adapter, target / backbone.adapter, weights)
+                save_adapter(
+                    cast(PeftModel, self.model(name, team)), backbone.adapter, target / backbone.adapter, weights
+                )
                 for file in (target / backbone.adapter).iterdir():
                     file.replace(target / file.name)
                 (target / backbone.adapter).rmdir()
             elif backbone.own is not None:
+                weights = part_of(state_dict, f"critics.models.{backbone.own}.")
                 cast(PreTrainedModel, self.models[backbone.own]).save_pretrained(target, state_dict=weights)
                 backbone.tokenizer.save_pretrained(target)
-            prefix = f"critics.heads.{name}."
-            head = self.heads[name].state_dict()
-            if state_dict is not None:
-                head = {key.removeprefix(prefix): x for key, x in state_dict.items() if key.startswith(prefix)}
+            head = part_of(state_dict, f"critics.heads.{name}.") or self.heads[name].state_dict()
             save_file({key: x.contiguous().cpu() for key, x in head.items()}, target / HEAD_FILE)
         scales = {
             name: {"weight": x.weight, "mean": x.mean, "mean_of_squares": x.mean_of_squares}
@@ -311,41 +303,37 @@ def make_critics(team: TeamOfCritics, roles: dict[str, str], settings: CriticSet
     Raises:
         ValueError: the settings do not fit the team.
     """
-    names = list(roles)
-    sources = model_names(settings.models, names)
+    sources = model_names(settings.models, list(roles))
     backbones = {name: Backbone(role, team.tokenizers[role]) for name, role in roles.items()}
     models: dict[str, Any] = {}
-    if settings.form == "model":
-        for name, backbone in backbones.items():
+    for name, backbone in backbones.items():
+        agent_dtype = team.agents[backbone.role].dtype
+        if settings.form == "model":
             backbone.own = name
             with seeded(settings.seed, f"critic {name}"):
-                dtype = torch.float32 if team.has_adapters else team.agents[backbone.role].dtype
-                models[name] = load_or_copy(team, backbone, sources[name], dtype)  # trained, as an agent's weights
-    elif settings.form == "adapter":
-        for name, backbone in backbones.items():
+                dtype = torch.float32 if team.has_adapters else agent_dtype  # trained, as an agent's weights
+                models[name] = load_or_copy(team, backbone, sources[name], dtype)
+        elif settings.form == "adapter":
             backbone.adapter = f"critic_{name}"
-            if team.has_adapters and sources[name] is None:
-                base: Any = team.policies[backbone.role]
-            else:
+            base: Any = team.policies[backbone.role]
+            if not team.has_adapters or sources[name] is not None:
                 backbone.own = SHARED_BASE
                 if SHARED_BASE not in models:
-                    first = load_or_copy(team, backbone, sources[name], team.agents[backbone.role].dtype)
-                    models[SHARED_BASE] = first.requires_grad_(False)
-                    own_tokenizer = backbone.tokenizer
-                backbone.tokenizer, base = own_tokenizer, models[SHARED_BASE]
+                    models[SHARED_BASE] = load_or_copy(team, backbone, sources[name], agent_dtype).requires_grad_(
+                        False
+                    )
+                    shared_tokenizer = backbone.tokenizer
+                backbone.tokenizer, base = shared_tokenizer, models[SHARED_BASE]
             with seeded(settings.seed, f"critic {name}"):
                 adapted = add_adapter(base, backbone.adapter, settings)
             if backbone.own is not None:
                 models[SHARED_BASE] = adapted
-    for backbone in backbones.values():
-        if backbone.tokenizer.pad_token is None:
-            backbone.tokenizer.pad_token = backbone.tokenizer.eos_token
-        agents = team.tokenizers[backbone.role]
-        same = backbone.tokenizer is agents or backbone.tokenizer.get_vocab() == agents.get_vocab()
-        backbone.shares_vocabulary = same
     critics = Critics(settings, backbones, models)
     for name, backbone in backbones.items():
-        model = critics.model(name, team)
+        model, tokenizer, of_agent = critics.model(name, team), backbone.tokenizer, team.tokenizers[backbone.role]
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        backbone.shares_vocabulary = tokenizer is of_agent or tokenizer.get_vocab() == of_agent.get_vocab()
         if backbone.adapter is not None:
             backbone.layers = [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
             for parameter in adapter_parameters(cast(PeftModel, model), backbone.adapter):
@@ -387,14 +375,11 @@ def model_names(models: str | Sequence[str] | None, names: Sequence[str]) -> dic
     Raises:
         ValueError: there is not one model for all critics, nor one for each.
     """
-    if models is None or isinstance(models, str):
-        return dict.fromkeys(names, models)
-    if len(models) == 1:
-        return dict.fromkeys(names, models[0])
+    if models is None or isinstance(models, str) or len(models) == 1:
+        return dict.fromkeys(names, models if models is None or isinstance(models, str) else models[0])
     if len(models) != len(names):
         raise ValueError(
-            f"`critic_models` has {len(models)} models for the critics {list(names)}; give one per critic or "
-            "one for all."
+            f"`critic_models` has {len(models)} models for the critics {list(names)}; give one per critic or one for all."
         )
     return dict(zip(names, models, strict=True))
 
@@ -403,14 +388,8 @@ def load_or_copy(team: TeamOfCritics, backbone: Backbone, source: str | None, dt
     """Loads a backbone in a data type and its tokenizer, or copies those of the agent."""
     agent = team.agents[backbone.role]
     if source is None and not team.has_adapters:
-        gathered: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if is_deepspeed_zero3_enabled():
-            import deepspeed
-
-            gathered = deepspeed.zero.GatheredParameters(list(agent.parameters()))
-        with gathered:
-            copied = copy.deepcopy(agent.base_model)
-        return copied.requires_grad_(True)
+        with gathered(agent):
+            return copy.deepcopy(agent.base_model).requires_grad_(True)
     source = source or get_config_model_id(agent.config)
     if not source:
         raise ValueError(
@@ -431,8 +410,6 @@ def add_adapter(model: PreTrainedModel | PeftModel, adapter: str, settings: Crit
     dtype: dict[str, Any] = {"autocast_adapter_dtype": not is_deepspeed_zero3_enabled()}  # as those of the agents
     if not isinstance(model, PeftModel):
         return cast(PeftModel, get_peft_model(model, config, adapter_name=adapter, **dtype))
-    if adapter in model.peft_config:
-        raise ValueError(f"The model already has an adapter {adapter!r}: choose other roles.")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.add_adapter(adapter, config, **dtype)
     for parameter in trained:  # PEFT leaves only one adapter of a model trainable
@@ -446,8 +423,8 @@ def make_head(model: PreTrainedModel, hidden_dim: int | None) -> nn.Sequential:
     the mean of the targets.
     """
     size = model.config.get_text_config().hidden_size
-    layers: list[nn.Module] = [] if hidden_dim is None else [nn.Linear(size, hidden_dim), nn.Tanh()]
-    layers.append(nn.Linear(size if hidden_dim is None else hidden_dim, 1))
+    layers: list[nn.Module] = [nn.Linear(size, hidden_dim), nn.Tanh()] if hidden_dim is not None else []
+    layers.append(nn.Linear(hidden_dim or size, 1))
     for layer in layers[::2]:
         nn.init.normal_(cast(nn.Linear, layer).weight, std=0.02)
         nn.init.zeros_(cast(nn.Linear, layer).bias)

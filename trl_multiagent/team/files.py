@@ -89,21 +89,44 @@ class AgentSource:
         return {} if self.subfolder is None else {"subfolder": self.subfolder}
 
 
-def saved_sources(name: str, team: TeamFile) -> dict[str, AgentSource]:
-    """The sources of the agents of a saved team, which is a folder or a repository."""
-    if Path(name).is_dir():
-        return {role: AgentSource(str(Path(name) / folder)) for role, folder in team.folders.items()}
-    return {role: AgentSource(name, folder) for role, folder in team.folders.items()}
+def find_sources(
+    name: str | Path | Sequence[str], roles: Sequence[str] | None, hub: dict[str, Any]
+) -> tuple[dict[str, AgentSource], Form | None]:
+    """
+    Finds the places that the agents of a team are loaded from.
 
+    Args:
+        name (`str`, `Path` or `list[str]`): A saved team, a model for all roles, or one per role.
+        roles (`Sequence[str]`, *optional*): The roles; those of a saved team by default.
+        hub (`dict`): Arguments for reading files of the Hub.
 
-def model_sources(names: str | Sequence[str], roles: Sequence[str]) -> dict[str, AgentSource]:
-    """The sources of agents that start from one model for all, or from a list with one model per role."""
-    names = [names] * len(roles) if isinstance(names, str) else list(names)
+    Returns:
+        `tuple`: The source of each role, and the form of a saved team, `None` for models.
+
+    Raises:
+        ValueError: the roles are missing, or do not fit the saved team or the number of models.
+    """
+    if isinstance(name, str | Path):
+        name = str(name)
+        team_file = find_file(name, TEAM_FILE, **hub, required=roles is None)
+        if team_file is not None:
+            team = read_team_file(team_file)
+            if roles is not None and roles != team.roles:
+                raise ValueError(f"The team in {name} has the roles {list(team.roles)}, not {list(roles)}.")
+            is_local = Path(name).is_dir()
+            sources = {
+                role: AgentSource(str(Path(name) / folder)) if is_local else AgentSource(name, folder)
+                for role, folder in team.folders.items()
+            }
+            return sources, team.form
+    if roles is None:
+        raise ValueError(f"{name} holds no {TEAM_FILE}: to start a team from a model, pass `roles`.")
+    names = [name] * len(roles) if isinstance(name, str) else list(name)
     if len(names) != len(roles):
         raise ValueError(
             f"{len(names)} models for the {len(roles)} roles {list(roles)}; give one per role or one for all."
         )
-    return {role: AgentSource(name) for role, name in zip(roles, names, strict=True)}
+    return {role: AgentSource(one) for role, one in zip(roles, names, strict=True)}, None
 
 
 def form_of_sources(
@@ -176,6 +199,13 @@ def load_model_weights(model: PreTrainedModel, folder: Path) -> None:
 
 
 # Saving
+
+
+def part_of(state_dict: dict[str, torch.Tensor] | None, prefix: str) -> dict[str, torch.Tensor] | None:
+    """Returns the entries of a state dict with a prefix, which their names lose."""
+    if state_dict is None:
+        return None
+    return {key.removeprefix(prefix): x for key, x in state_dict.items() if key.startswith(prefix)}
 
 
 def save_model(model: PreTrainedModel, folder: Path, state_dict: dict[str, torch.Tensor] | None) -> None:
