@@ -197,7 +197,7 @@ def test_roles_that_cannot_name_agents_are_refused(tmp_path, roles):
         ({"aux", "main"}, "must be a list with one name per agent"),
         (iter(["aux", "main"]), "must be a list with one name per agent"),
         (["train", "test"], "'train' is a method or an attribute of torch modules"),
-        (["a", "a_reference"], "'a_reference' is the name of the reference policy of 'a'"),
+        (["a", "a_reference"], "'a_reference' names the reference policy of 'a'"),
     ],
 )
 def test_roles_that_cannot_name_modules_are_refused(roles, message):

@@ -331,7 +331,7 @@ class Own(Environment):
     ("answer", "message"),
     [
         (None, "`Own.score` returned None; it must return a list of 2 outcomes."),
-        ([Outcome(1.0)], "`Own.score` returned 1 outcomes for 2 joint actions"),
+        ([Outcome(1.0)], "`Own.score` returned 1 outcomes; it must return a list of 2 outcomes."),
         (
             [Outcome(1.0), "good"],
             "`Own.score` returned 'good' (str) for joint action 2 of 2; it must return an `Outcome` or a number.",

@@ -42,19 +42,13 @@ class Blocks:
 
 
 def central_prompt(roles: Sequence[str], prompts: Mapping[str, Prompt]) -> str:
-    """
-    Writes the prompt of a model that answers for all roles.
-
-    Args:
-        roles (`Sequence[str]`): The roles, in the order in which they are written.
-        prompts (`Mapping[str, Prompt]`): The prompt of each role. Of chat messages, the contents count.
-    """
+    """Writes the prompt of a model that answers for all roles, from the prompt of each. Of chat messages, the contents count."""
     tags = "\n".join(f"<{role}>\nanswer of {role}\n</{role}>" for role in roles)
     return f"{assignments(roles, prompts)}Write the answers of all roles, each in its tags and with nothing else:\n{tags}\n\n"
 
 
 def assignments(roles: Sequence[str], prompts: Mapping[str, Prompt]) -> str:
-    """The assignments of all roles in one text."""
+    """Returns the assignments of all roles in one text."""
     texts = [f"<assignment of {role}>\n{plain(prompts[role]).strip()}\n</assignment of {role}>\n\n" for role in roles]
     return f"You answer for the roles {', '.join(roles)}, who solve one task together.\n\n{''.join(texts)}"
 
@@ -65,10 +59,6 @@ def split_blocks(text: str, roles: Sequence[str]) -> Blocks:
 
     A block begins with `<role>` and ends with `</role>`. Without its end, it goes up to the next block, or to the end of the text. The line
     breaks after its first tag and before its last one do not belong to it.
-
-    Args:
-        text (`str`): The answer.
-        roles (`Sequence[str]`): The roles.
     """
     opening = re.compile(f"<({'|'.join(map(re.escape, roles))})>")
     found: dict[str, list[str]] = {role: [] for role in roles}

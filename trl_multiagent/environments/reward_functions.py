@@ -15,14 +15,7 @@ from trl_multiagent.environments.task_errors import TaskError, TaskInterrupt, fu
 
 
 class RoleReward:
-    """
-    A reward function that scores one agent. [`role_reward`] makes it.
-
-    Args:
-        role (`str`): The agent.
-        function (`Callable`): A reward function in TRL's form.
-        conversational (`bool`, *optional*): Whether it gets chat messages; see [`role_reward`].
-    """
+    """A reward function that scores one agent, see [`role_reward`]."""
 
     def __init__(self, role: str, function: Any, conversational: bool | None = None):
         self.role = role
@@ -56,8 +49,8 @@ def role_reward(role: str, function: Any, conversational: bool | None = None) ->
     """
     Makes a reward of one agent's completions, with a reward function that was written for a single model.
 
-    The role says which completions are scored, not which agent learns from the score. The score is added to the joint reward, and every
-    agent is trained on the joint reward: this is no credit for the role alone.
+    The role says which completions are scored, not which agent learns from the score: it is added to the joint reward, on which every agent
+    is trained.
 
     Args:
         role (`str`): The agent.
@@ -91,18 +84,13 @@ def unwrapped(function: Any) -> Any:
 
 
 def is_async(function: Any) -> bool:
-    """Whether a reward function is `async`, or an object with an `async` method `__call__`."""
+    """Returns whether a function is `async`, or an object with an `async` method `__call__`."""
     function = unwrapped(function)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def check_reward_function(function: Any) -> None:
-    """
-    Refuses what cannot be called as a reward function.
-
-    Raises:
-        TypeError: It cannot be called, or not with keyword arguments, or it is a class or a generator function.
-    """
+    """Refuses what cannot be called as a reward function, by a `TypeError`: no function, a class, a generator, or positional parameters."""
     inner = unwrapped(function)
     if not callable(inner):
         raise TypeError(f"`reward_funcs` contains {show(inner)}, which is not a function.")
@@ -112,16 +100,12 @@ def check_reward_function(function: Any) -> None:
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
         raise TypeError(f"The reward function `{name}` contains `yield`; it must return a list of numbers instead.")
     parameters = _parameters(function.function if isinstance(function, RoleReward) else function)
-    positional = [
-        parameter.name
-        for parameter in (parameters or {}).values()
-        if parameter.kind == inspect.Parameter.POSITIONAL_ONLY and parameter.default is inspect.Parameter.empty
-    ]
-    if positional:
-        raise TypeError(
-            f"The reward function `{name}` cannot be called with keyword arguments such as `completions=...`, because its "
-            f"parameter `{positional[0]}` is positional only."
-        )
+    for parameter in (parameters or {}).values():
+        if parameter.kind == parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
+            raise TypeError(
+                f"The reward function `{name}` cannot be called with keyword arguments such as `completions=...`, because its "
+                f"parameter `{parameter.name}` is positional only."
+            )
 
 
 def accepted_arguments(function: Callable, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,14 +139,10 @@ def call_rewards(
     names: Sequence[str], functions: Sequence[Callable], arguments: list[dict], timeout: float | None
 ) -> list[Any]:
     """
-    Calls reward functions. The `async` ones run on the event loop of this process, concurrently with each other and with the plain ones,
-    which run one after the other in this thread.
+    Calls reward functions with their arguments. `names` are those in messages.
 
-    Args:
-        names (`Sequence[str]`): Names of the functions, for messages.
-        functions (`Sequence[Callable]`): The functions.
-        arguments (`list[dict]`): Keyword arguments of each function.
-        timeout (`float`, *optional*): Seconds that the `async` functions may take, from their start.
+    The `async` ones run on the event loop of this process, concurrently with each other and with the plain ones, which run one after the
+    other in this thread. They may take `timeout` seconds.
 
     Returns:
         `list[Any]`: What each function returned.

@@ -1,4 +1,4 @@
-"""A task family as one plain object, which recipes use: its settings, its environment and its datasets."""
+"""`Task`: the settings, the environment and the datasets of a task family."""
 
 from __future__ import annotations
 

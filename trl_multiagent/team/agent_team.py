@@ -148,32 +148,30 @@ class AgentTeam(SingleModel):
 
         Args:
             name (`str`, `Path` or `list[str]`): A model id or folder that every agent starts from; a list with one per role; or the id or
-                folder of a team that [`~AgentTeam.save_pretrained`] wrote. The id or folder of a LoRA adapter stands for its base with this
-                adapter. A base is loaded once for all adapters on it.
+                folder of a team that [`~AgentTeam.save_pretrained`] wrote. A LoRA adapter stands for its base with this adapter. A base is
+                loaded once for all adapters on it.
             roles (`list[str]`, *optional*): The agents' roles. Not needed for a saved team, whose roles are in its files.
-            peft_config ([`~peft.LoraConfig`], *optional*): Gives every agent a fresh LoRA adapter. Agents with the same model id share
-                their base.
+            peft_config ([`~peft.LoraConfig`], *optional*): Gives every agent a fresh LoRA adapter.
             share_weights (`bool`, *optional*, defaults to `False`): Whether all agents are one model.
             seed (`int`, *optional*, defaults to `42`): Decides the weights that no file contains: fresh adapters, and parts that a model's
-                files lack, such as a head. They depend on the seed and on the role's name alone, not on the other roles, on the process, or
-                on random numbers drawn before. The state of the global random generators does not change.
+                files lack, such as a head. They depend on the seed and on the role's name alone. The state of the global random generators
+                does not change.
             base_dtype (`str` or `torch.dtype`, *optional*): Data type of the base of a LoRA team, by default `dtype`. The adapters are
                 float32.
             tokenizer_kwargs (`dict`, *optional*): Passed to `AutoTokenizer.from_pretrained`, for example `add_bos_token`.
             **model_init_kwargs: Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype` (float32 by default), `revision`,
                 `attn_implementation` or a `quantization_config` for the base of a LoRA team.
 
-        Returns:
-            [`AgentTeam`]
-
         Raises:
             ValueError: the arguments do not fit each other or the saved team.
             OSError: a file cannot be read, or the Hub cannot be reached.
         """
-        if peft_config is not None and share_weights:
-            raise ValueError("`peft_config` gives every agent its own adapter; it does not go with `share_weights`.")
         if peft_config is not None:
             check_adapter_config("every agent", peft_config)
+            if share_weights:
+                raise ValueError(
+                    "`peft_config` gives every agent its own adapter; it does not go with `share_weights`."
+                )
         hub = hub_arguments(model_init_kwargs)
         sources, saved_form = find_sources(name, None if roles is None else check_agent_names(roles), hub)
         form = form_of_sources(sources, saved_form, peft_config, share_weights, hub)
@@ -317,11 +315,11 @@ class AgentTeam(SingleModel):
         **generation_kwargs: Any,
     ) -> list[Turn] | list[list[Turn]]:
         """
-        Plays one episode, or one for each of several items. The episodes of several items are played together, turn by turn.
+        Plays one episode, or one for each of several items, which are played together, turn by turn.
 
         Args:
             item (`dict`, `str`, or a list or [`~datasets.Dataset`] of them): A row of the task's dataset, or the text of its `prompt`
-                column. A text alone is answered in one turn. It is not scored, because scoring needs the other columns.
+                column. A text is answered in one turn. It is not scored, because scoring needs the other columns.
             environment ([`Environment`]): The task; its roles are those of the team.
             num_turns (`int`, *optional*, defaults to `1`): Turns of an episode.
             use_chat_template (`bool`, *optional*): Whether prompts are chat messages. By default they are for agents whose tokenizer has a
@@ -334,8 +332,7 @@ class AgentTeam(SingleModel):
                 `temperature=0` is greedy decoding.
 
         Returns:
-            `list[Turn]`: Prompts, joint action and outcome of each turn; the outcome of a text alone is `None`. For several items, a list
-            of episodes in their order.
+            `list[Turn]`: Prompts, joint action and outcome of each turn; the outcome of a text is `None`. For several items, a list of episodes.
 
         Raises:
             TypeError: An argument is unknown, or an item is neither a row nor a text.
@@ -346,7 +343,6 @@ class AgentTeam(SingleModel):
         ```python
         >>> team = AgentTeam.from_pretrained("user/collectors")  # doctest: +SKIP
         >>> (turn,) = team.collaborate("Sort a list.", environment, temperature=0)  # doctest: +SKIP
-        >>> turn.joint_action["main"]  # doctest: +SKIP
         >>> episodes = team.collaborate(dataset, environment, num_turns=2)  # doctest: +SKIP
         ```
         """
@@ -390,8 +386,7 @@ class AgentTeam(SingleModel):
     def train(self, mode: bool = True) -> "AgentTeam":
         """
         Sets the mode of the team. Unless the team `uses_dropout`, the agents stay in evaluation mode in training, too. That disables
-        everything that makes a forward random: dropout modules, functions that read a dropout rate from the configuration, skipped layers,
-        noise of routers.
+        everything that makes a forward random: dropout, skipped layers, noise of routers.
         """
         super().train(mode)
         if mode and not self.uses_dropout:
@@ -426,11 +421,8 @@ class AgentTeam(SingleModel):
         """
         Sets which agents generate but are not trained. Agents that were frozen before and are not named are trained again.
 
-        Args:
-            roles (`Iterable[str]`): The roles of these agents.
-
         Raises:
-            ValueError: they are not roles of the team, they are all of its roles, or they share weights with other agents.
+            ValueError: `roles` are not roles of the team, they are all of its roles, or they share weights with other agents.
         """
         if isinstance(roles, str):
             raise ValueError(f"The agents to freeze must be a list of roles, such as [{roles!r}], not {roles!r}.")
@@ -519,19 +511,13 @@ class AgentTeam(SingleModel):
 
 
 def check_agent_names(roles: Sequence[str]) -> tuple[str, ...]:
-    """
-    Checks that roles can name agents.
-
-    Raises:
-        ValueError: a role cannot name an agent, see [`~environments.base.check_roles`], or it cannot name a module.
-    """
+    """Checks that roles can name agents, see [`~environments.base.check_roles`], and modules of torch. Others are a `ValueError`."""
     roles = check_roles(roles)
-    attributes = set(dir(nn.ModuleDict()))
     for role in roles:
-        if role in attributes:  # torch also refuses such names, but its error does not say why
+        if role in dir(nn.ModuleDict()):  # torch also refuses such names, but its error does not say why
             raise ValueError(f"The role {role!r} is a method or an attribute of torch modules: choose another name.")
         if reference_name(role) in roles:
             raise ValueError(
-                f"The role {reference_name(role)!r} is the name of the reference policy of {role!r}: choose another name."
+                f"The role {reference_name(role)!r} names the reference policy of {role!r}: choose another."
             )
     return roles

@@ -5,8 +5,8 @@ A critic reads a sequence of tokens with a backbone, and its head turns the hidd
 in the backbone:
 
 - `"model"`: every critic has a backbone of its own, all of which is trained.
-- `"adapter"`: every critic has a LoRA adapter. In a LoRA team it is on the base of the agents. In any other team, all
-  critics share one frozen copy of a base.
+- `"adapter"`: every critic has a LoRA adapter. In a LoRA team it is on the base of the agents. In any other team, all critics share one
+  frozen copy of a base.
 - `"head"`: the backbone is the agent's own. Only the head belongs to the critic.
 """
 
@@ -90,8 +90,7 @@ class Scale:
         if self.weight == 0.0:
             return 0.0, 1.0
         mean = self.mean / self.weight
-        variance = max(0.0, self.mean_of_squares / self.weight - mean * mean)
-        return mean, max(variance**0.5, 1e-3)
+        return mean, max(0.0, self.mean_of_squares / self.weight - mean * mean, 1e-6) ** 0.5
 
 
 @dataclass
@@ -198,27 +197,27 @@ class Critics(nn.Module):
         self, name: str, team: TeamOfCritics, input_ids: torch.Tensor, attention_mask: torch.Tensor
     ) -> torch.Tensor:
         """
-        Computes what the head says about some sequences. The team has activated the critic.
+        Computes what the head of a critic says about sequences that are padded on the left. The team has activated the critic.
 
         Args:
             name (`str`): The critic.
             team ([`AgentTeam`]): The team.
-            input_ids, attention_mask (`torch.Tensor` of shape `(num_rows, length)`): The sequences, padded on the left.
+            input_ids, attention_mask (`torch.Tensor` of shape `(num_rows, length)`): The sequences.
 
         Returns:
             `torch.Tensor` of shape `(num_rows,)`, in float32, not yet scaled by [`Scale`].
         """
         model = base_of(self.model(name, team))
-        positions = {"position_ids": token_positions(attention_mask)} if takes_positions(model) else {}
+        options: dict[str, Any] = {
+            "attention_mask": attention_mask,
+            "use_cache": False,
+            **without_router_logits(model),
+        }
+        if takes_positions(model):
+            options["position_ids"] = token_positions(attention_mask)
         reads_only = self.settings.form == "head" and not self.settings.trains_trunk
         with torch.set_grad_enabled(torch.is_grad_enabled() and not reads_only):
-            outputs = model.base_model(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                use_cache=False,
-                **positions,
-                **without_router_logits(model),
-            )
+            outputs = model.base_model(input_ids=input_ids, **options)
         hidden = outputs.last_hidden_state[:, -1]
         head = self.heads[name]
         with torch.autocast(hidden.device.type, enabled=False):
@@ -265,8 +264,7 @@ class Critics(nn.Module):
         path = Path(folder) / CRITICS_FOLDER / CRITICS_FILE
         if not path.is_file():
             raise ValueError(
-                f"{folder} has no critics: there is no {path}. Only a checkpoint of an actor-critic trainer can be continued "
-                "by one."
+                f"{folder} has no critics: only a checkpoint of an actor-critic trainer can be continued by one."
             )
         saved = json.loads(path.read_text())
         if (saved["form"], saved["critics"]) != (self.settings.form, list(self.names)):
@@ -347,17 +345,11 @@ def make_critics(team: TeamOfCritics, roles: dict[str, str], settings: CriticSet
 
 
 def shapes(weights: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
-    """The shape of each tensor."""
     return {key: x.shape for key, x in weights.items()}
 
 
 def load_head(head: nn.Module, folder: str | Path) -> None:
-    """
-    Replaces the weights of a head by those in the folder of a saved critic.
-
-    Raises:
-        ValueError: the saved head has other layers.
-    """
+    """Replaces the weights of a head by those in the folder of a saved critic. Other layers there are a `ValueError`."""
     saved, own = load_file(Path(folder) / HEAD_FILE), head.state_dict()
     if shapes(saved) != shapes(own):
         hidden = saved["0.bias"].numel() if len(saved) > 2 else None
@@ -369,12 +361,7 @@ def load_head(head: nn.Module, folder: str | Path) -> None:
 
 
 def model_names(models: str | Sequence[str] | None, names: Sequence[str]) -> dict[str, str | None]:
-    """
-    The model that each critic starts from, if one is given.
-
-    Raises:
-        ValueError: there is not one model for all critics, nor one for each.
-    """
+    """Returns the model that each critic starts from, if one is given. Neither one for all nor one for each is a `ValueError`."""
     if models is None or isinstance(models, str) or len(models) == 1:
         return dict.fromkeys(names, models if models is None or isinstance(models, str) else models[0])
     if len(models) != len(names):

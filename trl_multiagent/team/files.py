@@ -54,10 +54,9 @@ def read_team_file(path: str | Path) -> TeamFile:
         ValueError: the file has another format version, roles that cannot name agents, or a folder that is not in the team's.
     """
     contents = json.loads(Path(path).read_text())
-    if contents.get("format_version") != FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has the format version {contents.get('format_version')!r}; this release reads version {FORMAT_VERSION}."
-        )
+    version = contents.get("format_version")
+    if version != FORMAT_VERSION:
+        raise ValueError(f"{path} has the format version {version!r}; this release reads version {FORMAT_VERSION}.")
     check_roles([agent["role"] for agent in contents["agents"]])
     folders = {agent["role"]: agent["folder"] for agent in contents["agents"]}
     for role, folder in folders.items():
@@ -72,20 +71,14 @@ def read_team_file(path: str | Path) -> TeamFile:
 
 @dataclass(frozen=True)
 class AgentSource:
-    """
-    The place that an agent is loaded from.
-
-    Args:
-        name (`str`): A folder, or the id of a repository on the Hub.
-        subfolder (`str`, *optional*): The agent's folder within the repository.
-    """
+    """The place that an agent is loaded from: a folder, or a repository on the Hub, and the agent's folder within that."""
 
     name: str
     subfolder: str | None = None
 
     @property
     def arguments(self) -> dict[str, str]:
-        """Arguments of `from_pretrained` besides the name."""
+        """Returns the arguments of `from_pretrained` besides the name."""
         return {} if self.subfolder is None else {"subfolder": self.subfolder}
 
 
@@ -153,10 +146,8 @@ def form_of_sources(
     if share_weights and len(set(sources.values())) > 1:
         raise ValueError("`share_weights` needs one model for all roles.")
     first = next(iter(sources.values()))
-    if saved_form is not None:
-        has_adapters = saved_form == "lora"
-    else:
-        has_adapters = find_file(first.name, ADAPTER_CONFIG, **hub) is not None
+    is_adapter = saved_form is None and find_file(first.name, ADAPTER_CONFIG, **hub) is not None
+    has_adapters = saved_form == "lora" or is_adapter
     if has_adapters and peft_config is not None:
         raise ValueError(f"The agents in {first.name} have LoRA adapters, which are loaded: leave `peft_config` out.")
     if has_adapters or peft_config is not None:
@@ -174,22 +165,14 @@ def load_tokenizer(source: AgentSource, hub: dict[str, Any]) -> PreTrainedTokeni
 def load_models(
     sources: dict[str, AgentSource], share_weights: bool, seed: int, model_init_kwargs: dict[str, Any]
 ) -> dict[str, PreTrainedModel]:
-    """
-    Loads agents without adapters.
-
-    Args:
-        sources (`dict[str, AgentSource]`): The source of each role.
-        share_weights (`bool`): Whether one model stands for all roles.
-        seed (`int`): Decides the weights that no file contains.
-        model_init_kwargs (`dict`): Arguments for loading the models.
-    """
+    """Loads agents without adapters. The seed decides the weights that no file contains."""
     models: dict[str, PreTrainedModel] = {}
     for role, source in sources.items():
         if share_weights and models:
             models[role] = next(iter(models.values()))
-            continue
-        with seeded(seed, SHARED_FOLDER if share_weights else role):
-            models[role] = load_model(source.name, **source.arguments, **model_init_kwargs)
+        else:
+            with seeded(seed, SHARED_FOLDER if share_weights else role):
+                models[role] = load_model(source.name, **source.arguments, **model_init_kwargs)
     return models
 
 
@@ -209,14 +192,7 @@ def part_of(state_dict: dict[str, torch.Tensor] | None, prefix: str) -> dict[str
 
 
 def save_model(model: PreTrainedModel, folder: Path, state_dict: dict[str, torch.Tensor] | None) -> None:
-    """
-    Saves an agent without adapters.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]): The model.
-        folder (`Path`): The agent's folder.
-        state_dict (`dict[str, torch.Tensor]`, *optional*): The weights, if the model holds only a shard of them.
-    """
+    """Saves an agent without adapters. A model that holds only a shard of its weights needs the `state_dict`."""
     if state_dict is not None:
         # Weights that are tied in the model are separate copies once they are gathered
         state_dict = {name: x for name, x in state_dict.items() if name not in model.all_tied_weights_keys}

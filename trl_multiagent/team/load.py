@@ -61,18 +61,14 @@ class TeamLoader:
         Raises:
             LoadError: the team cannot be loaded.
         """
+        arguments = {
+            "dtype": dtype,
+            "base_dtype": self.base_dtype,
+            **self._quantization(compute_dtype),
+            **self.arguments,
+        }
         with one_line(f"the team cannot be loaded from {self.models!r}"):
-            return AgentTeam.from_pretrained(
-                build(self.models, self.builders),
-                roles,
-                peft_config=self.peft_config,
-                share_weights=self.share_weights,
-                seed=seed,
-                dtype=dtype,
-                base_dtype=self.base_dtype,
-                **self._quantization(compute_dtype),
-                **self.arguments,
-            )
+            return self._make(roles, seed=seed, **arguments)
 
     def saved(self, folder: str) -> "TeamLoader":
         """The loader of a saved team, which keeps the form in which it was saved."""
@@ -94,13 +90,11 @@ class TeamLoader:
 
     def outline(self, roles: Sequence[str], dtype: str) -> AgentTeam:
         """Builds the team to train without its weights. What transformers and PEFT refuse is raised unchanged."""
-        return AgentTeam.from_pretrained(
-            build(self.models, self.builders),
-            roles,
-            peft_config=self.peft_config,
-            share_weights=self.share_weights,
-            **{"device_map": "meta", "dtype": dtype, **self.arguments},
-        )
+        return self._make(roles, **{"device_map": "meta", "dtype": dtype, **self.arguments})
+
+    def _make(self, roles: Sequence[str], **arguments: Any) -> AgentTeam:
+        models = build(self.models, self.builders)
+        return AgentTeam.from_pretrained(models, roles, self.peft_config, self.share_weights, **arguments)
 
     @property
     def _sampling_dtype(self) -> str:
@@ -138,22 +132,14 @@ def load_player(names: str | list[str], roles: Sequence[str], **model_init_kwarg
 
 
 def build(names: Any, builders: Mapping[str, Callable[[], str]]) -> Any:
-    """
-    Builds the models of a task that do not exist yet, one process at a time.
-
-    Args:
-        names (`str`, `list[str]` or `None`): Names of models.
-        builders (`Mapping[str, Callable[[], str]]`): Functions that build a model and return its folder, by its name.
-
-    Returns:
-        The same, with folders in the place of the models that were built.
-    """
-    built = {}
-    for name in dict.fromkeys(names if isinstance(names, list) else [names]):
-        if name in builders:
-            with PartialState().main_process_first():
-                built[name] = builders[name]()
-    return [built.get(name, name) for name in names] if isinstance(names, list) else built.get(names, names)
+    """Builds the models of a task that do not exist yet, one process at a time. Returns the names with folders in their place."""
+    if isinstance(names, list):
+        built = {name: build(name, builders) for name in dict.fromkeys(names)}
+        return [built[name] for name in names]
+    if names not in builders:
+        return names
+    with PartialState().main_process_first():
+        return builders[names]()
 
 
 @contextlib.contextmanager
