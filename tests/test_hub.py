@@ -313,7 +313,7 @@ for name in ("user/nothing-here", "./missing/folder/of/mine"):
 """
     missing, invalid = client(code)
     assert "'user/nothing-here' is neither an existing folder nor a repository on the Hub" in missing
-    assert "'./missing/folder/of/mine' is neither an existing folder nor the id of a repository" in invalid
+    assert "'./missing/folder/of/mine' is neither an existing folder nor a repository" in invalid
 
 
 @pytest.mark.parametrize("strategy", ["end", "every_save", "checkpoint", "all_checkpoints"])

@@ -102,13 +102,8 @@ def positive(text: str) -> int:
 
 def launch(command: Sequence[str], check: Callable[[], object], prog: str, options: argparse.Namespace) -> None:
     """
-    Starts a command of `trl-multiagent` in several processes.
-
-    Args:
-        command (`Sequence[str]`): The command with its arguments.
-        check (`Callable`): Reads the settings before that. It raises `ConfigError` if one is wrong.
-        prog (`str`): Name of the program in messages.
-        options (`argparse.Namespace`): `accelerate_config` and `num_processes`.
+    Starts a command of `trl-multiagent` as `options.accelerate_config` and `options.num_processes` say. Before that, `check` reads the
+    settings; it raises `ConfigError` if one is wrong, which ends the program `prog` with one line.
     """
     from trl_multiagent.settings.read import ACCELERATE, ConfigError, config_file, fail
 

@@ -280,9 +280,6 @@ def positional(completions, /, **columns):
         ({"reward_weights": ["1"]}, "must be a list of finite numbers"),
         ({"reward_weights": [float("nan")]}, "must be a list of finite numbers"),
         ({"prompts": {"poet": None}}, "The prompt of `poet` is None"),
-        ({"transition": "next"}, r"`transition` is 'next' \(str\), which is not a function"),
-        ({"reward_timeout": 0}, "must be a positive number of seconds"),
-        ({"reward_timeout": float("nan")}, "must be a positive number of seconds"),
     ],
 )
 def test_what_cannot_be_used_is_refused_when_the_environment_is_made(settings, message):

@@ -26,7 +26,6 @@ RETRIED = (408, 409, 425, 429)  # and all from 500 on
 NOT_FOR_ONE = (401, 402, 403, 404)  # the next question would be refused, too
 FIRST_WAIT, LONGEST_WAIT = 0.5, 16.0  # seconds between attempts, doubled each time
 MAX_REASON = 300  # characters of an endpoint's error message
-MAX_KIND = 80  # of the type of its answer
 MIN_KEY = 6  # shorter texts are no keys, and occur in any answer
 MAX_COUNT = 10**9  # tokens of one request
 CHARACTERS_PER_TOKEN = 3  # estimate, if the endpoint does not report the number
@@ -34,16 +33,7 @@ CHARACTERS_PER_TOKEN = 3  # estimate, if the endpoint does not report the number
 
 @dataclass
 class Usage:
-    """
-    The use of an endpoint.
-
-    Args:
-        requests (`int`): Requests that were sent, those that were sent again included.
-        failures (`int`): Questions that got no answer.
-        cached (`int`): Questions whose answer was there already.
-        input_tokens, output_tokens (`int`): Tokens of the requests and of their answers.
-        cost (`float`): Their price.
-    """
+    """The use of an endpoint. `requests` counts those that were sent again, `failures` and `cached` count questions."""
 
     requests: int = 0
     failures: int = 0
@@ -71,7 +61,7 @@ class EndpointClient:
         self._random = random.Random()  # the global one belongs to the training
 
     def take_usage(self) -> Usage:
-        """What was used since the last call of this method."""
+        """Returns what was used since the last call of this method."""
         usage, self.usage = self.usage, Usage()
         return usage
 
@@ -107,7 +97,6 @@ class EndpointClient:
         return [results[key] for key in keys]
 
     def count(self, input_tokens: int, output_tokens: int) -> None:
-        """Counts the tokens of one answer."""
         self.usage.input_tokens += input_tokens
         self.usage.output_tokens += output_tokens
         self.usage.cost += self.endpoint.cost(input_tokens, output_tokens)
@@ -143,8 +132,8 @@ class _Call:
 
     def connect(self) -> AbstractAsyncContextManager[Any]:
         """
-        Returns the provider's client. It reads no key from the environment, repeats no request, and follows no redirect, which could
-        lead prompts to another host.
+        Returns the provider's client. It reads no key from the environment, repeats no request, and follows no redirect, which could lead
+        prompts to another host.
         """
         endpoint, library = self.endpoint, self.library
         settings: dict[str, Any] = {"follow_redirects": False}
@@ -217,12 +206,7 @@ class _Call:
         return budget is None or self.client.ledger.tokens + self.reserved + tokens <= budget
 
     async def send(self, sdk: Any, question: Question) -> str:
-        """
-        Sends one request and returns the body of the answer, which says that it is JSON.
-
-        Raises:
-            EndpointError: there is none.
-        """
+        """Sends one request and returns the body of the answer. Without one, raises [`EndpointError`]."""
         endpoint, library = self.endpoint, self.library
         messages = list(question.messages)
         arguments: dict[str, Any] = dict(endpoint.parameters)
@@ -245,11 +229,7 @@ class _Call:
             raise EndpointError(f"{endpoint} cannot be reached, or broke off: {reason}", retry=True) from None
         except base_error as error:
             raise EndpointError(f"{endpoint}: {self.without_key(str(error))}") from None
-        response = raw.http_response
-        kind = response.headers.get("content-type", "no content type")
-        if "json" not in kind:
-            raise self.garbage(f"{kind[:MAX_KIND]} and not JSON", response.text)
-        return response.text
+        return raw.http_response.text
 
     def refused(self, status: int, headers: Any, body: str) -> EndpointError:
         retry = status in RETRIED or status >= 500
@@ -261,12 +241,7 @@ class _Call:
         )
 
     def read(self, received: str, question: Question) -> Answer:
-        """
-        Reads the body of an answer, and counts its tokens.
-
-        Raises:
-            EndpointError: it has no text.
-        """
+        """Reads the body of an answer, and counts its tokens. One without a text is an [`EndpointError`]."""
         try:
             body = json.loads(received)
         except (ValueError, RecursionError):

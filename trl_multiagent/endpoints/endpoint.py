@@ -119,12 +119,7 @@ class Endpoint:
         return None
 
     def read_key(self) -> str | None:
-        """
-        Reads the key from its environment variable.
-
-        Raises:
-            EndpointError: it is not there, or cannot be a key.
-        """
+        """Reads the key from its environment variable. One that is missing or cannot be a key is an [`EndpointError`]."""
         if self.key_env is None:
             return None
         key = os.environ.get(self.key_env, "").strip()
@@ -186,12 +181,7 @@ def make_endpoint(
 
 
 def check_url(name: str, url: str) -> None:
-    """
-    Refuses what is not the address of an endpoint, or has a secret in it.
-
-    Raises:
-        ValueError: the message names the setting `name`.
-    """
+    """Raises a `ValueError` that names the setting if a URL is not the address of an endpoint, or has a secret in it."""
     try:
         parts = urlsplit(url)
         _ = parts.port

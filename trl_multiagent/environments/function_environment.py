@@ -31,12 +31,14 @@ class FunctionEnvironment(Environment):
     Args:
         prompts (`dict[str, str | Callable[[dict], Prompt]]`): One entry per role, in the order of the agents: a `str.format` template
             filled with the item's columns, or a function from the item to a prompt.
-        reward_funcs (`Callable` or `list[Callable]`): TRL reward functions, plain or `async`. Each is called with keyword arguments, and
-            returns one float per joint action, or `None` where it does not apply. It gets those that it names, or all of them if it takes
-            `**kwargs`: `prompts` (list of `{role: prompt}`), `completions` (list of `{role: text}`), every column of the items, and from a
-            trainer or team also `completion_ids` (list of `{role: token ids}`), `trainer_state`, `log_metric` and `log_extra`, see
-            [`~trl.GRPOTrainer`]. [`role_reward`] makes one from a function or a reward model for a single agent. A reward model or its id
-            alone needs a single role, unless [`JointRewardTrainer`] trained it on these roles.
+        reward_funcs (`Callable` or `list[Callable]`): TRL reward functions, plain or `async`, see [`~trl.GRPOTrainer`]. Each is called with
+            keyword arguments, and returns one float per joint action, or `None` where it does not apply. It gets those that it names, or
+            all
+            of them if it takes `**kwargs`: `prompts` (list of `{role: prompt}`), `completions` (list of `{role: text}`), every column of
+                the
+            items, and from a trainer or team also `completion_ids` (list of `{role: token ids}`), `trainer_state`, `log_metric` and
+            `log_extra`. [`role_reward`] makes one for a single agent. A reward model or its id alone needs a single role, unless
+            [`JointRewardTrainer`] trained it on these roles.
         reward_weights (`list[float]`, *optional*): Weight of each reward function, all 1.0 by default.
         transition (`Callable[[dict, Sequence[Turn]], dict[str, Prompt]]`, *optional*): Function `(item, history) -> {role: prompt}` that
             builds the prompts of the second and later turns. It is only needed if `num_turns > 1`.
@@ -46,7 +48,7 @@ class FunctionEnvironment(Environment):
             `None`, they may take forever.
 
     Raises:
-        TypeError: A template, a reward function or the transition cannot be called.
+        TypeError: A template or a reward function cannot be called.
         ValueError: The roles or the weights do not fit, or a reward model cannot be loaded.
 
     Example:
@@ -71,16 +73,10 @@ class FunctionEnvironment(Environment):
         conversational: bool = False,
         reward_timeout: float | None = 600.0,
     ):
-        if not isinstance(prompts, dict):
-            raise ValueError(f"`prompts` must be a dict with one entry per role, not {prompts!r}.")
         self.roles = check_roles(list(prompts))
         for role, template in prompts.items():
             if not (isinstance(template, str) or callable(template)):
                 raise TypeError(f"The prompt of `{role}` is {show(template)}; it must be a template or a function.")
-        if transition is not None and not callable(transition):
-            raise TypeError(f"`transition` is {show(transition)}, which is not a function.")
-        if reward_timeout is not None and (as_number(reward_timeout) is None or not reward_timeout > 0):
-            raise ValueError(f"`reward_timeout` is {show(reward_timeout)}; it must be a positive number of seconds.")
         self.templates = prompts
         functions = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
         if not functions:

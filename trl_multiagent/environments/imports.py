@@ -10,13 +10,9 @@ from trl_multiagent.environments.task_errors import show, task_code
 
 def import_object(setting: str, path: str, config: str | None = None) -> Any:
     """
-    Imports an object. Its module may be in the working directory.
-
-    Args:
-        setting (`str`): The setting that names the object, for the message.
-        path (`str`): The object, as `package.module:name` or `package.module.name`.
-        config (`str`, *optional*): The file with this setting. If the working directory does not have the module, it is looked for in the
-            folder of the file and the folders above, the nearest first: a run's folder is in that of its task.
+    Imports the object that a setting names as `package.module:name` or `package.module.name`. Its module may be in the working directory,
+    or else in the folder of the file `config` with this setting or the folders above, the nearest first: a run's folder is in that of its
+    task.
 
     Raises:
         ValueError: there is no such object, or importing its module failed.

@@ -91,14 +91,9 @@ def read_prompt(setting: str, value: str, fields: Sequence[str], arguments: Sequ
     """
     Reads the value of a setting, see [`PromptFiles`].
 
-    Args:
-        setting (`str`): The setting, for messages.
-        value (`str`): Its value.
-        fields (`Sequence[str]`): The fields that a template may have.
-        arguments (`Sequence[str]`): The arguments of a function.
-
     Raises:
-        ValueError: there is no such file or function, the file is not UTF-8 text, or the template has another field.
+        ValueError: there is no such file or function, the file is not UTF-8 text, a template has a field other than `fields`, or a function
+            does not take these `arguments`.
     """
     if is_text(value):
         check_template(f"`{setting}`", value, fields)

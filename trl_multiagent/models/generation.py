@@ -36,7 +36,7 @@ def generate_groups(
         token_budget (`int`, *optional*): Upper bound of the number of prompt and completion tokens in one `generate` call, padding
             included. If the completions of a single prompt exceed it, they are sampled in several calls. A call samples at least one.
         seeds (`list[list[int]]`, *optional*): A seed for each completion of each prompt. A completion then depends on its prompt and its
-            seed, but not on the others in the batch, up to rounding. By default, torch's global generator decides.
+            seed alone, up to rounding. By default, torch's global generator decides.
 
     Returns:
         `list[list[list[int]]]`: For each prompt its completions, as token ids up to and including the first end-of-sequence token.
@@ -114,15 +114,8 @@ def _generate_chunk(
 
 def seeded_decoding(seeds: list[int], prompt_length: int, max_new_tokens: int) -> Callable[..., torch.Tensor]:
     """
-    The sampling loop of transformers, in which the random numbers of each row depend on the row's seed alone.
-
-    Args:
-        seeds (`list[int]`): The seed of each row.
-        prompt_length (`int`): Number of tokens of the padded prompts.
-        max_new_tokens (`int`): Number of tokens of a completion at most.
-
-    Returns:
-        `Callable`: The argument `custom_generate` of `generate`.
+    Returns the argument `custom_generate` of `generate`: the sampling loop of transformers, in which the random numbers of each row depend
+    on the row's seed alone.
     """
     numbers = [np.random.default_rng(seed).random(max_new_tokens, dtype=np.float32) for seed in seeds]
     choice = SeededChoice(torch.from_numpy(np.stack(numbers)), prompt_length)

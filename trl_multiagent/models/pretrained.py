@@ -11,7 +11,6 @@ import torch
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     EntryNotFoundError,
-    GatedRepoError,
     HFValidationError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
@@ -91,18 +90,11 @@ def find_file(
     name: str, file: str, revision: str | None = None, token: str | bool | None = None, required: bool = False
 ) -> str | None:
     """
-    Looks for a file in a folder or in a repository on the Hub.
-
-    Args:
-        name (`str`): A folder, or the id of a repository.
-        file (`str`): Name of the file.
-        revision (`str`, *optional*): Branch, tag or commit of the repository.
-        token (`str` or `bool`, *optional*): Token with read access.
-        required (`bool`, *optional*, defaults to `False`): Whether the caller cannot go on without the file. If not, and the Hub cannot be
-            asked, a model or an adapter whose configuration is in the local cache has no files but the cached ones.
+    Looks for a file in a folder or in a repository on the Hub, and downloads it if necessary. If the Hub cannot be asked and the file is
+    not `required`, a model or an adapter whose configuration is in the local cache has no files but the cached ones.
 
     Returns:
-        `str` or `None`: The local path of the file, which is downloaded if necessary; `None` if it does not exist.
+        `str` or `None`: The local path of the file; `None` if it does not exist.
 
     Raises:
         OSError: `name` is neither a folder nor a repository that can be read, or the Hub cannot be asked.
@@ -122,12 +114,8 @@ def find_file(
         ) from error
     except EntryNotFoundError:
         return None
-    except HFValidationError as error:
-        raise OSError(f"{name!r} is neither an existing folder nor the id of a repository on the Hub.") from error
-    except GatedRepoError as error:
-        raise OSError(f"Access to {name!r} is restricted: ask for it on the page of the repository.") from error
-    except RepositoryNotFoundError as error:
+    except (HFValidationError, RepositoryNotFoundError) as error:
         raise OSError(
-            f"{name!r} is neither an existing folder nor a repository on the Hub that can be read. For a private one, log in "
-            f"with `hf auth login` or pass `token`."
+            f"{name!r} is neither an existing folder nor a repository on the Hub that can be read. For a private or gated one, ask "
+            "for access, and log in with `hf auth login` or pass `token`."
         ) from error

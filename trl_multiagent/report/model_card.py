@@ -42,9 +42,6 @@ def team_card(
         training (`Mapping[str, Any]`, *optional*): The facts about the training that the template shows. Tables are lists of rows. Without
             it, the card describes the team alone.
         revision (`str`, *optional*): The branch that the team is loaded from.
-
-    Returns:
-        [`~huggingface_hub.ModelCard`]
     """
     model_name = model_name or repo_id.split("/")[-1]
     has_environment = training is None or training["environment"] is not None
@@ -81,12 +78,7 @@ def place(repo_id: str, revision: str | None = None) -> str:
 
 def rename_card(folder: str | Path, repo_id: str, revision: str | None = None) -> None:
     """
-    Changes the card in a folder, if there is one that [`team_card`] wrote, so that it loads the team from another place.
-
-    Args:
-        folder (`str` or `Path`): The folder of the card.
-        repo_id (`str`): The repository or the folder that the team is loaded from.
-        revision (`str`, *optional*): The branch that the team is loaded from.
+    Changes the card in a folder, if there is one that [`team_card`] wrote, so that it loads the team from another place, see [`place`].
     """
     path = Path(folder) / CARD_FILE
     text = path.read_text(encoding="utf-8") if path.is_file() else ""

@@ -51,13 +51,7 @@ class AgentAdapters:
     The adapters of a LoRA team and their reference policies. For any other team it is empty, and its methods do nothing.
 
     The reference policy of an agent is its adapter at the time of [`~AgentAdapters.keep_references`]: the base alone if that adapter was
-    fresh, otherwise a copy of the adapter.
-
-    Args:
-        models (`dict[str, PeftModel]`): The model of each role. It has an adapter with the role's name.
-
-    Raises:
-        ValueError: an agent cannot have this adapter.
+    fresh, otherwise a copy of the adapter. The model of each role has an adapter with the role's name, see [`check_adapter`].
     """
 
     def __init__(self, models: dict[str, PeftModel]):
@@ -139,16 +133,9 @@ def load_adapters(
     sources: dict[str, AgentSource], peft_config: LoraConfig | None, seed: int, model_init_kwargs: dict[str, Any]
 ) -> dict[str, PeftModel]:
     """
-    Loads the agents of a LoRA team. Agents with the same base share it.
-
-    Args:
-        sources (`dict[str, AgentSource]`): The base of each role if `peft_config` is given, otherwise its adapter.
-        peft_config ([`~peft.LoraConfig`], *optional*): Gives every agent a fresh adapter.
-        seed (`int`): Decides the weights that no file contains.
-        model_init_kwargs (`dict`): Arguments for loading the bases.
-
-    Returns:
-        `dict[str, PeftModel]`: The model of each role; one object for roles with the same base.
+    Loads the agents of a LoRA team. Agents with the same base share it, and so are one object in the result. With a `peft_config`, the
+    sources are bases, and every agent gets a fresh adapter; otherwise they are adapters. The seed decides the weights that no file
+    contains.
     """
     hub = hub_arguments(model_init_kwargs)
     # ZeRO-3 gathers parameters together, so all must have the same data type
@@ -205,12 +192,7 @@ def load_adapter_weights(model: PeftModel, role: str, folder: Path) -> None:
 
 
 def check_adapter(role: str, model: PeftModel) -> None:
-    """
-    Checks the adapter of an agent.
-
-    Raises:
-        ValueError: the model has no adapter with the role's name, or an agent cannot have this adapter.
-    """
+    """Raises a `ValueError` if a model has no adapter with the name of a role, or if an agent cannot have this adapter."""
     if role not in model.peft_config:
         raise ValueError(
             f"The PeftModel of the role {role!r} has the adapters {list(model.peft_config)}; name one as the role."
@@ -234,16 +216,7 @@ def check_adapter(role: str, model: PeftModel) -> None:
 
 
 def check_adapter_config(whose: str, config: PeftConfig) -> None:
-    """
-    Checks the configuration of an adapter, before anything is loaded.
-
-    Args:
-        whose (`str`): The agents that the adapter is for, as in an error message.
-        config ([`~peft.PeftConfig`]): The configuration.
-
-    Raises:
-        ValueError: it is not a LoRA configuration, or it would change the base, which the agents share.
-    """
+    """Raises a `ValueError` if the adapter of `whose` agents is no LoRA, or would change the base, which the agents share."""
     if not isinstance(config, LoraConfig):
         raise ValueError(f"The adapter of {whose} is a {config.peft_type} adapter; a team takes LoRA adapters.")
     if config.init_lora_weights not in INITIALISATIONS:

@@ -88,8 +88,6 @@ class AgentTeam(SingleModel):
 
     def __init__(self, models: dict[str, PreTrainedModel | PeftModel], tokenizers: dict[str, PreTrainedTokenizerBase]):
         super().__init__()
-        if not isinstance(models, dict):
-            raise ValueError(f"`models` must be a dict with one model per role, not {type(models).__name__}.")
         self.roles = check_agent_names(list(models))
         if list(models) != list(tokenizers):
             raise ValueError(f"The models are for the roles {list(models)}, the tokenizers for {list(tokenizers)}.")
@@ -332,7 +330,8 @@ class AgentTeam(SingleModel):
                 `temperature=0` is greedy decoding.
 
         Returns:
-            `list[Turn]`: Prompts, joint action and outcome of each turn; the outcome of a text is `None`. For several items, a list of episodes.
+            `list[Turn]`: Prompts, joint action and outcome of each turn; the outcome of a text is `None`. For several items, a list of
+            episodes.
 
         Raises:
             TypeError: An argument is unknown, or an item is neither a row nor a text.
@@ -424,8 +423,6 @@ class AgentTeam(SingleModel):
         Raises:
             ValueError: `roles` are not roles of the team, they are all of its roles, or they share weights with other agents.
         """
-        if isinstance(roles, str):
-            raise ValueError(f"The agents to freeze must be a list of roles, such as [{roles!r}], not {roles!r}.")
         roles = frozenset(roles)
         if not roles <= set(self.roles):
             raise ValueError(f"The agents to freeze are {sorted(roles)}, the team has the roles {list(self.roles)}.")

@@ -95,20 +95,9 @@ class Scale:
 
 @dataclass
 class CriticSettings:
-    """
-    How critics are made.
+    """How critics are made, see the arguments `critic_*` of [`ActorCriticConfig`]. Without `models`, a critic starts from its agent."""
 
-    Args:
-        form (`str`): `"model"`, `"adapter"` or `"head"`.
-        models (`str` or `list[str]`, *optional*): Model id or folder of the backbone of all critics, or one per critic. By default, a
-            critic starts from its agent's model.
-        head_hidden_dim (`int`, *optional*): Size of the hidden layer of the head. `None`: the head is linear.
-        trains_trunk (`bool`): Whether the value loss of a head also trains the agent that it is on.
-        lora_r, lora_alpha (`int`): Rank and scale of the adapters.
-        seed (`int`): Decides the weights that no file contains.
-    """
-
-    form: str = "model"
+    form: str = "model"  # or "adapter" or "head"
     models: str | list[str] | None = None
     head_hidden_dim: int | None = None
     trains_trunk: bool = True
@@ -141,11 +130,10 @@ class Backbone:
 
 class Critics(nn.Module):
     """
-    The critics of a team. They are made by [`make_critics`].
+    The critics of a team. [`make_critics`] makes them.
 
     Attributes:
         names (`tuple[str, ...]`): The critics.
-        settings ([`CriticSettings`]): How they were made.
         models (`nn.ModuleDict`): Backbones that belong to critics alone.
         heads (`nn.ModuleDict`): The head of each critic.
         scales (`dict[str, Scale]`): The running mean and variance of each critic's targets.
@@ -197,12 +185,8 @@ class Critics(nn.Module):
         self, name: str, team: TeamOfCritics, input_ids: torch.Tensor, attention_mask: torch.Tensor
     ) -> torch.Tensor:
         """
-        Computes what the head of a critic says about sequences that are padded on the left. The team has activated the critic.
-
-        Args:
-            name (`str`): The critic.
-            team ([`AgentTeam`]): The team.
-            input_ids, attention_mask (`torch.Tensor` of shape `(num_rows, length)`): The sequences.
+        Computes what the head of a critic says about sequences of shape `(num_rows, length)`, padded on the left. The team has activated
+        it.
 
         Returns:
             `torch.Tensor` of shape `(num_rows,)`, in float32, not yet scaled by [`Scale`].
@@ -290,17 +274,7 @@ class Critics(nn.Module):
 
 
 def make_critics(team: TeamOfCritics, roles: dict[str, str], settings: CriticSettings) -> Critics:
-    """
-    Makes the critics of a team.
-
-    Args:
-        team ([`AgentTeam`]): The team.
-        roles (`dict[str, str]`): For each critic, the agent that it starts from.
-        settings ([`CriticSettings`]): How they are made.
-
-    Raises:
-        ValueError: the settings do not fit the team.
-    """
+    """Makes the critics of a team. `roles`: for each, the agent that it starts from. Settings that do not fit are a `ValueError`."""
     sources = model_names(settings.models, list(roles))
     backbones = {name: Backbone(role, team.tokenizers[role]) for name, role in roles.items()}
     models: dict[str, Any] = {}

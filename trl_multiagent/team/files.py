@@ -24,13 +24,7 @@ Form = Literal["full", "shared", "lora"]
 
 @dataclass
 class TeamFile:
-    """
-    The contents of `team.json`.
-
-    Args:
-        form (`str`): How the agents' weights relate: `"full"`, `"shared"` or `"lora"`, see [`AgentTeam`].
-        folders (`dict[str, str]`): The folder of each role, relative to the team's folder.
-    """
+    """The contents of `team.json`: the form of the team, see [`AgentTeam`], and the folder of each role in the folder of the team."""
 
     form: Form
     folders: dict[str, str]
@@ -86,12 +80,7 @@ def find_sources(
     name: str | Path | Sequence[str], roles: Sequence[str] | None, hub: dict[str, Any]
 ) -> tuple[dict[str, AgentSource], Form | None]:
     """
-    Finds the places that the agents of a team are loaded from.
-
-    Args:
-        name (`str`, `Path` or `list[str]`): A saved team, a model for all roles, or one per role.
-        roles (`Sequence[str]`, *optional*): The roles; those of a saved team by default.
-        hub (`dict`): Arguments for reading files of the Hub.
+    Finds the places that the agents of a team are loaded from: a saved team, a model for all roles, or one per role.
 
     Returns:
         `tuple`: The source of each role, and the form of a saved team, `None` for models.
@@ -130,17 +119,8 @@ def form_of_sources(
     hub: dict[str, Any],
 ) -> Form:
     """
-    Decides the form of a team from its sources.
-
-    Args:
-        sources (`dict[str, AgentSource]`): The source of each role.
-        saved_form (`str`, *optional*): The form in `team.json`; `None` if the sources are no saved team.
-        peft_config ([`~peft.PeftConfig`], *optional*): The configuration of fresh adapters.
-        share_weights (`bool`): Whether all agents are one model.
-        hub (`dict`): Arguments for reading files of the sources.
-
-    Raises:
-        ValueError: the arguments contradict the sources.
+    Decides the form of a team from the sources of its agents, the form in a `team.json` and the arguments of [`AgentTeam.from_pretrained`].
+    `hub`: arguments for reading files. Arguments that contradict the sources are a `ValueError`.
     """
     share_weights = share_weights or saved_form == "shared"
     if share_weights and len(set(sources.values())) > 1:
