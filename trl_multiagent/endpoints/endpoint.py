@@ -29,13 +29,8 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 class EndpointError(RuntimeError):
     """
-    A question has no answer. The message says why, on one line and without the key.
-
-    Args:
-        message (`str`): The reason.
-        retry (`bool`, *optional*, defaults to `False`): Whether asking again may help.
-        wait (`float`, *optional*): Seconds to wait before that, if the endpoint has sent a time.
-        concerns_all (`bool`, *optional*, defaults to `False`): Whether other questions would fail for the same reason.
+    A question has no answer. The message says why, on one line and without the key. `retry`: asking again may help, after `wait` seconds if
+    the endpoint has sent a time. `concerns_all`: other questions would fail for the same reason.
     """
 
     def __init__(self, message: str, retry: bool = False, wait: float | None = None, concerns_all: bool = False):

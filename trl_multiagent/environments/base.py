@@ -26,13 +26,7 @@ RESERVED_ROLES = ("shared", "default")
 
 def check_roles(roles: Sequence[str]) -> tuple[str, ...]:
     """
-    Refuses roles that cannot be the names of a team's agents.
-
-    Args:
-        roles (`Sequence[str]`): The agents' names, in order.
-
-    Returns:
-        `tuple[str, ...]`: The same names.
+    Refuses roles that cannot be the names of a team's agents, and returns them as a tuple.
 
     Raises:
         ValueError: the roles are not a list of distinct names, or one cannot be the name of a folder and a module. Case does not count,

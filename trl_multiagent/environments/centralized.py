@@ -27,14 +27,7 @@ MISSING, DOUBLED = "missing_blocks", "doubled_blocks"
 
 @dataclass
 class Blocks:
-    """
-    The blocks of an answer for all roles.
-
-    Args:
-        answers (`dict[str, str]`): The answer of each role, empty if it has no block or several.
-        missing (`list[str]`): The roles without a block.
-        doubled (`list[str]`): The roles with several blocks.
-    """
+    """The blocks of an answer for all roles: the answer of each, empty if it has no block or several, and those roles."""
 
     answers: dict[str, str]
     missing: list[str]
@@ -83,13 +76,9 @@ def split_blocks(text: str, roles: Sequence[str]) -> Blocks:
 class CentralizedEnvironment(EnvironmentWrapper):
     """
     A task of several roles as a task of one agent, which answers for all of them in tagged blocks, see [`central_prompt`] and
-    [`split_blocks`]. The joint reward is the task's. This environment is a control, which shows what a team adds to one model that has all
-    roles.
+    [`split_blocks`]. The joint reward is the task's. This is a control, which shows what a team adds to one model that has all roles.
 
     Episodes have one turn. The metrics `missing_blocks` and `doubled_blocks` are the numbers of roles that have no block, or several.
-
-    Args:
-        task ([`Environment`]): The task.
 
     Raises:
         ValueError: the task has one role.

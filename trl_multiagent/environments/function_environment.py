@@ -89,9 +89,7 @@ class FunctionEnvironment(Environment):
         self.reward_weights = [x for x in numbers if x is not None and math.isfinite(x)]
         if len(self.reward_weights) < len(weights):
             raise ValueError(f"`reward_weights` is {weights}; it must be a list of finite numbers.")
-        self.transition = transition
-        self.conversational = conversational
-        self.reward_timeout = reward_timeout
+        self.transition, self.conversational, self.reward_timeout = transition, conversational, reward_timeout
         names = [function_name(function) for function in self.reward_funcs]
         counts = [names[:k].count(name) for k, name in enumerate(names, start=1)]
         self.reward_names = [name if n == 1 else f"{name}_{n}" for name, n in zip(names, counts, strict=True)]

@@ -18,9 +18,7 @@ class RoleReward:
     """A reward function that scores one agent, see [`role_reward`]."""
 
     def __init__(self, role: str, function: Any, conversational: bool | None = None):
-        self.role = role
-        self.function = function
-        self.conversational = conversational
+        self.role, self.function, self.conversational = role, function, conversational
 
     @property
     def __name__(self) -> str:

@@ -66,11 +66,10 @@ def push_folder(
         raise ValueError(
             f"{folder} holds no {TEAM_FILE}: push the folder of a saved team, or of a run that saved one.{where}"
         )
-    team_files(folder)  # before a repository is created
+    files = team_files(folder, with_critics)  # before a repository is created
     repo_id = open_repo(repo_id, private, token, revision, create_pr)
     rename_card(folder, repo_id, None if create_pr else revision)
     advice = push_command_advice(folder, repo_id, revision)
-    files = team_files(folder, with_critics)
     return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr, files=files)
 
 

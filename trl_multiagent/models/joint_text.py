@@ -84,10 +84,6 @@ class JointText:
         Tokenizes a joint answer, with the end-of-sequence token as its last one. The prompts are shortened to the longest beginnings with
         which the text has `max_length` tokens at most. If the answers alone are longer, so is the text.
 
-        Args:
-            tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer of the reward model.
-            prompts, answers (`Mapping[str, str | list[dict]]`): As in [`~JointText.text`].
-
         Returns:
             `tuple[list[int], bool]`: The token ids, and whether a part of the problem is missing.
         """

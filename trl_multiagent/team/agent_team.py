@@ -107,9 +107,9 @@ class AgentTeam(SingleModel):
             raise ValueError("Either every agent of a team has a LoRA adapter, or none has.")
         if self.has_shared_weights and len(self.models) > 1:
             raise ValueError("Either all agents of a team share one model, or each has a model of its own.")
-        adapted_models = {role: model for role, model in self.policies.items() if isinstance(model, PeftModel)}
-        self._adapters = AgentAdapters(adapted_models)
-
+        self._adapters = AgentAdapters(
+            {x: model for x, model in self.policies.items() if isinstance(model, PeftModel)}
+        )
         self._quantized_layers = [
             m
             for m in self.models.modules()
@@ -197,9 +197,8 @@ class AgentTeam(SingleModel):
         folder = Path(folder)
         for role, name in self._model_names.items():
             target = folder / self.folder(role)
-            target.mkdir(
-                parents=True, exist_ok=True
-            )  # raises if a file is in the way, where transformers only logs it
+            # Raises if a file is in the way, where transformers only logs it
+            target.mkdir(parents=True, exist_ok=True)
             weights = part_of(state_dict, f"models.{name}.")
             model = self.policies[role]
             if isinstance(model, PeftModel):
@@ -253,9 +252,6 @@ class AgentTeam(SingleModel):
             commit_message (`str`, *optional*, defaults to `"Upload team"`): Message of the commit.
             create_pr (`bool`, *optional*, defaults to `False`): Whether to open a pull request, which needs no write access.
 
-        Returns:
-            [`~huggingface_hub.CommitInfo`]
-
         Raises:
             `RuntimeError`: The Hub cannot be reached, it refuses the upload, or the upload is interrupted.
         """
@@ -264,9 +260,8 @@ class AgentTeam(SingleModel):
             self.save_pretrained(folder)
             card = team_card(self.summary(), repo_id, revision=None if create_pr else revision)
             card.save(Path(folder) / CARD_FILE)
-            advice = "Call `push_to_hub` again."
-            files = team_files(folder)
-            return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr, files=files)
+            options = (token, revision, commit_message, create_pr)
+            return upload_folder(folder, repo_id, "Call `push_to_hub` again.", *options, files=team_files(folder))
 
     def summary(self) -> list[dict[str, Any]]:
         """Returns the facts about each agent that a model card shows, see [`~report.model_card.team_card`]."""
@@ -349,13 +344,9 @@ class AgentTeam(SingleModel):
             raise ValueError(f"The team has the roles {list(self.roles)}, the environment {list(environment.roles)}.")
         generator = TransformersGenerator(self, sampling_arguments(generation_kwargs), generation_token_budget)
         sampler = TeamSampler(self, generator, use_chat_template, history_options)
-        items = [item] if isinstance(item, str | Mapping) else list(item)
-        are_texts = bool(items) and all(isinstance(x, str) for x in items)
-        if not are_texts and not all(isinstance(x, Mapping) for x in items):
-            raise TypeError("`item` must be a row of the dataset, which is a dict, or a text, or a list of either.")
+        rows, are_texts = rows_of(item)
         if are_texts and num_turns != 1:
             raise ValueError("Several turns need feedback, and that needs a whole item: give a row of the dataset.")
-        rows = [{"prompt": x} if isinstance(x, str) else dict(x) for x in items]
 
         def score(nodes: list[Node]) -> list[list[Outcome]]:
             if are_texts:
@@ -505,6 +496,15 @@ class AgentTeam(SingleModel):
             with self._computing(critics.backbones[name].role, name):
                 outputs[critic_key(name)] = critics.values(name, self, **inputs)
         return outputs
+
+
+def rows_of(item: dict | str | Iterable[dict | str]) -> tuple[list[dict], bool]:
+    """Returns the rows that [`AgentTeam.collaborate`] plays, and whether they were given as texts."""
+    items = [item] if isinstance(item, str | Mapping) else list(item)
+    are_texts = bool(items) and all(isinstance(x, str) for x in items)
+    if not are_texts and not all(isinstance(x, Mapping) for x in items):
+        raise TypeError("`item` must be a row of the dataset, which is a dict, or a text, or a list of either.")
+    return [{"prompt": x} if isinstance(x, str) else dict(x) for x in items], are_texts
 
 
 def check_agent_names(roles: Sequence[str]) -> tuple[str, ...]:

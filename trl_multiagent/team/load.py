@@ -61,14 +61,9 @@ class TeamLoader:
         Raises:
             LoadError: the team cannot be loaded.
         """
-        arguments = {
-            "dtype": dtype,
-            "base_dtype": self.base_dtype,
-            **self._quantization(compute_dtype),
-            **self.arguments,
-        }
+        arguments = {"dtype": dtype, **self._quantization(compute_dtype), **self.arguments}
         with one_line(f"the team cannot be loaded from {self.models!r}"):
-            return self._make(roles, seed=seed, **arguments)
+            return self._make(roles, seed=seed, base_dtype=self.base_dtype, **arguments)
 
     def saved(self, folder: str) -> "TeamLoader":
         """The loader of a saved team, which keeps the form in which it was saved."""
@@ -77,16 +72,14 @@ class TeamLoader:
     def load_to_sample(self, roles: Sequence[str], seed: int) -> AgentTeam:
         """Loads the same team on the device of this process, to sample with; see [`~TeamLoader.load`]."""
         dtype = self._sampling_dtype
-        compute_dtype = "bfloat16" if dtype == "auto" else dtype
-        return self._place(dataclasses.replace(self, torch_dtype=dtype).load(roles, dtype, compute_dtype, seed))
+        return self._place(dataclasses.replace(self, torch_dtype=dtype).load(roles, dtype, dtype, seed))
 
     def load_player(self, names: str | list[str], roles: Sequence[str]) -> AgentTeam:
         """Loads another team on the device of this process, see [`load_player`]. Adapters and weight sharing are its own."""
         dtype = self._sampling_dtype
-        quantization = self._quantization("bfloat16" if dtype == "auto" else dtype)
         with one_line(f"the team cannot be loaded from {names!r}"):
             models = build(names, self.builders)
-            return self._place(load_player(models, roles, dtype=dtype, **quantization, **self.arguments))
+            return self._place(load_player(models, roles, dtype=dtype, **self._quantization(dtype), **self.arguments))
 
     def outline(self, roles: Sequence[str], dtype: str) -> AgentTeam:
         """Builds the team to train without its weights. What transformers and PEFT refuse is raised unchanged."""
@@ -104,7 +97,8 @@ class TeamLoader:
     def _quantization(self, compute_dtype: str) -> dict[str, Any]:
         if not self.quantization:
             return {}
-        return {"quantization_config": get_quantization_config(ModelConfig(dtype=compute_dtype, **self.quantization))}
+        config = ModelConfig(dtype="bfloat16" if compute_dtype == "auto" else compute_dtype, **self.quantization)
+        return {"quantization_config": get_quantization_config(config)}
 
     def _place(self, team: AgentTeam) -> AgentTeam:
         if any(parameter.numel() == 0 for parameter in team.parameters()):
