@@ -75,7 +75,7 @@ def test_every_part_imports_only_parts_of_lower_layers():
             ):
                 other = room(node.module)
                 assert one == other or layer[one] < layer[other], f"{path} imports {node.module}"
-    assert all(f"| `{part}" in text or f"/{part}/`" in text for part in layer)
+    assert all(f"`{part}" in text or f"/{part}/`" in text for part in layer)
 
 
 def test_the_ways_through_the_package_are_short():

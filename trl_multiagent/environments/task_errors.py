@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from typing import Any
 
+from trl_multiagent.limits import short
 from trl_multiagent.terminal import printable
 
 
@@ -116,8 +117,5 @@ def as_number(value: Any) -> float | None:
 
 
 def show(value: Any) -> str:
-    """A value and its type, as one short line for a message."""
-    if value is None:
-        return "None"
-    text = " ".join(repr(value).split())
-    return f"{text if len(text) <= 80 else text[:80] + '...'} ({type(value).__name__})"
+    """Returns a value and its type, as one short line for a message."""
+    return "None" if value is None else f"{short(value)} ({type(value).__name__})"
