@@ -248,7 +248,7 @@ class Critics(nn.Module):
         path = Path(folder) / CRITICS_FOLDER / CRITICS_FILE
         if not path.is_file():
             raise ValueError(
-                f"{folder} has no critics: only a checkpoint of an actor-critic trainer can be continued by one."
+                f"{folder} has no critics: there is no {path}. Only a checkpoint of an actor-critic trainer can be continued by one."
             )
         saved = json.loads(path.read_text())
         if (saved["form"], saved["critics"]) != (self.settings.form, list(self.names)):
