@@ -75,7 +75,21 @@ def test_every_part_imports_only_parts_of_lower_layers():
             ):
                 other = room(node.module)
                 assert one == other or layer[one] < layer[other], f"{path} imports {node.module}"
-    assert all(f"| `{part}" in text or f"/{part}/`" in text for part in layer)
+    assert all(f"`{part}" in text or f"/{part}/`" in text for part in layer)
+
+
+def test_the_ways_through_the_package_are_short():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    ways = re.findall(r"^### (.+): at most (\d+) files\n\n((?:.+\n)+)", text, re.MULTILINE)
+    assert [(name, limit) for name, limit, _ in ways] == [
+        ("One optimizer step", "3"),
+        ("A setting", "5"),
+        ("An evaluation", "12"),
+    ]
+    for name, limit, steps in ways:
+        files = re.findall(r"^\d+\. `([^`]+)`:", steps, re.MULTILINE)
+        assert 0 < len(files) <= int(limit), name
+        assert all((ROOT / "trl_multiagent" / file).is_file() for file in files), name
 
 
 def test_teams_are_loaded_in_one_place():

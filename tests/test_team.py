@@ -142,7 +142,6 @@ def test_forward_runs_every_agent_on_its_own_inputs():
         (lambda path: partly_adapted(), "Either every agent of a team has a LoRA adapter"),
         (lambda path: AgentTeam(dict(team_of("lora").models, x=tiny_llama()), {}), "the tokenizers for"),
         (lambda path: wrongly_named(), r"has the adapters \['default'\]; name one as the role"),
-        (lambda path: tiny_team().freeze("aux"), r"must be a list of roles, such as \['aux'\]"),
         (lambda path: tiny_team().freeze(["nobody"]), r"freeze are \['nobody'\], the team has the roles"),
         (lambda path: tiny_team().freeze(["aux", "main"]), "nothing to train"),
         (lambda path: team_of("shared").freeze(["aux"]), "none of them can be frozen"),
@@ -155,9 +154,8 @@ def test_invalid_teams_are_refused(build, message, tiny_model):
 
 WRONG_ROLES = {
     "main": r"must be a list with one name per agent, such as \['aux', 'main'\], not 'main'",
-    ("a", "a"): "contain 'a' twice",
-    ("Aux", "aux"): "contain 'aux' and 'Aux', which differ only in case",
-    ("stra\u00dfe", "STRASSE"): "which differ only in case",
+    ("a", "a"): r"\['a', 'a'\] contain one twice",
+    ("Aux", "aux"): r"\['Aux', 'aux'\] contain one twice \(case does not count\)",
     (): "at least one agent",
     ("",): "'' must be a Python identifier",
     ("a", 3): "3 must be a Python identifier",
@@ -198,19 +196,12 @@ def test_roles_that_cannot_name_agents_are_refused(tmp_path, roles):
         ({"aux", "main"}, "must be a list with one name per agent"),
         (iter(["aux", "main"]), "must be a list with one name per agent"),
         (["train", "test"], "'train' is a method or an attribute of torch modules"),
-        (["a", "a_reference"], "'a_reference' is the name of the reference policy of 'a'"),
+        (["a", "a_reference"], "'a_reference' names the reference policy of 'a'"),
     ],
 )
 def test_roles_that_cannot_name_modules_are_refused(roles, message):
     with pytest.raises(ValueError, match=message):
         AgentTeam.from_pretrained("nothing/is-loaded", roles=roles)
-
-
-def test_arguments_of_the_wrong_type_are_refused():
-    with pytest.raises(ValueError, match="`models` must be a dict with one model per role, not list"):
-        AgentTeam([tiny_llama()], {})
-    with pytest.raises(ValueError, match="`prompts` must be a dict with one entry per role, not 'main'"):
-        FunctionEnvironment("main", count_reward)
 
 
 def test_roles_that_differ_from_the_saved_ones_are_refused(tmp_path):
@@ -492,8 +483,8 @@ def test_collaborate_on_many_items():
         ({"max_new_tokens": 0}, "`max_new_tokens` must be greater than 0"),
         ({"num_return_sequences": 2}, "`num_return_sequences` cannot be set here: pass an item several times"),
         ({"return_dict_in_generate": True}, "`return_dict_in_generate` cannot be set here"),
-        ({"item": [{"prompt": "Go."}, "Go."]}, "Some items are texts and some are rows"),
-        ({"item": [["Go."]]}, "An item is \\['Go.'\\]: it must be a row"),
+        ({"item": [{"prompt": "Go."}, "Go."]}, "must be a row of the dataset, which is a dict, or a text, or a list"),
+        ({"item": [["Go."]]}, "must be a row of the dataset, which is a dict, or a text, or a list"),
         ({"item": ["Go."], "num_turns": 2}, "needs a whole item"),
     ],
 )

@@ -1,6 +1,6 @@
 """
-The command `trl-multiagent`: `train` launches a recipe without a script, `evaluate` and `cross-play` evaluate saved
-teams, `collect` collects preferences, `init` writes a small task to start from, `push` uploads to the Hub, `env` is for bug reports.
+The command `trl-multiagent`: `train` launches a recipe without a script, `evaluate` and `cross-play` evaluate saved teams, `collect`
+collects preferences, `init` writes a small task to start from, `push` uploads to the Hub, `env` is for bug reports.
 
 Slow libraries are imported where they are needed, so that help, versions and errors appear at once.
 """
@@ -33,38 +33,21 @@ SECONDS_TO_END = "3600"
 
 
 def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """The parser of the command, and that of `train`. With an algorithm, `train ALGORITHM --help` prints the recipe's help."""
+    """Returns the parser of the command, and that of `train`. With an algorithm, `train ALGORITHM --help` prints the recipe's help."""
     parser = argparse.ArgumentParser(prog="trl-multiagent", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=trl_multiagent.__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     commands.add_parser("env", help="Print the versions that a bug report needs.")
-    push = commands.add_parser(
-        "push",
-        help="Upload a saved team, or the folder of a run, to the Hugging Face Hub.",
-        description="Uploads a saved team, or the folder of a run without its checkpoints, to the Hugging Face Hub. Files "
-        "that are there already are not sent again.",
-        allow_abbrev=False,
-    )
-    push.add_argument(
-        "folder", metavar="FOLDER", help="Folder that a team or a trainer saved, or of collected preferences."
-    )
-    push.add_argument("repo_id", metavar="REPO_ID", help="Repository, created if it does not exist.")
-    push.add_argument(
-        "--private", action="store_true", default=None, help="Make a repository that is created private."
-    )
-    push.add_argument("--token", help="Token with write access; by default that of `hf auth login` or HF_TOKEN.")
-    push.add_argument("--revision", metavar="BRANCH", help="Branch, created if it does not exist; by default main.")
-    push.add_argument("--commit_message", metavar="TEXT", default="Upload team", help="Message of the commit.")
-    push.add_argument("--create_pr", action="store_true", help="Open a pull request instead.")
+    add_push(commands)
+    text = "Writes task.py and config.yaml: a task that trains as it is, on any machine and without downloads."
     init = commands.add_parser(
-        "init",
-        help="Write a small task of your own to start from.",
-        description="Writes task.py and config.yaml: a task that trains as it is, on any machine and without downloads.",
-        allow_abbrev=False,
+        "init", help="Write a small task of your own to start from.", description=text, allow_abbrev=False
     )
-    init.add_argument(
-        "folder", metavar="FOLDER", nargs="?", default=".", help="Where to write it; by default the working directory."
-    )
+    text = "Where to write it; by default the working directory."
+    init.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help=text)
+
+    # The other arguments of these commands are those of a recipe or an evaluation, which have help of their own
+    rest: dict[str, Any] = {"allow_abbrev": False, "add_help": False}
     train = commands.add_parser(
         "train",
         help="Train a team through `accelerate launch`, on code generation or on a task of your own.",
@@ -72,44 +55,46 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "other arguments go to the recipe: `trl-multiagent train magrpo --help` lists them.",
         usage="%(prog)s ALGORITHM [--accelerate_config FILE] [--num_processes N] [--task TASK] --config FILE "
         "[recipe arguments]",
-        allow_abbrev=False,
-        add_help=False,
+        **rest,
     )
-    collect = commands.add_parser(
-        "collect",
-        help="Collect joint preferences, to train on them later.",
-        description="Collects joint preferences of a team. All other arguments go to the recipe: `trl-multiagent collect --help` "
-        "lists them.",
-        allow_abbrev=False,
-        add_help=False,
-    )
-    evaluate = commands.add_parser(
-        "evaluate",
-        help="Evaluate saved teams: pass@k, every part of the reward, cost, baselines.",
-        allow_abbrev=False,
-        add_help=False,
-    )
-    cross_play = commands.add_parser(
-        "cross-play",
-        help="Play the agents of several runs with each other.",
-        allow_abbrev=False,
-        add_help=False,
-    )
-    for command in (train, collect, evaluate, cross_play):
-        command.add_argument(
-            "--accelerate_config",
-            metavar="FILE",
-            help="Configuration for `accelerate launch`: a file, or the name of one of this package, such as ddp or zero3.",
+    launched = [
+        train,
+        commands.add_parser("collect", help="Collect joint preferences, to train on them later.", **rest),
+        commands.add_parser(
+            "evaluate", help="Evaluate saved teams: pass@k, every part of the reward, cost, baselines.", **rest
+        ),
+        commands.add_parser("cross-play", help="Play the agents of several runs with each other.", **rest),
+    ]
+    for command in launched:
+        text = (
+            "Configuration for `accelerate launch`: a file, or the name of one of this package, such as ddp or zero3."
         )
-        command.add_argument(
-            "--num_processes", metavar="N", type=positive, help="Number of processes, for `accelerate launch`."
-        )
-    run = commands.add_parser(
-        "run", help="What `train` launches in every process.", allow_abbrev=False, add_help=False
-    )
-    for command in (train, run):
+        command.add_argument("--accelerate_config", metavar="FILE", help=text)
+        text = "Number of processes, for `accelerate launch`."
+        command.add_argument("--num_processes", metavar="N", type=positive, help=text)
+    for command in (train, commands.add_parser("run", help="What `train` launches in every process.", **rest)):
         command.add_argument("algorithm", metavar="ALGORITHM", choices=ALGORITHMS, help=", ".join(ALGORITHMS))
     return parser, train
+
+
+def add_push(commands: Any) -> None:
+    """Adds the command `push`. The names of its arguments are those of [`push_folder`]."""
+    push = commands.add_parser(
+        "push",
+        help="Upload a saved team, or the folder of a run, to the Hugging Face Hub.",
+        description="Uploads a saved team, or the folder of a run without its checkpoints, to the Hugging Face Hub. Files "
+        "that are there already are not sent again.",
+        allow_abbrev=False,
+    )
+    text = "Folder that a team or a trainer saved, or of collected preferences."
+    push.add_argument("folder", metavar="FOLDER", help=text)
+    push.add_argument("repo_id", metavar="REPO_ID", help="Repository, created if it does not exist.")
+    text = "Make a repository that is created private."
+    push.add_argument("--private", action="store_true", default=None, help=text)
+    push.add_argument("--token", help="Token with write access; by default that of `hf auth login` or HF_TOKEN.")
+    push.add_argument("--revision", metavar="BRANCH", help="Branch, created if it does not exist; by default main.")
+    push.add_argument("--commit_message", metavar="TEXT", default="Upload team", help="Message of the commit.")
+    push.add_argument("--create_pr", action="store_true", help="Open a pull request instead.")
 
 
 def positive(text: str) -> int:
@@ -119,32 +104,25 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def launch(
-    command: Sequence[str],
-    check: Callable[[], object],
-    prog: str,
-    accelerate_config: str | None,
-    num_processes: int | None,
-    argv: Sequence[str],
-) -> None:
+def launch(command: Sequence[str], check: Callable[[], object], prog: str, options: argparse.Namespace) -> None:
     """
-    Starts a command of `trl-multiagent` in the given number of processes. Before that, `check` reads the settings. It raises
-    `ConfigError` if one is wrong.
+    Starts a command of `trl-multiagent` as `options.accelerate_config` and `options.num_processes` say. Before that, `check` reads the
+    settings; it raises `ConfigError` if one is wrong, which ends the program `prog` with one line.
     """
     from trl_multiagent.settings.read import ACCELERATE, ConfigError, config_file, fail
 
-    options = []
+    flags = []
     try:
-        if accelerate_config is not None:
-            file = config_file("--accelerate_config", accelerate_config, ACCELERATE)
-            options += ["--config_file", file]
+        if options.accelerate_config is not None:
+            file = config_file("--accelerate_config", options.accelerate_config, ACCELERATE)
+            flags += ["--config_file", file]
         check()
-        if accelerate_config is not None:
+        if options.accelerate_config is not None:
             check_accelerate_config(file)  # last, because accelerate takes seconds to import
     except ConfigError as error:
         fail(prog, error)
-    if num_processes is not None:
-        options += ["--num_processes", str(num_processes)]
+    if options.num_processes is not None:
+        flags += ["--num_processes", str(options.num_processes)]
 
     import psutil
     from accelerate.commands.config.config_args import default_config_file
@@ -152,14 +130,17 @@ def launch(
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    if num_processes not in (None, 1) and accelerate_config is None and not Path(default_config_file).is_file():
+    if (
+        options.num_processes not in (None, 1)
+        and options.accelerate_config is None
+        and not Path(default_config_file).is_file()
+    ):
         # Without a configuration, accelerate starts a single process where there is no GPU
-        options += ["--config_file", config_file("--accelerate_config", "ddp", ACCELERATE)]
-    target = ["--module", "trl_multiagent.cli", *command, *argv]
+        flags += ["--config_file", config_file("--accelerate_config", "ddp", ACCELERATE)]
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SECONDS_TO_END)
     try:
         with leaving_signals_to_children():
-            launch_command(launch_command_parser().parse_args(options + target))
+            launch_command(launch_command_parser().parse_args([*flags, "--module", "trl_multiagent.cli", *command]))
     except subprocess.CalledProcessError as error:
         sys.exit(error.returncode)  # the process has printed its error
     except SignalException as error:  # of several processes
@@ -187,7 +168,7 @@ def check_accelerate_config(file: str) -> None:
         TypeError,
         AttributeError,
         KeyError,
-    ) as error:  # depending on what is wrong in the file
+    ) as error:  # depending on what is wrong
         problem = " ".join(str(error).split())
         raise ConfigError(f"--accelerate_config {file} is not a configuration of accelerate: {problem}") from error
     if config.distributed_type == DistributedType.DEEPSPEED and not is_deepspeed_available():
@@ -210,85 +191,80 @@ def init(folder: str) -> None:
     print(f"Train it with: {change}trl-multiagent train magrpo --config config.yaml")
 
 
-def run(algorithm: str, argv: Sequence[str]) -> None:
-    """Trains in this process."""
-    from trl_multiagent.recipe.run import run_recipe
+def push(arguments: argparse.Namespace) -> None:
+    """Uploads a team or preferences, and prints the commit's address."""
+    from trl_multiagent.settings.read import fail
 
-    run_recipe(algorithm, TASKS, argv, prog=f"trl-multiagent train {algorithm}")
+    upload: Callable[..., Any]
+    if is_collection(arguments.folder):
+        from trl_multiagent.preferences.sources import push_preferences as upload
+    else:
+        from trl_multiagent.hub.push import push_folder as upload
+    try:
+        print(upload(**{name: value for name, value in vars(arguments).items() if name != "command"}).commit_url)
+    except (ValueError, RuntimeError, OSError) as error:
+        fail("trl-multiagent push", error)
 
 
-def collect(argv: Sequence[str]) -> None:
-    """Collects preferences in this process."""
+def train(algorithm: str, argv: Sequence[str], options: argparse.Namespace | None) -> None:
+    """Trains in several processes, or in this one without `options`."""
+    from trl_multiagent.recipe.run import read_settings, run_recipe
+
+    prog = f"trl-multiagent train {algorithm}"
+    if options is None:
+        return run_recipe(algorithm, TASKS, argv, prog=prog)
+    launch(["run", algorithm, *argv], partial(read_settings, algorithm, TASKS, argv, prog), prog, options)
+
+
+def collect(argv: Sequence[str], options: argparse.Namespace | None) -> None:
+    """Collects preferences in several processes, or in this one without `options`."""
     from trl_multiagent.recipe.collection import run_collection
+    from trl_multiagent.recipe.run import read_settings
 
-    run_collection(TASKS, argv, prog="trl-multiagent collect")
+    prog = "trl-multiagent collect"
+    if options is None:
+        return run_collection(TASKS, argv, prog=prog)
+    launch(["collect", *argv], partial(read_settings, "madpo", TASKS, argv, prog), prog, options)
 
 
-def evaluate(command: str, accelerate_config: str | None, num_processes: int | None, argv: Sequence[str]) -> None:
-    """Evaluates in this process or, if the arguments ask for that, in several."""
+def evaluate(command: str, argv: Sequence[str], options: argparse.Namespace | None) -> None:
+    """Evaluates in several processes, or in this one without `options`."""
     from trl_multiagent.recipe.evaluation import parse_evaluation, run_evaluation
 
     prog, cross_play = f"trl-multiagent {command}", command == "cross-play"
-    if accelerate_config is None and num_processes is None:
+    if options is None:
         return run_evaluation(TASKS, argv, prog, cross_play)
-    check = partial(parse_evaluation, TASKS, argv, prog, cross_play)
-    launch([command], check, prog, accelerate_config, num_processes, argv)
-
-
-def check_settings(section: str, argv: Sequence[str], prog: str) -> None:
-    """Reads the settings of a recipe. Raises `ConfigError` if one is wrong."""
-    from trl_multiagent.recipe.run import read_settings
-
-    read_settings(section, TASKS, argv, prog)
+    launch([command, *argv], partial(parse_evaluation, TASKS, argv, prog, cross_play), prog, options)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
-    parser, train = make_parsers()
+    parser, parser_of_train = make_parsers()
     if argv in (["train", "-h"], ["train", "--help"]):
-        return train.print_help()
+        return parser_of_train.print_help()
     arguments, rest = parser.parse_known_args(argv)
-    if arguments.command in ("env", "init", "push") and rest:
+    command = arguments.command
+    if command in ("env", "init", "push") and rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if arguments.command != "run":  # which has the command that launched it
+    if command != "run":  # which has the command that launched it
         os.environ[COMMAND_VARIABLE] = shlex.join(["trl-multiagent", *argv])
-    if arguments.command == "init":
-        init(arguments.folder)
-    elif arguments.command == "push":
-        from trl_multiagent.settings.read import fail
-
-        push: Callable[..., Any]
-        if is_collection(arguments.folder):
-            from trl_multiagent.preferences.sources import push_preferences as push
-        else:
-            from trl_multiagent.hub.push import push_folder as push
-        options = vars(arguments)
-        options.pop("command")
-        try:
-            print(push(**options).commit_url)
-        except (ValueError, RuntimeError, OSError) as error:
-            fail("trl-multiagent push", error)
-    elif arguments.command == "env":
+    if command == "env":
         from trl.scripts.env import print_env
 
         print(f"trl-multiagent {trl_multiagent.__version__}")
         print_env()
-    elif arguments.command == "collect":
-        if arguments.accelerate_config is None and arguments.num_processes is None:
-            return collect(rest)
-        prog = "trl-multiagent collect"
-        check = partial(check_settings, "madpo", rest, prog)
-        launch(["collect"], check, prog, arguments.accelerate_config, arguments.num_processes, rest)
-    elif arguments.command in ("evaluate", "cross-play"):
-        evaluate(arguments.command, arguments.accelerate_config, arguments.num_processes, rest)
-    elif arguments.command == "run" or {"-h", "--help"} & set(rest):
-        run(arguments.algorithm, rest)
+    elif command == "init":
+        init(arguments.folder)
+    elif command == "push":
+        push(arguments)
+    elif command == "run" or (command == "train" and {"-h", "--help"} & set(rest)):
+        train(arguments.algorithm, rest, None)
+    elif command == "train":
+        train(arguments.algorithm, rest, arguments)
     else:
-        algorithm = arguments.algorithm
-        prog = f"trl-multiagent train {algorithm}"
-        command = ["run", algorithm]
-        check = partial(check_settings, algorithm, rest, prog)
-        launch(command, check, prog, arguments.accelerate_config, arguments.num_processes, rest)
+        is_launched = arguments.accelerate_config is not None or arguments.num_processes is not None
+        options = arguments if is_launched else None
+        collect(rest, options) if command == "collect" else evaluate(command, rest, options)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """
-Names of the files in the folders of models, teams and runs; folders that one program at a time writes to; files that are complete or do not
-exist. Nothing slow is imported here, so that settings can be checked early.
+Names of the files in the folders of models, teams and runs; locks of folders; atomic writes. Nothing slow is imported here, so that
+settings can be checked early.
 """
 
 import contextlib
@@ -84,15 +84,10 @@ def write_json(path: Path, value: Any) -> None:
 @contextlib.contextmanager
 def locked(folder: Path, advice: str) -> Iterator[None]:
     """
-    Makes a folder and locks it, because two programs would overwrite each other's files. The lock of a process that ends, in whatever
-    way, is released.
-
-    Args:
-        folder (`Path`): The folder.
-        advice (`str`): What to do if the folder is locked, after "wait until it has ended, or".
+    Makes a folder and locks it, because two programs would overwrite each other's files. The lock ends with the process.
 
     Raises:
-        ValueError: another program has locked it, or it is a file.
+        ValueError: another program has locked it, or it is a file. The message ends with `advice`, what to do then.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: {advice}.")

@@ -1,8 +1,8 @@
 """
 The values that a setting may have.
 
-A setting is a field of a dataclass that [`setting`] makes. Its type is the annotation; bounds and choices stand beside it. pydantic
-checks both, for YAML files and for arguments from Python alike.
+A setting is a field of a dataclass that [`setting`] makes. Its type is the annotation; bounds and choices stand beside it. pydantic checks
+both, for YAML files and for arguments from Python alike.
 """
 
 import contextlib
@@ -24,7 +24,12 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAda
 LARGEST_INTEGER = 2**63 - 1
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 # The words of pydantic's messages that are replaced
-WORDS = {"Value error, ": "", "greater than or equal to": "at least", "less than or equal to": "at most"}
+WORDS = {
+    "Value error, ": "",
+    "Input should ": "",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+}
 
 
 class Setting(dataclasses.Field):
@@ -42,8 +47,7 @@ def setting(help: str, default: Any = None, **limits: Any) -> Any:
         help (`str`): Text for `--help`.
         default (`Any`, *optional*): Value of the setting if the user does not give one.
         **limits: The allowed values: `choices=("a", "b")`, bounds of a number such as `ge=0, lt=1`, or `ne=0` for all others. Those of a
-            list or dict apply to each entry. `keys=("a", "b")` are the allowed keys of a dict. By default, all values of the field's type are allowed. Numbers must be finite, and
-            texts must not be blank.
+            list or dict apply to each entry. `keys=("a", "b")` are the allowed keys of a dict. Numbers must be finite, and texts not blank.
     """
     plain = dataclasses.field(default=default, metadata={"help": help})  # which `HfArgumentParser` gives to argparse
     field = Setting(**{name: getattr(plain, name) for name in inspect.signature(dataclasses.Field).parameters})
@@ -53,13 +57,8 @@ def setting(help: str, default: Any = None, **limits: Any) -> Any:
 
 def check_value(value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
     """
-    Checks the value of a setting and returns it with its type: a number that YAML reads as text, such as `1e-5`, becomes a number, and a
-    single value becomes a list where only a list is allowed.
-
-    Args:
-        value (`Any`): The value.
-        hint (`Any`): Its type.
-        limits (`Mapping[str, Any]`): The bounds and choices, as in [`setting`].
+    Checks the value of a setting against its type (`hint`) and its limits, and returns it with that type: a number that YAML reads as text,
+    such as `1e-5`, becomes a number, and a single value becomes a list where only a list is allowed.
 
     Raises:
         ValueError: the value is not allowed. The message is the end of a sentence that starts with the name of the setting.
@@ -160,10 +159,8 @@ def _constrained(hint: Any, limits: Mapping[str, Any]) -> Any:
     bounds = {name: limits[name] for name in ("gt", "ge", "lt", "le") if name in limits}
     if hint is int:
         bounds = {"le": LARGEST_INTEGER, **bounds}
-    forbidden = limits.get("ne")
-    return Annotated[
-        hint, Field(**bounds), BeforeValidator(_read_number), AfterValidator(functools.partial(_differ, forbidden))
-    ]
+    differ = AfterValidator(functools.partial(_differ, limits.get("ne")))
+    return Annotated[hint, Field(**bounds), BeforeValidator(_read_number), differ]
 
 
 def _read_no(value: Any) -> Any:
@@ -196,15 +193,12 @@ def _is_finite(value: Any) -> bool:
 
 
 def _describe(error: ValidationError, value: Any) -> str:
-    """What is wrong, as the end of a sentence that starts with the name of the setting."""
+    """Says what is wrong, as the end of a sentence that starts with the name of the setting."""
     problems = error.errors(include_url=False)
     first = problems[0]
     keys = [part for part in first["loc"] if isinstance(value, dict) and part in value]
     where = f" for {keys[0]!r}" if keys else ""
-    texts = []
-    for problem in problems:
-        text = problem["msg"].partition(", got ")[0]
-        for word, ours in WORDS.items():
-            text = text.replace(word, ours)
-        texts.append(text.removeprefix("Input should "))
-    return f"is {short(first['input'])}{where}, it must {' or '.join(dict.fromkeys(texts))}."
+    text = " or ".join(dict.fromkeys(problem["msg"].partition(", got ")[0] for problem in problems))
+    for word, ours in WORDS.items():
+        text = text.replace(word, ours)
+    return f"is {short(first['input'])}{where}, it must {text}."

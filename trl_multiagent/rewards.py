@@ -1,7 +1,6 @@
 """Reward functions for TRL's trainers of a single model."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from trl_multiagent.environments.code_generation.data import mbpp_row
@@ -17,8 +16,8 @@ class CodeRewardFunction:
     """
     A reward function of TRL for code: it runs the problem's tests in the sandbox. An answer earns 0 to 2.1, see docs/reward.md.
 
-    It reads the columns of HumanEval (`entry_point`, `test` and, if there is one, `canonical_solution`) or of MBPP (`code`, `test_list`
-    and `test_imports`), and from the prompt the function to write. If the model gets another text than HumanEval's `prompt`, the column
+    It reads the columns of HumanEval (`entry_point`, `test` and, if there is one, `canonical_solution`) or of MBPP (`code`, `test_list` and
+    `test_imports`), and from the prompt the function to write. If the model gets another text than HumanEval's `prompt`, the column
     `problem` has to contain that prompt.
 
     Args:
@@ -41,31 +40,21 @@ class CodeRewardFunction:
     __name__ = "code_reward"  # TRL logs the reward under this name
 
     def __post_init__(self) -> None:
-        self._make_environment()  # checks the values; no process starts before a program runs
-
-    def _make_environment(self) -> CodeGenerationEnvironment:
-        return CodeGenerationEnvironment(
+        self._environment = CodeGenerationEnvironment(  # no process starts before a program runs
             num_agents=1, reward_kind=self.kind, sandbox=Sandbox(min_tier=self.min_tier), warn_about_items=False
         )
 
-    @cached_property
-    def _environment(self) -> CodeGenerationEnvironment:
-        return self._make_environment()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"kind": self.kind, "min_tier": self.min_tier}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CodeRewardFunction, (self.kind, self.min_tier)
 
     def __call__(self, prompts: list[Text], completions: list[Text], **columns: Any) -> list[float]:
         """
-        Scores completions.
+        Scores completions, which are texts or chat messages. Each contains the whole function.
 
         Args:
             prompts (`list`): The prompts, texts or chat messages.
-            completions (`list`): The completions, texts or chat messages. Each contains the whole function.
+            completions (`list`): The completions.
             **columns: The columns of the problems, one value per completion.
-
-        Returns:
-            `list[float]`: One reward per completion.
 
         Raises:
             ValueError: a column is missing or malformed.
@@ -80,17 +69,7 @@ class CodeRewardFunction:
 
 
 def read_item(row: dict[str, Any], prompt: str, where: str) -> dict[str, Any]:
-    """
-    Makes an item of the code generation environment from the columns of HumanEval or MBPP.
-
-    Args:
-        row (`dict`): The columns.
-        prompt (`str`): The model's prompt.
-        where (`str`): The row, for messages.
-
-    Raises:
-        ValueError: a column is missing or malformed.
-    """
+    """Makes an item of code generation from the columns of HumanEval or MBPP. A missing or malformed one is a `ValueError` with `where`."""
     if "test_list" in row:
         return mbpp_row({"test_imports": [], **row, "prompt": prompt}, where)
     missing = [name for name in ("entry_point", "test") if name not in row]

@@ -115,22 +115,15 @@ OPENAI_TEXT = EndpointServer.completion("/v1/chat/completions", "late")
 GARBAGE = {
     "empty": (Reply(), "no valid JSON"),
     "not JSON": (Reply("once upon a time"), "no valid JSON: once upon"),
-    "a page": (Reply("<html>Sign in</html>", content_type="text/html"), "text/html and not JSON: <html>"),
-    "no type": (Reply(OPENAI_TEXT, content_type=None), "no content type and not JSON"),
+    "a page": (Reply("<html>Sign in</html>", content_type="text/html"), "no valid JSON: <html>"),
     "half": (Reply(OPENAI_TEXT[:40]), "no valid JSON"),
     "another object": (Reply('{"choices": []}'), "JSON without an answer"),
-    "a list": (Reply("[1]"), "JSON without an answer"),
-    "null": (Reply("null"), "JSON without an answer"),
     "a number as text": (Reply('{"choices": [{"message": {"content": 3}}]}'), "JSON without an answer"),
     "no message": (Reply('{"choices": [{"message": null}]}'), "JSON without an answer"),
     "blank": (Reply('{"choices": [{"message": {"content": " "}}]}'), "answered with an empty text"),
-    "null text": (Reply('{"choices": [{"message": {"content": null}}]}'), "answered with an empty text"),
     "surrogates": (Reply('{"choices": [{"message": {"content": "\\ud800"}}]}'), "JSON without an answer"),
     "deep": (Reply("[" * 200_000), "no valid JSON: [[["),
-    "deep within": (Reply('{"choices": ' + "[" * 900 + "]" * 900 + "}"), "JSON without an answer"),
-    "a long number": (Reply("1" * 5000), "no valid JSON: 111"),
-    "a long type": (Reply(OPENAI_TEXT, content_type="x" * 9999), "xxx and not JSON"),
-    "compressed": (Reply(OPENAI_TEXT, headers={"Content-Encoding": "gzip"}), "its answer is compressed"),
+    "compressed": (Reply(OPENAI_TEXT, headers={"Content-Encoding": "gzip"}), "broke off"),
     "escapes": (Reply("\x1b]0;x\x07\x9b2J\u202e"), "no valid JSON: ·]0;x··2J·"),
     "cut": (Reply(OPENAI_TEXT, missing_bytes=50), "broke off"),
     "nothing at all": (Reply(missing_bytes=50), "broke off"),
@@ -157,20 +150,6 @@ def test_garbage_is_an_error_of_its_request_and_is_asked_again(name, tmp_path):
         server.answer = recovers
         answers = client.ask([question("bad"), question("good")])
     assert [x.text for x in answers] == ["fine", "fine"]
-
-
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("status", [200, 500])
-def test_no_more_of_an_answer_is_read_than_the_limit(api, status, tmp_path, monkeypatch):
-    from trl_multiagent.endpoints import bodies
-
-    monkeypatch.setattr(bodies, "MAX_BODY", 100_000)
-    with endpoint_server(lambda request, number: Reply(" " * 100_001, status=status)) as server:
-        (error,) = make_client(server, tmp_path, api, tries=1).ask([question()])
-        assert str(error).endswith("its answer is longer than 100000 bytes")
-        assert [headers["accept-encoding"] for headers in server.headers] == ["identity"]
-        server.answer = lambda request, number: "x" * 99_000
-        assert len(make_client(server, tmp_path, api).ask([question()])[0].text) == 99_000
 
 
 @pytest.mark.parametrize("api", APIS)

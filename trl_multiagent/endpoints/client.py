@@ -1,18 +1,18 @@
 """
 Sends many requests to an endpoint at the same time.
 
-The requests go through the providers' own clients, which repeat nothing themselves: what is tried again, and when, is decided
-here alone.
+The requests go through the providers' own clients, which repeat nothing themselves: what is tried again, and when, is decided here alone.
 """
 
 import asyncio
+import contextlib
 import email.utils
+import importlib
 import json
 import random
-import threading
 import time
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,6 @@ RETRIED = (408, 409, 425, 429)  # and all from 500 on
 NOT_FOR_ONE = (401, 402, 403, 404)  # the next question would be refused, too
 FIRST_WAIT, LONGEST_WAIT = 0.5, 16.0  # seconds between attempts, doubled each time
 MAX_REASON = 300  # characters of an endpoint's error message
-MAX_KIND = 80  # of the type of its answer
 MIN_KEY = 6  # shorter texts are no keys, and occur in any answer
 MAX_COUNT = 10**9  # tokens of one request
 CHARACTERS_PER_TOKEN = 3  # estimate, if the endpoint does not report the number
@@ -34,16 +33,7 @@ CHARACTERS_PER_TOKEN = 3  # estimate, if the endpoint does not report the number
 
 @dataclass
 class Usage:
-    """
-    The use of an endpoint.
-
-    Args:
-        requests (`int`): Requests that were sent, those that were sent again included.
-        failures (`int`): Questions that got no answer.
-        cached (`int`): Questions whose answer was there already.
-        input_tokens, output_tokens (`int`): Tokens of the requests and of their answers.
-        cost (`float`): Their price.
-    """
+    """The use of an endpoint. `requests` counts those that were sent again, `failures` and `cached` count questions."""
 
     requests: int = 0
     failures: int = 0
@@ -58,12 +48,9 @@ class EndpointClient:
     Sends questions to an endpoint, keeps the answers on the disk, and counts their cost.
 
     Args:
-        endpoint ([`Endpoint`]):
-            The endpoint.
-        folder (`Path`):
-            Folder of the record of used tokens.
-        cache_folder (`Path`, *optional*):
-            Where answers are kept; by default in `folder`. Runs may share it.
+        endpoint ([`Endpoint`]): The endpoint.
+        folder (`Path`): Folder of the record of used tokens.
+        cache_folder (`Path`, *optional*): Where answers are kept; by default in `folder`. Runs may share it.
     """
 
     def __init__(self, endpoint: Endpoint, folder: Path, cache_folder: Path | None = None):
@@ -74,7 +61,7 @@ class EndpointClient:
         self._random = random.Random()  # the global one belongs to the training
 
     def take_usage(self) -> Usage:
-        """What was used since the last call of this method."""
+        """Returns what was used since the last call of this method."""
         usage, self.usage = self.usage, Usage()
         return usage
 
@@ -84,8 +71,8 @@ class EndpointClient:
 
         Args:
             questions (`Sequence[Question]`): The questions.
-            stop_at_failure (`bool`, *optional*, defaults to `False`): Whether no request is sent any more after a question got no
-                answer. Answers that are on their way are waited for, and kept.
+            stop_at_failure (`bool`, *optional*, defaults to `False`): Whether no request is sent any more after a question got no answer.
+                Answers that are on their way are waited for, and kept.
 
         Returns:
             `list[Answer | EndpointError]`: For each question the answer, or why there is none.
@@ -101,16 +88,15 @@ class EndpointClient:
                 results[key] = answer
                 self.usage.cached += 1
         if missing:
-            try:
-                secret = self.endpoint.read_key()
-                results |= run_in_thread(_Call(self, secret, stop_at_failure).ask(missing))
-            except EndpointError as error:
-                results |= dict.fromkeys(missing, error)
+            problem = self.endpoint.problem()
+            if problem is None:
+                results |= run_in_thread(_Call(self, stop_at_failure).ask(missing))
+            else:
+                results |= dict.fromkeys(missing, EndpointError(problem, concerns_all=True))
             self.usage.failures += sum(isinstance(results[key], EndpointError) for key in missing)
         return [results[key] for key in keys]
 
     def count(self, input_tokens: int, output_tokens: int) -> None:
-        """Counts the tokens of one answer."""
         self.usage.input_tokens += input_tokens
         self.usage.output_tokens += output_tokens
         self.usage.cost += self.endpoint.cost(input_tokens, output_tokens)
@@ -120,52 +106,47 @@ class EndpointClient:
 class _Call:
     """One call of [`EndpointClient.ask`]. Its coroutines share an event loop in a thread of their own."""
 
-    def __init__(self, client: EndpointClient, key: str | None, stop_at_failure: bool):
-        self.client, self.endpoint, self.key, self.stop_at_failure = client, client.endpoint, key, stop_at_failure
+    def __init__(self, client: EndpointClient, stop_at_failure: bool):
+        self.client, self.endpoint, self.stop_at_failure = client, client.endpoint, stop_at_failure
+        self.key = self.endpoint.read_key()
+        self.library: Any = importlib.import_module(
+            self.endpoint.api
+        )  # the provider's package has the name of the API
+        self.end = time.monotonic() + self.endpoint.deadline
+        self.slots = asyncio.Semaphore(self.endpoint.concurrency)
         self.problem: EndpointError | None = None  # why no more requests are sent
         self.reserved = 0  # tokens of the requests that are under way, at most
+        self.changed = asyncio.Condition()  # of `reserved`
         client.ledger.update()
 
     async def ask(self, questions: dict[str, Question]) -> dict[str, Answer | EndpointError]:
-        endpoint = self.endpoint
-        self.end = time.monotonic() + endpoint.deadline
-        self.slots = asyncio.Semaphore(endpoint.concurrency)
-        self.changed = asyncio.Condition()
+        deadline = self.endpoint.deadline
         async with self.connect() as sdk:
             tasks = {key: asyncio.create_task(self.answer(sdk, key, x)) for key, x in questions.items()}
-            _, late = await asyncio.wait(tasks.values(), timeout=endpoint.deadline)
+            _, late = await asyncio.wait(tasks.values(), timeout=deadline)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        too_late = EndpointError(f"{endpoint} has not answered all questions within {endpoint.deadline:g} s")
+        too_late = EndpointError(f"{self.endpoint} has not answered all questions within {deadline:g} s")
         return {key: too_late if task.cancelled() else task.result() for key, task in tasks.items()}
 
     def connect(self) -> AbstractAsyncContextManager[Any]:
         """
-        The provider's client. It reads no key from the environment, repeats no request, follows no redirect, which could lead prompts
-        to another host, and reads no answer without end.
+        Returns the provider's client. It reads no key from the environment, repeats no request, and follows no redirect, which could lead
+        prompts to another host.
         """
-        from trl_multiagent.endpoints.bodies import limit_body
-
-        endpoint = self.endpoint
-        arguments: dict[str, Any] = {"base_url": endpoint.base_url, "max_retries": 0, "timeout": endpoint.timeout}
-        arguments["api_key"] = self.key or "none"
-        arguments["default_headers"] = {"Accept-Encoding": "identity"}
-        settings: dict[str, Any] = {"follow_redirects": False, "event_hooks": {"response": [limit_body]}}
+        endpoint, library = self.endpoint, self.library
+        settings: dict[str, Any] = {"follow_redirects": False}
         if endpoint.is_local:  # no proxy can reach this machine itself
             settings |= {"trust_env": False, "mounts": {"all://": None, "http://": None, "https://": None}}
-        try:
-            if endpoint.api == ANTHROPIC:
-                import anthropic
-
-                http = anthropic.DefaultAsyncHttpxClient(**settings)
-                return anthropic.AsyncAnthropic(http_client=http, **arguments)
-            import openai
-
-            http = openai.DefaultAsyncHttpxClient(**settings)
-            return openai.AsyncOpenAI(http_client=http, **arguments)
-        except ImportError as error:
-            raise EndpointError(endpoint.problem() or str(error), concerns_all=True) from None
+        client_class = library.AsyncAnthropic if endpoint.api == ANTHROPIC else library.AsyncOpenAI
+        return client_class(
+            http_client=library.DefaultAsyncHttpxClient(**settings),
+            base_url=endpoint.base_url,
+            api_key=self.key or "none",
+            max_retries=0,
+            timeout=endpoint.timeout,
+        )
 
     async def answer(self, sdk: Any, key: str, question: Question) -> Answer | EndpointError:
         """The answer to a question, which is kept, or why there is none."""
@@ -225,28 +206,17 @@ class _Call:
         return budget is None or self.client.ledger.tokens + self.reserved + tokens <= budget
 
     async def send(self, sdk: Any, question: Question) -> str:
-        """
-        Sends one request and returns the body of the answer, which says that it is JSON.
-
-        Raises:
-            EndpointError: there is none.
-        """
-        endpoint = self.endpoint
+        """Sends one request and returns the body of the answer. Without one, raises [`EndpointError`]."""
+        endpoint, library = self.endpoint, self.library
         messages = list(question.messages)
         arguments: dict[str, Any] = dict(endpoint.parameters)
         if endpoint.api == ANTHROPIC:
-            import anthropic as library
-
-            create = sdk.messages.with_raw_response.create
+            create, base_error = sdk.messages.with_raw_response.create, library.AnthropicError
             system = [message["content"] for message in messages if message["role"] == "system"]
             messages = [message for message in messages if message["role"] != "system"]
             arguments |= {"system": "\n\n".join(system)} if system else {}
-            base_error: type[Exception] = library.AnthropicError
         else:
-            import openai as library
-
-            create = sdk.chat.completions.with_raw_response.create
-            base_error = library.OpenAIError
+            create, base_error = sdk.chat.completions.with_raw_response.create, library.OpenAIError
         try:
             raw = await create(messages=messages, **arguments)
         except library.APIStatusError as error:
@@ -255,17 +225,11 @@ class _Call:
             raise EndpointError(f"{endpoint} has not answered within {endpoint.timeout:g} s", retry=True) from None
         except library.APIConnectionError as error:
             cause = error.__cause__ or error
-            if isinstance(cause, EndpointError):
-                raise EndpointError(f"{endpoint}: {cause}", retry=cause.retry) from None
             reason = self.without_key(f"{type(cause).__name__}: {cause}")
             raise EndpointError(f"{endpoint} cannot be reached, or broke off: {reason}", retry=True) from None
         except base_error as error:
             raise EndpointError(f"{endpoint}: {self.without_key(str(error))}") from None
-        response = raw.http_response
-        kind = response.headers.get("content-type", "no content type")
-        if "json" not in kind:
-            raise self.garbage(f"{kind[:MAX_KIND]} and not JSON", response.text)
-        return response.text
+        return raw.http_response.text
 
     def refused(self, status: int, headers: Any, body: str) -> EndpointError:
         retry = status in RETRIED or status >= 500
@@ -277,12 +241,7 @@ class _Call:
         )
 
     def read(self, received: str, question: Question) -> Answer:
-        """
-        Reads the body of an answer, and counts its tokens.
-
-        Raises:
-            EndpointError: it has no text.
-        """
+        """Reads the body of an answer, and counts its tokens. One without a text is an [`EndpointError`]."""
         try:
             body = json.loads(received)
         except (ValueError, RecursionError):
@@ -292,27 +251,24 @@ class _Call:
             if self.endpoint.api == ANTHROPIC:
                 texts = [block["text"] for block in body["content"] if block["type"] == "text"]
                 truncated = body.get("stop_reason") == "max_tokens"
-                names = ("input_tokens", "output_tokens")
+                counts = usage.get("input_tokens"), usage.get("output_tokens")
             else:
                 content = body["choices"][0]["message"]["content"]
                 texts = [part["text"] for part in content] if isinstance(content, list) else [content or ""]
                 truncated = body["choices"][0].get("finish_reason") == "length"
-                names = ("prompt_tokens", "completion_tokens")
+                counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
             text = "".join(texts)
-            counts = [usage.get(name) for name in names]
             text.encode()  # lone surrogates, which JSON can hold, would fail later
         except (AttributeError, LookupError, TypeError, UnicodeEncodeError):
             raise self.garbage("JSON without an answer", received) from None
-        estimates = (question.num_characters // CHARACTERS_PER_TOKEN, len(text) // CHARACTERS_PER_TOKEN + 1)
-        input_tokens, output_tokens = (
-            estimate if x is None else x for x, estimate in zip(map(as_count, counts), estimates, strict=True)
-        )
+        input_tokens = as_count(counts[0]) or question.num_characters // CHARACTERS_PER_TOKEN
+        output_tokens = as_count(counts[1]) or len(text) // CHARACTERS_PER_TOKEN + 1
         self.client.count(input_tokens, output_tokens)
         if not text.strip():
-            reason = (
+            advice = (
                 f" after {output_tokens} tokens: raise the limit of {self.endpoint.max_tokens}" if truncated else ""
             )
-            raise EndpointError(f"{self.endpoint} answered with an empty text{reason}", retry=not truncated)
+            raise EndpointError(f"{self.endpoint} answered with an empty text{advice}", retry=not truncated)
         return Answer(self.without_key(text), input_tokens, output_tokens, truncated)
 
     def garbage(self, what: str, text: str) -> EndpointError:
@@ -336,39 +292,21 @@ def retry_after(value: str | None) -> float | None:
     """The seconds that the header Retry-After asks for, a number or a date; `None` if it asks for nothing."""
     if value is None:
         return None
-    try:
+    with contextlib.suppress(ValueError):
         return max(0.0, float(value))
-    except ValueError:
-        pass  # a date
-    try:
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (ValueError, TypeError, OverflowError):
-        return None
+    return None
 
 
 def run_in_thread(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Runs a coroutine to its end, also where an event loop runs already, as in a notebook. Ctrl-C cancels it."""
     loop = asyncio.new_event_loop()
-    result: Future = Future()
     task = loop.create_task(coroutine)
-
-    def work() -> None:
+    with contextlib.closing(loop), ThreadPoolExecutor(1, thread_name_prefix="endpoint") as pool:
+        result = pool.submit(loop.run_until_complete, task)
         try:
-            result.set_result(loop.run_until_complete(task))
-        except BaseException as error:
-            result.set_exception(error)
-        finally:
-            loop.close()
-
-    thread = threading.Thread(target=work, name="endpoint", daemon=True)
-    thread.start()
-    try:
-        return result.result()
-    except KeyboardInterrupt:
-        if not result.done():
+            return result.result()
+        except KeyboardInterrupt:
             loop.call_soon_threadsafe(task.cancel)
-            thread.join(timeout=5.0)
-        raise
-    finally:
-        if result.done():
-            thread.join()
+            raise

@@ -29,13 +29,8 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 class EndpointError(RuntimeError):
     """
-    A question has no answer. The message says why, on one line and without the key.
-
-    Args:
-        message (`str`): The reason.
-        retry (`bool`, *optional*, defaults to `False`): Whether asking again may help.
-        wait (`float`, *optional*): Seconds to wait before that, if the endpoint has sent a time.
-        concerns_all (`bool`, *optional*, defaults to `False`): Whether other questions would fail for the same reason.
+    A question has no answer. The message says why, on one line and without the key. `retry`: asking again may help, after `wait` seconds if
+    the endpoint has sent a time. `concerns_all`: other questions would fail for the same reason.
     """
 
     def __init__(self, message: str, retry: bool = False, wait: float | None = None, concerns_all: bool = False):
@@ -58,9 +53,8 @@ class Endpoint:
         extra_body (`dict`, *optional*): More fields of the request.
         timeout (`float`, *optional*, defaults to `120.0`): Seconds that one request may take.
         deadline (`float`, *optional*, defaults to `600.0`): Seconds that all requests of a call may take together.
-        tries (`int`, *optional*, defaults to `3`):
-            Number of attempts per request if the endpoint fails. A request that was refused with a time to wait (429 with Retry-After)
-            does not count.
+        tries (`int`, *optional*, defaults to `3`): Number of attempts per request if the endpoint fails. A request that was refused with a
+            time to wait (429 with Retry-After) does not count.
         concurrency (`int`, *optional*, defaults to `16`): Requests at the same time.
         token_budget (`int`, *optional*): Prompt and answer tokens of all requests at most, see [`~endpoints.files.Ledger`].
         input_price, output_price (`float`, *optional*): Price of a million tokens.
@@ -120,12 +114,7 @@ class Endpoint:
         return None
 
     def read_key(self) -> str | None:
-        """
-        Reads the key from its environment variable.
-
-        Raises:
-            EndpointError: it is not there, or cannot be a key.
-        """
+        """Reads the key from its environment variable. One that is missing or cannot be a key is an [`EndpointError`]."""
         if self.key_env is None:
             return None
         key = os.environ.get(self.key_env, "").strip()
@@ -156,19 +145,13 @@ def make_endpoint(
     Makes an endpoint from a model's name, and completes what is not given.
 
     Args:
-        model (`str`):
-            The model's name. If it contains `claude`, `deepseek`, `qwen3-coder` or `gpt-`, the provider follows from it.
-        base_url (`str`, *optional*):
-            Where the endpoint is; by default at the provider. A key is only sent to an endpoint that is given here if `key_env`
-            is given, too.
-        key_env (`str`, *optional*):
-            Environment variable that holds the key; by default the provider's.
-        api (`str`, *optional*):
-            `"openai"` or `"anthropic"`; by default the provider's, and `"openai"` for other names.
-        names (`tuple[str, str, str]`, *optional*):
-            What the settings `base_url`, `key_env` and `api` are called in messages.
-        **settings:
-            The other fields of [`Endpoint`].
+        model (`str`): The model's name. If it contains `claude`, `deepseek`, `qwen3-coder` or `gpt-`, the provider follows from it.
+        base_url (`str`, *optional*): Where the endpoint is; by default at the provider. A key is only sent to an endpoint that is given
+            here if `key_env` is given, too.
+        key_env (`str`, *optional*): Environment variable that holds the key; by default the provider's.
+        api (`str`, *optional*): `"openai"` or `"anthropic"`; by default the provider's, and `"openai"` for other names.
+        names (`tuple[str, str, str]`, *optional*): What the settings `base_url`, `key_env` and `api` are called in messages.
+        **settings: The other fields of [`Endpoint`].
 
     Raises:
         ValueError: the name says nothing about the provider and there is no `base_url`, or a value is impossible.
@@ -193,12 +176,7 @@ def make_endpoint(
 
 
 def check_url(name: str, url: str) -> None:
-    """
-    Refuses what is not the address of an endpoint, or has a secret in it.
-
-    Raises:
-        ValueError: the message names the setting `name`.
-    """
+    """Raises a `ValueError` that names the setting if a URL is not the address of an endpoint, or has a secret in it."""
     try:
         parts = urlsplit(url)
         _ = parts.port

@@ -1,5 +1,6 @@
-"""Files of an endpoint: a cache of answers, so that no request is paid for twice, and the tokens that were used, so that a budget holds over restarts."""
+"""Files of an endpoint: a cache of answers, so that no request is paid for twice, and the tokens that were used, so that a budget lasts."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -37,15 +38,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """
-    The answer of a model.
-
-    Args:
-        text (`str`): The text.
-        input_tokens (`int`): Tokens of the question.
-        output_tokens (`int`): Tokens of the answer.
-        truncated (`bool`): Whether the answer ended because it had `max_tokens` tokens.
-    """
+    """The answer of a model. `truncated`: it ended because it had `max_tokens` tokens."""
 
     text: str
     input_tokens: int
@@ -54,12 +47,7 @@ class Answer:
 
 
 class AnswerCache:
-    """
-    Answers in files, one each. Several processes may use a folder at the same time: a file is there completely or not at all.
-
-    Args:
-        folder (`Path`): The folder. It is made when the first answer is written.
-    """
+    """Answers in files of a folder, which several processes may use at the same time."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -87,11 +75,8 @@ class AnswerCache:
 
 class Ledger:
     """
-    The tokens of all requests so far, one line per answer. Processes append to the same file, and a run that is continued goes on with
-    it, so a budget is that of the whole run.
-
-    Args:
-        folder (`Path`): Its folder.
+    The tokens of all requests so far, one line per answer. Processes append to the same file in the folder, and a run that is continued
+    goes on with it, so a budget is that of the whole run.
     """
 
     def __init__(self, folder: Path):
@@ -113,11 +98,8 @@ class Ledger:
         complete = added[: added.rfind(b"\n") + 1]
         self._read += len(complete)
         for line in complete.splitlines():
-            if line.strip():
-                try:
-                    input_tokens, output_tokens = json.loads(line[line.rfind(b"[") :])
-                except ValueError:
-                    continue  # damaged; after an unfinished line, the next one stands behind it
+            with contextlib.suppress(ValueError):  # damaged; after an unfinished line, the next one stands behind it
+                input_tokens, output_tokens = json.loads(line[line.rfind(b"[") :])
                 self.input_tokens += input_tokens
                 self.output_tokens += output_tokens
                 self.requests += 1

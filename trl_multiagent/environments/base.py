@@ -3,7 +3,6 @@
 import json
 import keyword
 import math
-import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,35 +26,27 @@ RESERVED_ROLES = ("shared", "default")
 
 def check_roles(roles: Sequence[str]) -> tuple[str, ...]:
     """
-    Refuses roles that cannot be the names of a team's agents.
-
-    Args:
-        roles (`Sequence[str]`): The agents' names, in order.
-
-    Returns:
-        `tuple[str, ...]`: The same names.
+    Refuses roles that cannot be the names of a team's agents, and returns them as a tuple.
 
     Raises:
-        ValueError: the roles are not a list of distinct names, or one cannot be the name of a folder and a module. Names that
-            only differ in upper and lower case count as equal, because many file systems do not distinguish them.
+        ValueError: the roles are not a list of distinct names, or one cannot be the name of a folder and a module. Case does not count,
+            because many file systems ignore it.
     """
     if isinstance(roles, str) or not isinstance(roles, Sequence):
         raise ValueError(f"`roles` must be a list with one name per agent, such as ['aux', 'main'], not {roles!r}.")
     if not roles:
         raise ValueError("A team needs at least one agent, but the list of roles is empty.")
-    seen: dict[str, str] = {}  # for each name, the role as it was given
     for role in roles:
         if not isinstance(role, str) or not role.isidentifier() or keyword.iskeyword(role):
             raise ValueError(
                 f"A role is the name of a folder and of a module, so {role!r} must be a Python identifier and no keyword."
             )
-        name = unicodedata.normalize("NFKC", role).casefold()
-        if name in RESERVED_ROLES:
+        if role.casefold() in RESERVED_ROLES:
             raise ValueError(f"{role!r} is a name that the files of a team need: choose another name for this role.")
-        if name in seen:
-            same = "twice" if seen[name] == role else f"and {seen[name]!r}, which differ only in case"
-            raise ValueError(f"The roles {list(roles)} contain {role!r} {same}: every agent needs a different name.")
-        seen[name] = role
+    if len({role.casefold() for role in roles}) < len(roles):
+        raise ValueError(
+            f"Every agent needs a name of its own, but the roles {list(roles)} contain one twice (case does not count)."
+        )
     return tuple(roles)
 
 
@@ -65,16 +56,12 @@ class Outcome:
     The environment's verdict on one joint action.
 
     Args:
-        reward (`float`):
-            Joint reward, shared by all agents.
-        metrics (`dict[str, float]`, *optional*):
-            Numbers to log. Their means over the joint actions of a turn are logged as `turn_{k}/{name}`. If there is a notion
-            of solving the item, the metric `passed` is 1.0 for a joint action that solves it and 0.0 for any other;
-            pass@k is computed from it. `passed_hidden` is the same for the tests that no feedback between turns shows.
-        info (`Any`, *optional*):
-            Data from which the environment builds the next turn's prompts. The trainer only stores it.
-        extra (`dict[str, Any]`, *optional*):
-            More columns of the joint action's row in the tables of completions and in the trace.
+        reward (`float`): Joint reward, shared by all agents.
+        metrics (`dict[str, float]`, *optional*): Numbers to log. Their means over the joint actions of a turn are logged as
+            `turn_{k}/{name}`. The metric `passed` is 1.0 for a joint action that solves its item and 0.0 for any other; pass@k is computed
+            from it. `passed_hidden` is the same for the tests that no feedback between turns shows.
+        info (`Any`, *optional*): Data from which the environment builds the next turn's prompts. The trainer only stores it.
+        extra (`dict[str, Any]`, *optional*): More columns of the joint action's row in the tables of completions and in the trace.
     """
 
     reward: float
@@ -96,16 +83,14 @@ class Environment(ABC):
     """
     Base class of a task family: the team's roles, the prompts of each turn, and the joint reward.
 
-    The model card of the team contains the `repr` of its environment, which may include a version of the reward.
+    An environment must not store the state of an episode. Its methods get the history of each branch, so many branches of a rollout tree
+    can be played at once. The model card of the team contains its `repr`, which may include a version of the reward.
 
-    An environment must not store the state of an episode. Its methods get the history of each branch, so many branches of
-    a rollout tree can be played at once.
+    `watched_metrics` names metrics of the outcomes that are near zero if something is wrong, each with what that is. A training warns if
+    one of them stays near zero in the first turn.
 
-    `watched_metrics` names metrics of the outcomes that are near zero if something is wrong, each with what that is. A training warns
-    if one of them stays near zero in the first turn.
-
-    `metric_ranges` holds the smallest and the largest possible value of metrics of the outcomes, and of `reward`. An evaluation uses them for
-    confidence intervals and for percentages of the largest value.
+    `metric_ranges` holds the smallest and the largest possible value of metrics of the outcomes, and of `reward`. An evaluation uses them
+    for confidence intervals and for percentages of the largest value.
     """
 
     roles: tuple[str, ...]
@@ -127,18 +112,17 @@ class Environment(ABC):
             history (`Sequence[Turn]`): The branch's past turns, oldest first; empty at the first turn.
 
         Returns:
-            `dict[str, Prompt]`: One new prompt per role. The trainer adds the agent's own past prompts and responses in front of
-            it.
+            `dict[str, Prompt]`: One new prompt per role. The trainer adds the agent's own past prompts and responses in front of it.
         """
 
     def next_prompts(self, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
         """
-        Makes the prompts of a whole turn, for all branches of all trees. By default it calls [`~Environment.prompts`] for each
-        branch. Override it if making many prompts at once is faster, for example if another model writes feedback.
+        Makes the prompts of a whole turn, for all branches of all trees. By default it calls [`~Environment.prompts`] for each branch.
+        Override it if making many prompts at once is faster, for example if another model writes feedback.
 
         Args:
             items (`list[dict]`): The dataset rows; an item occurs once per branch.
-            histories (`list[Sequence[Turn]]`): The past turns of each branch, oldest first; empty at the first turn.
+            histories (`list[Sequence[Turn]]`): The past turns of each branch, oldest first.
 
         Returns:
             `list[dict[str, Prompt]]`: The prompts of each branch, in order.
@@ -146,39 +130,24 @@ class Environment(ABC):
         return [ask_one(self, item, history) for item, history in zip(items, histories, strict=True)]
 
     def check_turns(self, num_turns: int) -> None:  # noqa: B027
-        """
-        Checks, before anything is loaded, that this environment can play so many turns. By default it can.
-
-        Args:
-            num_turns (`int`): Number of turns of an episode.
-
-        Raises:
-            ValueError: it cannot.
-        """
+        """Raises `ValueError` if this environment cannot play so many turns. By default it can. Nothing is loaded for this."""
 
     def answers(self, joint_action: JointAction) -> JointAction:
         """
-        The answers of the task's roles. They are the joint action itself, unless this environment has one agent answer for all roles of
-        the task that it wraps.
+        Returns the answers of the task's roles: the joint action itself, unless this environment has one agent answer for all roles of the
+        task that it wraps.
         """
         return joint_action
 
     def prepare(self, num_turns: int) -> None:  # noqa: B027
         """
-        Checks or loads what a run needs from outside, such as another model, before any data or agent is loaded. A dry run does not
-        call it. By default nothing is needed.
-
-        Args:
-            num_turns (`int`): Number of turns of an episode.
-
-        Raises:
-            UnavailableError: something is missing.
+        Checks or loads what an episode of `num_turns` needs from outside, such as another model, before any data or agent is loaded. Raises
+        [`UnavailableError`] if something is missing. A dry run does not call it. By default nothing is needed.
         """
 
     def plan(self, items: Sequence[dict], num_later_prompts: int, answer_tokens: int) -> dict[str, str]:
         """
-        Describes the cost of the environment itself, for the plan of a dry run. It must not load or contact anything. Empty by
-        default.
+        Describes the cost of the environment itself, for the plan of a dry run. It must not load or contact anything. Empty by default.
 
         Args:
             items (`Sequence[dict]`): The items to train on; none if they are not known.
@@ -203,24 +172,23 @@ class Environment(ABC):
             histories (`list[Sequence[Turn]]`): The past turns of each branch, oldest first; empty at the first turn.
 
         Returns:
-            `list[Outcome]`: One outcome per joint action, in order. A number stands for an outcome with this reward, and so
-            does each entry of an array or a tensor of shape (number of joint actions,).
+            `list[Outcome]`: One outcome per joint action, in order. A number stands for an outcome with this reward, and so does each entry
+            of an array or a tensor of shape (number of joint actions,).
         """
 
     def evaluate(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
     ) -> list[Outcome]:
         """
-        Scores a batch of joint actions in an evaluation. By default it calls [`~Environment.score`]. Override it to report metrics
-        that training does not need.
+        Scores joint actions in an evaluation, by default as [`~Environment.score`]. Override it to report metrics that training does not
+        need.
         """
         return self.score(items, joint_actions, histories)
 
     def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
         """
-        Adds the answers of other agents to an agent's prompt. Training never calls this: it is for baselines whose agents see each
-        other's answers. By default, the answers come before the prompt. Override it if the prompts say that agents do not see each
-        other's answers.
+        Adds the answers of other agents to an agent's prompt, by default in front of it. Training never calls this: it is for baselines
+        whose agents see each other's answers. Override it if the prompts say that agents do not see them.
 
         Args:
             role (`str`): The agent.
@@ -235,15 +203,15 @@ class Environment(ABC):
 
     def metrics(self) -> dict[str, float]:
         """
-        Numbers about the scoring since the last call of this method. They are summed over the processes and logged as
-        `reward/{name}` once per optimizer step. Empty by default.
+        Returns numbers about the scoring since the last call. They are summed over the processes and logged as `reward/{name}` once per
+        optimizer step. Empty by default.
         """
         return {}
 
     def state_dict(self) -> dict[str, Any]:
         """
-        The state on which the next scores and prompts depend, such as that of the environment's own random number generators.
-        It is saved in checkpoints. It may contain plain values and tensors, and is empty by default.
+        Returns the state on which the next scores and prompts depend, such as that of the environment's own random number generators, as
+        plain values and tensors. It is saved in checkpoints. Empty by default.
         """
         return {}
 
@@ -253,8 +221,8 @@ class Environment(ABC):
 
     def resume_settings(self) -> dict[str, Any]:
         """
-        The settings on which prompts and rewards depend, by name, as plain values. A run can only continue a checkpoint that
-        has the same settings. Empty by default.
+        Returns the settings on which prompts and rewards depend, by name, as plain values. A run can only continue a checkpoint that has
+        the same settings. Empty by default.
         """
         return {}
 
@@ -263,12 +231,7 @@ class Environment(ABC):
 
 
 def ask(environment: Environment, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
-    """
-    Calls [`~Environment.next_prompts`] and checks the prompts.
-
-    Raises:
-        TaskError: the environment failed, did not return prompts for each item and role, or returned an invalid prompt.
-    """
+    """Calls [`~Environment.next_prompts`]. Raises [`TaskError`] if it fails, or does not return one valid prompt for each item and role."""
     name = f"`{type(environment).__name__}.next_prompts`"
     with task_code(name):
         prompts = environment.next_prompts(items, histories)
@@ -289,7 +252,7 @@ def ask_one(environment: Environment, item: dict, history: Sequence[Turn]) -> di
 
 
 def check_prompts(name: str, prompts: Any, roles: Sequence[str]) -> None:
-    """Refuses a value that is not a dict with one prompt per role. `name` is the function that returned it."""
+    """Refuses a value of the function `name` that is not a dict with one prompt per role."""
     if not isinstance(prompts, Mapping):
         raise TaskError(f"{name} returned {show(prompts)}; it must return a dict with one prompt per role.")
     missing = [role for role in roles if role not in prompts]
@@ -300,17 +263,15 @@ def check_prompts(name: str, prompts: Any, roles: Sequence[str]) -> None:
 
 
 def check_prompt(name: str, prompt: Any) -> None:
-    """Refuses a value that is neither text nor chat messages. `name` is the function that returned it."""
-    if isinstance(prompt, str):
-        return
-    if not isinstance(prompt, list) or not prompt or not all(map(_is_message, prompt)):
+    """Refuses a value of the function `name` that is neither text nor chat messages."""
+
+    def is_message(message: Any) -> bool:
+        return isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+
+    if not isinstance(prompt, str) and not (isinstance(prompt, list) and prompt and all(map(is_message, prompt))):
         raise TaskError(
             f"{name} returned {show(prompt)}; a prompt is text, or a list of messages with the texts 'role' and 'content'."
         )
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
 
 
 def judge(
@@ -321,8 +282,7 @@ def judge(
     evaluation: bool = False,
 ) -> list[Outcome]:
     """
-    Calls [`~Environment.score`], or [`~Environment.evaluate`] in an evaluation, and checks the outcomes. Rewards and metrics are
-    converted to `float`.
+    Calls [`~Environment.score`], or [`~Environment.evaluate`] in an evaluation, and converts rewards and metrics to `float`.
 
     Raises:
         TaskError: the environment failed, or did not return one outcome with a finite reward per joint action.
@@ -332,17 +292,15 @@ def judge(
         method = environment.evaluate if evaluation else environment.score
         outcomes = method(items, joint_actions, histories)
     values = as_list(outcomes)
-    if values is None:
-        raise TaskError(f"{name} returned {show(outcomes)}; it must return a list of {count} outcomes.")
-    if len(values) != count:
-        raise TaskError(f"{name} returned {len(values)} outcomes for {count} joint actions; it must return one each.")
-    outcomes = values
-    for position, outcome in enumerate(outcomes):
+    if values is None or len(values) != count:
+        found = show(outcomes) if values is None else f"{len(values)} outcomes"
+        raise TaskError(f"{name} returned {found}; it must return a list of {count} outcomes.")
+    for position, outcome in enumerate(values):
         where = f"for joint action {position + 1} of {count}"
         if not isinstance(outcome, Outcome):
             if as_number(outcome) is None:
                 raise TaskError(f"{name} returned {show(outcome)} {where}; it must return an `Outcome` or a number.")
-            outcome = outcomes[position] = Outcome(outcome)
+            outcome = values[position] = Outcome(outcome)
         reward = as_number(outcome.reward)
         if reward is None:
             raise TaskError(f"{name} returned the reward {show(outcome.reward)} {where}; it must be a number.")
@@ -350,7 +308,7 @@ def judge(
             raise TaskError(f"{name} returned the reward {reward} {where}", position)
         outcome.reward = reward
         outcome.metrics = numbers_by_name(name, outcome.metrics)
-    return outcomes
+    return values
 
 
 def scoring_metrics(environment: Environment) -> dict[str, float]:
@@ -367,16 +325,13 @@ def resume_settings(environment: Environment) -> dict[str, Any]:
     with task_code(name):
         settings = environment.resume_settings()
     try:
-        plain = json.loads(json.dumps(settings))
+        return {**json.loads(json.dumps(settings))}
     except (TypeError, ValueError) as error:
         raise TaskError(f"{name} returned {show(settings)}; it must be a dict of plain values: {error}.") from error
-    if not isinstance(plain, dict):
-        raise TaskError(f"{name} returned {show(settings)}; it must be a dict of plain values.")
-    return plain
 
 
 def numbers_by_name(name: str, metrics: Any) -> dict[str, float]:
-    """Converts metrics to `float`. `name` is the function that returned them."""
+    """Converts metrics that the function `name` returned to `float`."""
     if not isinstance(metrics, Mapping):
         raise TaskError(f"{name} returned the metrics {show(metrics)}; they must be a dict of numbers.")
     numbers = {}

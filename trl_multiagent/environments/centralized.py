@@ -27,14 +27,7 @@ MISSING, DOUBLED = "missing_blocks", "doubled_blocks"
 
 @dataclass
 class Blocks:
-    """
-    The blocks of an answer for all roles.
-
-    Args:
-        answers (`dict[str, str]`): The answer of each role, empty if it has no block or several.
-        missing (`list[str]`): The roles without a block.
-        doubled (`list[str]`): The roles with several blocks.
-    """
+    """The blocks of an answer for all roles: the answer of each, empty if it has no block or several, and those roles."""
 
     answers: dict[str, str]
     missing: list[str]
@@ -42,19 +35,13 @@ class Blocks:
 
 
 def central_prompt(roles: Sequence[str], prompts: Mapping[str, Prompt]) -> str:
-    """
-    Writes the prompt of a model that answers for all roles.
-
-    Args:
-        roles (`Sequence[str]`): The roles, in the order in which they are written.
-        prompts (`Mapping[str, Prompt]`): The prompt of each role. Of chat messages, the contents count.
-    """
+    """Writes the prompt of a model that answers for all roles, from the prompt of each. Of chat messages, the contents count."""
     tags = "\n".join(f"<{role}>\nanswer of {role}\n</{role}>" for role in roles)
     return f"{assignments(roles, prompts)}Write the answers of all roles, each in its tags and with nothing else:\n{tags}\n\n"
 
 
 def assignments(roles: Sequence[str], prompts: Mapping[str, Prompt]) -> str:
-    """The assignments of all roles in one text."""
+    """Returns the assignments of all roles in one text."""
     texts = [f"<assignment of {role}>\n{plain(prompts[role]).strip()}\n</assignment of {role}>\n\n" for role in roles]
     return f"You answer for the roles {', '.join(roles)}, who solve one task together.\n\n{''.join(texts)}"
 
@@ -63,12 +50,8 @@ def split_blocks(text: str, roles: Sequence[str]) -> Blocks:
     """
     Divides an answer for all roles. What is outside of the blocks is left out.
 
-    A block begins with `<role>` and ends with `</role>`. Without its end, it goes up to the next block, or to the end of the text. The
-    line breaks after its first tag and before its last one do not belong to it.
-
-    Args:
-        text (`str`): The answer.
-        roles (`Sequence[str]`): The roles.
+    A block begins with `<role>` and ends with `</role>`. Without its end, it goes up to the next block, or to the end of the text. The line
+    breaks after its first tag and before its last one do not belong to it.
     """
     opening = re.compile(f"<({'|'.join(map(re.escape, roles))})>")
     found: dict[str, list[str]] = {role: [] for role in roles}
@@ -93,12 +76,9 @@ def split_blocks(text: str, roles: Sequence[str]) -> Blocks:
 class CentralizedEnvironment(EnvironmentWrapper):
     """
     A task of several roles as a task of one agent, which answers for all of them in tagged blocks, see [`central_prompt`] and
-    [`split_blocks`]. The joint reward is the task's. This environment is a control, which shows what a team adds to one model that has all roles.
+    [`split_blocks`]. The joint reward is the task's. This is a control, which shows what a team adds to one model that has all roles.
 
     Episodes have one turn. The metrics `missing_blocks` and `doubled_blocks` are the numbers of roles that have no block, or several.
-
-    Args:
-        task ([`Environment`]): The task.
 
     Raises:
         ValueError: the task has one role.

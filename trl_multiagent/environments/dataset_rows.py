@@ -21,15 +21,12 @@ LOCAL_SUFFIXES = (".jsonl", ".json", ".parquet")
 LOCAL_FILE = f"{', '.join(LOCAL_SUFFIXES[:-1])} or {LOCAL_SUFFIXES[-1]} file"  # for messages
 ID_COLUMNS = ("item_id", "task_id", "id")
 BYTE_ORDER_MARK = "\ufeff"
-SURROGATE = "\\ud"  # how JSON escapes one begins
+SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def read_file(path: Path) -> list[dict]:
     """
-    Reads the rows of a local file.
-
-    Args:
-        path (`Path`): A `.jsonl`, `.json` or `.parquet` file.
+    Reads the rows of a local file, `.jsonl`, `.json` or `.parquet`.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -65,21 +62,17 @@ def read_file(path: Path) -> list[dict]:
             raise ValueError(
                 f"{path}, row {number} must be an object with the fields of a problem, not {kind_of(row)}."
             )
-    if SURROGATE in text.lower():
+    if "\\ud" in text.lower():  # how JSON escapes half of a surrogate pair
         check_texts(rows, str(path))
     return rows
 
 
 def make_dataset(rows: list[dict], source: str) -> datasets.Dataset:
     """
-    Makes a dataset of rows.
-
-    Args:
-        rows (`list[dict]`): The rows. A field that a row lacks is null in it.
-        source (`str`): The file, for the message.
+    Makes a dataset of rows. A field that a row lacks is null in it.
 
     Raises:
-        ValueError: a field has values of different types; the message names the first row that differs.
+        ValueError: a field has values of different types; the message names `source` and the first row that differs.
     """
     import datasets
     import pyarrow
@@ -102,21 +95,13 @@ def make_dataset(rows: list[dict], source: str) -> datasets.Dataset:
 
 
 def check_texts(rows: list[dict], source: str) -> None:
-    """
-    Refuses texts that UTF-8 cannot encode: those with half of a surrogate pair, such as `"\\ud800"` in JSON.
-
-    Raises:
-        ValueError: there is one; the message names its row and field.
-    """
+    """Refuses rows with half of a surrogate pair, such as `"\\ud800"` in JSON, which is no text and cannot be encoded as UTF-8."""
     for number, row in enumerate(rows, 1):
         for field, value in row.items():
-            try:
-                json.dumps([field, value], ensure_ascii=False, default=str).encode()
-            except UnicodeEncodeError as error:
+            if SURROGATES.search(json.dumps([field, value], ensure_ascii=False, default=str)):
                 raise ValueError(
-                    f"{source}, row {number}: field {field!a} has the character {error.object[error.start]!a}, half of a "
-                    "surrogate pair, which is no text. Remove it, or write the whole pair."
-                ) from None
+                    f"{source}, row {number}: field {field!a} has half of a surrogate pair, which is no text."
+                )
 
 
 def is_column(values: list) -> bool:
@@ -131,12 +116,7 @@ def is_column(values: list) -> bool:
 
 
 def check_columns(dataset: datasets.Dataset, columns: list[str], source: str) -> None:
-    """
-    Refuses a dataset with a null in one of these columns.
-
-    Raises:
-        ValueError: there is one; the message names its row and field.
-    """
+    """Refuses a dataset with a null in one of these columns, by a `ValueError` that names its row and field."""
     for column in columns:
         if column in dataset.column_names and None in dataset[column]:
             row = list(dataset[column]).index(None)
@@ -171,7 +151,7 @@ def load_rows(name: str, config: str | None, split: str | None) -> list[dict]:
 
 def hub_split(name: str, config: str | None, split: str | None) -> str:
     """
-    The split to load from the Hub. If `split` has no name, it is the split `test` or the only one that the dataset has.
+    Returns the split to load from the Hub. If `split` has no name, it is the split `test` or the only one that the dataset has.
 
     Raises:
         ValueError: the dataset has several splits, and none of them is `test`.
@@ -226,7 +206,7 @@ def select_rows(dataset: datasets.Dataset, split: str | None, source: str) -> da
 
 
 def without_marks(row: dict) -> dict:
-    """The row without byte-order marks at the start of its texts, which Python cannot parse."""
+    """Returns the row without byte-order marks at the start of its texts, which Python cannot parse."""
     return {
         field: value.removeprefix(BYTE_ORDER_MARK) if isinstance(value, str) else value for field, value in row.items()
     }
@@ -236,13 +216,8 @@ def check_fields(row: dict, fields: dict[str, type], where: str) -> None:
     """
     Refuses a row in which a field is missing, is empty, or has another type than `fields` demands.
 
-    Args:
-        row (`dict`): The row.
-        fields (`dict[str, type]`): The type of each field that the row must have.
-        where (`str`): File and number of the row, for the message.
-
     Raises:
-        ValueError: a field is wrong; the message names the row and the field.
+        ValueError: a field is wrong; the message begins with `where`, the file and number of the row, and names the field.
     """
     for field, kind in fields.items():
         if row.get(field) is None:
@@ -255,7 +230,7 @@ def check_fields(row: dict, fields: dict[str, type], where: str) -> None:
 
 
 def kind_of(value: object) -> str:
-    """The type of a value in words."""
+    """Returns the type of a value in words."""
     names = {
         str: "text",
         int: "an integer",
@@ -264,7 +239,7 @@ def kind_of(value: object) -> str:
         list: "a list",
         dict: "an object",
     }
-    return names.get(value.__class__, value.__class__.__name__)
+    return names.get(type(value), type(value).__name__)
 
 
 def item_ids(dataset: datasets.Dataset) -> list[str]:

@@ -2,8 +2,8 @@
 
 import math
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from trl_multiagent.environments.base import (
@@ -16,22 +16,9 @@ from trl_multiagent.environments.base import (
     check_prompts,
     check_roles,
 )
-from trl_multiagent.environments.event_loop import EventLoop
-from trl_multiagent.environments.reward_functions import (
-    RoleReward,
-    as_messages,
-    call_rewards,
-    check_reward_function,
-)
+from trl_multiagent.environments.reward_functions import RoleReward, as_messages, call_rewards, check_reward_function
 from trl_multiagent.environments.scoring import scoring_context
-from trl_multiagent.environments.task_errors import (
-    TaskError,
-    as_number,
-    as_rewards,
-    function_name,
-    show,
-    task_code,
-)
+from trl_multiagent.environments.task_errors import TaskError, as_number, as_rewards, function_name, show, task_code
 
 
 RewardFunction: TypeAlias = Callable | str  # a function, a reward model (which can be called, too), or a model id
@@ -42,29 +29,26 @@ class FunctionEnvironment(Environment):
     An environment made of prompt templates and TRL reward functions.
 
     Args:
-        prompts (`dict[str, str | Callable[[dict], Prompt]]`):
-            One entry per role, in the order of the agents: a `str.format` template filled with the item's columns, or
-            a function from the item to a prompt.
-        reward_funcs (`Callable` or `list[Callable]`):
-            TRL reward functions, plain or `async`. Each is called with keyword arguments, and returns one float per joint
-            action, or `None` where it does not apply. It gets those that it names, or all of them if it takes `**kwargs`:
-            `prompts` (list of `{role: prompt}`), `completions` (list of `{role: text}`), every column of the items, and
-            from a trainer or team also `completion_ids` (list of `{role: token ids}`), `trainer_state`, `log_metric` and
-            `log_extra`, see [`~trl.GRPOTrainer`]. [`role_reward`] makes one from a function or a reward model for a single
-            agent. A reward model or its id alone needs a single role, unless [`JointRewardTrainer`] trained it on these roles.
-        reward_weights (`list[float]`, *optional*):
-            Weight of each reward function, all 1.0 by default.
-        transition (`Callable[[dict, Sequence[Turn]], dict[str, Prompt]]`, *optional*):
-            Function `(item, history) -> {role: prompt}` that builds the prompts of the second and later turns. It is only
-            needed if `num_turns > 1`.
-        conversational (`bool`, *optional*, defaults to `False`):
-            Whether `prompts` and `completions` contain lists of chat messages, as in TRL, instead of texts for the roles
-            whose tokenizer has a chat template.
-        reward_timeout (`float`, *optional*, defaults to `600.0`):
-            Seconds that the `async` reward functions may take for a batch. With `None`, they may take forever.
+        prompts (`dict[str, str | Callable[[dict], Prompt]]`): One entry per role, in the order of the agents: a `str.format` template
+            filled with the item's columns, or a function from the item to a prompt.
+        reward_funcs (`Callable` or `list[Callable]`): TRL reward functions, plain or `async`, see [`~trl.GRPOTrainer`]. Each is called with
+            keyword arguments, and returns one float per joint action, or `None` where it does not apply. It gets those that it names, or
+            all
+            of them if it takes `**kwargs`: `prompts` (list of `{role: prompt}`), `completions` (list of `{role: text}`), every column of
+                the
+            items, and from a trainer or team also `completion_ids` (list of `{role: token ids}`), `trainer_state`, `log_metric` and
+            `log_extra`. [`role_reward`] makes one for a single agent. A reward model or its id alone needs a single role, unless
+            [`JointRewardTrainer`] trained it on these roles.
+        reward_weights (`list[float]`, *optional*): Weight of each reward function, all 1.0 by default.
+        transition (`Callable[[dict, Sequence[Turn]], dict[str, Prompt]]`, *optional*): Function `(item, history) -> {role: prompt}` that
+            builds the prompts of the second and later turns. It is only needed if `num_turns > 1`.
+        conversational (`bool`, *optional*, defaults to `False`): Whether `prompts` and `completions` contain lists of chat messages, as in
+            TRL, instead of texts for the roles whose tokenizer has a chat template.
+        reward_timeout (`float`, *optional*, defaults to `600.0`): Seconds that the `async` reward functions may take for a batch. With
+            `None`, they may take forever.
 
     Raises:
-        TypeError: A template, a reward function or the transition cannot be called.
+        TypeError: A template or a reward function cannot be called.
         ValueError: The roles or the weights do not fit, or a reward model cannot be loaded.
 
     Example:
@@ -89,31 +73,26 @@ class FunctionEnvironment(Environment):
         conversational: bool = False,
         reward_timeout: float | None = 600.0,
     ):
-        if not isinstance(prompts, dict):
-            raise ValueError(f"`prompts` must be a dict with one entry per role, not {prompts!r}.")
         self.roles = check_roles(list(prompts))
         for role, template in prompts.items():
             if not (isinstance(template, str) or callable(template)):
                 raise TypeError(f"The prompt of `{role}` is {show(template)}; it must be a template or a function.")
-        if transition is not None and not callable(transition):
-            raise TypeError(f"`transition` is {show(transition)}, which is not a function.")
-        if reward_timeout is not None and (as_number(reward_timeout) is None or not reward_timeout > 0):
-            raise ValueError(f"`reward_timeout` is {show(reward_timeout)}; it must be a positive number of seconds.")
         self.templates = prompts
         functions = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
         if not functions:
             raise ValueError("`reward_funcs` is empty: give at least one reward function.")
         self.reward_funcs = [self._reward_function(function) for function in functions]
-        self.reward_weights = [1.0] * len(functions) if reward_weights is None else _weights(reward_weights)
-        if len(self.reward_weights) != len(functions):
-            raise ValueError(
-                f"`reward_weights` has {len(self.reward_weights)} entries for {len(functions)} reward functions."
-            )
-        self.transition = transition
-        self.conversational = conversational
-        self.reward_timeout = reward_timeout
-        self.reward_names = _distinct([function_name(function) for function in self.reward_funcs])
-        self._event_loop = EventLoop()
+        weights = [1.0] * len(functions) if reward_weights is None else list(reward_weights)
+        if len(weights) != len(functions):
+            raise ValueError(f"`reward_weights` has {len(weights)} entries for {len(functions)} reward functions.")
+        numbers = [as_number(weight) for weight in weights]
+        self.reward_weights = [x for x in numbers if x is not None and math.isfinite(x)]
+        if len(self.reward_weights) < len(weights):
+            raise ValueError(f"`reward_weights` is {weights}; it must be a list of finite numbers.")
+        self.transition, self.conversational, self.reward_timeout = transition, conversational, reward_timeout
+        names = [function_name(function) for function in self.reward_funcs]
+        counts = [names[:k].count(name) for k, name in enumerate(names, start=1)]
+        self.reward_names = [name if n == 1 else f"{name}_{n}" for name, n in zip(names, counts, strict=True)]
 
     def _reward_function(self, function: RewardFunction) -> Callable:
         """Checks a reward function. A reward model, or the id of one, becomes a function."""
@@ -123,19 +102,19 @@ class FunctionEnvironment(Environment):
             function = RoleReward(function.role, load_if_model(function.function), function.conversational)
         elif is_model(function):
             model = load_if_model(function)
-            if model.roles is not None:
-                if model.roles != self.roles:
-                    raise ValueError(
-                        f"The reward model {show(function)} was trained on answers of {list(model.roles)}, but the roles are "
-                        f"{list(self.roles)}."
-                    )
-                return model
-            if len(self.roles) > 1:
+            if model.roles is None and len(self.roles) == 1:
+                return RoleReward(self.roles[0], model)
+            if model.roles is None:
                 raise ValueError(
                     f"A reward model judges the text of one agent: write `role_reward({self.roles[-1]!r}, ...)` instead of "
                     f"{show(function)}."
                 )
-            function = RoleReward(self.roles[0], model)
+            if model.roles != self.roles:
+                raise ValueError(
+                    f"The reward model {show(function)} was trained on answers of {list(model.roles)}, but the roles are "
+                    f"{list(self.roles)}."
+                )
+            return model
         check_reward_function(function)
         return function  # type: ignore[return-value]  # it is no model and can be called
 
@@ -151,7 +130,7 @@ class FunctionEnvironment(Environment):
 
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
         if not history:
-            return {role: self._first_prompt(role, template, item) for role, template in self.templates.items()}
+            return {role: first_prompt(role, template, item) for role, template in self.templates.items()}
         if self.transition is None:
             raise TaskError("More than one turn needs a `transition` that builds the next turn's prompts.")
         name = f"The transition `{function_name(self.transition)}`"
@@ -162,26 +141,17 @@ class FunctionEnvironment(Environment):
 
     def resume_settings(self) -> dict[str, Any]:
         """The templates, the weights, and the names of the functions. The code of the functions is not compared."""
-        settings = {
-            "prompts": {
-                role: f"function {function_name(template)}" if callable(template) else template
-                for role, template in self.templates.items()
-            },
+        prompts = {
+            role: template if isinstance(template, str) else f"function {function_name(template)}"
+            for role, template in self.templates.items()
+        }
+        return {
+            "prompts": prompts,
             "reward_funcs": self.reward_names,
             "reward_weights": self.reward_weights,
             "transition": None if self.transition is None else function_name(self.transition),
+            **({"conversational": True} if self.conversational else {}),
         }
-        return {**settings, "conversational": True} if self.conversational else settings
-
-    @staticmethod
-    def _first_prompt(role: str, template: str | Callable[[dict], Prompt], item: dict) -> Prompt:
-        if not callable(template):
-            return fill_template(role, template, item)
-        name = f"The prompt function `{function_name(template)}` of {role!r}"
-        with task_code(name):
-            prompt = template(item)
-        check_prompt(name, prompt)
-        return prompt
 
     def score(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
@@ -192,34 +162,51 @@ class FunctionEnvironment(Environment):
         outcomes = [Outcome(reward=0.0) for _ in joint_actions]
         arguments: dict[str, Any] = {name: [item[name] for item in items] for name in items[0]}
         if context.prompts is not None and len(context.prompts) == len(items):
-            arguments["prompts"] = context.prompts
-            arguments["completion_ids"] = context.completion_ids
+            arguments |= {"prompts": context.prompts, "completion_ids": context.completion_ids}
         else:  # the environment was called directly
-            arguments["prompts"] = [
-                self.prompts(item, history) for item, history in zip(items, histories, strict=True)
-            ]
+            arguments["prompts"] = [self.prompts(*branch) for branch in zip(items, histories, strict=True)]
         arguments |= {"completions": joint_actions, "trainer_state": context.trainer_state}
         names = [f"The reward function `{name}`" for name in self.reward_names]
         of_functions = []
         for name, function in zip(names, self.reward_funcs, strict=True):
-            of_function = {**arguments, "log_metric": _metric_logger(name, context.metrics)}
-            of_function["log_extra"] = _extra_logger(name, outcomes)
+            loggers = {
+                "log_metric": partial(log_metric, name, context.metrics),
+                "log_extra": partial(log_extra, name, outcomes),
+            }
+            of_functions.append({**arguments, **loggers})
             if self.conversational and not isinstance(function, RoleReward):
-                of_function |= _conversational(arguments["prompts"], joint_actions, context.chat_roles)
-            of_functions.append(of_function)
-        outputs = call_rewards(self._event_loop, names, self.reward_funcs, of_functions, self.reward_timeout)
+                for key, speaker in (("prompts", "user"), ("completions", "assistant")):
+                    of_functions[-1][key] = [
+                        {
+                            role: as_messages(x, speaker) if role in context.chat_roles else x
+                            for role, x in texts.items()
+                        }
+                        for texts in arguments[key]
+                    ]
+        outputs = call_rewards(names, self.reward_funcs, of_functions, self.reward_timeout)
         for name, key, weight, output in zip(names, self.reward_names, self.reward_weights, outputs, strict=True):
             for outcome, reward in zip(outcomes, as_rewards(name, output, len(joint_actions)), strict=True):
                 if reward is not None:
                     outcome.reward += weight * reward
                     outcome.metrics[f"rewards/{key}"] = reward
-        unscored = next((k for k, outcome in enumerate(outcomes) if not outcome.metrics), None)
-        if unscored is not None:
-            raise TaskError(
-                f"Every reward function ({', '.join(self.reward_names)}) returned None for the joint action "
-                f"{joint_actions[unscored]!r} of item {items[unscored]!r}; at least one must score it."
-            )
+        for outcome, item, joint_action in zip(outcomes, items, joint_actions, strict=True):
+            if not outcome.metrics:
+                raise TaskError(
+                    f"Every reward function ({', '.join(self.reward_names)}) returned None for the joint action "
+                    f"{joint_action!r} of item {item!r}; at least one must score it."
+                )
         return outcomes
+
+
+def first_prompt(role: str, template: str | Callable[[dict], Prompt], item: dict) -> Prompt:
+    """Makes the prompt of a role from its template or its function."""
+    if isinstance(template, str):
+        return fill_template(role, template, item)
+    name = f"The prompt function `{function_name(template)}` of {role!r}"
+    with task_code(name):
+        prompt = template(item)
+    check_prompt(name, prompt)
+    return prompt
 
 
 def fill_template(role: str, template: str, item: dict) -> str:
@@ -242,16 +229,6 @@ def fill_template(role: str, template: str, item: dict) -> str:
         ) from error
 
 
-def _distinct(names: list[str]) -> list[str]:
-    """The names. A number is appended to a name that occurred before."""
-    seen: Counter[str] = Counter()
-    distinct = []
-    for name in names:
-        seen[name] += 1
-        distinct.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
-    return distinct
-
-
 def is_model(function: Any) -> bool:
     """Whether this is a reward model or the id of one. Torch is not imported for this: without it, there are no models."""
     return isinstance(function, str) or (
@@ -268,51 +245,21 @@ def load_if_model(function: Any) -> Any:
     return load_reward_model(function)
 
 
-def _weights(reward_weights: Sequence[float]) -> list[float]:
-    weights = [as_number(weight) for weight in reward_weights]
-    numbers = [weight for weight in weights if weight is not None and math.isfinite(weight)]
-    if len(numbers) < len(weights):
-        raise ValueError(f"`reward_weights` is {list(reward_weights)}; it must be a list of finite numbers.")
-    return numbers
+def log_metric(name: str, metrics: dict[str, list[float]], metric: str, value: float) -> None:
+    """TRL's `log_metric` for the reward function `name`. The mean over a logging step is logged."""
+    number = as_number(value)
+    if not isinstance(metric, str) or number is None:
+        raise TaskError(f"{name} logged the metric {metric!r} with the value {show(value)}; it must be a number.")
+    metrics.setdefault(metric, []).append(number)
 
 
-def _metric_logger(name: str, metrics: dict[str, list[float]]) -> Callable[[str, float], None]:
-    """TRL's `log_metric` for one reward function. The mean over a logging step is logged."""
-
-    def log_metric(metric: str, value: float) -> None:
-        number = as_number(value)
-        if not isinstance(metric, str) or number is None:
-            raise TaskError(f"{name} logged the metric {metric!r} with the value {show(value)}; it must be a number.")
-        metrics.setdefault(metric, []).append(number)
-
-    return log_metric
-
-
-def _extra_logger(name: str, outcomes: list[Outcome]) -> Callable[[str, Sequence], None]:
-    """TRL's `log_extra` for one reward function. The values become a column of the tables of completions."""
-
-    def log_extra(column: str, values: Sequence) -> None:
-        values = list(values)
-        if len(values) != len(outcomes):
-            raise TaskError(
-                f"{name} logged {len(values)} values in the column {column!r} for {len(outcomes)} joint actions; it must "
-                "log one each."
-            )
-        for outcome, value in zip(outcomes, values, strict=True):
-            outcome.extra[column] = value
-
-    return log_extra
-
-
-def _conversational(
-    prompts: list[dict[str, Prompt]], joint_actions: list[JointAction], chat_roles: frozenset[str]
-) -> dict[str, list]:
-    """Prompts and completions with chat messages for the roles that have a chat template."""
-
-    def convert(texts: dict[str, Any], speaker: str) -> dict[str, Any]:
-        return {role: as_messages(x, speaker) if role in chat_roles else x for role, x in texts.items()}
-
-    return {
-        "prompts": [convert(of_all, "user") for of_all in prompts],
-        "completions": [convert(of_all, "assistant") for of_all in joint_actions],
-    }
+def log_extra(name: str, outcomes: list[Outcome], column: str, values: Sequence) -> None:
+    """TRL's `log_extra` for the reward function `name`. The values become a column of the tables of completions."""
+    values = list(values)
+    if len(values) != len(outcomes):
+        raise TaskError(
+            f"{name} logged {len(values)} values in the column {column!r} for {len(outcomes)} joint actions; it must "
+            "log one each."
+        )
+    for outcome, value in zip(outcomes, values, strict=True):
+        outcome.extra[column] = value

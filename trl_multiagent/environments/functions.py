@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from string import Formatter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.base import Prompt, ask_one, check_prompt, check_roles
 from trl_multiagent.environments.dataset_rows import (
@@ -30,9 +30,9 @@ from trl_multiagent.environments.dataset_rows import (
     select_rows,
 )
 from trl_multiagent.environments.function_environment import FunctionEnvironment, fill_template
-from trl_multiagent.environments.imports import import_object
+from trl_multiagent.environments.imports import import_function
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
-from trl_multiagent.environments.task_errors import TaskError, show
+from trl_multiagent.environments.task_errors import TaskError
 
 
 if TYPE_CHECKING:
@@ -62,10 +62,7 @@ class Rows(DatasetSource):
 
     def load(self, split: str | None) -> Dataset:
         """
-        Loads rows.
-
-        Args:
-            split (`str`, *optional*): The rows, such as `"train[:100]"`. A local file has one split, with any name.
+        Loads rows, such as those of the split `"train[:100]"`. A local file has one split, with any name.
 
         Raises:
             ValueError: the file or the split is malformed, or there are no rows.
@@ -104,15 +101,13 @@ class Functions:
         self.make_environment()
 
     def make_environment(self) -> FunctionEnvironment:
-        """
-        Imports the functions and makes the environment.
-
-        Raises:
-            ValueError: a function cannot be imported, or is none.
-        """
+        """Imports the functions and makes the environment. A function that cannot be used is a `ValueError`."""
         functions = [import_function("functions.reward_funcs", path) for path in self.reward_funcs or ()]
         transition = None if self.transition is None else import_function("functions.transition", self.transition)
-        templates = {role: prompt_template(role, template) for role, template in (self.prompts or {}).items()}
+        templates: dict[str, str | Callable[[dict], Prompt]] = {
+            role: template if isinstance(template, str) else partial(fill_messages, role, template)
+            for role, template in (self.prompts or {}).items()
+        }
         try:
             return FunctionEnvironment(templates, functions, self.reward_weights, transition)
         except TypeError as error:  # a class, or a function that cannot be called as a reward function
@@ -133,27 +128,13 @@ class Functions:
         return list(dict.fromkeys(re.split(r"[.\[]", field)[0] for field in fields if field))
 
 
-def import_function(setting: str, path: str) -> Any:
-    """Imports what a setting names. Raises `ValueError` if that cannot be called."""
-    function = import_object(setting, path)
-    if not callable(function):
-        raise ValueError(f"`{setting}` names {path!r}, which is {show(function)}, not a function.")
-    return function
-
-
-def prompt_template(role: str, template: str | list[dict[str, str]]) -> str | Callable[[dict], Prompt]:
-    """The prompt of a role, as [`FunctionEnvironment`] takes it."""
-    return template if isinstance(template, str) else partial(fill_messages, role, template)
-
-
 def fill_messages(role: str, messages: list[dict[str, str]], item: dict) -> Prompt:
     """Fills templates of messages with the columns of an item."""
     return [{**message, "content": fill_template(role, message["content"], item)} for message in messages]
 
 
 def make_environment(settings: TaskSettings) -> FunctionEnvironment:
-    functions: Functions = settings.sections["functions"]
-    return functions.make_environment()
+    return settings.sections["functions"].make_environment()
 
 
 def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
@@ -171,15 +152,15 @@ def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
     except TaskError as error:  # templates are settings, not code
         raise ValueError(str(error)) from error
     eval_dataset = None if rows.eval_split is None else rows.load(rows.eval_split)
-    columns = settings.sections["functions"].columns
-    check_columns(train_dataset, columns, f"{rows.name}, split {rows.train_split or 'whole'}")
-    if eval_dataset is not None:
-        check_columns(eval_dataset, columns, f"{rows.name}, split {rows.eval_split}")
+    for dataset, split in ((train_dataset, rows.train_split or "whole"), (eval_dataset, rows.eval_split)):
+        if dataset is not None:
+            check_columns(dataset, settings.sections["functions"].columns, f"{rows.name}, split {split}")
     return train_dataset, eval_dataset
 
 
-def roles(sections: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(sections["functions"].prompts)
-
-
-TASK = Task(make_environment, load_datasets, settings={"dataset": Rows, "functions": Functions}, roles=roles)
+TASK = Task(
+    make_environment,
+    load_datasets,
+    settings={"dataset": Rows, "functions": Functions},
+    roles=lambda sections: tuple(sections["functions"].prompts),
+)

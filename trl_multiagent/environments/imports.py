@@ -5,19 +5,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trl_multiagent.environments.task_errors import task_code
+from trl_multiagent.environments.task_errors import show, task_code
 
 
 def import_object(setting: str, path: str, config: str | None = None) -> Any:
     """
-    Imports an object. Its module may be in the working directory.
-
-    Args:
-        setting (`str`): The setting that names the object, for the message.
-        path (`str`): The object, as `package.module:name` or `package.module.name`.
-        config (`str`, *optional*):
-            The file with this setting. If the working directory does not have the module, it is looked for in the folder of the file and the
-            folders above, the nearest first: a run's folder is in that of its task.
+    Imports the object that a setting names as `package.module:name` or `package.module.name`. Its module may be in the working directory,
+    or else in the folder of the file `config` with this setting or the folders above, the nearest first: a run's folder is in that of its
+    task.
 
     Raises:
         ValueError: there is no such object, or importing its module failed.
@@ -27,9 +22,8 @@ def import_object(setting: str, path: str, config: str | None = None) -> Any:
         raise ValueError(f"`{setting}` names {path!r}, it must have the form package.module:name.")
     folders = [Path.cwd(), *(Path(config).absolute().parents if config is not None else ())]
     top = module.partition(".")[0]
-    folder = str(
-        next((x for x in folders if (x / f"{top}.py").is_file() or (x / top / "__init__.py").is_file()), folders[0])
-    )
+    having = (x for x in folders if (x / f"{top}.py").is_file() or (x / top / "__init__.py").is_file())
+    folder = str(next(having, folders[0]))
     if folder not in sys.path:
         sys.path.insert(0, folder)
     with task_code(f"`{setting}` names {path!r}, but importing {module} (from {folder} or an installed package)"):
@@ -40,3 +34,11 @@ def import_object(setting: str, path: str, config: str | None = None) -> Any:
         except AttributeError:
             raise ValueError(f"`{setting}` names {path!r}, but {module} has no {name!r}.") from None
     return found
+
+
+def import_function(setting: str, path: str) -> Any:
+    """Imports what a setting names, see [`import_object`]. Raises `ValueError` if that cannot be called."""
+    function = import_object(setting, path)
+    if not callable(function):
+        raise ValueError(f"`{setting}` names {path!r}, which is {show(function)}, not a function.")
+    return function

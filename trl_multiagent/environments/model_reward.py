@@ -17,20 +17,15 @@ class ModelRewardEnvironment(EnvironmentWrapper):
     """
     A task whose reward in training comes from a model. Prompts and evaluation are those of the task.
 
-    The metrics have both rewards side by side: `rewards/model`; `rewards/task`; `rewards/model_scaled`, which is the model's on
-    the axis of the task's; and `rewards/correlation`, that of both over a batch.
+    The metrics have both rewards side by side: `rewards/model`; `rewards/task`; `rewards/model_scaled`, the model's on the axis of the
+    task's; and `rewards/correlation` of both over a batch.
 
     Args:
-        task ([`Environment`]):
-            The task.
-        reward (`Callable`):
-            Reward function for the answers of all roles, such as a [`JointRewardModel`].
-        scale (`tuple[float, float]`, *optional*):
-            Slope and intercept of the task's reward as a function of the model's.
-        score_task (`bool`, *optional*, defaults to `True`):
-            Whether the task's reward is computed in training, too. It is only logged. Without it, there is no comparison.
-        version (`str`, *optional*):
-            Names the reward model in checkpoints, which a run with another one does not continue.
+        task ([`Environment`]): The task.
+        reward (`Callable`): Reward function for the answers of all roles, such as a [`JointRewardModel`].
+        scale (`tuple[float, float]`, *optional*): Slope and intercept of the task's reward as a function of the model's.
+        score_task (`bool`, *optional*, defaults to `True`): Whether the task's reward is computed in training, too. It is only logged.
+        version (`str`, *optional*): Names the reward model in checkpoints, which a run with another one does not continue.
     """
 
     def __init__(
@@ -42,10 +37,7 @@ class ModelRewardEnvironment(EnvironmentWrapper):
         version: str = "",
     ):
         super().__init__(task)
-        self.reward = reward
-        self.scale = scale
-        self.score_task = score_task
-        self.version = version
+        self.reward, self.scale, self.score_task, self.version = reward, scale, score_task, version
 
     def __repr__(self) -> str:
         return f"ModelRewardEnvironment({self.task!r}, version={self.version!r})"

@@ -1,4 +1,4 @@
-"""Prompts that a user puts in the place of a family's own: templates in files, or functions."""
+"""User-supplied prompt templates and functions, which replace the prompts of a task family."""
 
 import dataclasses
 import inspect
@@ -10,8 +10,9 @@ from string import Formatter
 from typing import Any, ClassVar
 
 from trl_multiagent.environments.base import Prompt, check_prompt
-from trl_multiagent.environments.imports import import_object
-from trl_multiagent.environments.task_errors import show, task_code
+from trl_multiagent.environments.imports import import_function
+from trl_multiagent.environments.reward_functions import is_async
+from trl_multiagent.environments.task_errors import task_code
 
 
 FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")  # package.module:name
@@ -34,11 +35,7 @@ class OwnPrompt:
 
     def make(self, values: Mapping[str, str], *arguments: Any) -> Prompt:
         """
-        Makes the prompt.
-
-        Args:
-            values (`Mapping[str, str]`): The values of a template's fields.
-            *arguments: The arguments of a function.
+        Makes the prompt: the template filled with `values`, or what the function returns for the `arguments`.
 
         Raises:
             TaskError: the function failed, or did not return a prompt.
@@ -92,24 +89,17 @@ def is_text(value: str) -> bool:
 
 def read_prompt(setting: str, value: str, fields: Sequence[str], arguments: Sequence[str]) -> OwnPrompt:
     """
-    Reads the value of a setting.
-
-    Args:
-        setting (`str`): The setting, for messages.
-        value (`str`): See [`PromptFiles`].
-        fields (`Sequence[str]`): The fields that a template may have.
-        arguments (`Sequence[str]`): The arguments of a function.
+    Reads the value of a setting, see [`PromptFiles`].
 
     Raises:
-        ValueError: there is no such file or function, the file is not UTF-8 text, or the template has another field.
+        ValueError: there is no such file or function, the file is not UTF-8 text, a template has a field other than `fields`, or a function
+            does not take these `arguments`.
     """
     if is_text(value):
         check_template(f"`{setting}`", value, fields)
         return OwnPrompt(setting, template=value)
     if FUNCTION.fullmatch(value):
-        function = import_object(setting, value)
-        if not callable(function):
-            raise ValueError(f"`{setting}` names {value!r}, which is {show(function)}, not a function.")
+        function = import_function(setting, value)
         try:
             inspect.signature(function).bind(*arguments)
         except (TypeError, ValueError):
@@ -117,7 +107,7 @@ def read_prompt(setting: str, value: str, fields: Sequence[str], arguments: Sequ
                 f"`{setting}` names {value!r}, which must be a function of {len(arguments)} "
                 f"argument{'s' * (len(arguments) > 1)}: {', '.join(arguments)}."
             ) from None
-        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        if is_async(function):
             raise ValueError(
                 f"`{setting}` names {value!r}, which is `async`: it must be a plain function that returns the prompt."
             )
@@ -129,10 +119,8 @@ def read_prompt(setting: str, value: str, fields: Sequence[str], arguments: Sequ
             f"`{setting}` is {value!r}, but there is no such file in {Path.cwd()}. Give the path of a template, or a function as "
             "package.module:name."
         ) from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"`{setting}`: the file {value} is not UTF-8 text: {error}. Save it as UTF-8.") from None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"`{setting}`: the file {value!r} cannot be read: {error}.") from None
+    except (OSError, ValueError) as error:  # such as a `UnicodeDecodeError`
+        raise ValueError(f"`{setting}`: the file {value!r} cannot be read as UTF-8 text: {error}.") from None
     if not template.strip():
         raise ValueError(f"`{setting}`: the file {value} is empty.")
     check_template(f"`{setting}`: the file {value}", template, fields)
@@ -141,20 +129,13 @@ def read_prompt(setting: str, value: str, fields: Sequence[str], arguments: Sequ
 
 
 def check_template(name: str, template: str, fields: Sequence[str]) -> None:
-    """
-    Refuses a template that cannot be filled.
-
-    Raises:
-        ValueError: it has a field other than `fields`, or a brace without its partner.
-    """
+    """Refuses a template with a field other than `fields`, or with a brace without its partner, by a `ValueError`."""
     advice = f"Fields are {', '.join(f'{{{field}}}' for field in fields)}; write {{{{ and }}}} for braces."
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:
         raise ValueError(f"{name} is not a template: {error}. {advice}") from None
     for _, field, form, conversion in parts:
-        if field is None:
-            continue
-        written = f"{{{field}{f'!{conversion}' if conversion else ''}{f':{form}' if form else ''}}}"
-        if field not in fields or form or conversion:
+        if field is not None and (field not in fields or form or conversion):
+            written = f"{{{field}{f'!{conversion}' if conversion else ''}{f':{form}' if form else ''}}}"
             raise ValueError(f"{name} has the field {written}, which is not known. {advice}")

@@ -3,30 +3,22 @@
 import asyncio
 import functools
 import inspect
+import os
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, TimeoutError, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from trl_multiagent.environments.event_loop import EventLoop
 from trl_multiagent.environments.scoring import scoring_context
 from trl_multiagent.environments.task_errors import TaskError, TaskInterrupt, function_name, show, task_code
 
 
 class RoleReward:
-    """
-    A reward function that scores one agent. [`role_reward`] makes it.
-
-    Args:
-        role (`str`): The agent.
-        function (`Callable`): A reward function in TRL's form.
-        conversational (`bool`, *optional*): Whether it gets chat messages; see [`role_reward`].
-    """
+    """A reward function that scores one agent, see [`role_reward`]."""
 
     def __init__(self, role: str, function: Any, conversational: bool | None = None):
-        self.role = role
-        self.function = function
-        self.conversational = conversational
+        self.role, self.function, self.conversational = role, function, conversational
 
     @property
     def __name__(self) -> str:
@@ -55,18 +47,16 @@ def role_reward(role: str, function: Any, conversational: bool | None = None) ->
     """
     Makes a reward of one agent's completions, with a reward function that was written for a single model.
 
-    The role says which completions are scored, not which agent learns from the score. The score is added to the joint reward, and
-    every agent is trained on the joint reward: this is no credit for the role alone.
+    The role says which completions are scored, not which agent learns from the score: it is added to the joint reward, on which every agent
+    is trained.
 
     Args:
-        role (`str`):
-            The agent.
-        function (`Callable`, `str` or [`~transformers.PreTrainedModel`]):
-            A reward function in TRL's form, such as `trl.rewards.think_format_reward`, plain or `async`, or a reward model or
-            its id. It gets the agent's prompts, completions and `completion_ids`.
-        conversational (`bool`, *optional*):
-            Whether the function gets lists of chat messages instead of texts. By default it does if the agent's prompts are
-            chat messages, which they are if its tokenizer has a chat template. TRL's own functions always do.
+        role (`str`): The agent.
+        function (`Callable`, `str` or [`~transformers.PreTrainedModel`]): A reward function in TRL's form, such as
+            `trl.rewards.think_format_reward`, plain or `async`, or a reward model or its id. It gets the agent's prompts, completions and
+            `completion_ids`.
+        conversational (`bool`, *optional*): Whether the function gets lists of chat messages instead of texts. By default it does if the
+            agent's prompts are chat messages, which they are if its tokenizer has a chat template. TRL's own functions always do.
 
     Example:
 
@@ -92,18 +82,13 @@ def unwrapped(function: Any) -> Any:
 
 
 def is_async(function: Any) -> bool:
-    """Whether a reward function is `async`, or an object with an `async` method `__call__`."""
+    """Returns whether a function is `async`, or an object with an `async` method `__call__`."""
     function = unwrapped(function)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def check_reward_function(function: Any) -> None:
-    """
-    Refuses what cannot be called as a reward function.
-
-    Raises:
-        TypeError: It cannot be called, or not with keyword arguments, or it is a class or a generator function.
-    """
+    """Refuses what cannot be called as a reward function, by a `TypeError`: no function, a class, a generator, or positional parameters."""
     inner = unwrapped(function)
     if not callable(inner):
         raise TypeError(f"`reward_funcs` contains {show(inner)}, which is not a function.")
@@ -113,16 +98,12 @@ def check_reward_function(function: Any) -> None:
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
         raise TypeError(f"The reward function `{name}` contains `yield`; it must return a list of numbers instead.")
     parameters = _parameters(function.function if isinstance(function, RoleReward) else function)
-    positional = [
-        parameter.name
-        for parameter in (parameters or {}).values()
-        if parameter.kind == inspect.Parameter.POSITIONAL_ONLY and parameter.default is inspect.Parameter.empty
-    ]
-    if positional:
-        raise TypeError(
-            f"The reward function `{name}` cannot be called with keyword arguments such as `completions=...`, because its "
-            f"parameter `{positional[0]}` is positional only."
-        )
+    for parameter in (parameters or {}).values():
+        if parameter.kind == parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
+            raise TypeError(
+                f"The reward function `{name}` cannot be called with keyword arguments such as `completions=...`, because its "
+                f"parameter `{parameter.name}` is positional only."
+            )
 
 
 def accepted_arguments(function: Callable, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,19 +125,22 @@ def _parameters(function: Callable) -> Mapping[str, inspect.Parameter] | None:
         return None
 
 
+@functools.cache
+def event_loop(process: int) -> asyncio.AbstractEventLoop:
+    """Starts the event loop of a process in a daemon thread. A forked process needs its own one, because threads are not forked."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="async-rewards", daemon=True).start()
+    return loop
+
+
 def call_rewards(
-    loop: EventLoop, names: Sequence[str], functions: Sequence[Callable], arguments: list[dict], timeout: float | None
+    names: Sequence[str], functions: Sequence[Callable], arguments: list[dict], timeout: float | None
 ) -> list[Any]:
     """
-    Calls reward functions. The `async` ones run on the event loop, concurrently with each other and with the plain ones, which
-    run one after the other in this thread.
+    Calls reward functions with their arguments. `names` are those in messages.
 
-    Args:
-        loop ([`EventLoop`]): The event loop.
-        names (`Sequence[str]`): Names of the functions, for messages.
-        functions (`Sequence[Callable]`): The functions.
-        arguments (`list[dict]`): Keyword arguments of each function.
-        timeout (`float`, *optional*): Seconds that the `async` functions may take, from their start.
+    The `async` ones run on the event loop of this process, concurrently with each other and with the plain ones, which run one after the
+    other in this thread. They may take `timeout` seconds.
 
     Returns:
         `list[Any]`: What each function returned.
@@ -165,35 +149,32 @@ def call_rewards(
         TaskError: A function failed, or an `async` one did not finish in time.
     """
     outputs: list[Any] = [None] * len(functions)
-    running: dict[int, Future] = {}
+    running: dict[Future, int] = {}
     start = time.monotonic()
     try:
-        for k in sorted(
-            range(len(functions)), key=lambda k: not is_async(functions[k])
-        ):  # the `async` ones start first
+        # The `async` ones start first
+        for k in sorted(range(len(functions)), key=lambda k: not is_async(functions[k])):
             with task_code(names[k]):
                 outputs[k] = functions[k](**accepted_arguments(functions[k], arguments[k]))
             if inspect.isawaitable(outputs[k]):
-                running[k] = loop.submit(_finish(names[k], outputs[k]))
-        waiting = set(running.values())
+                coroutine = _finish(names[k], outputs[k])
+                running[asyncio.run_coroutine_threadsafe(coroutine, event_loop(os.getpid()))] = k
+        waiting = set(running)
         while waiting:
             left = None if timeout is None else max(0.0, start + timeout - time.monotonic())
             done, waiting = wait(waiting, left, FIRST_COMPLETED)
             if not done:
-                late = [names[k] for k, future in running.items() if future in waiting]
+                late = names[min(running[future] for future in waiting)]
                 raise TaskError(
-                    f"{late[0]} did not finish within {timeout:g} seconds. If it needs longer, raise `reward_timeout`."
+                    f"{late} did not finish within {timeout:g} seconds. If it needs longer, raise `reward_timeout`."
                 )
-            for k, future in running.items():
-                if future in done:
-                    outputs[k], error = future.result()
-                    if error is not None:
-                        raise error
+            for future in done:
+                outputs[running[future]], error = future.result()
+                if error is not None:
+                    raise error
     finally:
-        if not all(future.done() for future in running.values()):
-            for future in running.values():
-                future.cancel()
-            _check_loop(loop)
+        for future in running:
+            future.cancel()  # has no effect on those that are done
     return outputs
 
 
@@ -204,11 +185,3 @@ async def _finish(name: str, output: Awaitable) -> tuple[Any, TaskError | TaskIn
             return await output, None
     except (TaskError, TaskInterrupt) as error:
         return None, error
-
-
-def _check_loop(loop: EventLoop) -> None:
-    """Gives up an event loop that a function blocks, for example with `time.sleep`."""
-    try:
-        loop.submit(asyncio.sleep(0)).result(timeout=1.0)
-    except TimeoutError:
-        loop.abandon()

@@ -27,8 +27,7 @@ class RewardModel:
 
     Args:
         model (`str` or [`~transformers.PreTrainedModel`]): The model, or its id or folder.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): Its tokenizer; by default the one that is saved with
-            it.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): Its tokenizer; by default the one that is saved with it.
 
     Raises:
         ValueError: The model or the tokenizer cannot be loaded.
@@ -65,16 +64,14 @@ class RewardModel:
         if not self._placed:  # not earlier: a process learns which device is its own when the trainer is made
             self.model.to(torch.accelerator.current_accelerator() or "cpu")
             self._placed = True
-        device = next(self.model.parameters()).device
-        training = self.model.training
+        device, training = next(self.model.parameters()).device, self.model.training
         self.model.eval()
         rewards: list[float] = []
         try:
             for start in range(0, len(texts), BATCH_SIZE):
-                inputs = self.tokenizer.pad(
-                    {"input_ids": texts[start : start + BATCH_SIZE]}, padding_side="right", return_tensors="pt"
-                )
-                rewards += self.model(**inputs.to(device)).logits[:, 0].float().tolist()
+                batch = {"input_ids": texts[start : start + BATCH_SIZE]}
+                inputs = self.tokenizer.pad(batch, padding_side="right", return_tensors="pt").to(device)
+                rewards += self.model(**inputs).logits[:, 0].float().tolist()
         finally:
             self.model.train(training)
         return rewards
@@ -98,16 +95,8 @@ class JointRewardModel(RewardModel):
     A joint reward model, see [`JointRewardTrainer`], as a reward function. It reads the problem and the answers of all roles, in the
     wording with which it was trained.
 
-    [`FunctionEnvironment`] makes one from the model or its id. It is also a reward function for TRL's own trainers, if it was
-    trained on the answers of a single role.
-
-    Args:
-        model (`str` or [`~transformers.PreTrainedModel`]): The model, or its id or folder.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): Its tokenizer; by default the one that is saved with
-            it.
-
-    Raises:
-        ValueError: The model or the tokenizer cannot be loaded, or it is no joint reward model.
+    [`FunctionEnvironment`] makes one from the model or its id. It is also a reward function for TRL's own trainers, if it was trained on
+    the answers of a single role. Arguments and errors are those of [`RewardModel`].
 
     Example:
 
@@ -138,7 +127,7 @@ class JointRewardModel(RewardModel):
 
 
 def load_reward_model(model: str | nn.Module) -> RewardModel:
-    """Makes a reward function from a model or its id: one of the whole team if it was trained as such, or else of one agent."""
+    """Makes a reward function from a model or its id: of the whole team if it was trained as such, or else of one agent."""
     reward = RewardModel(model)
     if not is_joint(reward.model):
         return reward
@@ -148,7 +137,7 @@ def load_reward_model(model: str | nn.Module) -> RewardModel:
 
 
 def is_joint(model: nn.Module) -> bool:
-    """Whether a model was trained as a joint reward model."""
+    """Returns whether a model was trained as a joint reward model."""
     return CONFIG_KEY in model.config.to_dict()
 
 

@@ -22,7 +22,7 @@ class ScoringContext:
         prompts (`list[dict[str, Prompt]]`, *optional*): The prompts that each joint action answers.
         completion_ids (`list[dict[str, list[int]]]`, *optional*): The token ids of each joint action, by role.
         chat_roles (`frozenset[str]`, *optional*): Roles whose prompts are chat messages.
-        trainer_state ([`~transformers.TrainerState`], *optional*): The state of the trainer; `None` without a trainer.
+        trainer_state ([`~transformers.TrainerState`], *optional*): The state of the trainer, if there is one.
         metrics (`dict[str, list[float]]`, *optional*): Numbers to log, by name. The environment adds to them.
     """
 

@@ -1,4 +1,4 @@
-"""A task family as one plain object, which recipes use: its settings, its environment and its datasets."""
+"""`Task`: the settings, the environment and the datasets of a task family."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class TaskSettings:
     The settings of a run that its task gets.
 
     Args:
-        sections (`dict[str, Any]`):
-            The sections in [`Task`]`.settings` and the section `dataset`, each as an instance of its dataclass with the user's values.
+        sections (`dict[str, Any]`): The sections in [`Task`]`.settings` and the section `dataset`, each as an instance of its dataclass
+            with the user's values.
         num_agents (`int`): Number of agents.
         run_folder (`Path`): Folder of the run. It does not have to exist yet.
         is_centralized (`bool`, *optional*, defaults to `False`): Whether one agent answers for all roles.
@@ -68,24 +68,18 @@ class Task:
     A task family. A recipe script passes it to [`~trl_multiagent.recipe.run.run_recipe`].
 
     Args:
-        make_environment (`Callable[[TaskSettings], Environment]`):
-            Makes the environment. It is called before any data or model is loaded.
-        load_datasets (`Callable[[TaskSettings], tuple[Dataset, Dataset | None]]`):
-            Loads the training set and, if there is one, the evaluation set. If it raises a `ConnectionError`, `--dry_run`
-            still prints a plan.
-        settings (`dict[str, type]`, *optional*):
-            The dataclasses of the family's own sections, by the section's name. Every field is a [`~limits.setting`]. If `__post_init__`
-            raises a `ValueError`, the run ends and the message is shown unchanged. The section `dataset` is a
-            [`DatasetSource`] by default.
-        models (`dict[str, Callable[[], str]]`, *optional*):
-            Functions that build a base model and return its folder. The user selects one with its name as `agent_model.name`.
-        introduction (`Callable[[TaskSettings], str | None]`, *optional*):
-            Returns a text to print before anything is loaded, or `None`.
-        callbacks (`Callable[[TaskSettings, Trainer], list[TrainerCallback]]`, *optional*):
-            Returns the callbacks to add to the trainer.
-        roles (`list[str]` or `Callable[[dict[str, Any]], list[str]]`, *optional*):
-            The agents' roles, or a function from the sections to the roles. If it is given, `num_agents` is their number by
-            default; otherwise it is 2.
+        make_environment (`Callable[[TaskSettings], Environment]`): Makes the environment. It is called before any data or model is loaded.
+        load_datasets (`Callable[[TaskSettings], tuple[Dataset, Dataset | None]]`): Loads the training set and, if there is one, the
+            evaluation set. If it raises a `ConnectionError`, `--dry_run` still prints a plan.
+        settings (`dict[str, type]`, *optional*): The dataclasses of the family's own sections, by the section's name. Every field is a
+            [`~limits.setting`]. If `__post_init__` raises a `ValueError`, the run ends and the message is shown unchanged. The section
+            `dataset` is a [`DatasetSource`] by default.
+        models (`dict[str, Callable[[], str]]`, *optional*): Functions that build a base model and return its folder. The user selects one
+            with its name as `agent_model.name`.
+        introduction (`Callable[[TaskSettings], str | None]`, *optional*): Returns a text to print before anything is loaded, or `None`.
+        callbacks (`Callable[[TaskSettings, Trainer], list[TrainerCallback]]`, *optional*): Returns the callbacks to add to the trainer.
+        roles (`list[str]` or `Callable[[dict[str, Any]], list[str]]`, *optional*): The agents' roles, or a function from the sections to
+            the roles. If it is given, `num_agents` is their number by default; otherwise it is 2.
 
     Example:
 

@@ -1,8 +1,7 @@
 """
 Errors in the code of a task: reward functions, templates, the methods of an environment.
 
-Every such error is raised as a [`TaskError`] that names the function. In a distributed run, it can then be reported on all
-processes.
+Each becomes a [`TaskError`] that names the function, which a distributed run reports on all processes.
 """
 
 import contextlib
@@ -11,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from typing import Any
 
+from trl_multiagent.limits import short
 from trl_multiagent.terminal import printable
 
 
@@ -30,8 +30,8 @@ class TaskError(ValueError):
 
 class UnavailableError(TaskError):
     """
-    An external resource of the task is missing, such as the answer of another model. No code is at fault, so a recipe
-    shows the message alone and ends with exit status 2.
+    An external resource of the task is missing, such as the answer of another model. No code is at fault, so a recipe shows the message
+    alone and ends with exit status 2.
     """
 
 
@@ -42,13 +42,9 @@ class TaskInterrupt(KeyboardInterrupt):
 @contextlib.contextmanager
 def task_code(name: str) -> Iterator[None]:
     """
-    A context for calls of a task's function. It turns every exception that the function raises into a [`TaskError`].
+    Turns every exception that a task's function raises inside into a [`TaskError`] with the function's `name`.
 
-    This includes `SystemExit`, which would otherwise end the process without an error. `KeyboardInterrupt` becomes a
-    [`TaskInterrupt`], so Ctrl-C still works.
-
-    Args:
-        name (`str`): Name of the function, for the message.
+    This includes `SystemExit`, which would otherwise end the process without an error. `KeyboardInterrupt` becomes a [`TaskInterrupt`].
     """
     try:
         yield
@@ -80,16 +76,10 @@ def function_name(function: Callable) -> str:
 
 def as_rewards(name: str, rewards: Any, count: int) -> list[float | None]:
     """
-    Converts the return value of a reward function to numbers.
-
-    Args:
-        name (`str`): Name of the function, for the message.
-        rewards (`Any`): A list, tuple, array or tensor with one number per joint action. `None` in place of a number means that the
-            function does not apply to this joint action.
-        count (`int`): The number of joint actions.
+    Converts the return value of the reward function `name` to numbers. `None` in place of a number means that the function does not apply.
 
     Raises:
-        TaskError: the value has another form, or a number is not finite.
+        TaskError: the value is not a list of `count` numbers, or a number is not finite.
     """
     wanted = f"it must return a list of {count} numbers, one per joint action"
     values = as_list(rewards)
@@ -127,8 +117,5 @@ def as_number(value: Any) -> float | None:
 
 
 def show(value: Any) -> str:
-    """A value and its type, as one short line for a message."""
-    if value is None:
-        return "None"
-    text = " ".join(repr(value).split())
-    return f"{text if len(text) <= 80 else text[:80] + '...'} ({type(value).__name__})"
+    """Returns a value and its type, as one short line for a message."""
+    return "None" if value is None else f"{short(value)} ({type(value).__name__})"

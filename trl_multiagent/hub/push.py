@@ -46,51 +46,37 @@ def push_folder(
     with_critics: bool = False,
 ) -> CommitInfo:
     """
-    Uploads the team in the folder of a saved team or of a training run, and nothing else, see [`team_files`]. Files that the
-    repository already has are not sent again. The model card in the folder is changed, so that it loads the team from this
-    repository.
+    Uploads the team in the folder of a saved team or of a training run, and nothing else, see [`team_files`]. Files that the repository
+    already has are not sent again. The model card in the folder is changed, so that it loads the team from this repository.
 
     Args:
-        folder (`str` or `Path`):
-            A folder that `save_pretrained` of a team or a trainer wrote.
-        repo_id (`str`):
-            Repository, created if it does not exist.
-        private, token, revision, commit_message, create_pr:
-            See [`AgentTeam.push_to_hub`].
-        with_critics (`bool`, *optional*, defaults to `False`):
-            Whether the critics of an actor-critic run are uploaded too.
-
-    Returns:
-        [`~huggingface_hub.CommitInfo`]
+        folder (`str` or `Path`): A folder that `save_pretrained` of a team or a trainer wrote.
+        repo_id (`str`): Repository, created if it does not exist.
+        private, token, revision, commit_message, create_pr: See [`AgentTeam.push_to_hub`].
+        with_critics (`bool`, *optional*, defaults to `False`): Whether the critics of an actor-critic run are uploaded too.
 
     Raises:
         `ValueError`: The folder contains no team, or a part of one.
         `RuntimeError`: The Hub cannot be reached, it refuses the upload, or the upload is interrupted.
     """
-    if not Path(folder).is_dir():
-        raise ValueError(f"There is no folder {folder}: push the folder of a saved team, or of a run that saved one.")
-    if not (Path(folder) / TEAM_FILE).is_file():
-        inside = sorted(str(path.parent) for path in Path(folder).glob(f"*/{TEAM_FILE}"))
+    folder = Path(folder)
+    if not (folder / TEAM_FILE).is_file():
+        inside = sorted(str(path.parent) for path in folder.glob(f"*/{TEAM_FILE}"))
         where = f" These folders do: {', '.join(inside)}." if inside else ""
         raise ValueError(
             f"{folder} holds no {TEAM_FILE}: push the folder of a saved team, or of a run that saved one.{where}"
         )
-    team_files(folder)  # before a repository is created
+    files = team_files(folder, with_critics)  # before a repository is created
     repo_id = open_repo(repo_id, private, token, revision, create_pr)
     rename_card(folder, repo_id, None if create_pr else revision)
     advice = push_command_advice(folder, repo_id, revision)
-    files = team_files(folder, with_critics)
     return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr, files=files)
 
 
 def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
     """
-    Lists the files in a folder that belong to the team: `team.json`, the models and tokenizers in the folders that it names, the model
-    card and what it shows, and the settings. Links that lead out of the folder are left out.
-
-    Args:
-        folder (`str` or `Path`): A folder with a `team.json`.
-        with_critics (`bool`, *optional*, defaults to `False`): Whether critics belong to it.
+    Lists the files in a folder that belong to the team: `team.json`, the models and tokenizers in the folders that it names, the model card
+    and what it shows, and the settings. Links that lead out of the folder are left out.
 
     Returns:
         `list[str]`: Paths relative to the folder.
@@ -115,7 +101,7 @@ def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
 
 
 def as_patterns(files: Sequence[str]) -> list[str]:
-    """Patterns for the Hub's client that match these paths alone."""
+    """Returns patterns for the Hub's client that match these paths alone."""
     return [glob.escape(path) for path in files]
 
 
@@ -131,27 +117,10 @@ def upload_folder(
     files: Sequence[str] | None = None,
 ) -> CommitInfo:
     """
-    Uploads files of a folder. Those that the repository already has are not sent again.
-
-    Args:
-        folder (`str` or `Path`):
-            The folder.
-        repo_id (`str`):
-            The repository, see [`open_repo`].
-        advice (`str`):
-            A sentence that tells the user how to repeat the upload if it fails.
-        token, revision, commit_message, create_pr:
-            See [`AgentTeam.push_to_hub`].
-        repo_type (`str`, *optional*, defaults to `"model"`):
-            `"model"` or `"dataset"`.
-        files (`list[str]`, *optional*):
-            Paths of the files, relative to the folder; by default all.
-
-    Returns:
-        [`~huggingface_hub.CommitInfo`]
+    Uploads a folder, or some `files` in it, to a repository, see [`open_repo`]. Files that the repository already has are not sent again.
 
     Raises:
-        `RuntimeError`: The upload failed or was interrupted.
+        `RuntimeError`: The upload failed or was interrupted. The message ends with `advice` on how to repeat it.
     """
     with upload_error_with_advice(repo_id, advice):
         return HfApi().upload_folder(
@@ -174,18 +143,12 @@ def open_repo(
     create_pr: bool,
     repo_type: str = "model",
 ) -> str:
-    """
-    Creates a repository and a branch if they do not exist, checks the right to write, and returns the full id.
-
-    Raises:
-        `RuntimeError`: The Hub cannot be reached, or it refuses.
-    """
+    """Creates a repository and a branch if they do not exist, checks the right to write, and returns the full id."""
     with access_error_with_advice(repo_id):
         url = HfApi().create_repo(repo_id, private=private, token=token, repo_type=repo_type, exist_ok=True)
-        repo_id = url.repo_id
         if not create_pr:
-            check_write_access(repo_id, token, revision, repo_type)
-    return repo_id
+            check_write_access(url.repo_id, token, revision, repo_type)
+    return url.repo_id
 
 
 def check_write_access(repo_id: str, token: str | None, revision: str | None, repo_type: str = "model") -> None:
@@ -202,23 +165,18 @@ def access_error_with_advice(repo_id: str) -> Iterator[None]:
     try:
         yield
     except (HTTPError, HFValidationError, OSError) as error:
-        raise RuntimeError(f"Cannot push to {repo_id!r}: {error}\n{access_advice(error)}") from error
-
-
-def access_advice(error: Exception) -> str:
-    """What to do about an error of the Hub, or if it cannot be reached, as one or more sentences."""
-    if isinstance(error, HFValidationError):
-        return "Give a name such as user/team."
-    if not isinstance(error, HfHubHTTPError):
-        return "Check the connection, HF_ENDPOINT and HF_HUB_OFFLINE."
-    if error.response.status_code in (401, 403, 404):
-        return (
-            "Log in with `hf auth login`, or set HF_TOKEN to a token that may write to this repository. Check the name of the "
-            "repository."
-        )
-    if error.response.status_code in (429, *range(500, 600)):
-        return "Try again later."
-    return "Check the arguments: the Hub refuses them."
+        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+        if isinstance(error, HFValidationError):
+            advice = "Give a name such as user/team."
+        elif status is None:
+            advice = "Check the connection, HF_ENDPOINT and HF_HUB_OFFLINE."
+        elif status in (401, 403, 404):
+            advice = "Log in with `hf auth login`, or set HF_TOKEN to a token that may write to this repository. Check its name."
+        elif status in (429, *range(500, 600)):
+            advice = "Try again later."
+        else:
+            advice = "Check the arguments: the Hub refuses them."
+        raise RuntimeError(f"Cannot push to {repo_id!r}: {error}\n{advice}") from error
 
 
 @contextlib.contextmanager
@@ -234,9 +192,8 @@ def upload_error_with_advice(repo_id: str, advice: str) -> Iterator[None]:
 
 def push_command(folder: str | Path, repo_id: str, revision: str | None = None) -> str:
     """The command that uploads a folder, for a shell."""
-    return shlex.join(
-        ["trl-multiagent", "push", str(folder), repo_id, *(["--revision", revision] if revision else [])]
-    )
+    branch = ["--revision", revision] if revision else []
+    return shlex.join(["trl-multiagent", "push", str(folder), repo_id, *branch])
 
 
 def push_command_advice(folder: str | Path, repo_id: str, revision: str | None = None) -> str:

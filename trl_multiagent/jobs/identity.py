@@ -61,10 +61,8 @@ def describe_dataset(dataset: Dataset, num_rows: int = 256) -> str:
 
 def digest_of_rows(dataset: Dataset, rows_at_once: int = 10_000) -> str:
     """
-    Computes a digest of all values in a dataset and of their order. It does not depend on the source or the storage
-    format.
-
-    Columns of texts and numbers are read as arrays, so a gigabyte takes seconds.
+    Computes a digest of all values in a dataset and of their order. It does not depend on the source or the storage format. Columns of
+    texts and numbers are read as arrays, so a gigabyte takes seconds.
     """
     digest = hashlib.sha256()
     columns = sorted(dataset.column_names)
@@ -79,9 +77,7 @@ def digest_of_rows(dataset: Dataset, rows_at_once: int = 10_000) -> str:
 
 
 def column_bytes(column: pa.Array) -> list[bytes]:
-    """
-    Returns the values of a column as a sequence of bytes, which does not depend on the width of the column's type.
-    """
+    """Returns the values of a column as a sequence of bytes, which does not depend on the width of the column's type."""
     missing = column.is_null().to_numpy(zero_copy_only=False).tobytes()
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         texts = column.cast(pa.large_binary()).fill_null(b"").to_pylist()
@@ -99,14 +95,8 @@ def column_bytes(column: pa.Array) -> list[bytes]:
 
 def differences(saved: dict[str, Any], here: dict[str, Any]) -> Changes:
     """
-    Compares the settings of a checkpoint with those of a run.
-
-    Settings that only one of them has are ignored, because releases differ in what they save. An exception is the
-    environment's own settings: there, a setting that only one of them has is a difference.
-
-    Args:
-        saved (`dict`): The settings of the checkpoint.
-        here (`dict`): The settings of the run.
+    Compares the settings of a checkpoint with those of a run. Settings that only one of them has are ignored, because releases differ in
+    what they save, except for the environment's own settings.
 
     Returns:
         `dict[str, tuple]`: For each setting that differs, its values in the checkpoint and in the run.
@@ -127,6 +117,6 @@ def differences(saved: dict[str, Any], here: dict[str, Any]) -> Changes:
 
 
 def format_value(value: Any) -> str:
-    """The representation of a value, shortened if it is long."""
+    """Returns the representation of a value, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}..."

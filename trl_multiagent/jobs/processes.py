@@ -43,18 +43,11 @@ def start_processes() -> PartialState:
 @contextlib.contextmanager
 def fail_together(accelerator: Accelerator | PartialState) -> Iterator[None]:
     """
-    Ends all processes if one of them raises an error within the block: that one with its error, the others with
-    [`OtherProcessError`].
+    Ends all processes if one of them raises an error within the block: that one with its error, the others with [`OtherProcessError`].
 
-    The block ends with an [`error_barrier`] and may contain more of them. A process that fails proceeds to the next
-    barrier and reports its error there. Therefore no other collective operation may lie between code that can fail and
-    the next barrier. With a single process, nothing is synchronized.
-
-    Args:
-        accelerator ([`~accelerate.Accelerator`] or [`~accelerate.PartialState`]): The trainer's, or the connected processes.
-
-    Raises:
-        OtherProcessError: Another process failed within the block.
+    The block ends with an [`error_barrier`] and may contain more of them. A process that fails proceeds to the next barrier and reports its
+    error there. Therefore no other collective operation may lie between code that can fail and the next barrier. With a single process,
+    nothing is synchronized.
     """
     try:
         yield
@@ -68,27 +61,23 @@ def fail_together(accelerator: Accelerator | PartialState) -> Iterator[None]:
 
 def error_barrier(accelerator: Accelerator | PartialState, error: BaseException | None = None) -> None:
     """
-    Waits until all processes have arrived, and raises an error if one of the others reports one.
+    Waits until all processes have arrived, and raises [`OtherProcessError`] if another one reports an error and this one does not.
 
     Args:
         accelerator ([`~accelerate.Accelerator`] or [`~accelerate.PartialState`]): The trainer's, or the connected processes.
         error (`BaseException`, *optional*): The error of this process.
-
-    Raises:
-        OtherProcessError: Another process reported an error, and this one did not.
     """
     if accelerator.num_processes == 1:
         return
     failures = torch.tensor(float(error is not None), device=accelerator.device)
     if reduce(failures, "sum").item() == 0:
         return
-    report: tuple[str, bool] | None = None
+    own: list[tuple[str, bool]] = []
     if error is not None:
-        index, host = accelerator.process_index, socket.gethostname()
-        report = f"Process {index} on {host} failed: {describe(error)}", isinstance(error, UnavailableError)
-    gathered: list[tuple[str, bool]] = [other for other in gather_object([report]) if other is not None]
-    reports = [text for text, _ in gathered]
-    if error is None and all(is_unavailable for _, is_unavailable in gathered):
+        text = f"Process {accelerator.process_index} on {socket.gethostname()} failed: {describe(error)}"
+        own = [(text, isinstance(error, UnavailableError))]
+    reports, unavailable = zip(*gather_object(own), strict=True)
+    if error is None and all(unavailable):
         raise OtherProcessUnavailable("\n".join(reports))
     if error is None:
         raise OtherProcessError("\n".join([*reports, "See the traceback of that process."]))
@@ -96,15 +85,12 @@ def error_barrier(accelerator: Accelerator | PartialState, error: BaseException 
 
 def check_agreement(accelerator: Accelerator | PartialState, settings: dict[str, Any]) -> None:
     """
-    Raises an error on all processes if one of them has other settings than the first one. Such processes would wait for each other
-    forever, or average gradients of different losses.
+    Raises a `ValueError` on all processes if one of them has other settings than the first one. Such processes would wait for each other
+    forever, or average gradients of different losses. The message names every difference.
 
     Args:
         accelerator ([`~accelerate.Accelerator`] or [`~accelerate.PartialState`]): The trainer's, or the connected processes.
         settings (`dict`): What must be the same on all processes, as plain values by name.
-
-    Raises:
-        ValueError: The message has one line and names every difference, with the value of process 0 and another one.
     """
     if accelerator.num_processes == 1:
         return
@@ -123,10 +109,7 @@ def check_agreement(accelerator: Accelerator | PartialState, settings: dict[str,
 
 def is_asked_to_stop(accelerator: Accelerator | PartialState) -> bool:
     """
-    Whether a signal has asked one of the processes to end. Then all of them count as asked. All processes must call this function.
-
-    Args:
-        accelerator ([`~accelerate.Accelerator`] or [`~accelerate.PartialState`]): The trainer's, or the connected processes.
+    Returns whether a signal has asked one of the processes to end. Then all of them count as asked. All processes must call this function.
     """
     if not REQUEST.is_expected:
         return False

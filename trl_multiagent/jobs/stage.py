@@ -23,8 +23,8 @@ class StageChanged(ValueError):
 
 class Stage:
     """
-    Work in a folder of its own. Its manifest, which is written first, holds the settings that the work depends on. Its parts are files
-    that are written atomically, so a kill at any time repeats one part at most. The work is complete when its last part is there.
+    Work in a folder of its own. Its manifest, which is written first, holds the settings that the work depends on. Its parts are files that
+    are written atomically, so a kill at any time repeats one part at most. The work is complete when its last part is there.
 
     All processes make a stage with the same settings. Each saves parts of its own; the main process writes the manifest.
 
@@ -69,12 +69,7 @@ class Stage:
             yield
 
     def check(self) -> None:
-        """
-        Compares the manifest in the folder with this work.
-
-        Raises:
-            StageChanged: they differ, or there is no manifest.
-        """
+        """Compares the manifest in the folder with this work. Raises [`StageChanged`] if they differ, or there is no manifest."""
         path = self.folder / MANIFEST
         if not path.is_file():
             raise StageChanged(f"{self.folder} holds other files, or work of an earlier release: {self.advice}.")
@@ -100,12 +95,7 @@ class Stage:
         write_text(self.folder / part, "".join(json.dumps(record) + "\n" for record in records))
 
     def read(self, part: str) -> list[dict[str, Any]]:
-        """
-        Reads the records of a part, of any process.
-
-        Raises:
-            ValueError: the part is missing or damaged.
-        """
+        """Reads the records of a part, of any process. A part that is missing or damaged is a `ValueError`."""
         path = self.folder / part
         try:
             return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -16,13 +16,7 @@ NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
 class Stopped(KeyboardInterrupt):
-    """
-    A training has ended early, after a step, because the program was asked to end.
-
-    Args:
-        message (`str`): After which step, and why there is no checkpoint if there is none.
-        checkpoint (`str`, *optional*): The checkpoint of that step.
-    """
+    """A training has ended early, after a step, because the program was asked to end. It may have saved a `checkpoint`."""
 
     def __init__(self, message: str, checkpoint: str | None = None):
         super().__init__(message)
@@ -31,17 +25,10 @@ class Stopped(KeyboardInterrupt):
 
 @dataclass
 class Request:
-    """
-    What this process has been asked.
+    """What this process has been asked: `waits` says that something runs that ends by itself when it may, such as a training."""
 
-    Args:
-        signal (`int`, *optional*): The signal that asked it to end.
-        is_expected (`bool`): Whether the program handles these signals, see [`end_on_signal`].
-        waits (`bool`): Whether something runs that ends by itself when it may, such as a training.
-    """
-
-    signal: int | None = None
-    is_expected: bool = False
+    signal: int | None = None  # the one that asked it to end
+    is_expected: bool = False  # whether the program handles signals, see `end_on_signal`
     waits: bool = False
 
 
@@ -61,13 +48,9 @@ def ending_later() -> Iterator[None]:
 @contextlib.contextmanager
 def end_on_signal(prog: str, arguments: Callable[[], list[str]] | None = None) -> Iterator[None]:
     """
-    Ends the program with one line, which says how to go on, at Ctrl-C (exit status 130) and SIGTERM (143): after the current step of
-    a training, otherwise at once. A second Ctrl-C ends it at once, too.
-
-    Args:
-        prog (`str`): Name of the program in the line.
-        arguments (`Callable`, *optional*): Returns the arguments to add to the command of this program, with which it goes on. By
-            default, the checkpoint to continue from.
+    Ends the program `prog` with one line, which says how to go on, at Ctrl-C (exit status 130) and SIGTERM (143): after the current step of
+    a training, otherwise at once. A second Ctrl-C ends it at once, too. `arguments` returns what to add to the command of this program to
+    go on; by default, the checkpoint to continue from.
     """
 
     def say(text: str) -> None:

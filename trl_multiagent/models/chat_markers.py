@@ -29,15 +29,11 @@ def marker_pattern(
     tokenizer: PreTrainedTokenizerBase, render: Callable[[list[dict[str, str]]], str]
 ) -> re.Pattern[str]:
     """
-    A pattern for the spellings of a tokenizer's added tokens, and of the plain text that its chat template writes around messages: the
-    lines beside a message, such as `### User:`, and everything in brackets in the template, such as `[INST]`. Single words do not count.
+    Returns a pattern for the spellings of a tokenizer's added tokens, and of the plain text that its chat template writes around messages:
+    the lines beside a message, such as `### User:`, and everything in brackets in the template, such as `[INST]`. Single words do not
+    count.
 
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): The tokenizer, which has a chat template.
-        render (`Callable[[list[dict]], str]`): Applies its chat template to messages.
-
-    Returns:
-        `re.Pattern`: It matches where a marker begins in a folded text, see [`fold`].
+    `render` applies the chat template to messages. The pattern matches where a marker begins in a folded text, see [`fold`].
     """
     tokens = [x.content for x in tokenizer.added_tokens_decoder.values()]
     lines = re.split("|".join(["\n", CONTENT, *map(re.escape, tokens)]), render(EXAMPLE))
@@ -68,12 +64,8 @@ def fold(character: str) -> str:
 
 def without_markers(prompt: Text, pattern: re.Pattern[str]) -> Text:
     """
-    A text or chat messages with a space within every marker, so that it is tokenized like any other text. People and models can still
-    read it.
-
-    Args:
-        prompt (`str` or `list[dict]`): The text, or the messages, which stay as they are.
-        pattern (`re.Pattern`): See [`marker_pattern`].
+    Returns a text, or chat messages, with a space within every marker of a [`marker_pattern`], so that it is tokenized like any other text.
+    People and models can still read it.
     """
     if isinstance(prompt, str):
         folded = [fold(character) for character in prompt]

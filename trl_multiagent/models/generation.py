@@ -24,28 +24,22 @@ def generate_groups(
     """
     Samples `num_generations` completions for each prompt.
 
-    Each prompt is read once, see [`~shared_prompts.prompt_cache`]. Prompts are padded on the left. If the budget requires
-    several calls, prompts of similar length share a call.
+    Each prompt is read once, see [`~shared_prompts.prompt_cache`]. Prompts are padded on the left. If the budget requires several calls,
+    prompts of similar length share a call.
 
     Args:
-        model ([`~transformers.PreTrainedModel`]):
-            The agent.
-        prompt_ids (`list[list[int]]`):
-            Token ids of the prompts, without padding.
-        num_generations (`int`):
-            Number of completions of each prompt.
-        generation_config ([`~transformers.GenerationConfig`]):
-            Sampling settings; `max_new_tokens`, `pad_token_id` and a list `eos_token_id` must be set.
-        token_budget (`int`, *optional*):
-            Upper bound of the number of prompt and completion tokens in one `generate` call, padding included. If the
-            completions of a single prompt exceed it, they are sampled in several calls. A call samples at least one.
-        seeds (`list[list[int]]`, *optional*):
-            A seed for each completion of each prompt. A completion then depends on its prompt and its seed, but not on the
-            others in the batch, up to rounding. By default, torch's global generator decides.
+        model ([`~transformers.PreTrainedModel`]): The agent.
+        prompt_ids (`list[list[int]]`): Token ids of the prompts, without padding.
+        num_generations (`int`): Number of completions of each prompt.
+        generation_config ([`~transformers.GenerationConfig`]): Sampling settings; `max_new_tokens`, `pad_token_id` and a list
+            `eos_token_id` must be set.
+        token_budget (`int`, *optional*): Upper bound of the number of prompt and completion tokens in one `generate` call, padding
+            included. If the completions of a single prompt exceed it, they are sampled in several calls. A call samples at least one.
+        seeds (`list[list[int]]`, *optional*): A seed for each completion of each prompt. A completion then depends on its prompt and its
+            seed alone, up to rounding. By default, torch's global generator decides.
 
     Returns:
-        `list[list[list[int]]]`: For each prompt its completions, as token ids up to and including the first
-        end-of-sequence token.
+        `list[list[list[int]]]`: For each prompt its completions, as token ids up to and including the first end-of-sequence token.
     """
     completions: list[list[list[int]]] = [[] for _ in prompt_ids]
     for chunk, number in plan_calls(prompt_ids, num_generations, generation_config.max_new_tokens, token_budget):
@@ -120,15 +114,8 @@ def _generate_chunk(
 
 def seeded_decoding(seeds: list[int], prompt_length: int, max_new_tokens: int) -> Callable[..., torch.Tensor]:
     """
-    The sampling loop of transformers, in which the random numbers of each row depend on the row's seed alone.
-
-    Args:
-        seeds (`list[int]`): The seed of each row.
-        prompt_length (`int`): Number of tokens of the padded prompts.
-        max_new_tokens (`int`): Number of tokens of a completion at most.
-
-    Returns:
-        `Callable`: The argument `custom_generate` of `generate`.
+    Returns the argument `custom_generate` of `generate`: the sampling loop of transformers, in which the random numbers of each row depend
+    on the row's seed alone.
     """
     numbers = [np.random.default_rng(seed).random(max_new_tokens, dtype=np.float32) for seed in seeds]
     choice = SeededChoice(torch.from_numpy(np.stack(numbers)), prompt_length)
@@ -144,8 +131,8 @@ def seeded_decoding(seeds: list[int], prompt_length: int, max_new_tokens: int) -
 
 class SeededChoice(LogitsProcessor):
     """
-    Chooses the next token of each row with a given number u between 0 and 1: the first token at which the cumulative
-    probability exceeds u. All other tokens get the probability zero.
+    Chooses the next token of each row with a given number u between 0 and 1: the first token at which the cumulative probability exceeds u.
+    All other tokens get the probability zero.
 
     Args:
         numbers (`torch.Tensor` of shape `(num_rows, max_new_tokens)`): The numbers u of each row.

@@ -4,7 +4,7 @@ The text that a joint reward model reads: the prompt of every role, then the ans
 The wording is stored in the configuration of the trained model, so it is the same in training and in use.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,14 +29,10 @@ class JointText:
     Wording, order and length of the text of a joint answer.
 
     Args:
-        roles (`tuple[str, ...]`):
-            The roles, in the order in which they are written.
-        prompt_template (`str`, *optional*):
-            How the prompt of a role is written, with `{role}` and `{text}`.
-        answer_template (`str`, *optional*):
-            How the answer of a role is written. All answers follow all prompts.
-        max_length (`int`, *optional*):
-            Tokens of a text. Longer ones lose the ends of their longest prompts, and never a part of an answer.
+        roles (`tuple[str, ...]`): The roles, in the order in which they are written.
+        prompt_template (`str`, *optional*): How the prompt of a role is written, with `{role}` and `{text}`.
+        answer_template (`str`, *optional*): How the answer of a role is written. All answers follow all prompts.
+        max_length (`int`, *optional*): Tokens of a text. Prompts are truncated at the end to fit; answers are never truncated.
 
     Raises:
         ValueError: a template has no `{text}`, or there are no roles.
@@ -55,12 +51,7 @@ class JointText:
 
     @classmethod
     def from_config(cls, values: Mapping[str, Any]) -> "JointText":
-        """
-        Reads what [`~JointText.to_config`] returned.
-
-        Raises:
-            ValueError: a later release wrote it.
-        """
+        """Reads what [`~JointText.to_config`] returned. Values of a later release are a `ValueError`."""
         values = dict(values)
         version = values.pop("version")
         if version != VERSION:
@@ -71,7 +62,7 @@ class JointText:
         return cls(**{**values, "roles": tuple(values["roles"])})
 
     def to_config(self) -> dict[str, Any]:
-        """All fields, as plain values."""
+        """Returns a JSON-serialisable dict."""
         return {"version": VERSION, **asdict(self), "roles": list(self.roles)}
 
     def text(self, prompts: Mapping[str, Text], answers: Mapping[str, Text], prompt_length: int | None = None) -> str:
@@ -79,60 +70,39 @@ class JointText:
         Writes the text of a joint answer.
 
         Args:
-            prompts, answers (`Mapping[str, str | list[dict]]`):
-                The prompt and the answer of every role, as texts or chat messages. Of messages, the contents count.
-            prompt_length (`int`, *optional*):
-                Characters that are left of each prompt, from its beginning.
+            prompts, answers (`Mapping[str, str | list[dict]]`): The prompt and the answer of every role. For chat messages, only the
+                contents are used.
+            prompt_length (`int`, *optional*): Characters that are left of each prompt, from its beginning.
         """
         parts = [write(self.prompt_template, role, plain(prompts[role])[:prompt_length]) for role in self.roles]
         return "".join(parts + [write(self.answer_template, role, plain(answers[role])) for role in self.roles])
-
-    def shorten(
-        self, prompts: Mapping[str, Text], answers: Mapping[str, Text], count_tokens: Callable[[str], int]
-    ) -> tuple[str, bool]:
-        """
-        Writes the text of a joint answer with `max_length` tokens at most.
-
-        Args:
-            prompts, answers (`Mapping[str, str | list[dict]]`): As in [`~JointText.text`].
-            count_tokens (`Callable[[str], int]`): Counts the tokens of a text.
-
-        Returns:
-            `tuple[str, bool]`: The text, and whether a part of the problem is missing. If the answers alone are longer than
-            `max_length`, so is the text.
-        """
-        whole = self.text(prompts, answers)
-        if self.max_length is None or count_tokens(whole) <= self.max_length:
-            return whole, False
-        fits, too_long = 0, max(len(plain(prompts[role])) for role in self.roles)
-        while too_long - fits > 1:
-            middle = (fits + too_long) // 2
-            if count_tokens(self.text(prompts, answers, middle)) <= self.max_length:
-                fits = middle
-            else:
-                too_long = middle
-        return self.text(prompts, answers, fits), True
 
     def encode(
         self, tokenizer: Any, prompts: Mapping[str, Text], answers: Mapping[str, Text]
     ) -> tuple[list[int], bool]:
         """
-        Tokenizes a joint answer, with the end-of-sequence token as its last one.
-
-        Args:
-            tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer of the reward model.
-            prompts, answers (`Mapping[str, str | list[dict]]`): As in [`~JointText.text`].
+        Tokenizes a joint answer, with the end-of-sequence token as its last one. The prompts are shortened to the longest beginnings with
+        which the text has `max_length` tokens at most. If the answers alone are longer, so is the text.
 
         Returns:
             `tuple[list[int], bool]`: The token ids, and whether a part of the problem is missing.
         """
 
-        def tokenize(text: str) -> list[int]:
-            end = tokenizer.eos_token or ""
+        def tokenize(prompt_length: int | None = None) -> list[int]:
+            text, end = self.text(prompts, answers, prompt_length), tokenizer.eos_token or ""
             return tokenizer(text=text if text.endswith(end) else text + end)["input_ids"]  # as TRL's RewardTrainer
 
-        text, is_cut = self.shorten(prompts, answers, lambda text: len(tokenize(text)))
-        return tokenize(text), is_cut
+        whole = tokenize()
+        if self.max_length is None or len(whole) <= self.max_length:
+            return whole, False
+        fits, too_long = 0, max(len(plain(prompts[role])) for role in self.roles)
+        while too_long - fits > 1:
+            middle = (fits + too_long) // 2
+            if len(tokenize(middle)) <= self.max_length:
+                fits = middle
+            else:
+                too_long = middle
+        return tokenize(fits), True
 
 
 def plain(text: Text) -> str:

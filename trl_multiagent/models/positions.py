@@ -13,8 +13,8 @@ class TooLongError(ValueError):
 
 def learned_positions(model: PreTrainedModel) -> int | None:
     """
-    The number of positions that a model has embeddings of, as GPT-2 and OPT have; it fails on longer texts. `None`: its
-    positions are computed, as in models with rotary or ALiBi positions, which read texts of any length.
+    Returns the number of positions that a model has embeddings of, as GPT-2 and OPT have; it fails on longer texts. `None`: its positions
+    are computed, as rotary or ALiBi positions are.
     """
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     tokens = model.get_input_embeddings()
@@ -33,14 +33,8 @@ def check_prompts(
     role: str, model: PreTrainedModel, prompts: Sequence[Any], lengths: Sequence[int], max_new_tokens: int
 ) -> None:
     """
-    Refuses prompts that leave too few learned positions for a completion.
-
-    Args:
-        role (`str`): The agent, for the message.
-        model ([`~transformers.PreTrainedModel`]): Its model.
-        prompts (`Sequence[Prompt]`): The prompts, for the message. Without any, the completions alone are checked.
-        lengths (`Sequence[int]`): Number of tokens of each prompt.
-        max_new_tokens (`int`): Number of tokens that a completion may have.
+    Refuses prompts of an agent that leave too few learned positions for a completion of `max_new_tokens`. Without any, the completions
+    alone are checked. `lengths`: the number of tokens of each prompt.
 
     Raises:
         TooLongError: a prompt and its completion may have more tokens than the model has positions.
@@ -63,17 +57,7 @@ def check_prompts(
 
 
 def check_texts(name: str, model: PreTrainedModel, lengths: Sequence[int]) -> None:
-    """
-    Refuses texts that are longer than the learned positions of the model that reads them.
-
-    Args:
-        name (`str`): What reads them, for the message, such as "the reward model".
-        model ([`~transformers.PreTrainedModel`]): The model.
-        lengths (`Sequence[int]`): Number of tokens of each text.
-
-    Raises:
-        TooLongError: a text has more tokens than the model has positions.
-    """
+    """Raises [`TooLongError`] if a text with one of these numbers of tokens is too long for the model. `name`: what reads it."""
     limit = learned_positions(model)
     longest = max(lengths, default=0)
     if limit is not None and longest > limit:
@@ -84,5 +68,5 @@ def check_texts(name: str, model: PreTrainedModel, lengths: Sequence[int]) -> No
 
 
 def padded(length: float, multiple: int | None) -> float:
-    """A number of tokens after padding to a multiple."""
+    """Returns a number of tokens after padding to a multiple."""
     return length if multiple is None else -(-length // multiple) * multiple

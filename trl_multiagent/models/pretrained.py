@@ -11,7 +11,6 @@ import torch
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     EntryNotFoundError,
-    GatedRepoError,
     HFValidationError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
@@ -34,13 +33,22 @@ def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
 @contextlib.contextmanager
 def seeded(seed: int, name: str) -> Iterator[None]:
     """
-    Inside, torch's random numbers depend on the seed and the name alone. Afterwards, torch's generators are in the state
-    that they had before.
+    Inside, torch's random numbers depend on the seed and the name alone. Afterwards, torch's generators are in the state that they had
+    before.
     """
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(int.from_bytes(digest[:7], "big"))
         yield
+
+
+def gathered(module: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Inside, the parameters of a module are whole. Under ZeRO-3, a copy of parameters that are not gathered would be empty."""
+    if not is_deepspeed_zero3_enabled():
+        return contextlib.nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(list(module.parameters()))
 
 
 @contextlib.contextmanager
@@ -82,18 +90,11 @@ def find_file(
     name: str, file: str, revision: str | None = None, token: str | bool | None = None, required: bool = False
 ) -> str | None:
     """
-    Looks for a file in a folder or in a repository on the Hub.
-
-    Args:
-        name (`str`): A folder, or the id of a repository.
-        file (`str`): Name of the file.
-        revision (`str`, *optional*): Branch, tag or commit of the repository.
-        token (`str` or `bool`, *optional*): Token with read access.
-        required (`bool`, *optional*, defaults to `False`): Whether the caller cannot go on without the file. If not, and the Hub
-            cannot be asked, a model or an adapter whose configuration is in the local cache has no files but the cached ones.
+    Looks for a file in a folder or in a repository on the Hub, and downloads it if necessary. If the Hub cannot be asked and the file is
+    not `required`, a model or an adapter whose configuration is in the local cache has no files but the cached ones.
 
     Returns:
-        `str` or `None`: The local path of the file, which is downloaded if necessary; `None` if it does not exist.
+        `str` or `None`: The local path of the file; `None` if it does not exist.
 
     Raises:
         OSError: `name` is neither a folder nor a repository that can be read, or the Hub cannot be asked.
@@ -113,12 +114,8 @@ def find_file(
         ) from error
     except EntryNotFoundError:
         return None
-    except HFValidationError as error:
-        raise OSError(f"{name!r} is neither an existing folder nor the id of a repository on the Hub.") from error
-    except GatedRepoError as error:
-        raise OSError(f"Access to {name!r} is restricted: ask for it on the page of the repository.") from error
-    except RepositoryNotFoundError as error:
+    except (HFValidationError, RepositoryNotFoundError) as error:
         raise OSError(
-            f"{name!r} is neither an existing folder nor a repository on the Hub that can be read. For a private one, log in "
-            f"with `hf auth login` or pass `token`."
+            f"{name!r} is neither an existing folder nor a repository on the Hub that can be read. For a private or gated one, ask "
+            "for access, and log in with `hf auth login` or pass `token`."
         ) from error

@@ -1,14 +1,14 @@
 """
 The load-balancing loss of mixture-of-experts agents, over a whole batch.
 
-Every token of every sparse layer has a weight w_t. The router gives it the probabilities p_te, and sends it to the k most
-probable experts. The loss is that of transformers:
+Every token of every sparse layer has a weight w_t. The router gives it the probabilities p_te, and sends it to the k most probable experts.
+The loss is that of transformers:
 
     num_experts * sum over experts e of load_e * P_e,   load_e = sum of w_t over the tokens sent to e / T,
                                                         P_e = sum over tokens of w_t p_te / T,   T = sum of w_t
 
-Gradients flow through P alone. With the load of the whole batch, the loss is a sum over tokens, so it does not depend on
-how the batch is split into micro-batches and processes.
+Gradients flow through P alone. With the load of the whole batch, the loss is a sum over tokens, so it does not depend on how the batch is
+split into micro-batches and processes.
 """
 
 import contextlib
@@ -40,15 +40,8 @@ def forward_with_expert_sums(
     model: PreTrainedModel, token_weights: torch.Tensor, **inputs: torch.Tensor
 ) -> ModelOutput:
     """
-    Runs a forward of a model and records what its routers did.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]): A mixture of experts.
-        token_weights (`torch.Tensor`): The weight of each token in the loss, of the shape of the `input_ids`.
-        **inputs: Arguments of the forward.
-
-    Returns:
-        The model's output. Its `aux_loss` holds the result of [`expert_sums`] in place of a loss.
+    Runs a forward of a mixture of experts. The `aux_loss` of its output holds the result of [`expert_sums`] in place of a loss. The
+    `token_weights` have the shape of the `input_ids`.
     """
     with _collected_router_logits(model) as router_logits:
         outputs = model(**inputs)
@@ -62,12 +55,10 @@ def _collected_router_logits(model: PreTrainedModel) -> Iterator[list[torch.Tens
     """Collects the logits of all routers in a model's next forward, one tensor `(num_tokens, num_experts)` per layer."""
     collected: list[torch.Tensor] = []
 
-    def request(
-        backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def request(backbone: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, {**kwargs, "output_router_logits": True}
 
-    def collect(backbone: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
+    def collect(backbone: nn.Module, args: Any, outputs: Any) -> None:
         collected.extend(outputs.router_logits or ())
 
     # The hooks are on the backbone, because the whole model would compute a loss of its own from the logits
@@ -94,9 +85,8 @@ def expert_sums(
         token_weights (`torch.Tensor`): The weight of each token, 0 for padding. Any shape with `num_tokens` elements.
 
     Returns:
-        `torch.Tensor` of shape `(2, num_experts)`: for each expert, the total weight of the tokens that were sent to it,
-        and the weighted sum of its probabilities. Only the second row has a gradient. For a model without a sparse layer
-        `num_experts` is 0.
+        `torch.Tensor` of shape `(2, num_experts)`: for each expert, the total weight of the tokens that were sent to it, and the weighted
+        sum of its probabilities, which has a gradient. For a model without a sparse layer `num_experts` is 0.
     """
     if not router_logits:
         return token_weights.new_zeros(2, 0, dtype=torch.float32)
@@ -113,14 +103,8 @@ def expert_sums(
 
 def expert_load(sent: torch.Tensor, experts_per_token: int) -> torch.Tensor:
     """
-    Computes the factors of the experts' summed probabilities in the loss of a batch.
-
-    Args:
-        sent (`torch.Tensor` of shape `(num_experts,)`): Total weight of the tokens that the whole batch sent to each expert.
-        experts_per_token (`int`): Number of experts that each token is sent to.
-
-    Returns:
-        `torch.Tensor` of shape `(num_experts,)`.
+    Computes the factors of the experts' summed probabilities in the loss of a batch, from the total weight of the tokens that the whole
+    batch sent to each expert, of shape `(num_experts,)`.
     """
     total = sent.sum() / experts_per_token
     return len(sent) * sent / total**2

@@ -1,9 +1,8 @@
 """
 Prompts that several sequences continue are read once.
 
-In sampling, one forward over the prompts fills a key-value cache, and each prompt's part of it is repeated for its
-completions. In the update, the same is done with gradients: rows that continue the same prompt attend to one set of keys
-and values.
+In sampling, one forward over the prompts fills a key-value cache, and each prompt's part of it is repeated for its completions. In the
+update, the same is done with gradients: rows that continue the same prompt attend to one set of keys and values.
 """
 
 import inspect
@@ -20,8 +19,7 @@ def can_sample_from_shared_prompts(model: PreTrainedModel, generation_config: Ge
 
 
 def can_share_prompts(model: PreTrainedModel) -> bool:
-    """Whether rows of a training batch can continue a prompt that was read once."""
-    # Layers whose activations are checkpointed do not fill a cache
+    """Returns whether rows of a training batch can continue a prompt. Layers with activation checkpointing fill no cache."""
     return _can_continue_cache(model) and not model.is_activation_checkpointing
 
 
@@ -36,15 +34,7 @@ def takes_positions(model: PreTrainedModel) -> bool:
 
 
 def token_positions(attention_mask: torch.Tensor) -> torch.Tensor:
-    """
-    Positions of tokens, counted from the first token that is not padding.
-
-    Args:
-        attention_mask (`torch.Tensor` of shape `(num_sequences, length)`): 0 for padding, 1 for tokens.
-
-    Returns:
-        `torch.Tensor` of the same shape.
-    """
+    """Returns the positions of tokens, counted from the first one that is not padding, for a mask `(num_sequences, length)`."""
     return (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
 
 
@@ -59,20 +49,14 @@ def prompt_cache(
     Reads prompts for sampling.
 
     Args:
-        model ([`~transformers.PreTrainedModel`]):
-            The model.
-        input_ids (`torch.Tensor` of shape `(num_prompts, prompt_length)`):
-            The prompts, padded on the left.
-        attention_mask (`torch.Tensor` of shape `(num_prompts, prompt_length)`):
-            0 for padding, 1 for tokens.
-        num_generations (`int`):
-            Number of completions of each prompt.
-        max_new_tokens (`int`):
-            Maximal length of a completion, in tokens.
+        model ([`~transformers.PreTrainedModel`]): The model.
+        input_ids, attention_mask (`torch.Tensor` of shape `(num_prompts, prompt_length)`): The prompts, padded on the left.
+        num_generations (`int`): Number of completions of each prompt.
+        max_new_tokens (`int`): Maximal length of a completion, in tokens.
 
     Returns:
-        [`~transformers.Cache`]: The keys and values of all prompt tokens but the last, which `generate` reads itself. It
-        has `num_prompts * num_generations` rows; the completions of a prompt follow each other.
+        [`~transformers.Cache`]: The keys and values of all prompt tokens but the last, which `generate` reads itself. It has `num_prompts *
+        num_generations` rows; the completions of a prompt follow each other.
     """
     config = model.config.get_text_config(decoder=True)
     cache = DynamicCache(config=config)
@@ -105,16 +89,10 @@ def continue_prompts(
     Runs one forward in which several rows continue the same prompt. Gradients also flow through the prompts.
 
     Args:
-        model ([`~transformers.PreTrainedModel`]):
-            The model; see [`can_share_prompts`].
-        shared_prompts (`dict[str, torch.Tensor]`):
-            `owners` of shape `(num_rows,)` is the index of the prompt that each row continues. The other entries are the
-            backbone's inputs for the prompts, of shape `(num_prompts, prompt_length)`, padded on the left.
-        **inputs:
-            Arguments of the forward for the rows. The attention mask covers prompts and rows.
-
-    Returns:
-        The model's output for the rows.
+        model ([`~transformers.PreTrainedModel`]): The model; see [`can_share_prompts`].
+        shared_prompts (`dict[str, torch.Tensor]`): `owners` of shape `(num_rows,)` is the index of the prompt that each row continues. The
+            other entries are the backbone's inputs for the prompts, of shape `(num_prompts, prompt_length)`, padded on the left.
+        **inputs: Arguments of the forward for the rows. The attention mask covers prompts and rows.
     """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     prompts = {name: x for name, x in shared_prompts.items() if name != "owners"}

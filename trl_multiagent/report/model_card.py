@@ -33,24 +33,15 @@ def team_card(
     Writes the card of a team.
 
     Args:
-        agents (`Sequence[Mapping[str, Any]]`):
-            The `role` and `folder` of each agent, its `base` (the model that it started from, if that has a Hub id), and whether it is an
-            adapter, `is_adapter`, of the `base_revision`.
-        repo_id (`str`):
-            The repository or the folder that the team is loaded from.
-        model_name (`str`, *optional*):
-            Name of the team; by default that of the repository.
-        dataset_name (`str`, *optional*):
-            Hub id of the dataset that the team was trained on.
-        tags (`Sequence[str]`, *optional*):
-            Tags in addition to those that every team has.
-        training (`Mapping[str, Any]`, *optional*):
-            The facts about the training that the template shows. Tables are lists of rows. Without it, the card describes the team alone.
-        revision (`str`, *optional*):
-            The branch that the team is loaded from.
-
-    Returns:
-        [`~huggingface_hub.ModelCard`]
+        agents (`Sequence[Mapping[str, Any]]`): The `role` and `folder` of each agent, its `base` (the model that it started from, if that
+            has a Hub id), and whether it is an adapter, `is_adapter`, of the `base_revision`.
+        repo_id (`str`): The repository or the folder that the team is loaded from.
+        model_name (`str`, *optional*): Name of the team; by default that of the repository.
+        dataset_name (`str`, *optional*): Hub id of the dataset that the team was trained on.
+        tags (`Sequence[str]`, *optional*): Tags in addition to those that every team has.
+        training (`Mapping[str, Any]`, *optional*): The facts about the training that the template shows. Tables are lists of rows. Without
+            it, the card describes the team alone.
+        revision (`str`, *optional*): The branch that the team is loaded from.
     """
     model_name = model_name or repo_id.split("/")[-1]
     has_environment = training is None or training["environment"] is not None
@@ -87,12 +78,7 @@ def place(repo_id: str, revision: str | None = None) -> str:
 
 def rename_card(folder: str | Path, repo_id: str, revision: str | None = None) -> None:
     """
-    Changes the card in a folder, if there is one that [`team_card`] wrote, so that it loads the team from another place.
-
-    Args:
-        folder (`str` or `Path`): The folder of the card.
-        repo_id (`str`): The repository or the folder that the team is loaded from.
-        revision (`str`, *optional*): The branch that the team is loaded from.
+    Changes the card in a folder, if there is one that [`team_card`] wrote, so that it loads the team from another place, see [`place`].
     """
     path = Path(folder) / CARD_FILE
     text = path.read_text(encoding="utf-8") if path.is_file() else ""

@@ -13,13 +13,8 @@ from trl_multiagent.folders import replacing
 
 
 STYLE: dict[str, Any] = {"axes.grid": True, "grid.alpha": 0.2, "axes.spines.top": False, "axes.spines.right": False}
-STYLE |= {
-    "axes.axisbelow": True,
-    "axes.titlesize": "medium",
-    "legend.frameon": False,
-    "legend.fontsize": "small",
-    "savefig.dpi": 150,
-}
+STYLE |= {"axes.axisbelow": True, "axes.titlesize": "medium", "legend.frameon": False, "legend.fontsize": "small"}
+STYLE |= {"savefig.dpi": 150}
 GREY = "0.6"
 COLORS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple")
 MAX_REACH = 5  # log entries
@@ -31,14 +26,8 @@ def picture(
     path: Path, panels: int = 1, size: tuple[float, float] = (5.0, 4.0), title: str = "", **grid: Any
 ) -> Iterator[list[Any]]:
     """
-    Yields the axes of panels side by side to draw on, and writes the picture when the block ends.
-
-    Args:
-        path (`Path`): The PNG file.
-        panels (`int`, *optional*, defaults to `1`): Number of panels.
-        size (`tuple[float, float]`, *optional*, defaults to `(5.0, 4.0)`): Width and height of a panel, in inches.
-        title (`str`, *optional*): A title above all panels.
-        grid (*optional*): Arguments of [`~matplotlib.figure.Figure.subplots`], such as `sharey`.
+    Yields the axes of panels side by side to draw on, each of a `size` in inches, and writes the PNG file when the block ends. `grid`:
+    arguments of [`~matplotlib.figure.Figure.subplots`], such as `sharey`.
     """
     from matplotlib import rc_context  # takes long to import
     from matplotlib.figure import Figure
@@ -62,8 +51,8 @@ def picture(
 
 def draw_curve(axes: Any, steps: Sequence[int], values: Sequence[float], label: str) -> None:
     """
-    Draws a logged metric against the optimizer step, and the mean around each entry if there are at least [`SMOOTHED_FROM`] entries.
-    The mean reaches equally far back and ahead, so that it does not lag.
+    Draws a logged metric against the optimizer step, and the mean around each entry if there are at least [`SMOOTHED_FROM`] entries. The
+    mean reaches equally far back and ahead, so that it does not lag.
     """
     reach = min(MAX_REACH, len(values) // 10) if len(values) >= SMOOTHED_FROM else 0
     means = [fmean(values[max(0, k - reach) : k + reach + 1]) for k in range(len(values))]
@@ -97,11 +86,8 @@ def draw_histograms(axes: Any, series: Mapping[str, Sequence[float]], bins: int)
 
 def draw_intervals(axes: Any, rows: Sequence[Mapping[str, tuple[float, float, float] | None]]) -> None:
     """
-    Draws means with their intervals, a line of the picture per row.
-
-    Args:
-        axes (`matplotlib.axes.Axes`): The panel.
-        rows (`Sequence[Mapping[str, tuple]]`): For each row mean, low and high by the name of a series. Ends that are not a number are left out.
+    Draws means with their intervals, a line of the picture per row. A row has mean, low and high by the name of a series. Ends that are not
+    a number are left out.
     """
     names = [*rows[0]]
     for k, name in enumerate(names):

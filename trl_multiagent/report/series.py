@@ -17,13 +17,8 @@ MAX_WINDOW = 10  # log entries
 
 def reward_series(log_history: list[dict[str, Any]]) -> dict[str, pd.Series]:
     """
-    Returns the mean joint rewards of the training, as `"training"`, and of each evaluation set, as `"evaluation, <set>"`.
-
-    Args:
-        log_history (`list[dict]`): The trainer's logs.
-
-    Returns:
-        `dict[str, pd.Series]`: Rewards, indexed by the optimizer step.
+    Returns the mean joint rewards of a trainer's logs, indexed by the optimizer step: those of the training, as `"training"`, and of each
+    evaluation set, as `"evaluation, <set>"`.
     """
     series = {}
     logs = pd.DataFrame(log_history)
@@ -64,13 +59,7 @@ def metric_table(log_history: list[dict[str, Any]], window: int) -> list[list[st
 
 
 def draw_reward_curve(series: Mapping[str, pd.Series], path: Path) -> None:
-    """
-    Draws the mean joint reward against the optimizer step, in the training and in the evaluations.
-
-    Args:
-        series (`Mapping[str, pd.Series]`): See [`reward_series`].
-        path (`Path`): The PNG file to write.
-    """
+    """Draws the series of [`reward_series`] against the optimizer step into a PNG file."""
     colors = itertools.cycle(COLORS[1:])
     with picture(path, size=(8, 4.5)) as (axes,):
         for name, rewards in series.items():

@@ -1,8 +1,6 @@
 """LoRA adapters of agents: loading, checks, reference policies, saving."""
 
 import copy
-import dataclasses
-import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +22,6 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 
 from trl_multiagent.folders import CARD_FILE
 from trl_multiagent.limits import short
-from trl_multiagent.models.lora_limits import INITIALISATIONS, REFUSED
 from trl_multiagent.models.pretrained import (
     adapter_parameters,
     hub_arguments,
@@ -37,12 +34,15 @@ from trl_multiagent.team.files import SHARED_FOLDER, AgentSource
 
 # Parts of the names of modules that PEFT adds, which contain the names of adapters
 ADAPTER_PARTS = ("lora_", "modules_to_save.", "trainable_tokens_", "token_adapter.")
-# Initialisations that change the base, which the agents share
-BASE_CHANGING_INITS = ("pissa", "olora", "corda", "eva", "loftq", "lora_ga")
-
-LORA_DEFAULTS = {
-    field.name: None if field.default is dataclasses.MISSING else field.default
-    for field in dataclasses.fields(LoraConfig)
+# Other initialisations of LoRA change the base, which the agents share
+INITIALISATIONS = (True, False, "gaussian", "orthogonal", "mica")
+BASE_CHANGES = "it changes the base, which all agents share"
+NOT_FOR_TEAMS = "a team takes plain LoRA, rsLoRA and DoRA"
+REFUSED = {
+    **dict.fromkeys(("bias", "layer_replication", "loftq_config", "eva_config", "corda_config"), BASE_CHANGES),
+    **dict.fromkeys(("alora_invocation_tokens", "arrow_config", "velora_config", "monteclora_config"), NOT_FOR_TEAMS),
+    **dict.fromkeys(("kasa_config", "use_bdlora", "use_qalora", "qalora_group_size"), NOT_FOR_TEAMS),
+    "lora_ga_config": BASE_CHANGES,
 }
 
 
@@ -50,15 +50,8 @@ class AgentAdapters:
     """
     The adapters of a LoRA team and their reference policies. For any other team it is empty, and its methods do nothing.
 
-    The reference policy of an agent is its adapter at the time of [`~AgentAdapters.keep_references`]: the base alone if
-    that adapter was fresh, otherwise a copy of the adapter.
-
-    Args:
-        models (`dict[str, PeftModel]`):
-            The model of each role. It has an adapter with the role's name.
-
-    Raises:
-        ValueError: an agent cannot have this adapter.
+    The reference policy of an agent is its adapter at the time of [`~AgentAdapters.keep_references`]: the base alone if that adapter was
+    fresh, otherwise a copy of the adapter. The model of each role has an adapter with the role's name, see [`check_adapter`].
     """
 
     def __init__(self, models: dict[str, PeftModel]):
@@ -68,7 +61,8 @@ class AgentAdapters:
         self.find_layers()
         self._copied_roles: set[str] = set()  # roles whose reference policy is a copy of their adapter
         for role in models:  # PEFT leaves only one adapter of a model trainable
-            self.set_trainable(role, True)
+            for parameter in self.parameters(role):
+                parameter.requires_grad_(True)
 
     def find_layers(self) -> None:
         """Finds the layers that have adapters. Critics may have some where no agent has one."""
@@ -81,11 +75,6 @@ class AgentAdapters:
         """The parameters of an agent's adapter."""
         return adapter_parameters(self.models[role], role)
 
-    def set_trainable(self, role: str, trainable: bool) -> None:
-        """Sets whether an agent's adapter is trained."""
-        for parameter in self.parameters(role):
-            parameter.requires_grad_(trainable)
-
     def activate(self, role: str, reference: bool) -> None:
         """Makes an agent's adapter, or its reference policy, the one that its base computes with."""
         # PEFT's own `set_adapter` would also freeze the adapters of all other agents
@@ -95,23 +84,19 @@ class AgentAdapters:
 
     def keep_references(self) -> None:
         """
-        Makes the current adapters the reference policies. PEFT changes which parameters are trainable and which adapter
-        is active, so the caller sets both afterwards.
+        Makes the current adapters the reference policies. PEFT changes which parameters are trainable and which adapter is active, so the
+        caller sets both afterwards.
         """
         for role in self._copied_roles:  # references that an earlier trainer kept
             self.models[role].delete_adapter(reference_name(role))
         self._copied_roles.clear()
         for role, model in self.models.items():
             weights = get_peft_model_state_dict(model, adapter_name=role, save_embedding_layers=False)
-            if _is_fresh(model, role, weights):
-                continue
-            model.add_adapter(reference_name(role), cast(PeftConfig, model.peft_config[role]))
-            keep_adapter_in_float32(model, reference_name(role))
-            set_peft_model_state_dict(model, weights, adapter_name=reference_name(role))
-            self._copied_roles.add(role)
-        for role in self._copied_roles:
-            for parameter in adapter_parameters(self.models[role], reference_name(role)):
-                parameter.requires_grad_(False)
+            if not _is_fresh(model, role, weights):
+                model.add_adapter(reference_name(role), cast(PeftConfig, model.peft_config[role]))
+                keep_adapter_in_float32(model, reference_name(role))
+                set_peft_model_state_dict(model, weights, adapter_name=reference_name(role))
+                self._copied_roles.add(role)
 
 
 def reference_name(role: str) -> str:
@@ -148,20 +133,9 @@ def load_adapters(
     sources: dict[str, AgentSource], peft_config: LoraConfig | None, seed: int, model_init_kwargs: dict[str, Any]
 ) -> dict[str, PeftModel]:
     """
-    Loads the agents of a LoRA team. Agents with the same base share it.
-
-    Args:
-        sources (`dict[str, AgentSource]`):
-            The base of each role if `peft_config` is given, otherwise its adapter.
-        peft_config ([`~peft.LoraConfig`], *optional*):
-            Gives every agent a fresh adapter.
-        seed (`int`):
-            Decides the weights that no file contains.
-        model_init_kwargs (`dict`):
-            Arguments for loading the bases.
-
-    Returns:
-        `dict[str, PeftModel]`: The model of each role; one object for roles with the same base.
+    Loads the agents of a LoRA team. Agents with the same base share it, and so are one object in the result. With a `peft_config`, the
+    sources are bases, and every agent gets a fresh adapter; otherwise they are adapters. The seed decides the weights that no file
+    contains.
     """
     hub = hub_arguments(model_init_kwargs)
     # ZeRO-3 gathers parameters together, so all must have the same data type
@@ -171,12 +145,11 @@ def load_adapters(
     adapted: dict[tuple[AgentSource, str | None], PeftModel] = {}
 
     for role, source in sources.items():
-        if peft_config is not None:
-            base_source, revision = source, hub["revision"]
-        else:
+        base_source, revision = source, hub["revision"]
+        if peft_config is None:
             config = PeftConfig.from_pretrained(source.name, **hub, **source.arguments)
-            base_source = AgentSource(cast(str, config.base_model_name_or_path))
-            revision = config.revision  # that of the base; the adapter's own one is in `hub`
+            # The revision in the adapter's files is that of the base; the adapter's own one is in `hub`
+            base_source, revision = AgentSource(cast(str, config.base_model_name_or_path)), config.revision
         key = base_source, revision
         base = None
         if key not in adapted:
@@ -219,17 +192,12 @@ def load_adapter_weights(model: PeftModel, role: str, folder: Path) -> None:
 
 
 def check_adapter(role: str, model: PeftModel) -> None:
-    """
-    Checks the adapter of an agent.
-
-    Raises:
-        ValueError: the model has no adapter with the role's name, or an agent cannot have this adapter.
-    """
+    """Raises a `ValueError` if a model has no adapter with the name of a role, or if an agent cannot have this adapter."""
     if role not in model.peft_config:
         raise ValueError(
             f"The PeftModel of the role {role!r} has the adapters {list(model.peft_config)}; name one as the role."
         )
-    config = cast(PeftConfig, model.peft_config[role])
+    config = cast(LoraConfig, model.peft_config[role])
     base = base_of(model)
     modules = [name for name, _ in base.named_modules() if not any(part in name for part in ADAPTER_PARTS)]
     if role in "lora_" or any(f".{role}" in f".{name}" for name in modules):
@@ -237,13 +205,8 @@ def check_adapter(role: str, model: PeftModel) -> None:
             f"The role {role!r} is part of the names of the model's parameters; a LoRA agent needs another name."
         )
     check_adapter_config(f"agent {role!r}", config)
-    copied = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, ModulesToSaveWrapper) and role in module.modules_to_save
-    ]
-    for name in cast(LoraConfig, config).modules_to_save or ():
-        if not any(module.endswith(name) for module in copied):
+    for name in config.modules_to_save or ():
+        if not any(module.endswith(name) for module in modules):
             raise ValueError(f"`modules_to_save` names {name!r}, but no module of the model has a name that ends so.")
     if isinstance(base.get_output_embeddings(), (BaseTunerLayer, AuxiliaryTrainingWrapper)):
         raise ValueError(
@@ -253,103 +216,35 @@ def check_adapter(role: str, model: PeftModel) -> None:
 
 
 def check_adapter_config(whose: str, config: PeftConfig) -> None:
-    """
-    Checks the configuration of an adapter, before anything is loaded.
-
-    Args:
-        whose (`str`): The agents that the adapter is for, as in an error message.
-        config ([`~peft.PeftConfig`]): The configuration.
-
-    Raises:
-        ValueError: it is not a LoRA configuration, or it would change the base, which the agents share.
-    """
+    """Raises a `ValueError` if the adapter of `whose` agents is no LoRA, or would change the base, which the agents share."""
     if not isinstance(config, LoraConfig):
         raise ValueError(f"The adapter of {whose} is a {config.peft_type} adapter; a team takes LoRA adapters.")
-    if isinstance(config.init_lora_weights, str) and config.init_lora_weights.startswith(BASE_CHANGING_INITS):
-        raise ValueError(
-            f"`init_lora_weights: {config.init_lora_weights}` changes the base, which all agents share; use true or "
-            "'gaussian'."
-        )
     if config.init_lora_weights not in INITIALISATIONS:
+        allowed = ", ".join(map(repr, INITIALISATIONS))
         raise ValueError(
-            f"`init_lora_weights` of a LoRA adapter is {short(config.init_lora_weights)}, it must be one of "
-            f"{', '.join(map(repr, INITIALISATIONS))}."
+            f"`init_lora_weights: {config.init_lora_weights}` changes the base, which all agents share, or does not "
+            f"exist; it must be one of {allowed}."
         )
-    if config.lora_alpha <= 0:
-        raise ValueError(f"`lora_alpha` of a LoRA adapter is {config.lora_alpha}, it must be greater than 0.")
+    defaults = LoraConfig()
     for name, reason in REFUSED.items():
-        value = getattr(config, name)
-        if value != LORA_DEFAULTS[name] and (value or LORA_DEFAULTS[name]):
+        value, default = getattr(config, name), getattr(defaults, name)
+        if value != default and (value or default):
             raise ValueError(f"`{name}` of a LoRA adapter is {short(value)}, which is not supported: {reason}.")
-    if config.target_modules is not None and len(config.target_modules) == 0 and not config.target_parameters:
-        raise ValueError("`target_modules` of a LoRA adapter is empty: name modules, or leave it out.")
-    patterns = {name: list(getattr(config, name) or ()) for name in ("rank_pattern", "alpha_pattern")}
-    for name in ("target_modules", "exclude_modules"):
-        value = getattr(config, name)
-        patterns[name] = [value] if isinstance(value, str) else []
-    for name, texts in patterns.items():
-        for text in texts:
-            try:
-                re.compile(text)
-            except re.error as error:
-                raise ValueError(f"`{name}` has {text!r}, which is no regular expression: {error}.") from error
     if isinstance(config.modules_to_save, str):
         raise ValueError(f"`modules_to_save` must be a list of names, such as [{config.modules_to_save!r}].")
 
 
 def check_adapter_names(config: LoraConfig, model: PeftModel) -> None:
     """
-    Checks that all names and numbers in the configuration of an adapter refer to something in the model. PEFT ignores others.
-
-    Args:
-        config ([`~peft.LoraConfig`]): The configuration as it was given.
-        model ([`~peft.PeftModel`]): A model with such an adapter.
+    Checks that each name in `target_modules` is that of a module with an adapter. PEFT ignores a name if it finds another one.
 
     Raises:
-        ValueError: there is no such module, parameter, layer or token.
+        ValueError: there is no such module.
     """
-    base = base_of(model)
-    modules = [name for name, _ in base.named_modules() if not any(part in name for part in ADAPTER_PARTS)]
-    tuner = cast(BaseTuner, model.base_model)
-    with_adapter = tuner.targeted_module_names
-
-    def is_named(name: str, names: list[str]) -> bool:
-        return any(f".{other}".endswith(f".{name}") for other in names)
-
-    def is_matched(pattern: str, names: list[str]) -> bool:
-        return any(re.match(rf"(.*\.)?({pattern})$", other) for other in names)
-
-    unknown: dict[str, list[Any]] = {}
-    if not isinstance(config.target_modules, str | None):
-        unknown["target_modules"] = [name for name in config.target_modules if not is_named(name, with_adapter)]
-    if isinstance(config.exclude_modules, str):
-        unknown["exclude_modules"] = [x for x in [config.exclude_modules] if not is_matched(x, modules)]
-    else:
-        unknown["exclude_modules"] = [name for name in config.exclude_modules or () if not is_named(name, modules)]
-    for name in ("rank_pattern", "alpha_pattern"):
-        unknown[name] = [pattern for pattern in getattr(config, name) or () if not is_matched(pattern, with_adapter)]
-    unknown["target_parameters"] = [
-        name for name in config.target_parameters or () if not is_named(name, tuner.targeted_parameter_names)
-    ]
-    layers = config.layers_to_transform
-    unknown["layers_to_transform"] = [
-        layer
-        for layer in ([layers] if isinstance(layers, int) else layers or ())
-        if not any(str(layer) in name.split(".") for name in with_adapter)
-    ]
-    tokens = config.trainable_token_indices or []
-    number = cast(nn.Embedding, base.get_input_embeddings()).weight.shape[0]
-    unknown["trainable_token_indices"] = [
-        token
-        for indices in (tokens.values() if isinstance(tokens, dict) else [tokens])
-        for token in indices
-        if token >= number
-    ]
-    for name, values in unknown.items():
-        if values:
-            raise ValueError(
-                f"`{name}` has {sorted(values)[0]!r}, which would have no effect: there is none in the model."
-            )
+    adapted = [f".{name}" for name in cast(BaseTuner, model.base_model).targeted_module_names]
+    for name in () if isinstance(config.target_modules, str | None) else sorted(config.target_modules):
+        if not any(other.endswith(f".{name}") for other in adapted):
+            raise ValueError(f"`target_modules` has {name!r}, which would have no effect: there is none in the model.")
 
 
 def base_of(model: PreTrainedModel | PeftModel) -> PreTrainedModel:

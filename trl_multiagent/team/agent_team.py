@@ -12,13 +12,12 @@ from huggingface_hub import CommitInfo
 from peft import LoraConfig, PeftModel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.folders import CARD_FILE, TEAM_FILE
 from trl_multiagent.hub.push import open_repo, team_files, upload_folder
-from trl_multiagent.models.pretrained import find_file, hub_arguments
+from trl_multiagent.models.pretrained import gathered, hub_arguments
 from trl_multiagent.report.model_card import hub_id, team_card
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
@@ -38,14 +37,14 @@ from trl_multiagent.team.files import (
     SHARED_FOLDER,
     Form,
     TeamFile,
+    find_sources,
     form_of_sources,
     load_model_weights,
     load_models,
     load_tokenizer,
-    model_sources,
+    part_of,
     read_team_file,
     save_model,
-    saved_sources,
 )
 from trl_multiagent.team.single import SingleModel, run_agent
 
@@ -54,29 +53,27 @@ class AgentTeam(SingleModel):
     """
     Agents that are trained together.
 
-    A team has one of three forms. *Full*: every agent has a model of its own. *Shared weights*: all agents are one model,
-    and differ by their prompts. *LoRA*: every agent has an adapter of its own on a base that is loaded once; with several
-    bases, each carries the adapters of some agents.
+    A team has one of three forms. *Full*: every agent has a model of its own. *Shared weights*: all agents are one model, and differ by
+    their prompts. *LoRA*: every agent has an adapter of its own on a base that is loaded once; with several bases, each carries the
+    adapters of some agents.
 
-    One forward of the team runs every agent on its own inputs, so the whole team has one optimizer, one wrapper (DDP,
-    DeepSpeed) and one backward pass. Attributes and methods that a trainer expects of a single model (`config`,
-    `generate`, ...) are those of the *active* agent, see [`~AgentTeam.activate`].
+    One forward of the team runs every agent on its own inputs, so the whole team has one optimizer, one wrapper (DDP, DeepSpeed) and one
+    backward pass. Attributes and methods that a trainer expects of a single model (`config`, `generate`, ...) are those of the *active*
+    agent, see [`~AgentTeam.activate`].
 
     Args:
-        models (`dict[str, PreTrainedModel | PeftModel]`):
-            The agents by role, in the order of the environment's roles. The same model for all roles makes a team with
-            shared weights. A `PeftModel` must have an adapter named after each role that uses it.
-        tokenizers (`dict[str, PreTrainedTokenizerBase]`):
-            The tokenizer of each role. Roles may have the same tokenizer object.
+        models (`dict[str, PreTrainedModel | PeftModel]`): The agents by role, in the order of the environment's roles. The same model for
+            all roles makes a team with shared weights. A `PeftModel` must have an adapter named after each role that uses it.
+        tokenizers (`dict[str, PreTrainedTokenizerBase]`): The tokenizer of each role. Roles may have the same tokenizer object.
 
     Attributes:
         models (`nn.ModuleDict`): The distinct models, by the first role that uses each.
         agents (`dict[str, PreTrainedModel]`): The model of each role, without adapters.
         frozen (`frozenset[str]`): Roles that generate but are not trained.
-        critics ([`~team.critics.Critics`], *optional*): Value models, which an actor-critic trainer adds. They are saved
-            and loaded with the team; [`~AgentTeam.from_pretrained`] loads the agents alone.
-        uses_dropout (`bool`): Whether training mode enables the agents' dropout. By default it does not: sampling has no
-            dropout, and the update needs the log-probabilities of the policy that sampled.
+        critics ([`~team.critics.Critics`], *optional*): Value models, which an actor-critic trainer adds. They are saved and loaded with
+            the team; [`~AgentTeam.from_pretrained`] loads the agents alone.
+        uses_dropout (`bool`): Whether training mode enables the agents' dropout. By default it does not: sampling has no dropout, and the
+            update needs the log-probabilities of the policy that sampled.
 
     Example:
 
@@ -91,8 +88,6 @@ class AgentTeam(SingleModel):
 
     def __init__(self, models: dict[str, PreTrainedModel | PeftModel], tokenizers: dict[str, PreTrainedTokenizerBase]):
         super().__init__()
-        if not isinstance(models, dict):
-            raise ValueError(f"`models` must be a dict with one model per role, not {type(models).__name__}.")
         self.roles = check_agent_names(list(models))
         if list(models) != list(tokenizers):
             raise ValueError(f"The models are for the roles {list(models)}, the tokenizers for {list(tokenizers)}.")
@@ -112,9 +107,9 @@ class AgentTeam(SingleModel):
             raise ValueError("Either every agent of a team has a LoRA adapter, or none has.")
         if self.has_shared_weights and len(self.models) > 1:
             raise ValueError("Either all agents of a team share one model, or each has a model of its own.")
-        adapted_models = {role: model for role, model in self.policies.items() if isinstance(model, PeftModel)}
-        self._adapters = AgentAdapters(adapted_models)
-
+        self._adapters = AgentAdapters(
+            {x: model for x, model in self.policies.items() if isinstance(model, PeftModel)}
+        )
         self._quantized_layers = [
             m
             for m in self.models.modules()
@@ -150,87 +145,61 @@ class AgentTeam(SingleModel):
         Loads a team.
 
         Args:
-            name (`str`, `Path` or `list[str]`):
-                A model id or folder that every agent starts from; a list with one per role; or the id or folder of a team
-                that [`~AgentTeam.save_pretrained`] wrote. The id or folder of a LoRA adapter stands for its base with this
-                adapter. A base is loaded once for all adapters on it.
-            roles (`list[str]`, *optional*):
-                The agents' roles. Not needed for a saved team, whose roles are in its files.
-            peft_config ([`~peft.LoraConfig`], *optional*):
-                Gives every agent a fresh LoRA adapter. Agents with the same model id share their base.
-            share_weights (`bool`, *optional*, defaults to `False`):
-                Whether all agents are one model.
-            seed (`int`, *optional*, defaults to `42`):
-                Decides the weights that no file contains: fresh adapters, and parts that a model's files lack, such as a
-                head. They depend on the seed and on the role's name alone, not on the other roles, on the process, or on
-                random numbers drawn before. The state of the global random generators does not change.
-            base_dtype (`str` or `torch.dtype`, *optional*):
-                Data type of the base of a LoRA team, by default `dtype`. The adapters are float32.
-            tokenizer_kwargs (`dict`, *optional*):
-                Passed to `AutoTokenizer.from_pretrained`, for example `add_bos_token`.
-            **model_init_kwargs:
-                Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype` (float32 by default), `revision`,
+            name (`str`, `Path` or `list[str]`): A model id or folder that every agent starts from; a list with one per role; or the id or
+                folder of a team that [`~AgentTeam.save_pretrained`] wrote. A LoRA adapter stands for its base with this adapter. A base is
+                loaded once for all adapters on it.
+            roles (`list[str]`, *optional*): The agents' roles. Not needed for a saved team, whose roles are in its files.
+            peft_config ([`~peft.LoraConfig`], *optional*): Gives every agent a fresh LoRA adapter.
+            share_weights (`bool`, *optional*, defaults to `False`): Whether all agents are one model.
+            seed (`int`, *optional*, defaults to `42`): Decides the weights that no file contains: fresh adapters, and parts that a model's
+                files lack, such as a head. They depend on the seed and on the role's name alone. The state of the global random generators
+                does not change.
+            base_dtype (`str` or `torch.dtype`, *optional*): Data type of the base of a LoRA team, by default `dtype`. The adapters are
+                float32.
+            tokenizer_kwargs (`dict`, *optional*): Passed to `AutoTokenizer.from_pretrained`, for example `add_bos_token`.
+            **model_init_kwargs: Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype` (float32 by default), `revision`,
                 `attn_implementation` or a `quantization_config` for the base of a LoRA team.
-
-        Returns:
-            [`AgentTeam`]
 
         Raises:
             ValueError: the arguments do not fit each other or the saved team.
             OSError: a file cannot be read, or the Hub cannot be reached.
         """
-        if peft_config is not None and share_weights:
-            raise ValueError(
-                "`peft_config` gives every agent an adapter of its own; it does not go with `share_weights`."
-            )
         if peft_config is not None:
             check_adapter_config("every agent", peft_config)
-        name = str(name) if isinstance(name, Path) else name
-        roles = None if roles is None else check_agent_names(roles)
+            if share_weights:
+                raise ValueError(
+                    "`peft_config` gives every agent its own adapter; it does not go with `share_weights`."
+                )
         hub = hub_arguments(model_init_kwargs)
-
-        team_file = find_file(name, TEAM_FILE, **hub, required=roles is None) if isinstance(name, str) else None
-        if isinstance(name, str) and team_file is not None:
-            saved = read_team_file(team_file)
-            if roles is not None and roles != saved.roles:
-                raise ValueError(f"The team in {name} has the roles {list(saved.roles)}, not {list(roles)}.")
-            sources, saved_form = saved_sources(name, saved), saved.form
-        elif roles is not None:
-            sources, saved_form = model_sources(name, roles), None
-        else:
-            raise ValueError(f"{name} holds no {TEAM_FILE}: to start a team from a model, pass `roles`.")
-
+        sources, saved_form = find_sources(name, None if roles is None else check_agent_names(roles), hub)
         form = form_of_sources(sources, saved_form, peft_config, share_weights, hub)
         kwargs = {"trust_remote_code": model_init_kwargs.get("trust_remote_code", False), **(tokenizer_kwargs or {})}
         tokenizers = {role: load_tokenizer(source, hub | kwargs) for role, source in sources.items()}
+        models: dict[str, Any]
         if form == "lora":
             if base_dtype is not None:
                 model_init_kwargs["dtype"] = base_dtype
-            return cls({**load_adapters(sources, peft_config, seed, model_init_kwargs)}, tokenizers)
-        return cls({**load_models(sources, form == "shared", seed, model_init_kwargs)}, tokenizers)
+            models = load_adapters(sources, peft_config, seed, model_init_kwargs)
+        else:
+            models = load_models(sources, form == "shared", seed, model_init_kwargs)
+        return cls(models, tokenizers)
 
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """
-        Writes `team.json` and one standard folder per role, `agents/<role>/`, that `AutoModelForCausalLM` loads. The folder
-        of a LoRA agent contains its adapter. Agents with shared weights have one folder, `agents/shared/`. The critics, if
-        there are any, are in `critics/`.
+        Writes `team.json` and one standard folder per role, `agents/<role>/`, that `AutoModelForCausalLM` loads. The folder of a LoRA agent
+        contains its adapter. Agents with shared weights have one folder, `agents/shared/`. The critics, if there are any, are in
+        `critics/`.
 
         Args:
-            folder (`str` or `Path`):
-                The team's folder.
-            state_dict (`dict[str, torch.Tensor]`, *optional*):
-                The team's state dict, needed if the modules themselves hold only a shard.
+            folder (`str` or `Path`): The team's folder.
+            state_dict (`dict[str, torch.Tensor]`, *optional*): The team's state dict, needed if the modules themselves hold only a shard.
         """
         folder = Path(folder)
         for role, name in self._model_names.items():
             target = folder / self.folder(role)
-            target.mkdir(
-                parents=True, exist_ok=True
-            )  # raises if a file is in the way, where transformers only logs it
-            prefix = f"models.{name}."
-            weights = None
-            if state_dict is not None:
-                weights = {key.removeprefix(prefix): x for key, x in state_dict.items() if key.startswith(prefix)}
+            # Raises if a file is in the way, where transformers only logs it
+            target.mkdir(parents=True, exist_ok=True)
+            weights = part_of(state_dict, f"models.{name}.")
             model = self.policies[role]
             if isinstance(model, PeftModel):
                 save_adapter(model, role, target, weights)
@@ -276,21 +245,12 @@ class AgentTeam(SingleModel):
         Uploads the agents and a model card to the Hugging Face Hub. Critics are not uploaded.
 
         Args:
-            repo_id (`str`):
-                Repository, created if it does not exist.
-            private (`bool`, *optional*):
-                Whether a repository that is created is private.
-            token (`str`, *optional*):
-                Token with write access; by default the one of `hf auth login` or of the variable `HF_TOKEN`.
-            revision (`str`, *optional*):
-                Branch, created if it does not exist; by default `main`.
-            commit_message (`str`, *optional*, defaults to `"Upload team"`):
-                Message of the commit.
-            create_pr (`bool`, *optional*, defaults to `False`):
-                Whether to open a pull request, which needs no write access.
-
-        Returns:
-            [`~huggingface_hub.CommitInfo`]
+            repo_id (`str`): Repository, created if it does not exist.
+            private (`bool`, *optional*): Whether a repository that is created is private.
+            token (`str`, *optional*): Token with write access; by default the one of `hf auth login` or of the variable `HF_TOKEN`.
+            revision (`str`, *optional*): Branch, created if it does not exist; by default `main`.
+            commit_message (`str`, *optional*, defaults to `"Upload team"`): Message of the commit.
+            create_pr (`bool`, *optional*, defaults to `False`): Whether to open a pull request, which needs no write access.
 
         Raises:
             `RuntimeError`: The Hub cannot be reached, it refuses the upload, or the upload is interrupted.
@@ -300,9 +260,8 @@ class AgentTeam(SingleModel):
             self.save_pretrained(folder)
             card = team_card(self.summary(), repo_id, revision=None if create_pr else revision)
             card.save(Path(folder) / CARD_FILE)
-            advice = "Call `push_to_hub` again."
-            files = team_files(folder)
-            return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr, files=files)
+            options = (token, revision, commit_message, create_pr)
+            return upload_folder(folder, repo_id, "Call `push_to_hub` again.", *options, files=team_files(folder))
 
     def summary(self) -> list[dict[str, Any]]:
         """Returns the facts about each agent that a model card shows, see [`~report.model_card.team_card`]."""
@@ -349,31 +308,25 @@ class AgentTeam(SingleModel):
         **generation_kwargs: Any,
     ) -> list[Turn] | list[list[Turn]]:
         """
-        Plays one episode, or one for each of several items. The episodes of several items are played together, turn by
-        turn.
+        Plays one episode, or one for each of several items, which are played together, turn by turn.
 
         Args:
-            item (`dict`, `str`, or a list or [`~datasets.Dataset`] of them):
-                A row of the task's dataset, or the text of its `prompt` column. A text alone is answered in one turn.
-                It is not scored, because scoring needs the other columns.
-            environment ([`Environment`]):
-                The task; its roles are those of the team.
-            num_turns (`int`, *optional*, defaults to `1`):
-                Turns of an episode.
-            use_chat_template (`bool`, *optional*):
-                Whether prompts are chat messages. By default they are for agents whose tokenizer has a chat template.
-            generation_token_budget (`int`, *optional*, defaults to `262144`):
-                Upper bound of prompt and completion tokens in one `generate` call. More are generated in several
-                calls. With `None`, all items share one call.
-            history_options ([`~rollout.history.HistoryOptions`], *optional*):
-                What the agents see of their past turns. By default, each sees all of its own prompts and responses.
-            **generation_kwargs:
-                Fields of [`~transformers.GenerationConfig`]; by default sampling at temperature 1, 256 tokens.
+            item (`dict`, `str`, or a list or [`~datasets.Dataset`] of them): A row of the task's dataset, or the text of its `prompt`
+                column. A text is answered in one turn. It is not scored, because scoring needs the other columns.
+            environment ([`Environment`]): The task; its roles are those of the team.
+            num_turns (`int`, *optional*, defaults to `1`): Turns of an episode.
+            use_chat_template (`bool`, *optional*): Whether prompts are chat messages. By default they are for agents whose tokenizer has a
+                chat template.
+            generation_token_budget (`int`, *optional*, defaults to `262144`): Upper bound of prompt and completion tokens in one `generate`
+                call. More are generated in several calls. With `None`, all items share one call.
+            history_options ([`~rollout.history.HistoryOptions`], *optional*): What the agents see of their past turns. By default, each
+                sees all of its own prompts and responses.
+            **generation_kwargs: Fields of [`~transformers.GenerationConfig`]; by default sampling at temperature 1, 256 tokens.
                 `temperature=0` is greedy decoding.
 
         Returns:
-            `list[Turn]`: Prompts, joint action and outcome of each turn; the outcome of a text alone is `None`. For
-            several items, a list of episodes in their order.
+            `list[Turn]`: Prompts, joint action and outcome of each turn; the outcome of a text is `None`. For several items, a list of
+            episodes.
 
         Raises:
             TypeError: An argument is unknown, or an item is neither a row nor a text.
@@ -384,7 +337,6 @@ class AgentTeam(SingleModel):
         ```python
         >>> team = AgentTeam.from_pretrained("user/collectors")  # doctest: +SKIP
         >>> (turn,) = team.collaborate("Sort a list.", environment, temperature=0)  # doctest: +SKIP
-        >>> turn.joint_action["main"]  # doctest: +SKIP
         >>> episodes = team.collaborate(dataset, environment, num_turns=2)  # doctest: +SKIP
         ```
         """
@@ -392,25 +344,18 @@ class AgentTeam(SingleModel):
             raise ValueError(f"The team has the roles {list(self.roles)}, the environment {list(environment.roles)}.")
         generator = TransformersGenerator(self, sampling_arguments(generation_kwargs), generation_token_budget)
         sampler = TeamSampler(self, generator, use_chat_template, history_options)
-        items = [item] if isinstance(item, str | Mapping) else list(item)
-        texts = [isinstance(x, str) for x in items]
-        for x in items:
-            if not isinstance(x, str | Mapping):
-                raise TypeError(f"An item is {x!r}: it must be a row of the dataset, which is a dict, or a text.")
-        if any(texts) and not all(texts):
-            raise TypeError("Some items are texts and some are rows of a dataset: give either texts or rows.")
-        if any(texts) and isinstance(num_turns, int) and num_turns > 1:
+        rows, are_texts = rows_of(item)
+        if are_texts and num_turns != 1:
             raise ValueError("Several turns need feedback, and that needs a whole item: give a row of the dataset.")
-        rows = [{"prompt": x} if isinstance(x, str) else dict(x) for x in items]
 
         def score(nodes: list[Node]) -> list[list[Outcome]]:
-            if any(texts):
+            if are_texts:
                 return [[Outcome(0.0)] for _ in nodes]  # removed below
             return judge_nodes(environment, nodes, evaluation=True, chat_roles=sampler.chat_roles)
 
         with self.evaluating():
             episodes = turns_of_episodes(play_episodes(rows, environment, sampler, score, num_turns=num_turns))
-        if any(texts):
+        if are_texts:
             episodes = [[Turn(turn.prompts, turn.joint_action, None)] for (turn,) in episodes]  # type: ignore[arg-type]
         return episodes[0] if isinstance(item, str | Mapping) else episodes
 
@@ -430,9 +375,8 @@ class AgentTeam(SingleModel):
 
     def train(self, mode: bool = True) -> "AgentTeam":
         """
-        Sets the mode of the team. Unless the team `uses_dropout`, the agents stay in evaluation mode in training, too. That
-        disables everything that makes a forward random: dropout modules, functions that read a dropout rate from the
-        configuration, skipped layers, noise of routers.
+        Sets the mode of the team. Unless the team `uses_dropout`, the agents stay in evaluation mode in training, too. That disables
+        everything that makes a forward random: dropout, skipped layers, noise of routers.
         """
         super().train(mode)
         if mode and not self.uses_dropout:
@@ -467,14 +411,9 @@ class AgentTeam(SingleModel):
         """
         Sets which agents generate but are not trained. Agents that were frozen before and are not named are trained again.
 
-        Args:
-            roles (`Iterable[str]`): The roles of these agents.
-
         Raises:
-            ValueError: they are not roles of the team, they are all of its roles, or they share weights with other agents.
+            ValueError: `roles` are not roles of the team, they are all of its roles, or they share weights with other agents.
         """
-        if isinstance(roles, str):
-            raise ValueError(f"The agents to freeze must be a list of roles, such as [{roles!r}], not {roles!r}.")
         roles = frozenset(roles)
         if not roles <= set(self.roles):
             raise ValueError(f"The agents to freeze are {sorted(roles)}, the team has the roles {list(self.roles)}.")
@@ -495,13 +434,7 @@ class AgentTeam(SingleModel):
 
     def frozen_copy(self) -> "AgentTeam":
         """A copy of the agents, with weights of its own, which are not trained."""
-        gathered: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if is_deepspeed_zero3_enabled():
-            import deepspeed
-
-            # A parameter that is not gathered is empty, and so would be its copy
-            gathered = deepspeed.zero.GatheredParameters(list(self.parameters()))
-        with gathered:
+        with gathered(self):
             critics, self.critics = self.critics, None
             try:
                 return copy.deepcopy(self).requires_grad_(False).eval()
@@ -510,14 +443,10 @@ class AgentTeam(SingleModel):
 
     def keep_reference(self) -> None:
         """Makes the current adapters of a LoRA team its reference policies."""
+        trained = {id(parameter) for parameter in self.parameters() if parameter.requires_grad}
         self._adapters.keep_references()
-        for role in self.trained_roles:
-            for parameter in self.agent_parameters(role):
-                parameter.requires_grad_(True)
-        if self.critics is not None:
-            for name in self.critics.names:
-                for parameter in self.critics.parameters_of(name, self):
-                    parameter.requires_grad_(True)
+        for parameter in self.parameters():  # PEFT leaves only one adapter trainable
+            parameter.requires_grad_(id(parameter) in trained)
         self._select(self.active)
         self.train(self.training)  # sets the mode of modules that were added
 
@@ -545,17 +474,16 @@ class AgentTeam(SingleModel):
         Runs agents on their own inputs, or the active agent.
 
         Args:
-            team_inputs (`dict[str, dict]`, *optional*):
-                Keyword arguments of each agent's forward. Without it, the arguments go to the active agent. Two entries of
-                an agent's arguments change its forward, and exclude each other: `shared_prompts`, prompts that its rows
-                continue, see [`~shared_prompts.continue_prompts`]; and `router_weights`, the weights of its tokens in the
-                router loss, see [`~router_loss.forward_with_expert_sums`].
-            critic_inputs (`dict[str, dict]`, *optional*):
-                Goes with `team_inputs`: for each critic, `input_ids` and `attention_mask` of the sequences that it reads.
+            team_inputs (`dict[str, dict]`, *optional*): Keyword arguments of each agent's forward. Without it, the arguments go to the
+                active agent. Two entries of an agent's arguments change its forward, and exclude each other: `shared_prompts`, prompts that
+                its rows continue, see [`~shared_prompts.continue_prompts`]; and `router_weights`, the weights of its tokens in the router
+                loss, see [`~router_loss.forward_with_expert_sums`].
+            critic_inputs (`dict[str, dict]`, *optional*): Goes with `team_inputs`: for each critic, `input_ids` and `attention_mask` of the
+                sequences that it reads.
 
         Returns:
-            `dict` of the agents' outputs by role, or the active agent's output. The dict also holds each critic's values of
-            shape `(num_rows,)`, under [`~team.critics.critic_key`].
+            `dict` of the agents' outputs by role, or the active agent's output. The dict also holds each critic's values of shape
+            `(num_rows,)`, under [`~team.critics.critic_key`].
         """
         if team_inputs is None:
             return self.active_agent(*args, **kwargs)
@@ -570,20 +498,23 @@ class AgentTeam(SingleModel):
         return outputs
 
 
-def check_agent_names(roles: Sequence[str]) -> tuple[str, ...]:
-    """
-    Checks that roles can name agents.
+def rows_of(item: dict | str | Iterable[dict | str]) -> tuple[list[dict], bool]:
+    """Returns the rows that [`AgentTeam.collaborate`] plays, and whether they were given as texts."""
+    items = [item] if isinstance(item, str | Mapping) else list(item)
+    are_texts = bool(items) and all(isinstance(x, str) for x in items)
+    if not are_texts and not all(isinstance(x, Mapping) for x in items):
+        raise TypeError("`item` must be a row of the dataset, which is a dict, or a text, or a list of either.")
+    return [{"prompt": x} if isinstance(x, str) else dict(x) for x in items], are_texts
 
-    Raises:
-        ValueError: a role cannot name an agent, see [`~environments.base.check_roles`], or it cannot name a module.
-    """
+
+def check_agent_names(roles: Sequence[str]) -> tuple[str, ...]:
+    """Checks that roles can name agents, see [`~environments.base.check_roles`], and modules of torch. Others are a `ValueError`."""
     roles = check_roles(roles)
-    attributes = set(dir(nn.ModuleDict()))
     for role in roles:
-        if role in attributes:  # torch also refuses such names, but its error does not say why
+        if role in dir(nn.ModuleDict()):  # torch also refuses such names, but its error does not say why
             raise ValueError(f"The role {role!r} is a method or an attribute of torch modules: choose another name.")
         if reference_name(role) in roles:
             raise ValueError(
-                f"The role {reference_name(role)!r} is the name of the reference policy of {role!r}: choose another name."
+                f"The role {reference_name(role)!r} names the reference policy of {role!r}: choose another."
             )
     return roles

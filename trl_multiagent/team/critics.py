@@ -1,16 +1,15 @@
 """
 Critics: value models that are trained with a team and are part of its module.
 
-A critic reads a sequence of tokens with a backbone, and its head turns the hidden state of the last token into a number.
-The forms differ in the backbone:
+A critic reads a sequence of tokens with a backbone, and its head turns the hidden state of the last token into a number. The forms differ
+in the backbone:
 
 - `"model"`: every critic has a backbone of its own, all of which is trained.
-- `"adapter"`: every critic has a LoRA adapter. In a LoRA team it is on the base of the agents. In any other team, all
-  critics share one frozen copy of a base.
+- `"adapter"`: every critic has a LoRA adapter. In a LoRA team it is on the base of the agents. In any other team, all critics share one
+  frozen copy of a base.
 - `"head"`: the backbone is the agent's own. Only the head belongs to the critic.
 """
 
-import contextlib
 import copy
 import json
 from collections.abc import Sequence
@@ -30,11 +29,11 @@ from trl.trainer.utils import create_model_from_path, get_config_model_id
 
 from trl_multiagent.folders import CRITICS_FOLDER
 from trl_multiagent.models.positions import learned_positions
-from trl_multiagent.models.pretrained import adapter_parameters, seeded
+from trl_multiagent.models.pretrained import adapter_parameters, gathered, seeded
 from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.models.shared_prompts import takes_positions, token_positions
 from trl_multiagent.team.adapters import base_of, load_adapter_weights, save_adapter
-from trl_multiagent.team.files import AgentSource, load_tokenizer
+from trl_multiagent.team.files import AgentSource, load_tokenizer, part_of
 
 
 CRITICS_FILE = "critics.json"
@@ -65,8 +64,8 @@ class TeamOfCritics(Protocol):
 @dataclass
 class Scale:
     """
-    The running mean and variance of a critic's targets. The critic's value is `mean + std * output of the head`, so that a
-    new critic, whose head returns zero, predicts the mean of the recent targets.
+    The running mean and variance of a critic's targets. The critic's value is `mean + std * output of the head`, so that a new critic,
+    whose head returns zero, predicts the mean of the recent targets.
 
     Args:
         weight (`float`): 1 - decay^n after n batches.
@@ -91,26 +90,14 @@ class Scale:
         if self.weight == 0.0:
             return 0.0, 1.0
         mean = self.mean / self.weight
-        variance = max(0.0, self.mean_of_squares / self.weight - mean * mean)
-        return mean, max(variance**0.5, 1e-3)
+        return mean, max(0.0, self.mean_of_squares / self.weight - mean * mean, 1e-6) ** 0.5
 
 
 @dataclass
 class CriticSettings:
-    """
-    How critics are made.
+    """How critics are made, see the arguments `critic_*` of [`ActorCriticConfig`]. Without `models`, a critic starts from its agent."""
 
-    Args:
-        form (`str`): `"model"`, `"adapter"` or `"head"`.
-        models (`str` or `list[str]`, *optional*): Model id or folder of the backbone of all critics, or one per critic. By
-            default, a critic starts from its agent's model.
-        head_hidden_dim (`int`, *optional*): Size of the hidden layer of the head. `None`: the head is linear.
-        trains_trunk (`bool`): Whether the value loss of a head also trains the agent that it is on.
-        lora_r, lora_alpha (`int`): Rank and scale of the adapters.
-        seed (`int`): Decides the weights that no file contains.
-    """
-
-    form: str = "model"
+    form: str = "model"  # or "adapter" or "head"
     models: str | list[str] | None = None
     head_hidden_dim: int | None = None
     trains_trunk: bool = True
@@ -143,11 +130,10 @@ class Backbone:
 
 class Critics(nn.Module):
     """
-    The critics of a team. They are made by [`make_critics`].
+    The critics of a team. [`make_critics`] makes them.
 
     Attributes:
         names (`tuple[str, ...]`): The critics.
-        settings ([`CriticSettings`]): How they were made.
         models (`nn.ModuleDict`): Backbones that belong to critics alone.
         heads (`nn.ModuleDict`): The head of each critic.
         scales (`dict[str, Scale]`): The running mean and variance of each critic's targets.
@@ -174,8 +160,7 @@ class Critics(nn.Module):
     def model(self, name: str, team: TeamOfCritics) -> PreTrainedModel | PeftModel:
         """The model that a critic reads with; with an adapter, the one that has it."""
         backbone = self.backbones[name]
-        own = None if backbone.own is None else cast("PreTrainedModel | PeftModel", self.models[backbone.own])
-        return team.policies[backbone.role] if own is None else own
+        return team.policies[backbone.role] if backbone.own is None else cast(Any, self.models[backbone.own])
 
     def longest_text(self, name: str, team: TeamOfCritics) -> int | None:
         """The number of tokens that a critic can read at most; `None`: any number."""
@@ -200,27 +185,23 @@ class Critics(nn.Module):
         self, name: str, team: TeamOfCritics, input_ids: torch.Tensor, attention_mask: torch.Tensor
     ) -> torch.Tensor:
         """
-        Computes what the head says about some sequences. The team has activated the critic.
-
-        Args:
-            name (`str`): The critic.
-            team ([`AgentTeam`]): The team.
-            input_ids, attention_mask (`torch.Tensor` of shape `(num_rows, length)`): The sequences, padded on the left.
+        Computes what the head of a critic says about sequences of shape `(num_rows, length)`, padded on the left. The team has activated
+        it.
 
         Returns:
             `torch.Tensor` of shape `(num_rows,)`, in float32, not yet scaled by [`Scale`].
         """
         model = base_of(self.model(name, team))
-        positions = {"position_ids": token_positions(attention_mask)} if takes_positions(model) else {}
+        options: dict[str, Any] = {
+            "attention_mask": attention_mask,
+            "use_cache": False,
+            **without_router_logits(model),
+        }
+        if takes_positions(model):
+            options["position_ids"] = token_positions(attention_mask)
         reads_only = self.settings.form == "head" and not self.settings.trains_trunk
         with torch.set_grad_enabled(torch.is_grad_enabled() and not reads_only):
-            outputs = model.base_model(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                use_cache=False,
-                **positions,
-                **without_router_logits(model),
-            )
+            outputs = model.base_model(input_ids=input_ids, **options)
         hidden = outputs.last_hidden_state[:, -1]
         head = self.heads[name]
         with torch.autocast(hidden.device.type, enabled=False):
@@ -234,27 +215,21 @@ class Critics(nn.Module):
         for name, backbone in self.backbones.items():
             target = folder / name
             target.mkdir(parents=True, exist_ok=True)
-            weights = None
-            if backbone.own is not None:
-                prefix = f"critics.models.{backbone.own}."
-            else:
-                prefix = f"models.{team.model_name(backbone.role)}."
-            if state_dict is not None:
-                weights = {key.removeprefix(prefix): x for key, x in state_dict.items() if key.startswith(prefix)}
             if backbone.adapter is not None:
-                model = cast(PeftModel, self.model(name, team))
+                of_agent = f"models.{team.model_name(backbone.role)}."
+                weights = part_of(state_dict, of_agent if backbone.own is None else f"critics.models.{backbone.own}.")
                 # PEFT names the folder like the adapter, which may be the name of another critic
-                save_adapter(model, backbone.adapter, target / backbone.adapter, weights)
+                save_adapter(
+                    cast(PeftModel, self.model(name, team)), backbone.adapter, target / backbone.adapter, weights
+                )
                 for file in (target / backbone.adapter).iterdir():
                     file.replace(target / file.name)
                 (target / backbone.adapter).rmdir()
             elif backbone.own is not None:
+                weights = part_of(state_dict, f"critics.models.{backbone.own}.")
                 cast(PreTrainedModel, self.models[backbone.own]).save_pretrained(target, state_dict=weights)
                 backbone.tokenizer.save_pretrained(target)
-            prefix = f"critics.heads.{name}."
-            head = self.heads[name].state_dict()
-            if state_dict is not None:
-                head = {key.removeprefix(prefix): x for key, x in state_dict.items() if key.startswith(prefix)}
+            head = part_of(state_dict, f"critics.heads.{name}.") or self.heads[name].state_dict()
             save_file({key: x.contiguous().cpu() for key, x in head.items()}, target / HEAD_FILE)
         scales = {
             name: {"weight": x.weight, "mean": x.mean, "mean_of_squares": x.mean_of_squares}
@@ -273,8 +248,7 @@ class Critics(nn.Module):
         path = Path(folder) / CRITICS_FOLDER / CRITICS_FILE
         if not path.is_file():
             raise ValueError(
-                f"{folder} has no critics: there is no {path}. Only a checkpoint of an actor-critic trainer can be continued "
-                "by one."
+                f"{folder} has no critics: there is no {path}. Only a checkpoint of an actor-critic trainer can be continued by one."
             )
         saved = json.loads(path.read_text())
         if (saved["form"], saved["critics"]) != (self.settings.form, list(self.names)):
@@ -300,52 +274,38 @@ class Critics(nn.Module):
 
 
 def make_critics(team: TeamOfCritics, roles: dict[str, str], settings: CriticSettings) -> Critics:
-    """
-    Makes the critics of a team.
-
-    Args:
-        team ([`AgentTeam`]): The team.
-        roles (`dict[str, str]`): For each critic, the agent that it starts from.
-        settings ([`CriticSettings`]): How they are made.
-
-    Raises:
-        ValueError: the settings do not fit the team.
-    """
-    names = list(roles)
-    sources = model_names(settings.models, names)
+    """Makes the critics of a team. `roles`: for each, the agent that it starts from. Settings that do not fit are a `ValueError`."""
+    sources = model_names(settings.models, list(roles))
     backbones = {name: Backbone(role, team.tokenizers[role]) for name, role in roles.items()}
     models: dict[str, Any] = {}
-    if settings.form == "model":
-        for name, backbone in backbones.items():
+    for name, backbone in backbones.items():
+        agent_dtype = team.agents[backbone.role].dtype
+        if settings.form == "model":
             backbone.own = name
             with seeded(settings.seed, f"critic {name}"):
-                dtype = torch.float32 if team.has_adapters else team.agents[backbone.role].dtype
-                models[name] = load_or_copy(team, backbone, sources[name], dtype)  # trained, as an agent's weights
-    elif settings.form == "adapter":
-        for name, backbone in backbones.items():
+                dtype = torch.float32 if team.has_adapters else agent_dtype  # trained, as an agent's weights
+                models[name] = load_or_copy(team, backbone, sources[name], dtype)
+        elif settings.form == "adapter":
             backbone.adapter = f"critic_{name}"
-            if team.has_adapters and sources[name] is None:
-                base: Any = team.policies[backbone.role]
-            else:
+            base: Any = team.policies[backbone.role]
+            if not team.has_adapters or sources[name] is not None:
                 backbone.own = SHARED_BASE
                 if SHARED_BASE not in models:
-                    first = load_or_copy(team, backbone, sources[name], team.agents[backbone.role].dtype)
-                    models[SHARED_BASE] = first.requires_grad_(False)
-                    own_tokenizer = backbone.tokenizer
-                backbone.tokenizer, base = own_tokenizer, models[SHARED_BASE]
+                    models[SHARED_BASE] = load_or_copy(team, backbone, sources[name], agent_dtype).requires_grad_(
+                        False
+                    )
+                    shared_tokenizer = backbone.tokenizer
+                backbone.tokenizer, base = shared_tokenizer, models[SHARED_BASE]
             with seeded(settings.seed, f"critic {name}"):
                 adapted = add_adapter(base, backbone.adapter, settings)
             if backbone.own is not None:
                 models[SHARED_BASE] = adapted
-    for backbone in backbones.values():
-        if backbone.tokenizer.pad_token is None:
-            backbone.tokenizer.pad_token = backbone.tokenizer.eos_token
-        agents = team.tokenizers[backbone.role]
-        same = backbone.tokenizer is agents or backbone.tokenizer.get_vocab() == agents.get_vocab()
-        backbone.shares_vocabulary = same
     critics = Critics(settings, backbones, models)
     for name, backbone in backbones.items():
-        model = critics.model(name, team)
+        model, tokenizer, of_agent = critics.model(name, team), backbone.tokenizer, team.tokenizers[backbone.role]
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        backbone.shares_vocabulary = tokenizer is of_agent or tokenizer.get_vocab() == of_agent.get_vocab()
         if backbone.adapter is not None:
             backbone.layers = [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
             for parameter in adapter_parameters(cast(PeftModel, model), backbone.adapter):
@@ -359,17 +319,11 @@ def make_critics(team: TeamOfCritics, roles: dict[str, str], settings: CriticSet
 
 
 def shapes(weights: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
-    """The shape of each tensor."""
     return {key: x.shape for key, x in weights.items()}
 
 
 def load_head(head: nn.Module, folder: str | Path) -> None:
-    """
-    Replaces the weights of a head by those in the folder of a saved critic.
-
-    Raises:
-        ValueError: the saved head has other layers.
-    """
+    """Replaces the weights of a head by those in the folder of a saved critic. Other layers there are a `ValueError`."""
     saved, own = load_file(Path(folder) / HEAD_FILE), head.state_dict()
     if shapes(saved) != shapes(own):
         hidden = saved["0.bias"].numel() if len(saved) > 2 else None
@@ -381,20 +335,12 @@ def load_head(head: nn.Module, folder: str | Path) -> None:
 
 
 def model_names(models: str | Sequence[str] | None, names: Sequence[str]) -> dict[str, str | None]:
-    """
-    The model that each critic starts from, if one is given.
-
-    Raises:
-        ValueError: there is not one model for all critics, nor one for each.
-    """
-    if models is None or isinstance(models, str):
-        return dict.fromkeys(names, models)
-    if len(models) == 1:
-        return dict.fromkeys(names, models[0])
+    """Returns the model that each critic starts from, if one is given. Neither one for all nor one for each is a `ValueError`."""
+    if models is None or isinstance(models, str) or len(models) == 1:
+        return dict.fromkeys(names, models if models is None or isinstance(models, str) else models[0])
     if len(models) != len(names):
         raise ValueError(
-            f"`critic_models` has {len(models)} models for the critics {list(names)}; give one per critic or "
-            "one for all."
+            f"`critic_models` has {len(models)} models for the critics {list(names)}; give one per critic or one for all."
         )
     return dict(zip(names, models, strict=True))
 
@@ -403,14 +349,8 @@ def load_or_copy(team: TeamOfCritics, backbone: Backbone, source: str | None, dt
     """Loads a backbone in a data type and its tokenizer, or copies those of the agent."""
     agent = team.agents[backbone.role]
     if source is None and not team.has_adapters:
-        gathered: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if is_deepspeed_zero3_enabled():
-            import deepspeed
-
-            gathered = deepspeed.zero.GatheredParameters(list(agent.parameters()))
-        with gathered:
-            copied = copy.deepcopy(agent.base_model)
-        return copied.requires_grad_(True)
+        with gathered(agent):
+            return copy.deepcopy(agent.base_model).requires_grad_(True)
     source = source or get_config_model_id(agent.config)
     if not source:
         raise ValueError(
@@ -431,8 +371,6 @@ def add_adapter(model: PreTrainedModel | PeftModel, adapter: str, settings: Crit
     dtype: dict[str, Any] = {"autocast_adapter_dtype": not is_deepspeed_zero3_enabled()}  # as those of the agents
     if not isinstance(model, PeftModel):
         return cast(PeftModel, get_peft_model(model, config, adapter_name=adapter, **dtype))
-    if adapter in model.peft_config:
-        raise ValueError(f"The model already has an adapter {adapter!r}: choose other roles.")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.add_adapter(adapter, config, **dtype)
     for parameter in trained:  # PEFT leaves only one adapter of a model trainable
@@ -442,12 +380,12 @@ def add_adapter(model: PreTrainedModel | PeftModel, adapter: str, settings: Crit
 
 def make_head(model: PreTrainedModel, hidden_dim: int | None) -> nn.Sequential:
     """
-    Makes a head: a linear layer, or a hidden layer with tanh before it. The last layer returns zero at first, so that a new
-    critic predicts the mean of the targets.
+    Makes a head: a linear layer, or a hidden layer with tanh before it. The last layer returns zero at first, so that a new critic predicts
+    the mean of the targets.
     """
     size = model.config.get_text_config().hidden_size
-    layers: list[nn.Module] = [] if hidden_dim is None else [nn.Linear(size, hidden_dim), nn.Tanh()]
-    layers.append(nn.Linear(size if hidden_dim is None else hidden_dim, 1))
+    layers: list[nn.Module] = [nn.Linear(size, hidden_dim), nn.Tanh()] if hidden_dim is not None else []
+    layers.append(nn.Linear(hidden_dim or size, 1))
     for layer in layers[::2]:
         nn.init.normal_(cast(nn.Linear, layer).weight, std=0.02)
         nn.init.zeros_(cast(nn.Linear, layer).bias)

@@ -24,13 +24,7 @@ Form = Literal["full", "shared", "lora"]
 
 @dataclass
 class TeamFile:
-    """
-    The contents of `team.json`.
-
-    Args:
-        form (`str`): How the agents' weights relate: `"full"`, `"shared"` or `"lora"`, see [`AgentTeam`].
-        folders (`dict[str, str]`): The folder of each role, relative to the team's folder.
-    """
+    """The contents of `team.json`: the form of the team, see [`AgentTeam`], and the folder of each role in the folder of the team."""
 
     form: Form
     folders: dict[str, str]
@@ -54,10 +48,9 @@ def read_team_file(path: str | Path) -> TeamFile:
         ValueError: the file has another format version, roles that cannot name agents, or a folder that is not in the team's.
     """
     contents = json.loads(Path(path).read_text())
-    if contents.get("format_version") != FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has the format version {contents.get('format_version')!r}; this release reads version {FORMAT_VERSION}."
-        )
+    version = contents.get("format_version")
+    if version != FORMAT_VERSION:
+        raise ValueError(f"{path} has the format version {version!r}; this release reads version {FORMAT_VERSION}.")
     check_roles([agent["role"] for agent in contents["agents"]])
     folders = {agent["role"]: agent["folder"] for agent in contents["agents"]}
     for role, folder in folders.items():
@@ -72,38 +65,50 @@ def read_team_file(path: str | Path) -> TeamFile:
 
 @dataclass(frozen=True)
 class AgentSource:
-    """
-    The place that an agent is loaded from.
-
-    Args:
-        name (`str`): A folder, or the id of a repository on the Hub.
-        subfolder (`str`, *optional*): The agent's folder within the repository.
-    """
+    """The place that an agent is loaded from: a folder, or a repository on the Hub, and the agent's folder within that."""
 
     name: str
     subfolder: str | None = None
 
     @property
     def arguments(self) -> dict[str, str]:
-        """Arguments of `from_pretrained` besides the name."""
+        """Returns the arguments of `from_pretrained` besides the name."""
         return {} if self.subfolder is None else {"subfolder": self.subfolder}
 
 
-def saved_sources(name: str, team: TeamFile) -> dict[str, AgentSource]:
-    """The sources of the agents of a saved team, which is a folder or a repository."""
-    if Path(name).is_dir():
-        return {role: AgentSource(str(Path(name) / folder)) for role, folder in team.folders.items()}
-    return {role: AgentSource(name, folder) for role, folder in team.folders.items()}
+def find_sources(
+    name: str | Path | Sequence[str], roles: Sequence[str] | None, hub: dict[str, Any]
+) -> tuple[dict[str, AgentSource], Form | None]:
+    """
+    Finds the places that the agents of a team are loaded from: a saved team, a model for all roles, or one per role.
 
+    Returns:
+        `tuple`: The source of each role, and the form of a saved team, `None` for models.
 
-def model_sources(names: str | Sequence[str], roles: Sequence[str]) -> dict[str, AgentSource]:
-    """The sources of agents that start from one model for all, or from a list with one model per role."""
-    names = [names] * len(roles) if isinstance(names, str) else list(names)
+    Raises:
+        ValueError: the roles are missing, or do not fit the saved team or the number of models.
+    """
+    if isinstance(name, str | Path):
+        name = str(name)
+        team_file = find_file(name, TEAM_FILE, **hub, required=roles is None)
+        if team_file is not None:
+            team = read_team_file(team_file)
+            if roles is not None and roles != team.roles:
+                raise ValueError(f"The team in {name} has the roles {list(team.roles)}, not {list(roles)}.")
+            is_local = Path(name).is_dir()
+            sources = {
+                role: AgentSource(str(Path(name) / folder)) if is_local else AgentSource(name, folder)
+                for role, folder in team.folders.items()
+            }
+            return sources, team.form
+    if roles is None:
+        raise ValueError(f"{name} holds no {TEAM_FILE}: to start a team from a model, pass `roles`.")
+    names = [name] * len(roles) if isinstance(name, str) else list(name)
     if len(names) != len(roles):
         raise ValueError(
             f"{len(names)} models for the {len(roles)} roles {list(roles)}; give one per role or one for all."
         )
-    return {role: AgentSource(name) for role, name in zip(roles, names, strict=True)}
+    return {role: AgentSource(one) for role, one in zip(roles, names, strict=True)}, None
 
 
 def form_of_sources(
@@ -114,26 +119,15 @@ def form_of_sources(
     hub: dict[str, Any],
 ) -> Form:
     """
-    Decides the form of a team from its sources.
-
-    Args:
-        sources (`dict[str, AgentSource]`): The source of each role.
-        saved_form (`str`, *optional*): The form in `team.json`; `None` if the sources are no saved team.
-        peft_config ([`~peft.PeftConfig`], *optional*): The configuration of fresh adapters.
-        share_weights (`bool`): Whether all agents are one model.
-        hub (`dict`): Arguments for reading files of the sources.
-
-    Raises:
-        ValueError: the arguments contradict the sources.
+    Decides the form of a team from the sources of its agents, the form in a `team.json` and the arguments of [`AgentTeam.from_pretrained`].
+    `hub`: arguments for reading files. Arguments that contradict the sources are a `ValueError`.
     """
     share_weights = share_weights or saved_form == "shared"
     if share_weights and len(set(sources.values())) > 1:
         raise ValueError("`share_weights` needs one model for all roles.")
     first = next(iter(sources.values()))
-    if saved_form is not None:
-        has_adapters = saved_form == "lora"
-    else:
-        has_adapters = find_file(first.name, ADAPTER_CONFIG, **hub) is not None
+    is_adapter = saved_form is None and find_file(first.name, ADAPTER_CONFIG, **hub) is not None
+    has_adapters = saved_form == "lora" or is_adapter
     if has_adapters and peft_config is not None:
         raise ValueError(f"The agents in {first.name} have LoRA adapters, which are loaded: leave `peft_config` out.")
     if has_adapters or peft_config is not None:
@@ -151,22 +145,14 @@ def load_tokenizer(source: AgentSource, hub: dict[str, Any]) -> PreTrainedTokeni
 def load_models(
     sources: dict[str, AgentSource], share_weights: bool, seed: int, model_init_kwargs: dict[str, Any]
 ) -> dict[str, PreTrainedModel]:
-    """
-    Loads agents without adapters.
-
-    Args:
-        sources (`dict[str, AgentSource]`): The source of each role.
-        share_weights (`bool`): Whether one model stands for all roles.
-        seed (`int`): Decides the weights that no file contains.
-        model_init_kwargs (`dict`): Arguments for loading the models.
-    """
+    """Loads agents without adapters. The seed decides the weights that no file contains."""
     models: dict[str, PreTrainedModel] = {}
     for role, source in sources.items():
         if share_weights and models:
             models[role] = next(iter(models.values()))
-            continue
-        with seeded(seed, SHARED_FOLDER if share_weights else role):
-            models[role] = load_model(source.name, **source.arguments, **model_init_kwargs)
+        else:
+            with seeded(seed, SHARED_FOLDER if share_weights else role):
+                models[role] = load_model(source.name, **source.arguments, **model_init_kwargs)
     return models
 
 
@@ -178,15 +164,15 @@ def load_model_weights(model: PreTrainedModel, folder: Path) -> None:
 # Saving
 
 
-def save_model(model: PreTrainedModel, folder: Path, state_dict: dict[str, torch.Tensor] | None) -> None:
-    """
-    Saves an agent without adapters.
+def part_of(state_dict: dict[str, torch.Tensor] | None, prefix: str) -> dict[str, torch.Tensor] | None:
+    """Returns the entries of a state dict with a prefix, which their names lose."""
+    if state_dict is None:
+        return None
+    return {key.removeprefix(prefix): x for key, x in state_dict.items() if key.startswith(prefix)}
 
-    Args:
-        model ([`~transformers.PreTrainedModel`]): The model.
-        folder (`Path`): The agent's folder.
-        state_dict (`dict[str, torch.Tensor]`, *optional*): The weights, if the model holds only a shard of them.
-    """
+
+def save_model(model: PreTrainedModel, folder: Path, state_dict: dict[str, torch.Tensor] | None) -> None:
+    """Saves an agent without adapters. A model that holds only a shard of its weights needs the `state_dict`."""
     if state_dict is not None:
         # Weights that are tied in the model are separate copies once they are gathered
         state_dict = {name: x for name, x in state_dict.items() if name not in model.all_tied_weights_keys}

@@ -61,18 +61,9 @@ class TeamLoader:
         Raises:
             LoadError: the team cannot be loaded.
         """
+        arguments = {"dtype": dtype, **self._quantization(compute_dtype), **self.arguments}
         with one_line(f"the team cannot be loaded from {self.models!r}"):
-            return AgentTeam.from_pretrained(
-                build(self.models, self.builders),
-                roles,
-                peft_config=self.peft_config,
-                share_weights=self.share_weights,
-                seed=seed,
-                dtype=dtype,
-                base_dtype=self.base_dtype,
-                **self._quantization(compute_dtype),
-                **self.arguments,
-            )
+            return self._make(roles, seed=seed, base_dtype=self.base_dtype, **arguments)
 
     def saved(self, folder: str) -> "TeamLoader":
         """The loader of a saved team, which keeps the form in which it was saved."""
@@ -81,26 +72,22 @@ class TeamLoader:
     def load_to_sample(self, roles: Sequence[str], seed: int) -> AgentTeam:
         """Loads the same team on the device of this process, to sample with; see [`~TeamLoader.load`]."""
         dtype = self._sampling_dtype
-        compute_dtype = "bfloat16" if dtype == "auto" else dtype
-        return self._place(dataclasses.replace(self, torch_dtype=dtype).load(roles, dtype, compute_dtype, seed))
+        return self._place(dataclasses.replace(self, torch_dtype=dtype).load(roles, dtype, dtype, seed))
 
     def load_player(self, names: str | list[str], roles: Sequence[str]) -> AgentTeam:
         """Loads another team on the device of this process, see [`load_player`]. Adapters and weight sharing are its own."""
         dtype = self._sampling_dtype
-        quantization = self._quantization("bfloat16" if dtype == "auto" else dtype)
         with one_line(f"the team cannot be loaded from {names!r}"):
             models = build(names, self.builders)
-            return self._place(load_player(models, roles, dtype=dtype, **quantization, **self.arguments))
+            return self._place(load_player(models, roles, dtype=dtype, **self._quantization(dtype), **self.arguments))
 
     def outline(self, roles: Sequence[str], dtype: str) -> AgentTeam:
         """Builds the team to train without its weights. What transformers and PEFT refuse is raised unchanged."""
-        return AgentTeam.from_pretrained(
-            build(self.models, self.builders),
-            roles,
-            peft_config=self.peft_config,
-            share_weights=self.share_weights,
-            **{"device_map": "meta", "dtype": dtype, **self.arguments},
-        )
+        return self._make(roles, **{"device_map": "meta", "dtype": dtype, **self.arguments})
+
+    def _make(self, roles: Sequence[str], **arguments: Any) -> AgentTeam:
+        models = build(self.models, self.builders)
+        return AgentTeam.from_pretrained(models, roles, self.peft_config, self.share_weights, **arguments)
 
     @property
     def _sampling_dtype(self) -> str:
@@ -110,7 +97,8 @@ class TeamLoader:
     def _quantization(self, compute_dtype: str) -> dict[str, Any]:
         if not self.quantization:
             return {}
-        return {"quantization_config": get_quantization_config(ModelConfig(dtype=compute_dtype, **self.quantization))}
+        config = ModelConfig(dtype="bfloat16" if compute_dtype == "auto" else compute_dtype, **self.quantization)
+        return {"quantization_config": get_quantization_config(config)}
 
     def _place(self, team: AgentTeam) -> AgentTeam:
         if any(parameter.numel() == 0 for parameter in team.parameters()):
@@ -138,22 +126,14 @@ def load_player(names: str | list[str], roles: Sequence[str], **model_init_kwarg
 
 
 def build(names: Any, builders: Mapping[str, Callable[[], str]]) -> Any:
-    """
-    Builds the models of a task that do not exist yet, one process at a time.
-
-    Args:
-        names (`str`, `list[str]` or `None`): Names of models.
-        builders (`Mapping[str, Callable[[], str]]`): Functions that build a model and return its folder, by its name.
-
-    Returns:
-        The same, with folders in the place of the models that were built.
-    """
-    built = {}
-    for name in dict.fromkeys(names if isinstance(names, list) else [names]):
-        if name in builders:
-            with PartialState().main_process_first():
-                built[name] = builders[name]()
-    return [built.get(name, name) for name in names] if isinstance(names, list) else built.get(names, names)
+    """Builds the models of a task that do not exist yet, one process at a time. Returns the names with folders in their place."""
+    if isinstance(names, list):
+        built = {name: build(name, builders) for name in dict.fromkeys(names)}
+        return [built[name] for name in names]
+    if names not in builders:
+        return names
+    with PartialState().main_process_first():
+        return builders[names]()
 
 
 @contextlib.contextmanager

@@ -134,8 +134,8 @@ class SingleModel(nn.Module):
 
     def _checkpointing(self, layer: nn.Module, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
         """
-        Wraps the function that checkpoints a layer. The layer runs in evaluation mode unless the team uses dropout. In the
-        backward pass, it is recomputed with the agent and the critic that were active in the forward.
+        Wraps the function that checkpoints a layer. The layer runs in evaluation mode unless the team uses dropout. In the backward pass,
+        it is recomputed with the agent and the critic that were active in the forward.
         """
 
         def checkpoint_for_agent(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

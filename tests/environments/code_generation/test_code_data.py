@@ -154,7 +154,7 @@ def test_a_missing_file_is_an_error():
         ({"prompt": "'''def add_1(x): return'''\n"}, "field `prompt` .* does not define the entry point `add_1`"),
         ({"prompt": "class A:\n    def add_1(x):\n        pass\n"}, "does not define the entry point"),
         ({"test": "def check(candidate)\n"}, "field `test` is not Python source"),
-        ({"test": "def check(candidate):\n    assert '\ud800'\n"}, "field 'test' has .* half of a surrogate pair"),
+        ({"test": "def check(candidate):\n    assert '\ud800'\n"}, "field 'test' has half of a surrogate pair"),
         ({"test": "assert add_1(1) == 2"}, "field `test` does not define `check"),
         ({"test": "def check():\n    assert 1 == 2"}, "field `test` .* must take one argument"),
         (

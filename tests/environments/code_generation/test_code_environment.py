@@ -448,7 +448,7 @@ def test_the_texts_of_templates_are_saved(tmp_path, text):
         ("aux", "nowhere/aux.txt", "`prompt_files.aux` is 'nowhere/aux.txt', but there is no such file"),
         ("aux", ".", "cannot be read"),
         ("aux", "a\0b", "cannot be read"),
-        ("aux", "{latin}", "is not UTF-8 text"),
+        ("aux", "{latin}", "cannot be read as UTF-8 text"),
         ("aux", "{empty}", "is empty"),
         ("aux", "{{problem}}", "has the field {problem}, which is not known. Fields are {prompt}, {entry_point},"),
         ("main", "{{feedback}}", "has the field {feedback}"),
