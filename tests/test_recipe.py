@@ -308,7 +308,7 @@ def test_turn_weights_without_a_handoff_mean_a_random_one(parse):
 
 
 def test_wandb(parse, monkeypatch):
-    monkeypatch.setattr("trl_multiagent.recipe.checks.get_available_reporting_integrations", lambda: ["wandb"])
+    monkeypatch.setattr("trl_multiagent.recipe.recipe.get_available_reporting_integrations", lambda: ["wandb"])
     recipe = parse({"wandb": {"project": "p", "run_name": "r", "tags": ["a", "b"], "dir": "d"}})
     assert recipe.training_args.report_to == ["wandb"]
     assert recipe.training_args.run_name == "r"
@@ -336,7 +336,7 @@ def test_wandb_gets_its_section_as_environment_variables(monkeypatch):
 
 
 def test_wandb_that_is_not_installed_is_noticed_before_the_run(parse, error_of, monkeypatch):
-    monkeypatch.setattr("trl_multiagent.recipe.checks.get_available_reporting_integrations", list)
+    monkeypatch.setattr("trl_multiagent.recipe.recipe.get_available_reporting_integrations", list)
     assert "not installed" in error_of({"wandb": {"project": "p"}})
     assert "not installed" in parse({"wandb": {"project": "p"}}, "--dry_run").stderr
 
@@ -389,8 +389,6 @@ def test_known_settings_without_effect_are_named_in_one_line(parse):
             ["2 agents", "5^2 + 5^4 + 5^6 = 16275 joint actions", "`max_joint_actions` is 10000"],
         ),
         ({"peft": {"peft_type": "IA3"}}, [], ["`peft.peft_type` is not a known setting"]),
-        ({"peft": {}, "agent_model": {"share_weights": True}}, [], ["`agent_model.share_weights`", "`peft`"]),
-        ({"agents": ["a", "b"], "agent_model": {"share_weights": True}}, [], ["`agents` lists several"]),
         ({"agent_model": {"load_in_4bit": True}}, [], ["Quantized weights cannot be trained", "`peft`"]),
         ({"reward": {"type": "model"}}, [], ["`reward.type`", "'function'"]),
         ({"agent_model": {"name": None}}, [], ["`agent_model.name` is missing"]),
@@ -482,11 +480,8 @@ def test_folder_of_a_run(parse, monkeypatch):
     [
         ("file", "file is a file"),
         ("file/below/it", "file is a file"),
-        ("dangling", "dangling is a link to nothing"),
-        ("dangling/below", "dangling is a link to nothing"),
+        ("dangling/below", "dangling is a file or a broken link"),
         ("locked/team", "no permission to write to"),
-        ("run/checkpoint-4", "within the run's checkpoint-4"),
-        ("run/_unfinished/team", "within the run's _unfinished"),
     ],
 )
 def test_a_place_for_the_team_that_cannot_be_written_to(parse, error_of, tmp_path, monkeypatch, path, problem):
@@ -500,9 +495,8 @@ def test_a_place_for_the_team_that_cannot_be_written_to(parse, error_of, tmp_pat
         message = error_of({"output": output, "magrpo": section}, *argv)
         assert "`output.save_path`" in message and problem in message and "\n" not in message
     assert parse({"output": {**output, "save_final_model": False}, "magrpo": section})
-    if "run" not in path:
-        assert "`magrpo.output_dir`" in error_of({"magrpo": {"output_dir": output["save_path"]}})
-        assert "`output.base_dir`" in error_of({"output": {"base_dir": output["save_path"]}})
+    assert "`magrpo.output_dir`" in error_of({"magrpo": {"output_dir": output["save_path"]}})
+    assert "`output.base_dir`" in error_of({"output": {"base_dir": output["save_path"]}})
 
 
 @pytest.mark.parametrize(

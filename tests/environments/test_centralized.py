@@ -11,7 +11,7 @@ from trl_multiagent.environments.base import ask, judge
 from trl_multiagent.environments.centralized import CentralizedEnvironment, central_prompt, split_blocks
 from trl_multiagent.environments.scoring import ScoringContext, scoring
 from trl_multiagent.preferences.comparators import CentralizedSampler
-from trl_multiagent.recipe.marlhf import make_recipe
+from trl_multiagent.recipe.marlhf import RewardRun
 from trl_multiagent.recipe.run import parse_recipe, read_settings, run_recipe
 from trl_multiagent.rollout.tree import Node
 
@@ -158,9 +158,9 @@ def test_settings():
     assert args.num_agents == 1 and args.joint_actions_per_node == args.num_generations
     argv = ["--model_name", "m", "--collaboration_mode", "centralized", "--comparator_generation_mode", "centralized"]
     argv += ["--comparator_policy", "model", "--comparator_model_name", "n"]
-    recipe = make_recipe(read_settings("marlhf", TASK, argv, "run")[0])
-    assert recipe.preferences.comparator_generation_mode == "decentralized"
-    assert recipe.make_environment().roles == ("team",)
+    run = RewardRun(read_settings("marlhf", TASK, argv, "run"))
+    assert run.preferences.comparator_generation_mode == "decentralized"
+    assert run.recipe.make_environment().roles == ("team",)
 
 
 def test_magrpo_trains_one_agent_for_all_roles(tiny_model, capsys):

@@ -11,7 +11,8 @@ import yaml
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MADPOConfig, Task, cli
 from trl_multiagent.demo.task import TASK as CODE_GENERATION
-from trl_multiagent.recipe.preference_recipe import PreferenceRecipe, decisive_settings
+from trl_multiagent.recipe.preference_run import decisive_settings
+from trl_multiagent.recipe.recipe import Recipe
 from trl_multiagent.recipe.run import run_recipe
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
@@ -192,7 +193,7 @@ def test_a_killed_run_goes_on(form, run, capsys):
             run("madpo", "killed", *form)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(MADPOConfig, "world_size", 2)
-        patch.setattr(PreferenceRecipe, "load_team", interrupted)
+        patch.setattr(Recipe, "load_team", interrupted)
         run("madpo", "killed", *form)
     assert (
         "was saved by 1 processes, and this run has 2: continue it with `--num_processes 1`" in capsys.readouterr().err

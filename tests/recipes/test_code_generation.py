@@ -70,7 +70,7 @@ def test_what_peer_files_give_the_loaders():
     argv = ["--config", str(path), "--override", "agent_model.tokenizer_kwargs.use_fast=true"]
     recipe = parse_recipe("magrpo", TASK, [*argv, "agent_model.model_kwargs.use_safetensors=true"])
     assert recipe.agent_model.torch_dtype == "bfloat16"
-    assert make_loader(recipe.settings).arguments == {
+    assert make_loader(recipe).arguments == {
         "trust_remote_code": True, "use_safetensors": True, "tokenizer_kwargs": {"use_fast": True}
     }  # fmt: skip
     assert recipe.sections["external"].expert_model == "deepseek-coder"

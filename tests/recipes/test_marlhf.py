@@ -17,7 +17,7 @@ from trl_multiagent import AgentTeam, FunctionEnvironment, JointRewardTrainer, M
 from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
 from trl_multiagent.folders import locked
 from trl_multiagent.preferences import load_preferences
-from trl_multiagent.recipe.marlhf import RewardRun, make_recipe
+from trl_multiagent.recipe.marlhf import RewardRun
 from trl_multiagent.recipe.preference_run import PreferenceRun
 from trl_multiagent.recipe.run import read_settings, run_recipe
 
@@ -41,8 +41,7 @@ def no_run_id(monkeypatch):
 
 
 def phases(*argv):
-    settings, _ = read_settings("marlhf", TASK, ["--model_name", "m", *argv], "marlhf")
-    return make_recipe(settings)
+    return RewardRun(read_settings("marlhf", TASK, ["--model_name", "m", *argv], "marlhf"))
 
 
 def script(name, *argv):
@@ -148,8 +147,8 @@ def test_rewards_of_the_model_are_not_processed_unless_the_section_says_so():
     shift = ("--override", "reward_processor.shift=-4", "reward_processor.scale_factor=2")
     run = phases(*shift)
     assert (run.preferences.reward_scale, run.preferences.reward_shift) == (2, -4)
-    assert (run.training_args.reward_scale, run.training_args.reward_shift) == (1, 0)
-    args = phases(*shift, "--process_model_reward").training_args
+    assert (run.recipe.training_args.reward_scale, run.recipe.training_args.reward_shift) == (1, 0)
+    args = phases(*shift, "--process_model_reward").recipe.training_args
     assert (args.reward_scale, args.reward_shift) == (2, -4)
 
 
@@ -157,7 +156,7 @@ def test_rewards_of_the_model_are_not_processed_unless_the_section_says_so():
     ("algorithm", "mode"), [("magrpo", "mean"), ("marloo", "rloo"), ("maremax", "max"), ("mareinforce", "raw")]
 )
 def test_algorithms_of_the_last_phase(algorithm, mode):
-    args = phases("--rl_algorithm", algorithm).training_args
+    args = phases("--rl_algorithm", algorithm).recipe.training_args
     assert args.advantage_mode == mode and type(args).__name__.lower() == f"{algorithm}config"
 
 
@@ -422,11 +421,10 @@ def test_wrong_settings_of_rounds(argv, problem, capsys, tmp_path):
 
 
 def test_defaults_of_rounds():
-    settings, _ = read_settings("marlhf_iter", TASK, ["--model_name", "m"], "marlhf_iter")
-    recipe = make_recipe(settings)
-    assert recipe.num_iterations == 6 and recipe.training_args.num_iterations == 1
-    assert recipe.training_args.num_train_epochs == 2 == recipe.reward_args.num_train_epochs
-    assert recipe.preferences.preference_num_candidates == 20 and recipe.preferences.comparator_policy == "current"
+    run = RewardRun(read_settings("marlhf_iter", TASK, ["--model_name", "m"], "marlhf_iter"))
+    assert run.num_rounds == 6 and run.recipe.training_args.num_iterations == 1
+    assert run.recipe.training_args.num_train_epochs == 2 == run.reward_args.num_train_epochs
+    assert run.preferences.preference_num_candidates == 20 and run.preferences.comparator_policy == "current"
 
 
 # Real problems

@@ -54,7 +54,6 @@ magrpo.frozen_agents=[aux,helper] no role
 magrpo.frozen_agents=[aux,main] nothing to train
 magrpo.agent_learning_rates={Main: 1e-5} no role
 magrpo.agent_learning_rates={main: 1e-5};agent_model.share_weights=true separate weights
-magrpo.report_to=trackio not installed
 magrpo.joint_mode=diagonal 'align'
 magrpo.loss_type=bnpo 'luspo'
 magrpo.lr_scheduler_type=cosine_with_min_lr min_lr
@@ -102,7 +101,6 @@ peft.bias=all changes the base
 peft.init_lora_weights=pissa changes the base
 peft.target_modules=[q_proj,nosuch] no effect
 peft.modules_to_save=[lm_head] output embeddings
-output.base_dir=/proc/foo nothing can be created
 output.save_path=file is a file
 magrpo.resume_from_checkpoint=nowhere no such folder
 magrpo.push_to_hub=true;magrpo.hub_model_id=a/b/c not a valid name
@@ -112,7 +110,7 @@ agent_modle.name=x `agent_model`
 critic_model.name=x critics
 grpo.num_turns=1 trains with `magrpo`
 output.base_dir=${nowhere.at_all} nowhere
-output.base_dir=??? missing value
+output.base_dir=??? Missing mandatory value
 reward_funcs=[a.b] task: functions
 magrpo=[1] section
 """
@@ -188,10 +186,9 @@ madpo_iter madpo=3 must be a section
 madpo_iter madpo_iter.preference_replay_k=0 at least 1
 marlhf marlhf.reward_model_name=org/my_model! not a valid name
 marlhf marlhf.reward_training={learning_rate: -1} reward_training
-marlhf marlhf.reward_training={output_dir: elsewhere} folder of the run
+marlhf marlhf.reward_training={output_dir: elsewhere} cannot be set
 marlhf marlhf.rl_algorithm=maac;marlhf.critic_models=[demo,demo] has 2 models
 reward_model reward_model.answer_template=Answer {text}
-reward_model agent_model.name=model;reward_model.eos_token=nothing no token of the tokenizer
 reward_model reward_model.chat_template_path=chat.jinja `prompt_template`
 reward_model reward_model.model_init_kwargs={num_labels: 2} one output
 reward_model reward_model.metric_for_best_model=acuracy choose one of loss, accuracy

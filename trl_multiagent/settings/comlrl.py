@@ -130,17 +130,14 @@ NO_EFFECT = (
     "{algorithm}.comparator_api_key_prefix",
     "{algorithm}.comparator_api_response_field",
     "{algorithm}.early_termination_weight",
-    *(
-        f"{section}.{name}"
-        for section in ("marlhf", "marlhf_iter")
-        for name in (
-            "dpo_beta",
-            "reward_model_device",
-            "critic_devices",
-            "use_separate_critic",
-            "value_head_hidden_dim",
-        )
-    ),
+    "marlhf.dpo_beta",
+    "marlhf.reward_model_device",
+    "marlhf.use_separate_critic",
+    "marlhf.value_head_hidden_dim",
+    "marlhf_iter.dpo_beta",
+    "marlhf_iter.reward_model_device",
+    "marlhf_iter.use_separate_critic",
+    "marlhf_iter.value_head_hidden_dim",
 )
 
 # Settings that would hold a key. They must be empty, because settings are saved with the run; the value is never shown

@@ -56,19 +56,13 @@ class AgentModel:
     @property
     def lora_arguments(self) -> dict[str, Any]:
         """The arguments of TRL's `ModelConfig` about adapters that are set."""
-        names = [name for name in vars(self) if name.startswith("lora_")] + ["use_rslora", "use_dora"]
+        names = [name for name in vars(self) if name.startswith(("lora_", "use_rslora", "use_dora"))]
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @property
     def quantization_arguments(self) -> dict[str, Any]:
         """The arguments of TRL's `ModelConfig` about quantized weights that are set."""
-        names = (
-            "load_in_4bit",
-            "load_in_8bit",
-            "bnb_4bit_quant_type",
-            "use_bnb_nested_quant",
-            "bnb_4bit_quant_storage",
-        )
+        names = [name for name in vars(self) if name.startswith(("load_in_", "bnb_", "use_bnb_"))]
         return {name: getattr(self, name) for name in names if getattr(self, name) not in (None, False)}
 
     @property
@@ -323,7 +317,7 @@ def algorithm_keys(algorithm: str) -> dict[str, Key]:
     """The keys of an algorithm's section. This imports TRL."""
     entry = ALGORITHMS[algorithm]
     keys: dict[str, Key] = {}
-    for cls in (extras_of(algorithm), *entry.classes()):
+    for cls in (extras_of(algorithm), *map(import_class, entry.parts), entry.config_class()):
         keys = {**keys_of(cls), **keys}
     return {
         name: dataclasses.replace(key, default=entry.defaults.get(name, key.default)) for name, key in keys.items()
