@@ -139,7 +139,7 @@ def test_one_turn_and_several_roles():
     ("algorithm", "argv", "problem"),
     [
         ("magrpo", ["--num_turns", "2"], "section `magrpo`: `num_turns` is 2, but a model that answers for all roles"),
-        ("grpo", [], "there is one role"),
+        ("grpo", [], "for several roles, but there is one"),
         ("magrpo", ["--override", "agents=[a,b]"], "`agents` has 2 entries for 1 agents (`collaboration_mode: centr"),
         ("magrpo", ["--override", "magrpo.frozen_agents=[aux]"], "names 'aux', which is no role of the task: team"),
         ("madpo", ["--comparator_generation_mode", "sequential"], "answers role by role"),

@@ -164,15 +164,12 @@ def test_algorithms_of_the_last_phase(algorithm, mode):
     ("argv", "message"),
     [
         (["--rl_algorithm", "ppo"], "`marlhf.rl_algorithm`"),
-        (["--reward_learning_rate", "0"], "`marlhf.reward_learning_rate`"),
-        (["--num_turns", "2"], "`marlhf.num_turns`"),
         (["--override", "marlhf.reward_training={warmup: 3}"], "the reward model: "),
         (["--override", "marlhf.reward_peft={rank: 3}"], "`marlhf.reward_peft`: "),
         (
             ["--override", "marlhf.reward_peft={r: 3}", "marlhf.reward_freeze_backbone=true"],
             "remove `marlhf.reward_peft`",
         ),
-        (["--override", "marlhf.reward_model=x"], "did you mean"),
         (["--resume_from_checkpoint", "true"], "RUN_ID or `output_dir`"),
     ],
 )
@@ -274,11 +271,6 @@ def test_an_interrupted_reward_model_goes_on(finished, tmp_path, monkeypatch, ca
         run_recipe("marlhf", TASK, argv, "marlhf")
     assert calls == [{"resume_from_checkpoint": str(checkpoints[-1])}]
     assert (run / "_reward_model" / "complete.json").is_file()
-    flip(run / "_reward_model" / "model.safetensors")
-    capsys.readouterr()
-    with pytest.raises(SystemExit):
-        run_recipe("marlhf", TASK, argv, "marlhf")
-    assert "is damaged: model.safetensors. Remove this folder" in capsys.readouterr().err
 
 
 def test_a_reward_model_alone(finished, tiny_model, tmp_path, capsys, monkeypatch):
@@ -407,8 +399,6 @@ def test_rounds_and_a_kill_in_every_phase(tiny_model, tmp_path, capsys):
     ("argv", "problem"),
     [
         (["--preference_dataset", "x"], "every round collects its preferences"),
-        (["--num_iterations", "0"], "`marlhf_iter.num_iterations` is 0"),
-        (["--preference_scoring_reward", "me"], "`marlhf_iter.preference_scoring_reward`"),
         (["--override", "marlhf.num_iterations=2", "marlhf_iter.num_iterations=3"], "are the same setting"),
         (["--override", "madpo_iter.beta=2"], "the section `madpo_iter` cannot be used"),
     ],

@@ -29,10 +29,6 @@ def check_team(recipe: Recipe, roles: Sequence[str]) -> None:
     Builds the team on the meta device, if its models are in local folders or built by the task, so that errors of transformers and PEFT
     surface before any weights load.
 
-    Args:
-        recipe ([`~trl_multiagent.recipe.recipe.Recipe`]): The settings.
-        roles (`Sequence[str]`): The roles.
-
     Raises:
         ConfigError: the team cannot be made; the message names the settings about models.
         ValueError: the number of models for critics is wrong.
@@ -68,19 +64,13 @@ def check_run(recipe: Recipe, environment: Environment, train_dataset: Dataset) 
     """
     Locks the folder of the run, and checks that all processes have the same settings and data, and that the checkpoint to continue from
     is complete and belongs to this run. No model is loaded for this. If a check fails, the program ends on all processes.
-
-    Args:
-        recipe ([`~trl_multiagent.recipe.recipe.Recipe`]): The settings.
-        environment ([`Environment`]): The run's environment.
-        train_dataset ([`~datasets.Dataset`]): The items to train on.
     """
     state, problems, checkpoint = PartialState(), [], recipe.resume_from_checkpoint
     try:
         if state.num_processes > 1:
             check_agreement(state, recipe.describe(environment, train_dataset, team=None))
-        if (
-            checkpoint is not None and ALGORITHMS[recipe.algorithm].run == ROLLOUTS
-        ):  # otherwise its trainer is not known yet
+        # The trainer of a run on preferences compares the checkpoint itself
+        if checkpoint is not None and ALGORITHMS[recipe.algorithm].run == ROLLOUTS:
             recipe.check_checkpoint(checkpoint, environment, train_dataset)
         if state.is_main_process:
             advice = f"choose another RUN_ID or `{recipe.algorithm}.output_dir`"

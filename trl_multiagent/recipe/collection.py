@@ -82,25 +82,14 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
 
 
 def make_config(settings: Settings, **changes: Any) -> PreferenceConfig:
-    """
-    Returns the settings of the collection, without those of the trainer.
-
-    Args:
-        settings ([`~trl_multiagent.settings.derive.Settings`]): All settings.
-        **changes: Values that replace those of the settings.
-
-    Raises:
-        ConfigError: they contradict each other.
-    """
+    """Returns the settings of the collection with `changes`. Raises `ConfigError` if they contradict each other."""
     from trl_multiagent.preferences.config import PreferenceConfig
 
     given, section = settings.arguments, settings.algorithm
     if settings.is_centralized:
         if given.get("comparator_generation_mode") == "sequential":
-            raise ConfigError(
-                f"`{section}.comparator_generation_mode: sequential` answers role by role, but with `collaboration_mode: centralized` "
-                "there is one answer for all roles. Remove it."
-            )
+            reason = "there is one answer for all roles with `collaboration_mode: centralized`"
+            raise ConfigError(f"`{section}.comparator_generation_mode` cannot be sequential: {reason}.")
         changes["comparator_generation_mode"] = "decentralized"  # the only agent gets the assignments of all roles
     for setting in ("comparator_model_name", "comparator_agents"):
         models = given.get(setting) or []
@@ -118,14 +107,7 @@ def check_comparator(config: PreferenceConfig) -> None:
 
 
 def cost(config: PreferenceConfig, environment: Environment, load_items: Callable[[], Dataset]) -> dict[str, Any]:
-    """
-    Returns what a collection will cost, as lines of a plan.
-
-    Args:
-        config ([`~trl_multiagent.preferences.PreferenceConfig`]): Its settings.
-        environment ([`~trl_multiagent.environments.Environment`]): The task's environment.
-        load_items (`Callable`): Loads the items. If it raises a `ConnectionError`, their number is unknown.
-    """
+    """Returns what a collection will cost, as lines of a plan. If `load_items` raises a `ConnectionError`, that is unknown."""
     from trl_multiagent.environments.base import ask
     from trl_multiagent.jobs.stage import chunks_of
     from trl_multiagent.preferences.collection import finished_chunks

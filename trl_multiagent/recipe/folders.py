@@ -17,23 +17,11 @@ from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
 
 
-NO_FOLDER = (
-    "`resume_from_checkpoint: true` continues the run that the environment variable RUN_ID or `output_dir` names; set one of them, "
-    "or give the folder of a checkpoint."
-)
+NO_FOLDER = "`resume_from_checkpoint: true` continues the run that RUN_ID or `output_dir` names: set one of them."
 
 
 def check_folder(setting: str, folder: Path) -> None:
-    """
-    Refuses a folder that cannot be created or written to.
-
-    Args:
-        setting (`str`): The setting that names the folder, for the message.
-        folder (`Path`): The folder.
-
-    Raises:
-        ConfigError: it is a file or inside of one, or the permission to write is missing.
-    """
+    """Raises `ConfigError` if the folder that a setting names is a file or inside of one, or the permission to write is missing."""
     existing = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not existing.is_dir():
         raise ConfigError(f"{setting} names the folder '{folder}', but {existing} is a file or a broken link.")
@@ -50,15 +38,7 @@ def check_repo_id(setting: str, repo_id: str) -> None:
 
 
 def check_push(algorithm: str, args: TrainingArguments) -> list[str]:
-    """
-    Checks the name of a push, without using the network. The trainer checks the rest when it is created.
-
-    Returns:
-        `list[str]`: A message if there is no token on this machine.
-
-    Raises:
-        ConfigError: the name of the repository is invalid.
-    """
+    """Raises `ConfigError` if the name of a push is invalid, and returns a message if there is no token. Needs no network."""
     check_repo_id(f"{algorithm}.hub_model_id", args.hub_model_id or Path(args.output_dir).absolute().name)
     if args.hub_token is not None or get_token() is not None:
         return []

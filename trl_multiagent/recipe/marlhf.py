@@ -9,7 +9,6 @@ from typing import Any
 
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import TrainerCallback
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.model_reward import ModelRewardEnvironment
@@ -20,7 +19,7 @@ from trl_multiagent.recipe.models import check_models
 from trl_multiagent.recipe.plan import HEADING, print_plan, rollout_lines
 from trl_multiagent.recipe.preference_run import PreferenceRun, without_sharding
 from trl_multiagent.recipe.recipe import first_rows
-from trl_multiagent.recipe.reward_model import check_evaluation, summary, train_reward_model
+from trl_multiagent.recipe.reward_model import checked_args, summary, train_reward_model
 from trl_multiagent.recipe.run import end_on_wrong_input
 from trl_multiagent.settings.algorithms import ALGORITHMS, RL_ALGORITHMS
 from trl_multiagent.settings.derive import Settings, make_training_args
@@ -50,6 +49,7 @@ class RewardRun(PreferenceRun):
     def __init__(self, settings: Settings):
         self.reward = settings.part(RewardSettings)
         super().__init__(settings)
+        self.trained_with = self.reward.rl_algorithm
         first = settings.model_names if isinstance(settings.model_names, str) else settings.model_names[0]
         self.reward_base = self.reward.reward_model_name or first
         check_models(f"{settings.algorithm}.reward_model_name", [self.reward_base], settings.task)
@@ -69,10 +69,6 @@ class RewardRun(PreferenceRun):
         return make_training_args(settings, classes[self.reward.rl_algorithm], **processed)
 
     @property
-    def trainer_class(self) -> type[Any]:
-        return ALGORITHMS[self.reward.rl_algorithm].trainer_class()
-
-    @property
     def items_to_compare(self) -> Dataset:
         return first_rows(self.items, self.reward.preference_num_items)
 
@@ -83,7 +79,6 @@ class RewardRun(PreferenceRun):
         return preferences, numbers
 
     def scoring(self, number: int) -> Environment:
-        """Preferences are made from the task's rewards or, with `preference_scoring_reward: reward_model`, from those of the last round's model."""
         if number == 0 or self.recipe.arguments.get("preference_scoring_reward", "task") == "task":
             return self.environment
         return self.with_reward_of(self.reward_folder(number - 1), score_task=False)
@@ -92,7 +87,7 @@ class RewardRun(PreferenceRun):
         """Returns the folder of a round's reward model."""
         return self.round_folder(number) / (REWARD_FOLDER if self.in_rounds else f"_{REWARD_FOLDER}")
 
-    def training_data(self, number: int, preferences: Dataset) -> tuple[Environment, Dataset]:
+    def training_data(self, number: int, preferences: Dataset) -> dict[str, Any]:
         recipe, folder = self.recipe, self.reward_folder(number)
         self.say("\nPhase 2 of 3: the reward model")
         settings: Any = self.reward_args  # every training has a copy, with a DeepSpeed configuration of its own
@@ -103,7 +98,8 @@ class RewardRun(PreferenceRun):
         self.say(f"Reward model in {folder}: {summary(facts)}")
         self.stop_if_asked()
         self.say(f"\nPhase 3 of 3: {self.reward.rl_algorithm} with the reward of the model")
-        return self.with_reward_of(folder, self.reward.score_task_reward), self.items
+        environment = self.with_reward_of(folder, self.reward.score_task_reward)
+        return {"environment": environment, "train_dataset": self.items, "callbacks": [RewardWatch()]}
 
     def with_reward_of(self, folder: Path, score_task: bool) -> Environment:
         """Returns the task with the reward of a model."""
@@ -116,9 +112,6 @@ class RewardRun(PreferenceRun):
             score_task=score_task,
             version=checksum_of_weights(reward.model.parameters()),
         )
-
-    def callbacks(self) -> list[TrainerCallback]:
-        return [RewardWatch()]
 
     def print_plan(self) -> None:
         args, mode = self.reward_args, self.replay.preference_replay_mode
@@ -134,24 +127,12 @@ class RewardRun(PreferenceRun):
             "folder": str(self.reward_folder(0)),
         }
         print_plan(lines, "\nPhase 2 of 3: the reward model")
-        print_plan(
-            rollout_lines(self.recipe, self.roles),
-            f"\nPhase 3 of 3: {self.reward.rl_algorithm} with the reward of the model",
-        )
+        heading = f"\nPhase 3 of 3: {self.reward.rl_algorithm} with the reward of the model"
+        print_plan(rollout_lines(self.recipe, self.roles), heading)
 
 
 def make_reward_args(settings: Settings, reward: RewardSettings, args: Any) -> JointRewardConfig:
-    """
-    Makes the arguments of the reward model's trainer. The folder is chosen when it is trained.
-
-    Args:
-        settings ([`~trl_multiagent.settings.derive.Settings`]): All settings.
-        reward (`RewardSettings`): Those of the reward model.
-        args ([`~transformers.TrainingArguments`]): Those of the team's trainer.
-
-    Raises:
-        ConfigError: the configuration class refuses a value.
-    """
+    """Makes the arguments of the reward model's trainer from the settings and `args`, those of the team's trainer."""
     section, more = settings.algorithm, reward.reward_training or {}
     values: dict[str, Any] = {
         "learning_rate": reward.reward_learning_rate,
@@ -169,13 +150,8 @@ def make_reward_args(settings: Settings, reward: RewardSettings, args: Any) -> J
     }
     if "output_dir" in more:
         raise ConfigError(f"`{section}.reward_training`: 'output_dir' cannot be set, it is in the folder of the run.")
-    try:
-        made = JointRewardConfig(**values | {name: getattr(args, name) for name in SHARED} | more)
-    except (ValueError, TypeError) as error:
-        arguments = "`reward_training` or another argument of the reward model"
-        raise ConfigError(f"section `{section}`, {arguments}: {error}") from error
-    check_evaluation(f"{section}.reward_training", made)
-    return made
+    shared = {name: getattr(args, name) for name in SHARED}
+    return checked_args(f"{section}.reward_training", values | shared | more)
 
 
 def make_reward_peft(algorithm: str, reward: RewardSettings) -> LoraConfig | None:
@@ -184,9 +160,7 @@ def make_reward_peft(algorithm: str, reward: RewardSettings) -> LoraConfig | Non
     if fields is None:
         return None
     if reward.reward_freeze_backbone:
-        raise ConfigError(
-            f"`{algorithm}.reward_freeze_backbone` trains the head alone: remove `{algorithm}.reward_peft`."
-        )
+        raise ConfigError(f"`{algorithm}.reward_freeze_backbone` trains the head: remove `{algorithm}.reward_peft`.")
     try:
         return LoraConfig(**{**PEFT_DEFAULTS, **fields, "task_type": "SEQ_CLS"})
     except (ValueError, TypeError) as error:

@@ -19,12 +19,7 @@ from trl_multiagent.team.load import TeamLoader
 
 def check_models(setting: str, names: Sequence[str], task: Task) -> None:
     """
-    Refuses models that cannot exist. Those that the task builds are not checked.
-
-    Args:
-        setting (`str`): The setting that names the models, for the message.
-        names (`Sequence[str]`): Model ids and folders.
-        task ([`~trl_multiagent.environments.task.Task`]): The task.
+    Checks the names of models that a setting gives, except for those that the task builds.
 
     Raises:
         ConfigError: there is no such folder, a folder holds no model, or a text is no id.

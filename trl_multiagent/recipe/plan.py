@@ -1,7 +1,6 @@
 """The plan that `--dry_run` prints: the size of a run, and where its results go."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -28,17 +27,14 @@ def print_plan(lines: Mapping[str, Any], heading: str = HEADING) -> None:
 def rollout_lines(recipe: Recipe, roles: Sequence[str], environment: Environment | None = None) -> dict[str, Any]:
     """Returns the plan of a training on rollouts, made without loading a model. The environment may add lines."""
     args, dataset = recipe.training_args, recipe.dataset
-    num_train: int | None
-    num_eval: int | None
+    num_train = num_eval = None
     items: Sequence[dict] = ()
     try:
         train_dataset, eval_dataset = recipe.load_datasets()
         num_train, num_eval = len(train_dataset), len(eval_dataset or ())
         items = cast(Sequence[dict], train_dataset)
     except ConnectionError as error:
-        num_train = at_most(slice_length(dataset.train_split), dataset.size)
-        num_eval = at_most(slice_length(dataset.eval_split), dataset.eval_size, recipe.extras.eval_num_samples)
-        print(f"The dataset could not be reached, so its size is taken from the splits. {error}")
+        print(f"The dataset could not be reached, so its size is unknown. {error}")
 
     nodes = sum(args.nodes_per_turn)
     joint_actions = nodes * args.joint_actions_per_node  # each is one env step
@@ -49,14 +45,11 @@ def rollout_lines(recipe: Recipe, roles: Sequence[str], environment: Environment
     else:
         length = f"{args.num_train_epochs:g} epochs of the training items"
         steps = None if num_train is None else math.ceil(args.num_train_epochs * args.steps_per_epoch(num_train))
-    evaluation = {
-        "no": "none",
-        "steps": f"{count(num_eval, 'item')} of split {dataset.eval_split}, every {args.eval_steps} steps",
-        "epoch": f"{count(num_eval, 'item')} of split {dataset.eval_split}, after every epoch",
-    }
-
+    when = {"steps": f"every {args.eval_steps} steps", "epoch": "after every epoch"}.get(args.eval_strategy.value)
     if isinstance(args, ActorCriticConfig):
-        baseline = describe_critics(args)
+        models = [args.critic_models] if isinstance(args.critic_models, str) else args.critic_models or []
+        sources = f" from {', '.join(models)}" * bool(models)
+        baseline = f"critic_type {args.critic_type}, critic_form {args.critic_form}{sources}"
     else:
         baseline = f"advantage_mode {cast(MAGRPOConfig, args).advantage_mode}"
     batches = None if steps is None else -(-steps // args.num_iterations)
@@ -65,7 +58,7 @@ def rollout_lines(recipe: Recipe, roles: Sequence[str], environment: Environment
         **collaboration(recipe),
         "agents": f"{agents(recipe.model_names, roles, args.frozen_agents or ())} ({recipe.form_in_words})",
         "training": f"{count(num_train, 'item')} of {dataset.name or 'the task'}, split {dataset.train_split or 'whole'}",
-        "evaluation": evaluation[args.eval_strategy.value],
+        "evaluation": f"{count(num_eval, 'item')} of split {dataset.eval_split}, {when}" if when else "none",
         "rollouts": f"{count(args.num_turns, 'turn')}, joint_mode {args.joint_mode}, handoff {args.handoff}, "
         f"{args.num_generations} completions per agent and node",
         "tree of an item": f"{count(nodes, 'node')}, {joint_actions} joint actions = env steps, "
@@ -115,28 +108,8 @@ def num_evaluations(args: RolloutConfig, steps: int) -> int:
     return bool(args.eval_on_start) + steps // max(1, int(args.eval_steps or 1))
 
 
-def describe_critics(args: ActorCriticConfig) -> str:
-    """Describes the critics."""
-    text = f"critic_type {args.critic_type}, critic_form {args.critic_form}"
-    if args.critic_models is None:
-        return text
-    models = args.critic_models if isinstance(args.critic_models, str) else ", ".join(args.critic_models)
-    return f"{text} from {models}"
-
-
 def count(number: int | None, one: str, many: str | None = None) -> str:
     """Formats a number with its noun: `1 item`, `2 items`."""
     if number is None:
         return f"unknown number of {many or one + 's'}"
     return f"{number} {one if number == 1 else many or one + 's'}"
-
-
-def at_most(rows: int | None, *limits: int | None) -> int | None:
-    """Returns the smallest of `rows` and the limits that are not `None`; `None` if `rows` is unknown."""
-    return None if rows is None else min([rows, *(limit for limit in limits if limit is not None)])
-
-
-def slice_length(split: str | None) -> int | None:
-    """Returns how many rows a split such as `test[33:163]` selects; `None` if that depends on the dataset."""
-    match = re.search(r"\[(\d*):(\d+)\]$", split or "")
-    return int(match[2]) - int(match[1] or 0) if match else None

@@ -36,11 +36,11 @@ from trl_multiagent.recipe.checks import check_run, check_team
 from trl_multiagent.recipe.collection import check_comparator, cost, make_config
 from trl_multiagent.recipe.folders import NO_FOLDER, check_folder
 from trl_multiagent.recipe.plan import agents, collaboration, count, print_plan
-from trl_multiagent.recipe.recipe import build_recipe
+from trl_multiagent.recipe.recipe import build_recipe, start_logging
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.recipe.saving import save_results, set_up_wandb, show_progress, train_and_save, write_settings
 from trl_multiagent.report.tables import text_table
-from trl_multiagent.settings.algorithms import ITERATIVE
+from trl_multiagent.settings.algorithms import ALGORITHMS, ITERATIVE
 from trl_multiagent.settings.derive import Settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, fail
 from trl_multiagent.team.load import LoadError, build
@@ -48,7 +48,6 @@ from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
 from trl_multiagent.trainers.base.distribution import forget_engine
 from trl_multiagent.trainers.base.run_settings import check_changes
 from trl_multiagent.trainers.base.team_config import temporarily_set
-from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 
 
 # In the folder of the run. Names with an underscore are not pushed
@@ -70,15 +69,7 @@ def run_preferences(settings: Settings) -> None:
 
 
 class PreferenceRun:
-    """
-    One run: its settings, its rounds, and the folders that they write.
-
-    Args:
-        settings ([`~trl_multiagent.settings.derive.Settings`]): The settings.
-
-    Raises:
-        ConfigError: a setting is wrong.
-    """
+    """One run: its settings, its rounds, and the folders that they write. A wrong setting raises `ConfigError`."""
 
     environment: Environment
     roles: Sequence[str]
@@ -88,6 +79,7 @@ class PreferenceRun:
 
     def __init__(self, settings: Settings):
         algorithm, arguments = settings.algorithm, settings.arguments
+        self.trained_with = algorithm
         self.in_rounds = algorithm in ITERATIVE
         self.num_rounds: int = arguments["num_iterations"] if self.in_rounds else 1
         if settings.extras.resume_from_checkpoint is True:  # every run goes on; an early phase has no checkpoint yet
@@ -95,15 +87,11 @@ class PreferenceRun:
                 raise ConfigError(NO_FOLDER)
             settings.extras.resume_from_checkpoint = None
         if self.in_rounds and settings.extras.resume_from_checkpoint is not None:
-            raise ConfigError(
-                f"`{algorithm}.resume_from_checkpoint` cannot be a folder: a run in rounds goes on by itself if it is started "
-                "again with the same RUN_ID or `output_dir`."
-            )
+            advice = "start the run again with the same RUN_ID or `output_dir`, and it goes on"
+            raise ConfigError(f"`{algorithm}.resume_from_checkpoint` cannot be a folder: {advice}.")
         self.preference_dataset: str | None = arguments.get("preference_dataset")
         if self.in_rounds and self.preference_dataset is not None:
-            raise ConfigError(
-                f"`{algorithm}.preference_dataset` cannot be used: every round collects its preferences."
-            )
+            raise ConfigError(f"`{algorithm}.preference_dataset`: every round collects its preferences. Remove it.")
         self.recipe = recipe = build_recipe(settings, self.training_args(settings))
         changes: dict[str, Any] = {"disable_tqdm": recipe.training_args.disable_tqdm}
         changes["output_dir"] = self.preference_dataset or str(self.preferences_folder(0))
@@ -114,20 +102,14 @@ class PreferenceRun:
             check_folder(f"`{algorithm}.policy_checkpoint_dir`", self.teams_folder)
         self.preferences, self.replay = make_config(settings, **changes), settings.part(ReplayConfig)
         self.state = start_processes()
-        decisive = decisive_settings(recipe.merged, algorithm)
         advice = f"choose another folder, or set `{algorithm}.resume_changes: allow`"
-        self.stage = Stage(
-            recipe.run_folder, "run", decisive, self.state, advice=advice
-        )  # `check_run` locks its folder
+        decisive = decisive_settings(recipe.merged, algorithm)
+        self.stage = Stage(recipe.run_folder, "run", decisive, self.state, advice=advice)
 
     # What a run with a reward model does in another way
 
     def training_args(self, settings: Settings) -> Any:
         return make_training_args(settings)
-
-    @property
-    def trainer_class(self) -> type[Any]:
-        return MADPOTrainer
 
     @property
     def items_to_compare(self) -> Dataset:
@@ -138,12 +120,9 @@ class PreferenceRun:
         """Returns the environment that scores the answers of a round."""
         return self.environment
 
-    def training_data(self, number: int, preferences: Dataset) -> tuple[Environment, Dataset]:
-        """Returns the environment and the training set of a round's trainer."""
-        return self.environment, preferences
-
-    def callbacks(self) -> list[TrainerCallback]:
-        return []
+    def training_data(self, number: int, preferences: Dataset) -> dict[str, Any]:
+        """Returns the arguments of a round's trainer that depend on its preferences."""
+        return {"environment": self.environment, "train_dataset": preferences}
 
     def print_plan(self) -> None:
         print_plan(self.pair_lines())
@@ -154,7 +133,7 @@ class PreferenceRun:
         """Runs the rounds that are not complete, or prints the plan. Wrong input ends the program."""
         recipe = self.recipe
         go_on = [] if recipe.has_named_folder else ["--output_dir", str(recipe.run_folder)]
-        recipe.start_logging()
+        start_logging(recipe, recipe.training_args.disable_tqdm, self.state.is_main_process)
         recipe.introduce()
         with end_on_signal(recipe.prog, lambda: go_on), recipe.reservation:
             with end_on_wrong_input(recipe.prog):
@@ -167,7 +146,9 @@ class PreferenceRun:
                     self.given = load_preferences(self.preference_dataset, self.roles)
                 if recipe.dry_run:
                     return self.print_plan()
-                self.check_run_folder()
+                is_begun = any(self.stage.has(self.results_file(number)) for number in range(self.num_rounds))
+                if is_begun and recipe.training_args.resume_changes != "allow":
+                    self.stage.check()
                 self.items, self.eval_items = recipe.load_datasets()
             check_run(recipe, self.environment, self.items)
             try:
@@ -178,30 +159,6 @@ class PreferenceRun:
             if trainer is not None:
                 trainer.accelerator.wait_for_everyone()
                 trainer.accelerator.end_training()
-
-    def check_run_folder(self) -> None:
-        """
-        Checks that what the folder of the run holds belongs to this run.
-
-        Raises:
-            StageChanged: a complete round in it had other settings.
-            ConfigError: the checkpoint of an interrupted round is of another number of processes.
-        """
-        args = self.recipe.training_args
-        for number in range(self.num_rounds):
-            folder = self.round_folder(number)
-            checkpoint = get_last_checkpoint(str(folder)) if folder.is_dir() else None
-            if checkpoint is None or (folder / RESULTS_FILE).is_file():
-                continue
-            before = read_checkpoint(checkpoint)["settings"]["number of processes"]
-            if before != args.world_size:
-                raise ConfigError(
-                    f"{checkpoint} was saved by {before} processes, and this run has {args.world_size}: continue it with "
-                    f"`--num_processes {before}`, or choose another folder."
-                )
-        is_begun = any(self.stage.has(self.results_file(number)) for number in range(self.num_rounds))
-        if is_begun and args.resume_changes != "allow":
-            self.stage.check()
 
     def train(self) -> Any:
         """Runs the rounds that are not complete, and saves the last team. Returns its trainer; `None` if all rounds were complete."""
@@ -234,17 +191,8 @@ class PreferenceRun:
 
     def train_round(self, number: int, results: list[dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
         """
-        Collects preferences with the team as it is, trains it on them and on some of earlier rounds, and saves it.
-
-        Args:
-            number (`int`): Number of the round, from 0.
-            results (`list[dict]`): What the earlier rounds returned.
-
-        Returns:
-            `tuple[Trainer, dict]`: The trainer, and the results of the round.
-
-        Raises:
-            ConfigError: there are no preferences to train on.
+        Collects preferences with the team as it is, trains it on them and on some of earlier rounds, and saves it. Returns the trainer and
+        the results of the round; `results` are those of the earlier rounds.
         """
         recipe, source = self.recipe, self.team_before(number)
         preferences, collection = self.collect(number, source)
@@ -252,9 +200,8 @@ class PreferenceRun:
         if len(chosen) == 0:
             where = f" The team before this round is in {source}." if source else ""
             raise ConfigError(
-                f"The collection in {self.preferences_folder(number)} has no pairs: all answers to an item have the same reward, so there "
-                "is nothing to learn from. Sample more candidates or at a higher temperature, or start from another team."
-                f"{where}"
+                f"The collection in {self.preferences_folder(number)} has no pairs: all answers to an item have the same reward. Sample "
+                f"more candidates or at a higher temperature, or start from another team.{where}"
             )
         trainer, checkpoint = self.make_trainer(number, chosen, source)
         if not self.in_rounds:
@@ -284,14 +231,8 @@ class PreferenceRun:
 
     def collect(self, number: int, source: str | None) -> tuple[Dataset, dict[str, Any]]:
         """
-        Collects the preferences of a round, or loads them if they are complete.
-
-        Args:
-            number (`int`): Number of the round, from 0.
-            source (`str`, *optional*): Folder of the team; by default the base.
-
-        Returns:
-            `tuple[Dataset, dict]`: The preferences, and what was sampled for them.
+        Collects the preferences of a round with the team in `source` or the base, or loads them if they are complete. Returns them, and
+        what was sampled for them.
         """
         if self.given is not None:
             return self.given, {}
@@ -322,8 +263,7 @@ class PreferenceRun:
     def make_trainer(self, number: int, preferences: Dataset, source: str | None) -> tuple[Any, str | None]:
         """Makes the trainer of a round, and finds the checkpoint from which it continues, which may be that of the last step."""
         recipe, folder = self.recipe, self.round_folder(number)
-        environment, rows = self.training_data(number, preferences)
-        args = recipe.training_args
+        data, args = self.training_data(number, preferences), recipe.training_args
         if self.in_rounds:
             args = copy.copy(args)
             args.output_dir, args.push_to_hub = str(folder), False
@@ -332,14 +272,9 @@ class PreferenceRun:
             checkpoint = get_last_checkpoint(str(folder))
         forget_engine()
         with end_on_wrong_input(recipe.prog):
-            trainer = self.trainer_class(  # rows may not fit the tokenizers or `max_length`
-                team=recipe.load_team(self.roles, source),
-                environment=environment,
-                args=args,
-                train_dataset=rows,
-                eval_dataset=self.eval_items,
-                callbacks=self.callbacks(),
-            )
+            team = recipe.load_team(self.roles, source)
+            trainer_class: Any = ALGORITHMS[self.trained_with].trainer_class()
+            trainer = trainer_class(team=team, args=args, eval_dataset=self.eval_items, **data)  # rows may not fit
             trainer.may_be_complete = True
             if checkpoint is not None:
                 changes = differences(read_checkpoint(checkpoint)["settings"], trainer._run_settings())
@@ -490,9 +425,7 @@ def decisive_settings(merged: Mapping[str, Any], algorithm: str) -> dict[str, An
 def without_sharding(args: TrainingArguments) -> Iterator[None]:
     """Inside, models are loaded whole, even if the trainer shards them (ZeRO-3): a collection samples on every process alone."""
     plugin = args.deepspeed_plugin
-    if (
-        plugin is not None
-    ):  # transformers shards the models that it loads while a configuration of ZeRO-3 is registered
+    if plugin is not None:  # while it is registered, transformers shards the models that it loads
         unset_hf_deepspeed_config()
     try:
         yield

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import difflib
 import logging
 import sys
 from collections.abc import Sequence
@@ -108,12 +107,7 @@ class Recipe(Settings):
         return args.items_per_device * args.world_size if isinstance(args, RolloutConfig) else 1
 
     def make_environment(self) -> Environment:
-        """
-        Makes the task's environment.
-
-        Raises:
-            ConfigError: the number of its roles is not `num_agents`, or a setting names another role.
-        """
+        """Makes the task's environment. Raises `ConfigError` if settings do not fit to its roles."""
         environment = make_environment(self, self.run_folder)
         roles, args, section = environment.roles, self.training_args, self.algorithm
         try:
@@ -125,43 +119,23 @@ class Recipe(Settings):
         for name in ROLE_ARGUMENTS:
             for role in vars(args).get(name) or ():  # the trainer of preferences has no argument for vLLM
                 if role not in roles:
-                    raise ConfigError(
-                        f"`{section}.{name}` names {role!r}, which is no role of the task: {', '.join(roles)}."
-                    )
+                    others = ", ".join(roles)
+                    raise ConfigError(f"`{section}.{name}` names {role!r}, which is no role of the task: {others}.")
         frozen = args.frozen_agents or ()
         if set(roles) <= set(frozen):
             raise ConfigError(f"`{section}.frozen_agents` has all roles, so there is nothing to train.")
         for role in args.agent_learning_rates or ():
             if role in frozen:
                 raise ConfigError(f"`{section}.agent_learning_rates` has {role!r}, which is in `frozen_agents`.")
-        if args.agent_learning_rates and self.agent_model.share_weights:
-            raise ConfigError(
-                f"`{section}.agent_learning_rates` needs agents with separate weights, but `agent_model.share_weights` is set."
-            )
         return environment
 
     def check_best_metric(self, environment: Environment) -> None:
-        """
-        Refuses a `metric_for_best_model` that is not a metric of an evaluation. Reward functions may log metrics with any name, so
-        for them there is only a note.
-
-        Raises:
-            ConfigError: there is no such metric.
-        """
+        """Raises `ConfigError` if `metric_for_best_model` is no metric of an evaluation. Reward functions may log any metric."""
         metric = str(self.training_args.metric_for_best_model).removeprefix("eval_")
-        if is_eval_metric(metric, environment.roles, self.training_args.num_turns):
-            return
-        setting = f"`{self.algorithm}.metric_for_best_model` is {metric!r}"
-        similar = difflib.get_close_matches(metric, EVAL_METRICS, n=1)
-        advice = f"did you mean '{similar[0]}'?" if similar else f"choose one such as {', '.join(EVAL_METRICS[:3])}."
-        if similar or not isinstance(environment.unwrapped, FunctionEnvironment):
-            raise ConfigError(f"{setting}, which is no metric of an evaluation; {advice}")
-        if self.training_args.process_index == 0:
-            print(f"{self.prog}: note: {setting}: a reward function has to log it.", file=sys.stderr)
-
-    def start_logging(self) -> None:
-        """Shows this package's messages and the notes about the settings, and progress bars unless `disable_tqdm` is set."""
-        start_logging(self, self.training_args.disable_tqdm, self.training_args.process_index == 0)
+        is_metric = is_eval_metric(metric, environment.roles, self.training_args.num_turns)
+        if not is_metric and not isinstance(environment.unwrapped, FunctionEnvironment):
+            advice = f"choose one such as {', '.join(EVAL_METRICS[:3])}"
+            raise ConfigError(f"`{self.algorithm}.metric_for_best_model` is {metric!r}, which is no metric; {advice}.")
 
     def introduce(self) -> None:
         """Prints the task's introduction, if it has one and this is not a dry run."""
@@ -186,22 +160,14 @@ class Recipe(Settings):
             raise ConfigError(f"section `dataset`: {error}") from error
         train_dataset = first_rows(train_dataset, self.dataset.size)
         if len(train_dataset) < self.items_per_step:
-            raise ConfigError(
-                f"`dataset.train_split` selects {len(train_dataset)} items, fewer than the {self.items_per_step} of one "
-                f"optimizer step. Lower `{self.algorithm}.items_per_device`."
-            )
+            items = f"{len(train_dataset)} items, fewer than the {self.items_per_step} of one optimizer step"
+            raise ConfigError(f"`dataset.train_split` selects {items}. Lower `{self.algorithm}.items_per_device`.")
         if eval_dataset is not None:
             eval_dataset = first_rows(first_rows(eval_dataset, self.dataset.eval_size), self.extras.eval_num_samples)
         return train_dataset, eval_dataset
 
     def load_team(self, roles: Sequence[str], folder: str | None = None) -> AgentTeam:
-        """
-        Loads the team to train, see [`~team.load.TeamLoader.load`].
-
-        Args:
-            roles (`Sequence[str]`): The roles.
-            folder (`str`, *optional*): Folder of a saved team to load instead, with the form in which it was saved.
-        """
+        """Loads the team to train or, in the form in which it was saved, that in a folder; see [`~team.load.TeamLoader.load`]."""
         loader = self.loader if folder is None else self.loader.saved(folder)
         return loader.load(roles, self.dtype, self.compute_dtype, self.training_args.seed)
 
@@ -246,12 +212,7 @@ class Recipe(Settings):
 
 def build_recipe(settings: Settings, training_args: Any) -> Recipe:
     """
-    Makes a recipe from checked settings.
-
-    Args:
-        settings ([`~trl_multiagent.settings.derive.Settings`]): The settings.
-        training_args ([`~trainers.base.team_config.TeamConfig`]): The trainer's arguments, from
-            [`~trl_multiagent.settings.derive.make_training_args`]. Their `output_dir` is set to the folder of the run.
+    Makes a recipe from checked settings and the trainer's arguments, whose `output_dir` is set to the folder of the run.
 
     Raises:
         ConfigError: a setting cannot work on this machine, or contradicts another one.
@@ -270,11 +231,8 @@ def build_recipe(settings: Settings, training_args: Any) -> Recipe:
     check_results(settings, training_args)
     if training_args.push_to_hub and not output.save_final_model:
         settings.notes.append("`output.save_final_model: false` has no effect: `push_to_hub` uploads the saved team.")
-    for name in (
-        "resume_from_checkpoint",
-        "resume_changes",
-        "hub_token",
-    ):  # `config.yaml` describes the whole run, and is pushed
+    # `config.yaml` describes the whole run, and is pushed
+    for name in ("resume_from_checkpoint", "resume_changes", "hub_token"):
         pop_path(settings.merged, f"{algorithm}.{name}")
     return Recipe(
         **vars(settings),
@@ -286,11 +244,8 @@ def build_recipe(settings: Settings, training_args: Any) -> Recipe:
 
 def check_results(settings: Settings, args: Any) -> None:
     """
-    Checks the folder of a run, the trackers that it reports to, and the repositories that it pushes to. A plan may be made on another machine,
-    so a dry run only notes what is missing on this one.
-
-    Raises:
-        ConfigError: the folder cannot be written, a tracker or a token is missing, or a name is invalid.
+    Raises `ConfigError` if the folder of a run cannot be written, a tracker or a token is missing, or the name of a repository is invalid.
+    A plan may be made on another machine, so a dry run only notes what is missing on this one.
     """
     algorithm, arguments = settings.algorithm, settings.arguments
     setting = f"`{algorithm}.output_dir`" if "output_dir" in arguments else "`output.base_dir`"
@@ -310,7 +265,7 @@ def check_results(settings: Settings, args: Any) -> None:
 
 
 def start_logging(settings: Settings, disable_tqdm: bool, is_main_process: bool) -> None:
-    """Shows this package's messages and the notes about the settings in the main process, and progress bars unless they are disabled."""
+    """Shows this package's messages and the notes about the settings, in the main process."""
     logging.basicConfig(format="%(message)s")
     if disable_tqdm:
         hide_progress_bars()

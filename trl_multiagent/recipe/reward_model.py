@@ -10,7 +10,7 @@ from datasets import Dataset
 from peft import PeftConfig
 from transformers.trainer_utils import get_last_checkpoint
 
-from trl_multiagent.jobs.identity import checksum_of_file, digest_of_rows
+from trl_multiagent.jobs.identity import digest_of_rows
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.jobs.stopping import end_on_signal
 from trl_multiagent.preferences import load_preferences
@@ -61,17 +61,10 @@ def run_reward_model(settings: Settings) -> None:
 
 
 def make_args(settings: Settings) -> JointRewardConfig:
-    """
-    Makes the arguments of the trainer.
-
-    Raises:
-        ConfigError: a setting is missing or wrong.
-    """
+    """Makes the arguments of the trainer. Raises `ConfigError` if a setting is missing or wrong."""
     model = settings.agent_model
     if settings.arguments.get("preference_dataset") is None:
-        raise ConfigError(
-            f"`{SECTION}.preference_dataset` is missing: the preferences to learn from. `trl-multiagent collect` makes some."
-        )
+        raise ConfigError(f"`{SECTION}.preference_dataset` is missing: `trl-multiagent collect` makes preferences.")
     if settings.agents is not None:
         raise ConfigError("A reward model starts from one model: set `agent_model.name` instead of `agents`.")
     if model.is_quantized:
@@ -83,49 +76,36 @@ def make_args(settings: Settings) -> JointRewardConfig:
     values["model_init_kwargs"] = loading_arguments(model)
     if model.torch_dtype is not None and (model.use_peft or settings.has_peft_section):  # of the base of an adapter
         values["model_init_kwargs"] = {"dtype": model.torch_dtype, **values["model_init_kwargs"]}
+    return checked_args(SECTION, values)
+
+
+def checked_args(section: str, values: dict[str, Any]) -> JointRewardConfig:
+    """Makes the arguments of the trainer from those in a section. Raises `ConfigError` if they are wrong."""
     try:
         args = JointRewardConfig(**values)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"section `{SECTION}`: {error}") from error
-    check_evaluation(SECTION, args)
-    return args
-
-
-def check_evaluation(section: str, args: JointRewardConfig) -> None:
-    """Raises `ConfigError` if an evaluation of the reward model has no pairs, or lacks the metric that chooses the best model."""
+        raise ConfigError(f"section `{section}`, arguments of the reward model: {error}") from error
     metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
     if metric not in EVAL_METRICS:
         names = ", ".join(EVAL_METRICS)
-        raise ConfigError(
-            f"`{section}.metric_for_best_model` is {metric!r}, which is no metric; choose one of {names}."
-        )
+        raise ConfigError(f"`{section}.metric_for_best_model` is {metric!r}; choose one of {names}.")
     if args.eval_strategy != "no" and args.eval_fraction == 0:
-        raise ConfigError(f"`{section}.eval_strategy` needs pairs that are held out: set `{section}.eval_fraction`.")
+        raise ConfigError(f"`{section}.eval_strategy` needs pairs that are held out: set `eval_fraction`.")
+    return args
 
 
 def train_reward_model(
     model: str, args: JointRewardConfig, preferences: Dataset, roles: list[str], peft_config: PeftConfig | None = None
 ) -> dict[str, Any]:
     """
-    Trains a joint reward model and saves it in `args.output_dir`, with its report and card.
-
-    A training that was interrupted is continued from its last checkpoint. A model that is complete is kept.
-
-    Args:
-        model (`str`): Model id or folder to start from.
-        args ([`JointRewardConfig`]): Arguments of the trainer.
-        preferences ([`~datasets.Dataset`]): Joint preferences.
-        roles (`list[str]`): The roles, in the order in which the model reads them.
-        peft_config ([`~peft.PeftConfig`], *optional*): Adapter to train.
+    Trains a joint reward model and saves it in `args.output_dir`, with its report and card. An interrupted training is continued from its
+    last checkpoint; a complete model is kept.
 
     Returns:
         `dict`: The numbers about held-out pairs, see [`JointRewardTrainer.report`]; empty if none are held out.
 
     Raises:
-        StageChanged: the folder holds a reward model of other settings or preferences, a checkpoint of another number of processes, or
-            other files.
-        ValueError: another program is writing to the folder, the processes have different settings or preferences, or the checkpoint to
-            continue from, or the complete model, is damaged.
+        ValueError: the folder holds other work or is locked, or the checkpoint is damaged or of another number of processes.
     """
     folder, state = Path(args.output_dir), PartialState()
     is_complete = (folder / COMPLETE_FILE).is_file()
@@ -134,13 +114,7 @@ def train_reward_model(
     stage = Stage(folder, "reward model", describe(model, args, preferences, roles, peft_config), state, free)
     if is_complete:
         stage.check()
-        saved, checksums = stage.result(COMPLETE_FILE), checksums_of_model(folder)
-        damaged = [name for name, checksum in saved["checksums"].items() if checksums.get(name) != checksum]
-        if damaged:
-            raise ValueError(
-                f"The reward model in {folder} is damaged: {', '.join(damaged)}. Remove this folder to train it again."
-            )
-        return saved["report"]
+        return stage.result(COMPLETE_FILE)["report"]
     with stage.open():
         forget_engine()
         trainer = JointRewardTrainer(model, args, preferences, roles=roles, peft_config=peft_config)
@@ -149,18 +123,12 @@ def train_reward_model(
         trainer.save_model()
         trainer.create_model_card()
         trainer.accelerator.wait_for_everyone()  # until the files are there
-        stage.save_result(COMPLETE_FILE, {"report": facts, "checksums": checksums_of_model(folder)})
+        stage.save_result(COMPLETE_FILE, {"report": facts})
         if state.is_main_process:
             for path in folder.glob("checkpoint-*"):
                 shutil.rmtree(path)
         trainer.accelerator.wait_for_everyone()
     return facts
-
-
-def checksums_of_model(folder: Path) -> dict[str, str]:
-    """Computes the checksums of the weights, the configuration and the tokenizer in a folder, by the names of the files."""
-    paths = [path for pattern in ("*.safetensors", "*config.json", "tokenizer*") for path in folder.glob(pattern)]
-    return {path.name: checksum_of_file(path) for path in paths}
 
 
 def describe(

@@ -16,9 +16,9 @@ from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.folders import is_disk_full
 from trl_multiagent.jobs.stopping import end_on_signal
-from trl_multiagent.recipe.tasks import check_task, choose_task
+from trl_multiagent.recipe.tasks import choose_task
 from trl_multiagent.settings.algorithms import ALGORITHMS, import_class
-from trl_multiagent.settings.command_line import check_flags, make_parser, print_help, read_layers
+from trl_multiagent.settings.command_line import make_parser, print_help, read_layers
 from trl_multiagent.settings.derive import Settings, check_settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, fail, renamed
 from trl_multiagent.terminal import printable
@@ -161,31 +161,22 @@ def make_recipe(settings: Settings) -> Recipe:
     """Makes the recipe of a training on rollouts. Wrong settings end the program."""
     with end_on_wrong_input(settings.prog):
         training_args = make_training_args(settings)
-        from trl_multiagent.recipe.recipe import build_recipe  # takes as long as TRL, for datasets, PEFT and the team
+        from trl_multiagent.recipe.recipe import build_recipe, start_logging  # takes as long as TRL
 
         recipe = build_recipe(settings, training_args)
-    recipe.start_logging()
+    start_logging(recipe, training_args.disable_tqdm, training_args.process_index == 0)
     return recipe
 
 
 def read_settings(algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None, prog: str) -> Settings:
-    """
-    Reads and checks the settings of a run. With `--help`, it prints the help and ends the program.
-
-    Args:
-        algorithm, task, argv, prog: See [`run_recipe`].
-
-    Raises:
-        ConfigError: a setting is wrong.
-    """
+    """Reads and checks the settings of a run, see [`run_recipe`]. With `--help`, it prints the help and ends the program."""
     parser = make_parser(algorithm, prog)
     arguments, rest = parser.parse_known_args(argv)
     layers = read_layers(algorithm, arguments, rest)
     if arguments.help:
-        chosen = task_of(task, renamed(algorithm, layers), arguments.config)
+        chosen = choose_task(task, renamed(algorithm, layers), arguments.config)
         print_help(parser, algorithm, chosen, full=arguments.help == "all")
         sys.exit(0)
-    check_flags(algorithm, rest)
     settings = settings_of(algorithm, task, layers, prog, arguments.config)
     settings.dry_run = arguments.dry_run
     return settings
@@ -198,27 +189,12 @@ def settings_of(
     prog: str,
     config: str | None = None,
 ) -> Settings:
-    """
-    Merges and checks layers of settings; see [`read_settings`].
-
-    Args:
-        algorithm, task, prog: See [`run_recipe`].
-        layers (`Sequence[dict[str, Any]]`): The layers, each a dict of sections; later ones win.
-        config (`str`, *optional*): The file of the first layer.
-    """
+    """Merges and checks layers of settings, of which later ones win; see [`read_settings`]. `config`: the file of the first layer."""
     merged = renamed(algorithm, layers)
-    settings = check_settings(algorithm, task_of(task, merged, config), merged)
+    settings = check_settings(algorithm, choose_task(task, merged, config), merged)
     settings.prog = prog
     name = settings.values[""].get("task")
     if isinstance(task, Task) and name is not None:
-        raise ConfigError(
-            f"`task` is {name!r}, but {prog} trains on a task of its own. Remove it, or start `trl-multiagent train {algorithm}`."
-        )
+        advice = f"Remove it, or start `trl-multiagent train {algorithm}`"
+        raise ConfigError(f"`task` is {name!r}, but {prog} trains on a task of its own. {advice}.")
     return settings
-
-
-def task_of(task: Task | Mapping[str, str], merged: Mapping[str, Any], config: str | None) -> Task:
-    """Returns the task of a run, checked: the given one, or the one that the settings choose."""
-    task = task if isinstance(task, Task) else choose_task(task, merged, config)
-    check_task(task)
-    return task

@@ -58,26 +58,26 @@ def save_results(recipe: Recipe, trainer: Trainer) -> None:
     with fail_together(trainer.accelerator):
         trainer.save_model(str(recipe.team_folder), _internal_call=True)  # this does not push
     with fail_together(trainer.accelerator):
-        write_card(recipe, trainer, dataset_name)
+        try:
+            trainer.create_model_card(dataset_name=dataset_name)
+            copy_run_files(recipe, trainer)
+        except OSError as error:
+            where = f"The team itself is in {recipe.team_folder.absolute()}."
+            raise WriteError(f"The model card could not be written ({error}). {where}") from error
     if trainer.is_world_process_zero():
         print(f"Saved team       {recipe.team_folder}", flush=True)
     if recipe.training_args.push_to_hub:  # last, so that nothing is lost if the push fails
         trainer.push_to_hub(dataset_name=dataset_name)
 
 
-def write_card(recipe: Recipe, trainer: Trainer, dataset_name: str | None) -> None:
-    """Writes the model card and the learning curve to the team's folder, and copies the settings. Raises `WriteError` if it cannot."""
-    try:
-        trainer.create_model_card(dataset_name=dataset_name)
-        if trainer.is_world_process_zero() and recipe.team_folder.absolute() != recipe.run_folder.absolute():
-            for name in (RECIPE_FILE, CARD_FILE, CURVE_FILE):
-                if (recipe.run_folder / name).is_file():
-                    shutil.copy(recipe.run_folder / name, recipe.team_folder / name)
-            rename_card(recipe.team_folder, str(recipe.team_folder.absolute()))
-    except OSError as error:
-        raise WriteError(
-            f"The model card could not be written ({error}). The team itself is in {recipe.team_folder.absolute()}."
-        ) from error
+def copy_run_files(recipe: Recipe, trainer: Trainer) -> None:
+    """Copies the settings, the model card and the learning curve to the folder of the team."""
+    source, target = recipe.run_folder.absolute(), recipe.team_folder.absolute()
+    if trainer.is_world_process_zero() and source != target:
+        for name in (RECIPE_FILE, CARD_FILE, CURVE_FILE):
+            if (source / name).is_file():
+                shutil.copy(source / name, target / name)
+        rename_card(recipe.team_folder, str(target))
 
 
 def show_progress(trainer: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.imports import import_object
-from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
+from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.comlrl import UNAVAILABLE
 from trl_multiagent.settings.derive import Settings
@@ -16,18 +16,21 @@ from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.settings.schema import SHARED_SECTIONS, TopLevel, keys_of
 
 
-def choose_task(tasks: Mapping[str, str], merged: Mapping[str, Any], config: str | None = None) -> Task:
+def choose_task(tasks: Task | Mapping[str, str], merged: Mapping[str, Any], config: str | None = None) -> Task:
     """
-    Finds the task of a run: that of the setting `task`, else one of `tasks` whose section is given, else the first of `tasks`.
+    Finds the task of a run: the only one, or that of the setting `task`, else one whose section is given, else the first of `tasks`.
 
     Args:
-        tasks (`Mapping[str, str]`): The tasks that have a name, each as `package.module:name`.
+        tasks ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): The only task, or those that have a name, each as
+            `package.module:name`.
         merged (`Mapping[str, Any]`): All settings that were given.
         config (`str`, *optional*): Their file; see [`~trl_multiagent.environments.imports.import_object`].
 
     Raises:
-        ConfigError: the task does not exist, or is not a [`~trl_multiagent.environments.task.Task`].
+        ConfigError: there is no such task, or its sections cannot be used.
     """
+    if isinstance(tasks, Task):
+        return checked(tasks)
     name = merged.get("task")
     if name is None:
         name = next((name for name in tasks if name in merged), next(iter(tasks)))
@@ -41,23 +44,18 @@ def choose_task(tasks: Mapping[str, str], merged: Mapping[str, Any], config: str
     if not isinstance(task, Task):
         kind = type(task).__name__
         raise ConfigError(f"`task` names {name!r}, which is of type {kind}, not a `trl_multiagent.Task`.")
-    return task
+    return checked(task)
 
 
-def check_task(task: Task) -> None:
-    """Raises `ConfigError` if a section of a task is no dataclass, lacks a default, or has the name of another section."""
+def checked(task: Task) -> Task:
+    """Returns a task. Raises `ConfigError` if one of its sections is no dataclass, or has the name of another section."""
     taken = {*SHARED_SECTIONS, *keys_of(TopLevel), *ALGORITHMS, *UNAVAILABLE, "peft"} - {"dataset"}
     for name, section in task.settings.items():
         if name in taken:
             raise ConfigError(f"The task's section `{name}` has a name that every recipe uses; choose another one.")
         if not (isinstance(section, type) and dataclasses.is_dataclass(section)):
             raise ConfigError(f"The task's section `{name}` is {section!r}, it must be a dataclass.")
-        for field in dataclasses.fields(section):
-            if field.default is field.default_factory is dataclasses.MISSING:
-                raise ConfigError(f"`{name}.{field.name}` of the task needs a default, such as `setting('...', 1)`.")
-    dataset = task.settings.get("dataset", DatasetSource)
-    if not issubclass(dataset, DatasetSource):
-        raise ConfigError(f"The task's section `dataset` is {dataset.__name__}, not a subclass of `DatasetSource`.")
+    return task
 
 
 def task_settings(settings: Settings, run_folder: Path) -> TaskSettings:
@@ -71,8 +69,6 @@ def make_environment(settings: Settings, run_folder: Path) -> Environment:
     environment = settings.task.environment(task_settings(settings, run_folder))
     roles = environment.task.roles if isinstance(environment, CentralizedEnvironment) else environment.roles
     if len(roles) != settings.num_agents:
-        raise ConfigError(
-            f"`{settings.algorithm}.num_agents` is {settings.num_agents}, but the task has {len(roles)} roles: "
-            f"{', '.join(roles)}. Set it to {len(roles)}."
-        )
+        names = f"{len(roles)} roles: {', '.join(roles)}"
+        raise ConfigError(f"`{settings.algorithm}.num_agents` is {settings.num_agents}, but the task has {names}.")
     return environment

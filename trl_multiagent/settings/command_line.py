@@ -14,7 +14,6 @@ from trl_multiagent.settings.read import (
     flag_layer,
     parse_overrides,
     read_yaml,
-    suggestion,
 )
 from trl_multiagent.settings.schema import (
     TRL_FLAGS,
@@ -97,24 +96,10 @@ def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[st
     return [read_yaml(arguments.config), parse_overrides(arguments.override), flag_layer(algorithm, flags)]
 
 
-def check_flags(algorithm: str, rest: Sequence[str]) -> None:
-    """Raises `ConfigError` for a flag that is no setting. This imports TRL."""
-    own = ["config", "override", "dry_run", "num_epochs", *TRL_FLAGS, *keys_of(AgentModel)]
-    known = [f"--{name}" for name in (*own, *algorithm_keys(algorithm))]
-    for flag in [text.partition("=")[0] for text in rest if text.startswith("--")]:
-        if flag not in known:
-            raise ConfigError(f"unknown argument {flag!r}{suggestion(flag, known)}")
-
-
 def print_help(parser: argparse.ArgumentParser, algorithm: str, task: Task, full: bool) -> None:
     """
-    Prints the help of a recipe: the usual settings and the names of all others that this package defines, or everything.
-
-    Args:
-        parser (`argparse.ArgumentParser`): The command line.
-        algorithm (`str`): Name of the algorithm's section.
-        task ([`~trl_multiagent.environments.task.Task`]): The task, which has sections of its own.
-        full (`bool`): Whether to describe every setting. This imports TRL, which takes seconds.
+    Prints the help of a recipe: the usual settings and the names of all others that this package defines or, if `full`, every setting,
+    which imports TRL.
     """
     flags = {flag: f"Short for --override {path}=VALUE." for flag, path in TRL_FLAGS.items()}
     usual = USUAL

@@ -39,9 +39,7 @@ DEFAULT_KL_COEF = 0.1
 # The `critic_form` in which an argument has an effect
 ARGUMENTS_OF_FORMS = {"critic_lora_r": "adapter", "critic_lora_alpha": "adapter", "critic_trains_trunk": "head"}
 # Arguments of `from_pretrained` that other settings decide
-SET_ELSEWHERE = (
-    "attn_implementation device_map dtype quantization_config revision torch_dtype trust_remote_code".split()
-)
+SET_ELSEWHERE = ["attn_implementation", "device_map", "dtype", "quantization_config", "revision", "torch_dtype"]
 
 
 @dataclass(kw_only=True)
@@ -125,12 +123,7 @@ class Settings:
         return "output_dir" in self.arguments or run_id() is not None
 
     def part(self, cls: type[Part], **changes: Any) -> Part:
-        """
-        Makes an instance of a dataclass from the settings in the algorithm's section that are its fields, and `changes`.
-
-        Raises:
-            ConfigError: they contradict each other.
-        """
+        """Makes an instance of a dataclass from the settings in the algorithm's section that are its fields, and `changes`."""
         names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
         values = {name: value for name, value in self.arguments.items() if name in names}
         try:
@@ -145,12 +138,7 @@ def run_id() -> str | None:
 
 
 def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settings:
-    """
-    Checks the merged settings.
-
-    Raises:
-        ConfigError: a setting is unknown, has the wrong type, or contradicts another one.
-    """
+    """Checks the merged settings. Raises `ConfigError` if one is unknown, has the wrong type, or contradicts another one."""
     values, without_effect = check(algorithm, task, merged)
     try:
         sections = {name: cls(**values[name]) for name, cls in sections_of(task).items()}
@@ -221,8 +209,7 @@ def check_names(names: str | list[str], setting: str) -> None:
     for name in [names] if isinstance(names, str) else names:
         is_path = name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
         if is_path and not Path(name).is_dir():
-            advice = " `~` is not expanded." if name.startswith("~") else ""
-            raise ConfigError(f"`{setting}` is {name!r}, but there is no such folder.{advice}")
+            raise ConfigError(f"`{setting}` is {name!r}, but there is no such folder.")
 
 
 def settings_without_effect(settings: Settings) -> Iterator[str]:
@@ -263,7 +250,7 @@ def settings_without_effect(settings: Settings) -> Iterator[str]:
 
 
 def complete_arguments(settings: Settings) -> None:
-    """Derives trainer's arguments and notes from the other settings. Raises `ConfigError` if settings contradict each other."""
+    """Derives trainer's arguments and notes from the other settings, or raises `ConfigError` if they contradict each other."""
     algorithm, sections, extras = settings.algorithm, settings.sections, settings.extras
     arguments, notes, model = settings.arguments, settings.notes, settings.agent_model
     seed = settings.values[""].get("seed")
@@ -346,35 +333,24 @@ def complete_critics(settings: Settings) -> None:
         arguments.setdefault("critic_value_head_hidden_dim", extras.value_head_hidden_dim)
     elif extras.value_head_hidden_dim is not None:
         notes.append(f"`{algorithm}.value_head_hidden_dim` has no effect: the critic is separate from the agent.")
-    given = arguments.get("critic_models")
+    given = arguments.pop("critic_models", None)
     models = settings.values[""].get("critics") or settings.sections["critic_model"].name or given
     if given is not None and given != models:
         raise ConfigError(f"`{algorithm}.critic_models` is {given!r}, but the critics are {models!r}; give one.")
-    if models is None:
-        return
-    if form == "head" and given is None:
+    if form == "head" and models is not None and given is None:
         notes.append("`critic_model` and `critics` have no effect: the value head is on the agent's own model.")
-        return
-    arguments.pop("critic_models", None)
-    if models in (settings.model_names, [settings.model_names]):  # the default
-        return
-    setting = "critics" if isinstance(models, list) else "critic_model.name"
-    setting = setting if given is None else f"{algorithm}.critic_models"
-    check_names(models, setting)
-    for name in [models] if isinstance(models, str) else models:
-        if name in settings.task.models:
-            raise ConfigError(f"`{setting}` names {name!r}, which the task builds for agents. Give a folder or an id.")
-    arguments["critic_models"] = models
+    elif models is not None and models not in (settings.model_names, [settings.model_names]):  # those are the default
+        setting = "critics" if isinstance(models, list) else "critic_model.name"
+        check_names(models, setting if given is None else f"{algorithm}.critic_models")
+        built = {*([models] if isinstance(models, str) else models)} & settings.task.models.keys()
+        if built:
+            raise ConfigError(f"`critic_models` has {min(built)!r}, which the task builds: give a folder or an id.")
+        arguments["critic_models"] = models
 
 
 def make_training_args(settings: Settings, config_class: type | None = None, **changes: Any) -> Any:
     """
-    Makes the trainer's arguments. This imports TRL, which takes seconds.
-
-    Args:
-        settings ([`Settings`]): The settings.
-        config_class (`type`, *optional*): The class of the arguments; by default that of the algorithm.
-        **changes: Values that replace those of the settings.
+    Makes the trainer's arguments from the settings and `changes`, of the algorithm's or another class.
 
     Raises:
         ConfigError: the configuration class refuses a value.
@@ -386,10 +362,9 @@ def make_training_args(settings: Settings, config_class: type | None = None, **c
     if "num_agents" in names:
         changes["num_agents"] = settings.num_policies
     arguments = {name: value for name, value in settings.arguments.items() if name in names} | changes
-    learns_from_pairs = algorithm in PREFERENCE_ALGORITHMS
     try:
         args = config_class(**arguments)  # computes the size of a tree and the number of processes
-        more = pair_arguments(settings, args) if learns_from_pairs else item_arguments(settings, args)
+        more = batch_arguments(settings, args)
         return config_class(**arguments | more) if more else args
     except Exception as error:  # transformers raises errors of many kinds
         problem = str(error) if isinstance(error, ValueError | ImportError) else describe(error)
@@ -399,28 +374,20 @@ def make_training_args(settings: Settings, config_class: type | None = None, **c
         raise ConfigError(f"section {', '.join([f'`{algorithm}`', *texts])}: {problem}") from error
 
 
-def item_arguments(settings: Settings, args: Any) -> dict[str, Any]:
-    """Returns the trainer's arguments for two settings of CoMLRL about items: nodes per update, and items between evaluations."""
-    extras = settings.extras
+def batch_arguments(settings: Settings, args: Any) -> dict[str, Any]:
+    """Returns the trainer's arguments for CoMLRL's settings of nodes (or pairs) per update and of items (or updates) between evaluations."""
+    extras, steps = settings.extras, settings.extras.eval_interval
     arguments: dict[str, Any] = {}
-    if extras.rollout_buffer_size is not None:
-        arguments["items_per_device"] = max(1, extras.rollout_buffer_size // sum(args.nodes_per_turn))
-    if extras.eval_interval is not None:
+    if settings.algorithm in PREFERENCE_ALGORITHMS:
+        pairs = extras.train_batch_size or extras.rollout_buffer_size
+        if pairs is not None and "per_device_train_batch_size" not in settings.arguments:
+            at_once = args.world_size * args.gradient_accumulation_steps
+            arguments["per_device_train_batch_size"] = max(1, pairs // at_once)
+    else:
+        if extras.rollout_buffer_size is not None:
+            arguments["items_per_device"] = max(1, extras.rollout_buffer_size // sum(args.nodes_per_turn))
         items_per_step = arguments.get("items_per_device", args.items_per_device) * args.world_size
-        arguments["eval_strategy"] = "steps" if extras.eval_interval > 0 else "no"
-        arguments["eval_steps"] = max(1, extras.eval_interval * args.num_iterations // items_per_step)
-    return arguments
-
-
-def pair_arguments(settings: Settings, args: Any) -> dict[str, Any]:
-    """Returns the trainer's arguments for two settings of CoMLRL about pairs: pairs per step, and steps between evaluations."""
-    extras = settings.extras
-    arguments: dict[str, Any] = {}
-    pairs = extras.train_batch_size or extras.rollout_buffer_size
-    if pairs is not None and "per_device_train_batch_size" not in settings.arguments:
-        at_once = args.world_size * args.gradient_accumulation_steps
-        arguments["per_device_train_batch_size"] = max(1, pairs // at_once)
+        steps = steps and steps * args.num_iterations // items_per_step
     if extras.eval_interval is not None:
-        arguments["eval_strategy"] = "steps" if extras.eval_interval > 0 else "no"
-        arguments["eval_steps"] = max(1, extras.eval_interval)
+        arguments |= {"eval_strategy": "steps" if extras.eval_interval else "no", "eval_steps": max(1, steps or 0)}
     return arguments

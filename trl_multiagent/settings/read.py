@@ -23,17 +23,8 @@ from yaml import YAMLError
 import trl_multiagent
 from trl_multiagent.environments.task import Task
 from trl_multiagent.limits import check_value, same, short
+from trl_multiagent.settings import comlrl
 from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, ITERATIVE
-from trl_multiagent.settings.comlrl import (
-    BLANK_IS_NULL,
-    NO_EFFECT,
-    NULL_IS_DEFAULT,
-    RENAMED,
-    SECOND_WINS,
-    SECRETS,
-    TASK_SECTIONS,
-    UNAVAILABLE,
-)
 from trl_multiagent.settings.schema import (
     TRL_FLAGS,
     TRL_NAMES,
@@ -71,15 +62,10 @@ def fail(prog: str, error: Exception) -> NoReturn:
 
 def config_file(flag: str, name: str, pattern: str) -> str:
     """
-    Finds a file of settings: a path, or the name of one that comes with the package, such as `magrpo_he` or `zero3`.
-
-    Args:
-        flag (`str`): The flag of the command line that names the file, for the message.
-        name (`str`): A path, or the name of a file of the package without its ending.
-        pattern (`str`): The files of the package to search, [`RECIPES`] or [`ACCELERATE`].
+    Finds the file that a flag of the command line names: a path, or the name of a file of the package, such as `magrpo_he` or `zero3`.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: there is no such file; the files of the package that it lists match `pattern`.
     """
     path = Path(name)
     if path.is_file():
@@ -87,14 +73,9 @@ def config_file(flag: str, name: str, pattern: str) -> str:
     packaged = {path.stem.removesuffix("_config"): path for path in sorted(CONFIGS.glob(pattern))}
     if name in packaged:
         return str(packaged[name])
-    if path.suffix or path.name != name:
-        raise ConfigError(f"{flag} {name} cannot be read: {'it is a folder' if path.is_dir() else 'no such file'}.")
-    similar = difflib.get_close_matches(name, packaged, n=1)
-    suggestion = f" Did you mean {similar[0]}?" if similar else ""
-    raise ConfigError(
-        f"{flag} {name!r} is neither a file nor the name of a configuration of this package.{suggestion} There are: "
-        f"{', '.join(packaged)}."
-    )
+    similar = [f" Did you mean {other}?" for other in difflib.get_close_matches(path.stem, packaged, n=1)]
+    names = f"This package has the configurations {', '.join(packaged)}."
+    raise ConfigError(f"{flag} {name!r}: there is no such file.{''.join(similar)} {names}")
 
 
 def read_yaml(path: str | None) -> dict[str, Any]:
@@ -102,22 +83,12 @@ def read_yaml(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        sections = OmegaConf.load(path)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--config {path} is not UTF-8 text: {error}. Save it as UTF-8.") from error
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"--config {path} is not valid YAML: {error}") from error
-    except OSError as error:
-        raise ConfigError(f"--config {path} cannot be read: {error.strerror or 'it must hold sections'}.") from error
-    if not OmegaConf.is_dict(sections):
+        layer = OmegaConf.to_container(OmegaConf.load(path))
+    except (UnicodeDecodeError, YAMLError, OmegaConfBaseException, OSError) as error:
+        raise ConfigError(f"--config {path} is not valid YAML in UTF-8: {error}") from error
+    if not isinstance(layer, dict):
         raise ConfigError(f"--config {path} must hold sections, each a name with keys below it, not a list.")
-    layer = typing.cast(dict[str, Any], OmegaConf.to_container(sections))
-    keys = [*layer, *(key for body in layer.values() if isinstance(body, dict) for key in body)]
-    for key in keys:
-        if not isinstance(key, str):
-            kind = type(key).__name__
-            raise ConfigError(f"--config {path} has the key {key!r}, which YAML reads as {kind}: write it in quotes.")
-    return layer
+    return {str(name): body for name, body in layer.items()}
 
 
 def parse_overrides(overrides: list[str]) -> dict[str, Any]:
@@ -200,8 +171,8 @@ def rename(algorithm: str, layer: dict[str, Any]) -> None:
             raise ConfigError(f"`{section}` is {short(body)}, it must be a section with keys below it.")
         for name, value in (body or {}).items():
             set_once(layer, f"{section}.{name}", f"{algorithm}.{name}", value)
-    losing = named(SECOND_WINS, algorithm)
-    for old, new in named({**RENAMED, **TRL_NAMES}, algorithm).items():
+    losing = named(comlrl.SECOND_WINS, algorithm)
+    for old, new in named({**comlrl.RENAMED, **TRL_NAMES}, algorithm).items():
         found, value = pop_path(layer, old)
         if not found:
             continue
@@ -250,10 +221,8 @@ def naming_reference() -> Iterator[None]:
         yield
     except OmegaConfBaseException as error:
         problem = str(error).split("\n")[0]
-        raise ConfigError(
-            f"`{error.full_key or 'a setting'}` is a reference `${{...}}` or `???` that has no value: {problem}. Correct it, or write \\${{ "
-            "for text."
-        ) from error
+        name, advice = error.full_key or "a setting", "Correct it, or write \\${ for text"
+        raise ConfigError(f"`{name}` refers to a value that is not there: {problem}. {advice}.") from error
 
 
 # Checks
@@ -262,11 +231,6 @@ def naming_reference() -> Iterator[None]:
 def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """
     Checks names and types of all settings.
-
-    Args:
-        algorithm (`str`): Name of the algorithm's section.
-        task ([`~trl_multiagent.environments.task.Task`]): The task, which has sections of its own.
-        merged (`dict`): The merged layers.
 
     Returns:
         `tuple[dict[str, dict[str, Any]], list[str]]`: The settings by section, with top-level settings under `""`, and the paths
@@ -280,16 +244,16 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
     known = {f"{section}.{name}".lstrip("."): key for section, keys in sections.items() for name, key in keys.items()}
     # Many settings of an evaluation have the name of one of the training, which is the one to suggest
     known = dict(sorted(known.items(), key=lambda item: item[0].startswith("evaluation.")))
-    other_names, secrets = named({**RENAMED, **TRL_NAMES}, algorithm), named(SECRETS, algorithm)
-    not_used = named(SECOND_WINS, algorithm)
-    no_effect = {path.format(algorithm=algorithm) for path in NO_EFFECT} - known.keys()
-    null_is_default = {path.format(algorithm=algorithm) for path in NULL_IS_DEFAULT}
+    other_names, secrets = named({**comlrl.RENAMED, **TRL_NAMES}, algorithm), named(comlrl.SECRETS, algorithm)
+    not_used = named(comlrl.SECOND_WINS, algorithm)
+    no_effect = {path.format(algorithm=algorithm) for path in comlrl.NO_EFFECT} - known.keys()
     values: dict[str, dict[str, Any]] = {section: {} for section in sections}
     without_effect: list[str] = []
     resolved = resolve(merged)
     for path, value in paths(algorithm, sections, other_names, resolved):
         section, _, name = path.rpartition(".")
-        is_blank = value == "" and path in BLANK_IS_NULL and resolved.get(BLANK_IS_NULL[path])
+        is_default = value is None and section == algorithm and name in comlrl.NULL_IS_DEFAULT
+        is_blank = value == "" and path in comlrl.BLANK_IS_NULL and resolved.get(comlrl.BLANK_IS_NULL[path])
         if path in secrets:
             if value not in (None, {}, ""):
                 raise ConfigError(
@@ -303,7 +267,7 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
         elif path not in known:
             similar = suggestion(path, [*known, *other_names], [x for x in sections if x])
             raise ConfigError(f"`{path}` is not a known setting{similar}")
-        elif not (value is None and path in null_is_default) and not is_blank:
+        elif not is_blank and not is_default:
             names = [path, *(old for old, new in other_names.items() if new == path)]
             values[section][name] = checked(names, value, known[path])
     return values, without_effect
@@ -312,20 +276,15 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
 def paths(
     algorithm: str, sections: Collection[str], other_names: Mapping[str, str], resolved: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """
-    Yields the paths of the given settings and their values.
-
-    Raises:
-        ConfigError: this run cannot have a section, or it is no section.
-    """
+    """Yields the paths of the given settings and their values. Raises `ConfigError` for a section that this run cannot have."""
     for section, body in resolved.items():
         if body and section in ("critic_model", "critics") and algorithm not in ACTOR_CRITICS:
             raise ConfigError(f"`{section}` cannot be used: `{algorithm}` has no critics. Remove it.")
-        if section in {*UNAVAILABLE, *ALGORITHMS} - {algorithm}:
+        if section in {*comlrl.UNAVAILABLE, *ALGORITHMS} - {algorithm}:
             if body:
-                reason = UNAVAILABLE.get(section, f"this script trains with `{algorithm}`")
+                reason = comlrl.UNAVAILABLE.get(section, f"this script trains with `{algorithm}`")
                 raise ConfigError(f"the section `{section}` cannot be used: {reason}. Remove it.")
-        elif section in TASK_SECTIONS and section not in sections:
+        elif section in comlrl.TASK_SECTIONS and section not in sections:
             used = [old for old, new in other_names.items() if new in [f"{section}.{name}" for name in body or ()]]
             raise ConfigError(
                 f"`{'`, `'.join(used or [section])}` cannot be used: the task `{section}` has this setting, and this run trains on "
