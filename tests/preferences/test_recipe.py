@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
 from trl_multiagent import FunctionEnvironment, Task, cli
 from trl_multiagent.demo.task import TASK as CODE_GENERATION
@@ -50,26 +49,6 @@ def test_sections_of_madpo():
 )
 def test_folder(argv, folder):
     assert parse(*argv).output_dir == folder
-
-
-def test_keys_of_the_peer(tmp_path):
-    section = {"num_train_epochs": 2, "agent_learning_rate": 2.0e-5, "num_turns": 1, "preference_num_candidates": 80}
-    section |= {"preference_pairs_per_sample": 16, "pair_selection": "reward_gap", "use_environment_step": True}
-    section |= {"environment_steps_per_pair": 2, "collaboration_mode": "decentralized", "max_new_tokens": 256}
-    section |= {"joint_mode": "aligned", "rollout_buffer_size": 4, "train_batch_size": 4, "eval_interval": 4}
-    section |= {"eval_num_samples": 4, "eval_batch_size": 1, "logging_steps": 50, "early_termination_threshold": None}
-    section |= {
-        "reference_kl_enabled": False,
-        "parallel_training": "none",
-        "agent_devices": ["cuda:0"],
-        "discount": 0.9,
-    }
-    section |= {"advantage_normalization": True, "num_agents": 2}
-    sampling = {"temperature": 0.6, "top_p": 0.6, "top_k": None, "type": "qwen", "max_length": 2048}
-    path = tmp_path / "peer.yaml"
-    path.write_text(yaml.safe_dump({"agent_model": sampling, "madpo": section, "dataset": {"eval_split": "x"}}))
-    config = parse("--config", str(path))
-    assert (config.temperature, config.top_p, config.top_k, config.max_completion_length) == (0.6, 0.6, 0, 256)
 
 
 @pytest.mark.parametrize(

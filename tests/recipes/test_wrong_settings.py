@@ -172,7 +172,6 @@ reward_model reward_model.model_init_kwargs={num_labels: 2} one output
 reward_model reward_model.metric_for_best_model=acuracy choose one of loss, accuracy
 reward_model reward_model.eval_strategy=epoch;reward_model.eval_fraction=0 eval_fraction
 reward_model reward_model.preference_dataset=not_collected_yet trl-multiagent collect
-magrpo evaluation.baseline_model=/no/such/model no such folder
 magrpo .x=1 section.key=value
 """
 

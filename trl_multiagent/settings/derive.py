@@ -161,10 +161,6 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
     )
     check_team_form(settings)
     check_names(settings.model_names, "agent_model.name" if settings.agents is None else "agents")
-    for name in ("baseline_model", "control_model"):
-        played = getattr(sections["evaluation"], name)
-        if played is not None and played not in task.models:
-            check_names(played, f"evaluation.{name}")
     complete_arguments(settings)
     complete_evaluation(settings)
     if algorithm in ACTOR_CRITICS:
