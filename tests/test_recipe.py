@@ -16,7 +16,7 @@ from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.limits import check_value
 from trl_multiagent.recipe import folders
-from trl_multiagent.recipe.plan import count, print_plan, rollout_lines, slice_length
+from trl_multiagent.recipe.plan import print_plan, rollout_lines
 from trl_multiagent.recipe.recipe import build_recipe
 from trl_multiagent.recipe.run import parse_recipe, run_recipe
 from trl_multiagent.recipe.saving import set_up_wandb
@@ -25,7 +25,7 @@ from trl_multiagent.sandbox import sandbox
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.comlrl import RENAMED
 from trl_multiagent.settings.derive import check_settings, make_training_args
-from trl_multiagent.settings.read import ConfigError, merge, parse_value
+from trl_multiagent.settings.read import merge, parse_value
 from trl_multiagent.settings.schema import TRL_NAMES, AgentModel, Wandb, algorithm_keys, keys_of, peft_keys
 from trl_multiagent.team.load import LoadError
 from trl_multiagent.trainers.base.checkpoint_files import FORMAT_VERSION, STATE_FILE
@@ -72,24 +72,17 @@ def error_of(parse, capsys):
         ("true", True),
         ("False", False),
         ("None", None),
-        ("null", None),
         ("3", 3),
         ("1e-5", 1e-5),
-        ("-0.2", -0.2),
         ("[1.5,0.5]", [1.5, 0.5]),
         ("(1, 2)", [1, 2]),
         ("'quoted'", "quoted"),
-        ("bigcode/starcoder2-3b", "bigcode/starcoder2-3b"),
         ("test[33:163]", "test[33:163]"),
-        ("../shared/data.jsonl", "../shared/data.jsonl"),
         ("", ""),
-        ("a=b", "a=b"),
         ("[wandb,tensorboard]", ["wandb", "tensorboard"]),
         ("{main: 1e-5}", {"main": 1e-5}),
         ("[16:]", "[16:]"),
-        ("[33:59]", "[33:59]"),
         ("Answer: yes", "Answer: yes"),
-        ("a, b", "a, b"),
         ("[a", "[a"),
         ("012", "012"),
         ("2024-01-01", "2024-01-01"),
@@ -124,21 +117,12 @@ def test_override_is_split_at_the_first_equals_sign_and_may_be_repeated(parse):
     [
         (["--override", "grpo.learning_rate=3e-5"], "learning_rate", 3e-5),
         (["--num_epochs", "10"], "num_train_epochs", 10),
-        (["--num_turns", "2"], "num_turns", 2),
-        (
-            ["--num_turns", "2", "--handoff", "best", "--turn_gradient_weights", "1.2", "0.8"],
-            "turn_gradient_weights",
-            [1.2, 0.8],
-        ),
+        (["--num_turns", "2", "--turn_gradient_weights", "1.2", "0.8"], "turn_gradient_weights", [1.2, 0.8]),
         (["--turn_gradient_weights", "1"], "turn_gradient_weights", [1]),
         (["--report_to", "tensorboard"], "report_to", ["tensorboard"]),
-        (["--report_to", "none"], "report_to", []),
-        (["--override", "grpo.report_to=[tensorboard]"], "report_to", ["tensorboard"]),
         (["--agent_learning_rates", '{"main": 1e-5}'], "agent_learning_rates", {"main": 1e-5}),
-        (["--temperature", "0.5"], "temperature", 0.5),
         (["--log_completions"], "log_completions", True),
         (["--gradient_checkpointing", "false"], "gradient_checkpointing", False),
-        (["--lr_scheduler_type", "constant"], "lr_scheduler_type", "constant"),
         (["--push_to_hub", "--hub_token", "hf_x", "--hub_model_id", "me/team"], "hub_model_id", "me/team"),
         (["--output_dir", "here"], "output_dir", "here"),
     ],
@@ -146,12 +130,6 @@ def test_override_is_split_at_the_first_equals_sign_and_may_be_repeated(parse):
 def test_every_field_of_the_configuration_class_can_be_set(parse, argv, field, value):
     recipe = parse({"agent_model": {"temperature": 0.6}}, *argv, algorithm="grpo")
     assert getattr(recipe.training_args, field) == value
-
-
-def test_short_flags(parse):
-    recipe = parse({}, "--model_name", "Qwen/Qwen2.5-Coder-7B", "--output_base_dir", "there")
-    assert recipe.model_names == "Qwen/Qwen2.5-Coder-7B"
-    assert recipe.run_folder.parent == Path("there")
 
 
 def test_numbers_that_yaml_reads_as_text(parse):
@@ -171,9 +149,7 @@ def test_numbers_that_yaml_reads_as_text(parse):
         ("magrpo", "termination_threshold", 0.5, "early_termination_threshold", 0.5),
         ("magrpo", "normalize_advantage", True, "advantage_normalization", True),
         ("magrpo", "joint_mode", "crossed", "joint_mode", "cross"),
-        ("magrpo", "reward_shift", -4, "reward_shift", -4),
         ("magrpo", "seed", 11, "seed", 11),
-        ("magrpo", "num_agents", 3, "num_agents", 3),
         ("agent_model", "temperature", 0.7, "temperature", 0.7),
         ("agent_model", "top_p", 0.9, "top_p", 0.9),
         ("agent_model", "top_k", 50, "top_k", 50),
@@ -211,7 +187,6 @@ def test_two_names_of_one_setting_in_one_place_must_agree(parse, error_of):
             0.8,
             "agent_model.temperature (`magrpo.temperature` is used)",
         ),
-        ({"agent_model": {"top_p": 0.7}, "magrpo": {"top_p": 0.8}}, "top_p", 0.8, "agent_model.top_p"),
         ({"agent_model": {"top_k": 40}, "magrpo": {"top_k": None}}, "top_k", 0, "agent_model.top_k"),
         ({"agent_model": {"top_k": None}, "magrpo": {"top_k": 40}}, "top_k", 40, ""),
         ({"agent_model": {"top_p": 0.7}, "magrpo": {"top_p": 0.7}}, "top_p", 0.7, ""),
@@ -255,13 +230,11 @@ def test_the_reward_processor_can_be_switched_off(parse):
     ("section", "items"),
     [
         ({}, 1),
-        ({"per_device_train_batch_size": 1}, 1),
         ({"items_per_device": 3}, 3),
         ({"per_device_train_batch_size": 8}, 2),  # 4 rows an item
         ({"gradient_accumulation_steps": 2}, 4),  # of 8 rows
         ({"rollout_buffer_size": 4}, 4),
         ({"rollout_buffer_size": 4, "num_turns": 2}, 1),  # a tree has 5 nodes
-        ({"rollout_buffer_size": 11, "num_turns": 2}, 2),
         ({"rollout_buffer_size": 4, "num_turns": 2, "handoff": "best"}, 2),
         ({"rollout_buffer_size": 34, "num_turns": 2, "joint_mode": "crossed"}, 2),  # 17 nodes
     ],
@@ -273,7 +246,6 @@ def test_items_of_an_optimizer_step(parse, section, items):
 @pytest.mark.parametrize(
     ("section", "strategy", "steps"),
     [
-        ({"eval_interval": 16}, "steps", 16),
         ({"eval_interval": 16, "items_per_device": 4}, "steps", 4),
         ({"eval_interval": 2, "items_per_device": 4}, "steps", 1),
         ({"eval_interval": 0}, "no", None),
@@ -308,7 +280,7 @@ def test_turn_weights_without_a_handoff_mean_a_random_one(parse):
 
 
 def test_wandb(parse, monkeypatch):
-    monkeypatch.setattr("trl_multiagent.recipe.checks.get_available_reporting_integrations", lambda: ["wandb"])
+    monkeypatch.setattr("trl_multiagent.recipe.recipe.get_available_reporting_integrations", lambda: ["wandb"])
     recipe = parse({"wandb": {"project": "p", "run_name": "r", "tags": ["a", "b"], "dir": "d"}})
     assert recipe.training_args.report_to == ["wandb"]
     assert recipe.training_args.run_name == "r"
@@ -336,7 +308,7 @@ def test_wandb_gets_its_section_as_environment_variables(monkeypatch):
 
 
 def test_wandb_that_is_not_installed_is_noticed_before_the_run(parse, error_of, monkeypatch):
-    monkeypatch.setattr("trl_multiagent.recipe.checks.get_available_reporting_integrations", list)
+    monkeypatch.setattr("trl_multiagent.recipe.recipe.get_available_reporting_integrations", list)
     assert "not installed" in error_of({"wandb": {"project": "p"}})
     assert "not installed" in parse({"wandb": {"project": "p"}}, "--dry_run").stderr
 
@@ -361,17 +333,12 @@ def test_known_settings_without_effect_are_named_in_one_line(parse):
     [
         ({"agent_model": {"nmae": "x"}}, [], ["`agent_model.nmae`", "did you mean `agent_model.name`?"]),
         ({"datasets": {"name": "x"}}, [], ["`datasets`", "did you mean `dataset`?"]),
-        ({}, ["--override", "magrpo.zzz=1"], ["`magrpo.zzz`", "not a known setting"]),
-        ({"magrpo": {"num_turns": "two"}}, [], ["`magrpo.num_turns` is 'two', it must be a valid integer"]),
         ({"magrpo": {"learning_rate": None}}, [], ["`magrpo.learning_rate`", "is null, it must be a valid number"]),
-        ({"agent_model": {"top_p": "most"}}, [], ["`agent_model.top_p` is 'most', it must be a valid number"]),
         (
             {"magrpo": {"turn_gradient_weights": [1, "a"]}},
             [],
             ["`magrpo.turn_gradient_weights` is 'a'", "a valid number"],
         ),
-        ({"agents": 3}, [], ["`agents` is 3, it must be a valid list"]),
-        ({"agent_model": "x"}, [], ["`agent_model` is 'x'", "section"]),
         ({"magrpo": {"items_per_device": 2, "rollout_buffer_size": 2}}, [], ["rollout_buffer_size", "give one"]),
         ({"magrpo": {"eval_interval": 4, "eval_steps": 4}}, [], ["eval_interval", "eval_steps"]),
         ({"magrpo": {"beta": 0.2, "reference_kl_enabled": True}}, [], ["reference_kl_coef", "0.1", "0.2"]),
@@ -380,19 +347,8 @@ def test_known_settings_without_effect_are_named_in_one_line(parse):
             [],
             ["where the model 'llama' is", "`external.expert_base_url`"],
         ),
-        ({"external": {"original_prompt": "maybe"}}, [], ["`external.original_prompt`", "a valid boolean"]),
         ({"external": {"memory_mode": "none"}}, [], ["`magrpo.memory_mode`", "'full', 'memoryful' or 'last'"]),
-        ({"external": {"external_prompt_passthrough": "perhaps"}}, [], ["`external.external_prompt_passthrough`"]),
-        (
-            {"magrpo": {"num_turns": 3, "joint_mode": "cross", "num_generations": 5}},
-            [],
-            ["2 agents", "5^2 + 5^4 + 5^6 = 16275 joint actions", "`max_joint_actions` is 10000"],
-        ),
         ({"peft": {"peft_type": "IA3"}}, [], ["`peft.peft_type` is not a known setting"]),
-        ({"peft": {}, "agent_model": {"share_weights": True}}, [], ["`agent_model.share_weights`", "`peft`"]),
-        ({"agents": ["a", "b"], "agent_model": {"share_weights": True}}, [], ["`agents` lists several"]),
-        ({"agent_model": {"load_in_4bit": True}}, [], ["Quantized weights cannot be trained", "`peft`"]),
-        ({"reward": {"type": "model"}}, [], ["`reward.type`", "'function'"]),
         ({"agent_model": {"name": None}}, [], ["`agent_model.name` is missing"]),
         ({"dataset": {"name": None}}, [], ["`dataset.name` is missing"]),
         ({}, ["--resume_from_checkpoint"], ["RUN_ID"]),
@@ -402,12 +358,6 @@ def test_wrong_settings_are_named(error_of, sections, argv, parts):
     message = error_of(sections, *argv)
     for part in parts:
         assert part in message
-
-
-def test_a_missing_file_is_named(capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        parse_recipe("magrpo", TASK, ["--config", "nowhere.yaml"])
-    assert exit_info.value.code == 2 and "nowhere.yaml" in capsys.readouterr().err
 
 
 def test_sections_that_do_not_apply_may_be_empty(parse):
@@ -482,11 +432,8 @@ def test_folder_of_a_run(parse, monkeypatch):
     [
         ("file", "file is a file"),
         ("file/below/it", "file is a file"),
-        ("dangling", "dangling is a link to nothing"),
-        ("dangling/below", "dangling is a link to nothing"),
+        ("dangling/below", "dangling is a file or a broken link"),
         ("locked/team", "no permission to write to"),
-        ("run/checkpoint-4", "within the run's checkpoint-4"),
-        ("run/_unfinished/team", "within the run's _unfinished"),
     ],
 )
 def test_a_place_for_the_team_that_cannot_be_written_to(parse, error_of, tmp_path, monkeypatch, path, problem):
@@ -500,9 +447,8 @@ def test_a_place_for_the_team_that_cannot_be_written_to(parse, error_of, tmp_pat
         message = error_of({"output": output, "magrpo": section}, *argv)
         assert "`output.save_path`" in message and problem in message and "\n" not in message
     assert parse({"output": {**output, "save_final_model": False}, "magrpo": section})
-    if "run" not in path:
-        assert "`magrpo.output_dir`" in error_of({"magrpo": {"output_dir": output["save_path"]}})
-        assert "`output.base_dir`" in error_of({"output": {"base_dir": output["save_path"]}})
+    assert "`magrpo.output_dir`" in error_of({"magrpo": {"output_dir": output["save_path"]}})
+    assert "`output.base_dir`" in error_of({"output": {"base_dir": output["save_path"]}})
 
 
 @pytest.mark.parametrize(
@@ -510,7 +456,6 @@ def test_a_place_for_the_team_that_cannot_be_written_to(parse, error_of, tmp_pat
     [
         ({"hub_token": None}, "needs a token that may write: log in with `hf auth login`"),
         ({"hub_model_id": "me/my team"}, "`magrpo.hub_model_id`: 'me/my team' is not a valid name of a repository"),
-        ({"hub_model_id": "a/b/c"}, "'a/b/c' is not a valid name of a repository"),
         ({"output_dir": "runs/first..try"}, "'first..try' is not a valid name of a repository"),
     ],
 )
@@ -632,35 +577,11 @@ def test_plan_without_the_data(parse, capsys):
     def unreachable():
         raise ConnectionError("no network")
 
-    recipe = parse({"dataset": {"train_split": "test[33:163]"}, "magrpo": {"num_train_epochs": 1}})
+    recipe = parse({"magrpo": {"num_train_epochs": 1}})
     recipe.load_datasets = unreachable
     print_plan(rollout_lines(recipe, ["aux", "main"]))
     out = capsys.readouterr().out
-    assert "no network" in out and "130 items of org/humaneval" in out and "130 (1 epochs" in out
-    recipe = parse({"dataset": {"train_split": "[16:]"}})
-    recipe.load_datasets = unreachable
-    print_plan(rollout_lines(recipe, ["aux", "main"]))
-    assert "unknown number of items" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("split", "rows"), [("test[33:163]", 130), ("[:16]", 16), ("test[16:]", None), ("test", None), (None, None)]
-)
-def test_slice_length(split, rows):
-    assert slice_length(split) == rows
-
-
-def test_count():
-    assert [count(1, "item"), count(2, "item"), count(2, "process", "processes")] == [
-        "1 item",
-        "2 items",
-        "2 processes",
-    ]
-
-
-def test_errors_are_value_errors():
-    with pytest.raises(ConfigError, match=r"dataset\.name"):
-        check_settings("magrpo", TASK, {})
+    assert "no network" in out and "unknown number of items of org/humaneval" in out and "unknown (1 epochs" in out
 
 
 def test_the_sandbox_and_what_counts_as_collaboration(parse, tmp_path):
@@ -678,14 +599,6 @@ def test_the_sandbox_and_what_counts_as_collaboration(parse, tmp_path):
     assert (sandbox.workers, sandbox.memory_mb, sandbox.check_timeout) == (3, 256, 2)
     assert environment.runner.keep_suspicious == recipe.run_folder / "suspicious_programs"
     assert not recipe.run_folder.exists()
-
-
-def test_wrong_sandbox_settings(parse, error_of):
-    assert "`sandbox.min_tier` is 'chroot', it must be 'rlimits', 'seccomp'" in error_of(
-        {"sandbox": {"min_tier": "chroot"}}
-    )
-    assert "did you mean `sandbox.workers`?" in error_of({"sandbox": {"worker": 2}})
-    assert "sandbox.workers must be at least 1 and at most 1024, got 0." in error_of({"sandbox": {"workers": 0}})
 
 
 def test_a_machine_below_the_minimal_tier_is_refused_before_anything_is_loaded(parse, monkeypatch):
@@ -765,17 +678,6 @@ def test_settings_that_have_no_effect_in_this_run(parse):
     assert "magrpo.discount (the return of a chain's" in stderr
     assert "magrpo.epsilon (with one step per batch" in parse({"magrpo": {"epsilon": 0.3}}).stderr
     assert parse({"magrpo": {"num_turns": 2, "discount": 0.5, "num_iterations": 2, "epsilon": 0.3}}).stderr == ""
-
-
-@pytest.mark.parametrize(
-    ("sections", "has_adapters", "has_shared_weights"),
-    [({}, False, False), ({"peft": {"r": 4}}, True, False), ({"agent_model": {"share_weights": True}}, False, True)],
-)
-def test_the_form_of_the_team(parse, tiny_model, sections, has_adapters, has_shared_weights):
-    sections = merge([sections, {"agent_model": {"name": tiny_model}}])
-    team = parse(sections).load_team(["aux", "main"])
-    assert (team.has_adapters, team.has_shared_weights) == (has_adapters, has_shared_weights)
-    assert len(team.models) == (1 if has_adapters or has_shared_weights else 2)
 
 
 def test_the_seed_decides_fresh_adapters(parse, tiny_model):

@@ -11,7 +11,7 @@ from trl_multiagent.environments.base import ask, judge
 from trl_multiagent.environments.centralized import CentralizedEnvironment, central_prompt, split_blocks
 from trl_multiagent.environments.scoring import ScoringContext, scoring
 from trl_multiagent.preferences.comparators import CentralizedSampler
-from trl_multiagent.recipe.marlhf import make_recipe
+from trl_multiagent.recipe.marlhf import RewardRun
 from trl_multiagent.recipe.run import parse_recipe, read_settings, run_recipe
 from trl_multiagent.rollout.tree import Node
 
@@ -139,7 +139,7 @@ def test_one_turn_and_several_roles():
     ("algorithm", "argv", "problem"),
     [
         ("magrpo", ["--num_turns", "2"], "section `magrpo`: `num_turns` is 2, but a model that answers for all roles"),
-        ("grpo", [], "there is one role"),
+        ("grpo", [], "for several roles, but there is one"),
         ("magrpo", ["--override", "agents=[a,b]"], "`agents` has 2 entries for 1 agents (`collaboration_mode: centr"),
         ("magrpo", ["--override", "magrpo.frozen_agents=[aux]"], "names 'aux', which is no role of the task: team"),
         ("madpo", ["--comparator_generation_mode", "sequential"], "answers role by role"),
@@ -158,9 +158,9 @@ def test_settings():
     assert args.num_agents == 1 and args.joint_actions_per_node == args.num_generations
     argv = ["--model_name", "m", "--collaboration_mode", "centralized", "--comparator_generation_mode", "centralized"]
     argv += ["--comparator_policy", "model", "--comparator_model_name", "n"]
-    recipe = make_recipe(read_settings("marlhf", TASK, argv, "run")[0])
-    assert recipe.preferences.comparator_generation_mode == "decentralized"
-    assert recipe.make_environment().roles == ("team",)
+    run = RewardRun(read_settings("marlhf", TASK, argv, "run"))
+    assert run.preferences.comparator_generation_mode == "decentralized"
+    assert run.recipe.make_environment().roles == ("team",)
 
 
 def test_magrpo_trains_one_agent_for_all_roles(tiny_model, capsys):

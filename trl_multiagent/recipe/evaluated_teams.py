@@ -41,7 +41,7 @@ def find_team(text: str) -> str:
     if not path.is_dir():
         if path.is_file():
             raise ConfigError(f"{text} is a file: give the folder of a saved team or of a run, or a Hub id.")
-        check_names(text, None, "TEAM")
+        check_names(text, "TEAM")
         return text
     if holds_model(path):
         return text

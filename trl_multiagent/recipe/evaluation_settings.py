@@ -247,7 +247,7 @@ class Evaluation:
         if names is None:
             raise ConfigError("The model of the baselines is not known: give `--baseline_model`.")
         own = [name for name in ([names] if isinstance(names, str) else names) if name not in self.task.models]
-        check_names(own, None, "baseline_model")
+        check_names(own, "baseline_model")
         return names
 
     def control_policies(self) -> list[Policy]:
@@ -473,7 +473,7 @@ def make_controls(
     if model is None:
         raise ConfigError("The model that the control starts from is not known: give `--control_model`.")
     if model not in settings.task.models:
-        check_names(model, None, "control_model")
+        check_names(model, "control_model")
     controls = {}
     for text, team in zip(arguments.teams, teams, strict=True):
         run = find_config(text) or find_config(team.location)

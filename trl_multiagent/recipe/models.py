@@ -19,35 +19,27 @@ from trl_multiagent.team.load import TeamLoader
 
 def check_models(setting: str, names: Sequence[str], task: Task) -> None:
     """
-    Refuses models that cannot exist. Those that the task builds are not checked.
-
-    Args:
-        setting (`str`): The setting that names the models, for the message.
-        names (`Sequence[str]`): Model ids and folders.
-        task ([`~trl_multiagent.environments.task.Task`]): The task.
+    Checks the names of models that a setting gives, except for those that the task builds.
 
     Raises:
         ConfigError: there is no such folder, a folder holds no model, or a text is no id.
     """
     for name in [name for name in names if name not in task.models]:
-        check_names(name, None, setting)
-        if Path(name).is_dir():
-            if not holds_model(Path(name)):
-                raise ConfigError(
-                    f"`{setting}` is '{name}', a folder with none of {', '.join(MODEL_FILES)}: give the folder of a model or of a saved team."
-                )
-        else:
+        check_names(name, setting)
+        if not Path(name).is_dir():
             check_repo_id(setting, name)
+        elif not holds_model(Path(name)):
+            raise ConfigError(f"`{setting}` is '{name}', a folder with none of {', '.join(MODEL_FILES)}.")
 
 
 def make_peft_config(settings: Settings) -> LoraConfig | None:
     """
-    The adapter of every agent: from the section `peft`, or by TRL from `agent_model`.
+    Makes the adapter of every agent from the section `peft`, or by TRL from `agent_model`.
 
     Raises:
         ConfigError: PEFT refuses a value, or a team cannot have this adapter.
     """
-    model: AgentModel = settings.sections["agent_model"]
+    model = settings.agent_model
     where = "peft" if settings.has_peft_section else "agent_model"
     try:
         if settings.has_peft_section:
@@ -66,7 +58,7 @@ def make_peft_config(settings: Settings) -> LoraConfig | None:
 
 
 def loading_arguments(model: AgentModel) -> dict[str, Any]:
-    """The arguments of `AutoModelForCausalLM.from_pretrained` that the user gave."""
+    """Returns the arguments of `AutoModelForCausalLM.from_pretrained` that the user gave."""
     given: dict[str, Any] = {"revision": model.revision, "attn_implementation": model.attn_implementation}
     given["trust_remote_code"] = model.trust_remote_code or None
     return {name: value for name, value in given.items() if value is not None} | (model.model_init_kwargs or {})
@@ -74,7 +66,7 @@ def loading_arguments(model: AgentModel) -> dict[str, Any]:
 
 def make_loader(settings: Settings, peft_config: LoraConfig | None = None) -> TeamLoader:
     """Makes the loader of the teams of a run. `peft_config`: the adapter of every agent, from [`make_peft_config`]."""
-    model: AgentModel = settings.sections["agent_model"]
+    model = settings.agent_model
     kwargs = {"tokenizer_kwargs": model.tokenizer_kwargs} if model.tokenizer_kwargs else {}
     return TeamLoader(
         models=settings.model_names,

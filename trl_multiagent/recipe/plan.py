@@ -1,35 +1,23 @@
 """The plan that `--dry_run` prints: the size of a run, and where its results go."""
 
-from __future__ import annotations
-
 import math
-import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from accelerate import PartialState
 
 from trl_multiagent.environments.base import Environment
+from trl_multiagent.recipe.recipe import Recipe
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
-
-
-if TYPE_CHECKING:
-    from trl_multiagent.recipe.recipe import Recipe
 
 
 HEADING = "Dry run: no model was loaded, nothing was written."
 
 
 def print_plan(lines: Mapping[str, Any], heading: str = HEADING) -> None:
-    """
-    Prints the lines of a plan, each with its name, in one process.
-
-    Args:
-        lines (`Mapping[str, Any]`): The lines.
-        heading (`str`, *optional*): What stands above them.
-    """
+    """Prints the lines of a plan, each with its name, below a heading, in the main process."""
     if PartialState().is_main_process:
         print(heading)
         for name, text in lines.items():
@@ -37,26 +25,16 @@ def print_plan(lines: Mapping[str, Any], heading: str = HEADING) -> None:
 
 
 def rollout_lines(recipe: Recipe, roles: Sequence[str], environment: Environment | None = None) -> dict[str, Any]:
-    """
-    The plan of a training on rollouts, made without loading a model.
-
-    Args:
-        recipe ([`~trl_multiagent.recipe.recipe.Recipe`]): The recipe.
-        roles (`Sequence[str]`): The environment's roles.
-        environment ([`~trl_multiagent.environments.Environment`], *optional*): The environment, which may add lines.
-    """
+    """Returns the plan of a training on rollouts, made without loading a model. The environment may add lines."""
     args, dataset = recipe.training_args, recipe.dataset
-    num_train: int | None
-    num_eval: int | None
+    num_train = num_eval = None
     items: Sequence[dict] = ()
     try:
         train_dataset, eval_dataset = recipe.load_datasets()
         num_train, num_eval = len(train_dataset), len(eval_dataset or ())
         items = cast(Sequence[dict], train_dataset)
     except ConnectionError as error:
-        num_train = at_most(slice_length(dataset.train_split), dataset.size)
-        num_eval = at_most(slice_length(dataset.eval_split), dataset.eval_size, recipe.eval_num_samples)
-        print(f"The dataset could not be reached, so its size is taken from the splits. {error}")
+        print(f"The dataset could not be reached, so its size is unknown. {error}")
 
     nodes = sum(args.nodes_per_turn)
     joint_actions = nodes * args.joint_actions_per_node  # each is one env step
@@ -67,14 +45,11 @@ def rollout_lines(recipe: Recipe, roles: Sequence[str], environment: Environment
     else:
         length = f"{args.num_train_epochs:g} epochs of the training items"
         steps = None if num_train is None else math.ceil(args.num_train_epochs * args.steps_per_epoch(num_train))
-    evaluation = {
-        "no": "none",
-        "steps": f"{count(num_eval, 'item')} of split {dataset.eval_split}, every {args.eval_steps} steps",
-        "epoch": f"{count(num_eval, 'item')} of split {dataset.eval_split}, after every epoch",
-    }
-
+    when = {"steps": f"every {args.eval_steps} steps", "epoch": "after every epoch"}.get(args.eval_strategy.value)
     if isinstance(args, ActorCriticConfig):
-        baseline = describe_critics(args)
+        models = [args.critic_models] if isinstance(args.critic_models, str) else args.critic_models or []
+        sources = f" from {', '.join(models)}" * bool(models)
+        baseline = f"critic_type {args.critic_type}, critic_form {args.critic_form}{sources}"
     else:
         baseline = f"advantage_mode {cast(MAGRPOConfig, args).advantage_mode}"
     batches = None if steps is None else -(-steps // args.num_iterations)
@@ -83,7 +58,7 @@ def rollout_lines(recipe: Recipe, roles: Sequence[str], environment: Environment
         **collaboration(recipe),
         "agents": f"{agents(recipe.model_names, roles, args.frozen_agents or ())} ({recipe.form_in_words})",
         "training": f"{count(num_train, 'item')} of {dataset.name or 'the task'}, split {dataset.train_split or 'whole'}",
-        "evaluation": evaluation[args.eval_strategy.value],
+        "evaluation": f"{count(num_eval, 'item')} of split {dataset.eval_split}, {when}" if when else "none",
         "rollouts": f"{count(args.num_turns, 'turn')}, joint_mode {args.joint_mode}, handoff {args.handoff}, "
         f"{args.num_generations} completions per agent and node",
         "tree of an item": f"{count(nodes, 'node')}, {joint_actions} joint actions = env steps, "
@@ -105,21 +80,21 @@ def rollout_lines(recipe: Recipe, roles: Sequence[str], environment: Environment
 
 
 def collaboration(recipe: Recipe) -> dict[str, str]:
-    """The line of a plan about `collaboration_mode`, if one agent answers for all roles."""
-    if not recipe.settings.is_centralized:
+    """Returns the line of a plan about `collaboration_mode`, if one agent answers for all roles."""
+    if not recipe.is_centralized:
         return {}
-    length = recipe.settings.arguments.get("max_completion_length", recipe.training_args.max_completion_length)
+    length = recipe.arguments.get("max_completion_length", recipe.training_args.max_completion_length)
     return {"collaboration": f"centralized: one agent answers for all {recipe.num_agents} roles, in {length} tokens"}
 
 
 def agents(names: str | list[str], roles: Sequence[str], frozen: Sequence[str] = ()) -> str:
-    """The model of each agent, in words."""
+    """Names the model of each agent."""
     names = names if isinstance(names, list) else [names] * len(roles)
     return ", ".join(f"{role}: {name}{', frozen' * (role in frozen)}" for role, name in zip(roles, names, strict=True))
 
 
 def later_prompts(args: RolloutConfig) -> int:
-    """How many times an item's tree needs the prompts of a branch after the first turn, if no branch ends early."""
+    """Counts the later-turn prompts that an item's full tree requests."""
     nodes = args.nodes_per_turn
     if args.handoff is not None and isinstance(args, ActorCriticConfig):  # critics also value what is not continued
         return sum(nodes[:-1]) * args.joint_actions_per_node
@@ -127,37 +102,14 @@ def later_prompts(args: RolloutConfig) -> int:
 
 
 def num_evaluations(args: RolloutConfig, steps: int) -> int:
-    """How many evaluations a training with so many optimizer steps has."""
+    """Counts the evaluations of a training with so many optimizer steps."""
     if args.eval_strategy.value == "epoch":
         return math.ceil(args.num_train_epochs)
     return bool(args.eval_on_start) + steps // max(1, int(args.eval_steps or 1))
 
 
-def describe_critics(args: ActorCriticConfig) -> str:
-    """The critics in words."""
-    text = f"critic_type {args.critic_type}, critic_form {args.critic_form}"
-    if args.critic_models is None:
-        return text
-    models = args.critic_models if isinstance(args.critic_models, str) else ", ".join(args.critic_models)
-    return f"{text} from {models}"
-
-
 def count(number: int | None, one: str, many: str | None = None) -> str:
-    """A number with its noun: `1 item`, `2 items`."""
+    """Formats a number with its noun: `1 item`, `2 items`."""
     if number is None:
         return f"unknown number of {many or one + 's'}"
     return f"{number} {one if number == 1 else many or one + 's'}"
-
-
-def at_most(rows: int | None, *limits: int | None) -> int | None:
-    """The number of rows that are left of `rows` after the limits that are not `None`; `None` if `rows` is unknown."""
-    return None if rows is None else min([rows, *(limit for limit in limits if limit is not None)])
-
-
-def slice_length(split: str | None) -> int | None:
-    """
-    The number of rows that a split such as `test[33:163]` selects from a sufficiently large dataset; `None` if the split does not
-    determine it.
-    """
-    match = re.search(r"\[(\d*):(\d+)\]$", split or "")
-    return int(match[2]) - int(match[1] or 0) if match else None

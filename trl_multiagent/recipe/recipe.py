@@ -1,38 +1,29 @@
-"""The checked settings of one run, and what they name: its environment, datasets, team and folders."""
+"""The settings of one run on this machine, and what they name: its environment, datasets, team and folders."""
 
 import contextlib
 import dataclasses
-import difflib
 import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from datasets import Dataset
 from peft import LoraConfig
-from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.integrations import get_available_reporting_integrations, is_deepspeed_zero3_enabled
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.function_environment import FunctionEnvironment
-from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
+from trl_multiagent.environments.task import TaskSettings
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import CARD_FILE
 from trl_multiagent.jobs.identity import describe_environment, differences
 from trl_multiagent.quiet import hide_progress_bars
-from trl_multiagent.recipe.checks import check_reports, not_installed
-from trl_multiagent.recipe.folders import (
-    check_folder,
-    check_push,
-    check_repo_id,
-    check_team_folder,
-    choose_folder,
-)
+from trl_multiagent.recipe.folders import check_folder, check_push, check_repo_id, choose_folder
 from trl_multiagent.recipe.models import check_models, make_loader, make_peft_config
 from trl_multiagent.recipe.tasks import make_environment, task_settings
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError, pop_path
-from trl_multiagent.settings.schema import AgentModel, Output, Wandb
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.load import TeamLoader
 from trl_multiagent.trainers.base.checkpoint_files import STATE_FILE, verify_checkpoint
@@ -41,69 +32,33 @@ from trl_multiagent.trainers.base.rollout_metrics import EVAL_METRICS, is_eval_m
 from trl_multiagent.trainers.base.run_settings import check_changes, check_steps, describe_run
 
 
-@dataclasses.dataclass
-class Recipe:
+# Arguments whose keys or entries are roles
+ROLE_ARGUMENTS = ("frozen_agents", "agent_learning_rates", "vllm_server_base_urls")
+# Values of `report_to` of which transformers does not know whether they are installed
+NOT_DETECTED = ("azure_ml", "flyte")
+
+
+@dataclasses.dataclass(kw_only=True)
+class Recipe(Settings):
     """
-    The checked settings of one run.
+    The settings of one run, completed on the machine that it runs on.
 
     Args:
-        algorithm (`str`): Name of the algorithm's section.
-        task ([`~trl_multiagent.environments.task.Task`]): What the team is trained on.
-        merged (`dict`): All settings that were given, under the names of this release; the content of the run's `config.yaml`.
-        training_args ([`RolloutConfig`]): The trainer's arguments. `output_dir` is the folder of the run.
-        num_agents (`int`): Number of agents.
-        model_names (`str` or `list[str]`): The model id or folder from which all agents start, or one per agent.
+        training_args ([`~trainers.base.team_config.TeamConfig`]): The trainer's arguments. `output_dir` is the folder of the run.
         peft_config ([`~peft.LoraConfig`], *optional*): The adapter of every agent of a LoRA team.
-        sections (`dict[str, Any]`): For each section, an instance of its dataclass.
-        eval_num_samples (`int`, *optional*): Evaluate on the first n items only.
-        dry_run (`bool`): Whether to print the plan and stop.
         resume_from_checkpoint (`str`, *optional*): Folder of the checkpoint to continue from.
-        notes (`list[str]`): Messages to the user about the settings.
-        settings ([`~trl_multiagent.settings.derive.Settings`]): The settings that all of this was made of.
-        prog (`str`): Name of the program in messages.
-        reservation (`contextlib.ExitStack`): A context that the run ends in. It gives the folder of the run free, which
-            [`~trl_multiagent.recipe.checks.check_run`] reserves.
+        reservation (`contextlib.ExitStack`): The context that the run ends in, which releases the lock of its folder.
     """
 
-    algorithm: str
-    task: Task
-    merged: dict[str, Any]
-    training_args: RolloutConfig
-    num_agents: int
-    model_names: str | list[str]
+    training_args: Any
     peft_config: LoraConfig | None
-    sections: dict[str, Any]
-    eval_num_samples: int | None
-    dry_run: bool
     resume_from_checkpoint: str | None
-    notes: list[str]
-    settings: Settings
-    prog: str = "recipe"
     reservation: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
-
-    # Arguments whose keys or entries are roles
-    role_arguments: ClassVar[tuple[str, ...]] = ("frozen_agents", "agent_learning_rates", "vllm_server_base_urls")
-
-    @property
-    def agent_model(self) -> AgentModel:
-        return self.sections["agent_model"]
-
-    @property
-    def dataset(self) -> DatasetSource:
-        return self.sections["dataset"]
-
-    @property
-    def output(self) -> Output:
-        return self.sections["output"]
-
-    @property
-    def wandb(self) -> Wandb:
-        return self.sections["wandb"]
 
     @property
     def task_settings(self) -> TaskSettings:
         """The argument of the task's functions."""
-        return task_settings(self.settings, self.run_folder)
+        return task_settings(self, self.run_folder)
 
     @property
     def run_folder(self) -> Path:
@@ -128,14 +83,13 @@ class Recipe:
         return "bfloat16" if rounds else "float32"
 
     @property
-    def loader(self) -> TeamLoader:
-        """The loader of the team."""
-        return make_loader(self.settings, self.peft_config)
-
-    @property
     def compute_dtype(self) -> str:
         """Data type of matrix products."""
         return "bfloat16" if self.training_args.bf16 else "float16" if self.training_args.fp16 else "float32"
+
+    @property
+    def loader(self) -> TeamLoader:
+        return make_loader(self, self.peft_config)
 
     @property
     def form_in_words(self) -> str:
@@ -148,77 +102,46 @@ class Recipe:
 
     @property
     def items_per_step(self) -> int:
-        """Number of items in one optimizer step, over all processes."""
-        return self.training_args.items_per_device * self.training_args.world_size
+        """Number of items that a training needs: those of one optimizer step, over all processes. A collection takes any number."""
+        args = self.training_args
+        return args.items_per_device * args.world_size if isinstance(args, RolloutConfig) else 1
 
     def make_environment(self) -> Environment:
-        """
-        Makes the task's environment.
-
-        Raises:
-            ConfigError: the number of its roles is not `num_agents`, or a setting names another role.
-        """
-        environment = make_environment(self.settings, self.run_folder)
-        roles = environment.roles
-        args = self.training_args
+        """Makes the task's environment. Raises `ConfigError` if settings do not fit to its roles."""
+        environment = make_environment(self, self.run_folder)
+        roles, args, section = environment.roles, self.training_args, self.algorithm
         try:
             environment.check_turns(args.num_turns)
         except ValueError as error:
-            raise ConfigError(f"section `{self.algorithm}`: {error}") from error
-        if isinstance(args, RolloutConfig) and "metric_for_best_model" in self.settings.arguments:
+            raise ConfigError(f"section `{section}`: {error}") from error
+        if isinstance(args, RolloutConfig) and "metric_for_best_model" in self.arguments:
             self.check_best_metric(environment)
-        for name in self.role_arguments:
-            unknown = [role for role in getattr(args, name) or () if role not in roles]
-            if unknown:
-                raise ConfigError(
-                    f"`{self.algorithm}.{name}` names {unknown[0]!r}, which is no role of the task: {', '.join(roles)}."
-                )
-        if set(roles) <= set(args.frozen_agents or ()):
-            raise ConfigError(f"`{self.algorithm}.frozen_agents` has all roles, so there is nothing to train.")
-        useless = sorted({*(args.frozen_agents or ())} & {*(args.agent_learning_rates or ())})
-        if useless:
-            raise ConfigError(
-                f"`{self.algorithm}.agent_learning_rates` has {useless[0]!r}, which is in `frozen_agents`."
-            )
-        if args.agent_learning_rates and self.agent_model.share_weights:
-            raise ConfigError(
-                f"`{self.algorithm}.agent_learning_rates` needs agents with separate weights, but "
-                "`agent_model.share_weights` is set; set one `learning_rate`."
-            )
+        for name in ROLE_ARGUMENTS:
+            for role in vars(args).get(name) or ():  # the trainer of preferences has no argument for vLLM
+                if role not in roles:
+                    others = ", ".join(roles)
+                    raise ConfigError(f"`{section}.{name}` names {role!r}, which is no role of the task: {others}.")
+        frozen = args.frozen_agents or ()
+        if set(roles) <= set(frozen):
+            raise ConfigError(f"`{section}.frozen_agents` has all roles, so there is nothing to train.")
+        for role in args.agent_learning_rates or ():
+            if role in frozen:
+                raise ConfigError(f"`{section}.agent_learning_rates` has {role!r}, which is in `frozen_agents`.")
         return environment
 
     def check_best_metric(self, environment: Environment) -> None:
-        """
-        Refuses a `metric_for_best_model` that is not a metric of an evaluation. Reward functions may log metrics with any name, so
-        for them there is only a note.
-
-        Raises:
-            ConfigError: there is no such metric.
-        """
+        """Raises `ConfigError` if `metric_for_best_model` is no metric of an evaluation. Reward functions may log any metric."""
         metric = str(self.training_args.metric_for_best_model).removeprefix("eval_")
-        if is_eval_metric(metric, environment.roles, self.training_args.num_turns):
-            return
-        setting = f"`{self.algorithm}.metric_for_best_model` is {metric!r}"
-        similar = difflib.get_close_matches(metric, EVAL_METRICS, n=1)
-        advice = f"did you mean '{similar[0]}'?" if similar else f"choose one such as {', '.join(EVAL_METRICS[:3])}."
-        if similar or not isinstance(environment.unwrapped, FunctionEnvironment):
-            raise ConfigError(f"{setting}, which is no metric of an evaluation; {advice}")
-        if self.training_args.process_index == 0:
-            print(f"{self.prog}: note: {setting}: a reward function has to log it.", file=sys.stderr)
-
-    def start_logging(self) -> None:
-        """Shows this package's messages and the notes about the settings, and progress bars unless `disable_tqdm` is set."""
-        logging.basicConfig(format="%(message)s")
-        if self.training_args.disable_tqdm:
-            hide_progress_bars()
-        if self.training_args.process_index == 0:
-            logging.getLogger("trl_multiagent").setLevel(logging.INFO)
-            for note in self.notes:
-                print(f"{self.prog}: note: {note}", file=sys.stderr)
+        is_metric = is_eval_metric(metric, environment.roles, self.training_args.num_turns)
+        if not is_metric and not isinstance(environment.unwrapped, FunctionEnvironment):
+            advice = f"choose one such as {', '.join(EVAL_METRICS[:3])}"
+            raise ConfigError(f"`{self.algorithm}.metric_for_best_model` is {metric!r}, which is no metric; {advice}.")
 
     def introduce(self) -> None:
-        """Prints the task's introduction, if it has one."""
-        text = self.task.introduction(self.task_settings) if self.task.introduction is not None else None
+        """Prints the task's introduction, if it has one and this is not a dry run."""
+        if self.dry_run or self.task.introduction is None:
+            return
+        text = self.task.introduction(self.task_settings)
         if text is not None and self.training_args.process_index == 0:
             print(text, flush=True)
 
@@ -237,27 +160,19 @@ class Recipe:
             raise ConfigError(f"section `dataset`: {error}") from error
         train_dataset = first_rows(train_dataset, self.dataset.size)
         if len(train_dataset) < self.items_per_step:
-            raise ConfigError(
-                f"`dataset.train_split` selects {len(train_dataset)} items, fewer than the {self.items_per_step} of one "
-                f"optimizer step. Lower `{self.algorithm}.items_per_device`."
-            )
+            items = f"{len(train_dataset)} items, fewer than the {self.items_per_step} of one optimizer step"
+            raise ConfigError(f"`dataset.train_split` selects {items}. Lower `{self.algorithm}.items_per_device`.")
         if eval_dataset is not None:
-            eval_dataset = first_rows(first_rows(eval_dataset, self.dataset.eval_size), self.eval_num_samples)
+            eval_dataset = first_rows(first_rows(eval_dataset, self.dataset.eval_size), self.extras.eval_num_samples)
         return train_dataset, eval_dataset
 
     def load_team(self, roles: Sequence[str], folder: str | None = None) -> AgentTeam:
-        """
-        Loads the team to train, see [`~team.load.TeamLoader.load`].
-
-        Args:
-            roles (`Sequence[str]`): The roles.
-            folder (`str`, *optional*): Folder of a saved team to load instead, with the form in which it was saved.
-        """
+        """Loads the team to train or, in the form in which it was saved, that in a folder; see [`~team.load.TeamLoader.load`]."""
         loader = self.loader if folder is None else self.loader.saved(folder)
         return loader.load(roles, self.dtype, self.compute_dtype, self.training_args.seed)
 
     def outline(self, roles: Sequence[str]) -> AgentTeam | None:
-        """The team to train, without its weights; `None` if the team cannot be described without loading its weights."""
+        """Builds the team to train without its weights. Returns `None` if it cannot be described without them."""
         if self.agent_model.is_quantized or is_deepspeed_zero3_enabled():
             return None
         team = self.loader.outline(roles, self.dtype)
@@ -281,89 +196,85 @@ class Recipe:
         check_changes(folder, differences(saved["settings"], here), args)
 
     def describe(self, environment: Environment, train_dataset: Dataset, team: AgentTeam | None) -> dict[str, Any]:
-        """The settings of the run that a checkpoint, and all processes, must share."""
+        """Returns the settings of the run that a checkpoint, and all processes, must share."""
         args = self.training_args
         trainer_name = type(args).__name__.removesuffix("Config")
         run = describe_run(trainer_name, environment.roles, team, train_dataset, args)
         return {**run, **describe_environment(environment)}
 
     def results_are_missing(self, checkpoint: str) -> bool:
-        """Whether a run was interrupted after a checkpoint and before the team's card, which is saved last, was there."""
+        """Returns whether the run ended between its checkpoint and the team's card, which is saved last."""
         if not self.saves_team:
             return False
         card = self.team_folder / CARD_FILE
         return not card.is_file() or card.stat().st_mtime < (Path(checkpoint) / STATE_FILE).stat().st_mtime
 
 
-def build_recipe(settings: Settings, training_args: RolloutConfig, dry_run: bool = False) -> Recipe:
+def build_recipe(settings: Settings, training_args: Any) -> Recipe:
     """
-    Makes a recipe from checked settings.
-
-    Args:
-        settings ([`~trl_multiagent.settings.derive.Settings`]): The settings.
-        training_args ([`RolloutConfig`]): The trainer's arguments, from
-            [`~trl_multiagent.settings.derive.make_training_args`]. Their `output_dir` is set to the folder of the run.
-        dry_run (`bool`, *optional*, defaults to `False`): Whether the run only prints its plan.
+    Makes a recipe from checked settings and the trainer's arguments, whose `output_dir` is set to the folder of the run.
 
     Raises:
         ConfigError: a setting cannot work on this machine, or contradicts another one.
     """
-    algorithm, merged, values, notes = settings.algorithm, settings.merged, settings.values, list(settings.notes)
-    output: Output = settings.sections["output"]
+    algorithm, arguments, output = settings.algorithm, settings.arguments, settings.output
     names = settings.model_names if isinstance(settings.model_names, list) else [settings.model_names]
     check_models("agent_model.name" if settings.agents is None else "agents", names, settings.task)
-    if "report_to" in values[algorithm]:
-        check_reports(algorithm, training_args)
-    elif not_installed(training_args):
-        problem = "`wandb` is not installed: pip install wandb, or set `wandb.project` to null."
-        if not dry_run:  # a plan can be made on another machine than the one that trains
-            raise ConfigError(problem)
-        notes.append(problem)
-
-    training_args.output_dir, resume_from_checkpoint = choose_folder(
-        output_dir=values[algorithm].get("output_dir"),
+    training_args.output_dir, checkpoint = choose_folder(
+        output_dir=arguments.get("output_dir"),
         base_dir=output.base_dir,
         prefix="mt_job" if training_args.num_turns > 1 else "job",
         resume=settings.extras.resume_from_checkpoint,
     )
-    run_folder = Path(training_args.output_dir)
-    check_folder(f"`{algorithm}.output_dir`" if "output_dir" in values[algorithm] else "`output.base_dir`", run_folder)
     if output.save_path and output.save_final_model:
         check_folder("`output.save_path`", Path(output.save_path))
-        check_team_folder(Path(output.save_path), run_folder)
-    for name in ("hub_model_id", "log_completions_hub_repo"):
-        repo_id = settings.arguments.get(name)
-        if repo_id is not None:
-            check_repo_id(f"{algorithm}.{name}", repo_id)
-    if training_args.push_to_hub:
-        missing = check_push(algorithm, training_args)
-        if missing is not None and not dry_run:
-            raise ConfigError(missing)
-        notes += [missing] if missing else []
-        if not output.save_final_model:
-            notes.append(
-                f"`output.save_final_model: false` has no effect: `{algorithm}.push_to_hub` uploads the saved team."
-            )
-    pop_path(merged, f"{algorithm}.resume_from_checkpoint")  # config.yaml describes the whole run
-    pop_path(merged, f"{algorithm}.resume_changes")
-    pop_path(merged, f"{algorithm}.hub_token")  # config.yaml is pushed, so it must not hold secrets
+    check_results(settings, training_args)
+    if training_args.push_to_hub and not output.save_final_model:
+        settings.notes.append("`output.save_final_model: false` has no effect: `push_to_hub` uploads the saved team.")
+    # `config.yaml` describes the whole run, and is pushed
+    for name in ("resume_from_checkpoint", "resume_changes", "hub_token"):
+        pop_path(settings.merged, f"{algorithm}.{name}")
     return Recipe(
-        algorithm=algorithm,
-        task=settings.task,
-        merged=merged,
+        **vars(settings),
         training_args=training_args,
-        num_agents=settings.num_agents,
-        model_names=settings.model_names,
         peft_config=make_peft_config(settings),
-        sections=settings.sections,
-        eval_num_samples=settings.extras.eval_num_samples,
-        dry_run=dry_run,
-        resume_from_checkpoint=resume_from_checkpoint,
-        notes=notes,
-        settings=settings,
+        resume_from_checkpoint=checkpoint,
     )
 
 
+def check_results(settings: Settings, args: Any) -> None:
+    """
+    Raises `ConfigError` if the folder of a run cannot be written, a tracker or a token is missing, or the name of a repository is invalid.
+    A plan may be made on another machine, so a dry run only notes what is missing on this one.
+    """
+    algorithm, arguments = settings.algorithm, settings.arguments
+    setting = f"`{algorithm}.output_dir`" if "output_dir" in arguments else "`output.base_dir`"
+    check_folder(setting, Path(args.output_dir))
+    for name in ("hub_model_id", "log_completions_hub_repo"):
+        if arguments.get(name) is not None:
+            check_repo_id(f"{algorithm}.{name}", arguments[name])
+    missing = [
+        f"`{algorithm}.report_to` has '{name}', which is not installed: pip install {name}."
+        for name in sorted({*args.report_to} - {*get_available_reporting_integrations(), *NOT_DETECTED})
+    ]
+    if args.push_to_hub:
+        missing += check_push(algorithm, args)
+    if missing and not settings.dry_run:
+        raise ConfigError(missing[0])
+    settings.notes += missing
+
+
+def start_logging(settings: Settings, disable_tqdm: bool, is_main_process: bool) -> None:
+    """Shows this package's messages and the notes about the settings, in the main process."""
+    logging.basicConfig(format="%(message)s")
+    if disable_tqdm:
+        hide_progress_bars()
+    if is_main_process:
+        logging.getLogger("trl_multiagent").setLevel(logging.INFO)
+        for note in settings.notes:
+            print(f"{settings.prog}: note: {note}", file=sys.stderr)
+
+
 def first_rows(dataset: Dataset, number: int | None) -> Dataset:
-    """The first rows of a dataset; all of them if `number` is `None`."""
+    """Returns the first rows of a dataset; all of them if `number` is `None`."""
     return dataset if number is None else dataset.select(range(min(number, len(dataset))))

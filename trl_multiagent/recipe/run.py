@@ -16,9 +16,9 @@ from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.folders import is_disk_full
 from trl_multiagent.jobs.stopping import end_on_signal
-from trl_multiagent.recipe.tasks import check_task, choose_task
+from trl_multiagent.recipe.tasks import choose_task
 from trl_multiagent.settings.algorithms import ALGORITHMS, import_class
-from trl_multiagent.settings.command_line import check_flags, make_parser, print_help, read_layers
+from trl_multiagent.settings.command_line import make_parser, print_help, read_layers
 from trl_multiagent.settings.derive import Settings, check_settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, fail, renamed
 from trl_multiagent.terminal import printable
@@ -51,25 +51,17 @@ def run_recipe(
     """
     prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):
-        settings, dry_run = read_settings(algorithm, task, argv, prog)
+        settings = read_settings(algorithm, task, argv, prog)
         run = import_class(ALGORITHMS[algorithm].run)
-    run(settings, dry_run, prog)
+    run(settings)
 
 
-def train_on_rollouts(settings: Settings, dry_run: bool, prog: str) -> None:
-    """
-    Trains a team with an algorithm that learns from rollouts.
-
-    Args:
-        settings ([`~trl_multiagent.settings.derive.Settings`]): The settings.
-        dry_run (`bool`): Whether to print the plan only.
-        prog (`str`): Name of the program in messages.
-    """
-    recipe = make_recipe(settings, dry_run, prog)
+def train_on_rollouts(settings: Settings) -> None:
+    """Trains a team with an algorithm that learns from rollouts, or prints the plan."""
+    recipe = make_recipe(settings)
     from trl_multiagent.recipe.checks import check_run, check_team
 
-    if not recipe.dry_run:
-        recipe.introduce()
+    recipe.introduce()
     with end_on_signal(recipe.prog), recipe.reservation:
         with end_on_wrong_input(recipe.prog):
             environment = recipe.make_environment()
@@ -117,12 +109,8 @@ def train(
 @contextlib.contextmanager
 def end_on_wrong_input(prog: str) -> Iterator[None]:
     """
-    Ends the program with one line and exit status 2 where its input is wrong: a setting, rows of a dataset, a file, or something else
-    that the task needs. All of them raise a `ValueError` or an `OSError`. An error in the code of the task is no wrong input, so it
-    keeps its traceback, which says where that code failed.
-
-    Args:
-        prog (`str`): Name of the program in messages.
+    Ends the program `prog` with one line and exit status 2 at a `ValueError` or an `OSError`: a wrong setting, row or file, or something
+    missing that the task needs. Errors in the code of the task are bugs, so they keep their traceback.
     """
     try:
         yield
@@ -137,11 +125,8 @@ def end_on_wrong_input(prog: str) -> Iterator[None]:
 @contextlib.contextmanager
 def end_with_one_line(prog: str) -> Iterator[None]:
     """
-    Ends the program with one line, instead of a traceback, where no code of this process is at fault: something that the task needs is
-    not there, a prompt is too long for the model, the disk is full, or another process failed. That one prints its own error.
-
-    Args:
-        prog (`str`): Name of the program in messages.
+    Ends the program `prog` with one line instead of a traceback at failures that are no bugs of this process: the disk is full, a prompt is
+    too long, something that the task needs is missing, or another process failed, which prints its own error.
     """
     from trl_multiagent.jobs.processes import OtherProcessError, OtherProcessUnavailable
     from trl_multiagent.models.positions import TooLongError
@@ -165,64 +150,36 @@ def end_with_one_line(prog: str) -> Iterator[None]:
 def parse_recipe(
     algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
 ) -> Recipe:
-    """
-    Reads and checks the settings of a run, without loading a model or data. Wrong settings end the program.
-
-    Args:
-        algorithm, task, argv, prog: See [`run_recipe`].
-
-    Returns:
-        [`~trl_multiagent.recipe.recipe.Recipe`]
-    """
+    """Reads and checks the settings of a run as [`run_recipe`] does, without loading a model or data."""
     prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):
-        settings, dry_run = read_settings(algorithm, task, argv, prog)
-    return make_recipe(settings, dry_run, prog)
+        settings = read_settings(algorithm, task, argv, prog)
+    return make_recipe(settings)
 
 
-def make_recipe(settings: Settings, dry_run: bool, prog: str) -> Recipe:
+def make_recipe(settings: Settings) -> Recipe:
     """Makes the recipe of a training on rollouts. Wrong settings end the program."""
-    with end_on_wrong_input(prog):
+    with end_on_wrong_input(settings.prog):
         training_args = make_training_args(settings)
-        from trl_multiagent.recipe.recipe import build_recipe  # takes as long as TRL, for datasets, PEFT and the team
+        from trl_multiagent.recipe.recipe import build_recipe, start_logging  # takes as long as TRL
 
-        recipe = build_recipe(settings, training_args, dry_run)
-    recipe.prog = prog
-    recipe.start_logging()
+        recipe = build_recipe(settings, training_args)
+    start_logging(recipe, training_args.disable_tqdm, training_args.process_index == 0)
     return recipe
 
 
-def read_settings(
-    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None, prog: str
-) -> tuple[Settings, bool]:
-    """
-    Reads and checks the settings of a run. With `--help`, it prints the help and ends the program.
-
-    Args:
-        algorithm (`str`): Name of the algorithm's section.
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): See [`run_recipe`].
-        argv (`list[str]` or `None`): Arguments; by default those of the command line.
-        prog (`str`): Name of the program in the help.
-
-    Returns:
-        `tuple[Settings, bool]`: The settings, and whether to print the plan only.
-
-    Raises:
-        ConfigError: a setting is wrong.
-    """
+def read_settings(algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None, prog: str) -> Settings:
+    """Reads and checks the settings of a run, see [`run_recipe`]. With `--help`, it prints the help and ends the program."""
     parser = make_parser(algorithm, prog)
     arguments, rest = parser.parse_known_args(argv)
     layers = read_layers(algorithm, arguments, rest)
     if arguments.help:
-        print_help(
-            parser,
-            algorithm,
-            task_of(task, renamed(algorithm, layers), arguments.config),
-            full=arguments.help == "all",
-        )
+        chosen = choose_task(task, renamed(algorithm, layers), arguments.config)
+        print_help(parser, algorithm, chosen, full=arguments.help == "all")
         sys.exit(0)
-    check_flags(algorithm, rest)
-    return settings_of(algorithm, task, layers, prog, arguments.config), arguments.dry_run
+    settings = settings_of(algorithm, task, layers, prog, arguments.config)
+    settings.dry_run = arguments.dry_run
+    return settings
 
 
 def settings_of(
@@ -232,31 +189,12 @@ def settings_of(
     prog: str,
     config: str | None = None,
 ) -> Settings:
-    """
-    Merges and checks layers of settings; see [`read_settings`].
-
-    Args:
-        algorithm (`str`): Name of the algorithm's section.
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): See [`run_recipe`].
-        layers (`Sequence[dict[str, Any]]`): The layers, each a dict of sections; later ones win.
-        prog (`str`): Name of the program in messages.
-        config (`str`, *optional*): The file of the first layer.
-
-    Raises:
-        ConfigError: a setting is wrong.
-    """
+    """Merges and checks layers of settings, of which later ones win; see [`read_settings`]. `config`: the file of the first layer."""
     merged = renamed(algorithm, layers)
-    settings = check_settings(algorithm, task_of(task, merged, config), merged)
-    if isinstance(task, Task) and settings.values[""].get("task") is not None:
-        raise ConfigError(
-            f"`task` is {settings.values['']['task']!r}, but {prog} trains on a task of its own. Remove it, or start "
-            f"`trl-multiagent train {algorithm}`."
-        )
+    settings = check_settings(algorithm, choose_task(task, merged, config), merged)
+    settings.prog = prog
+    name = settings.values[""].get("task")
+    if isinstance(task, Task) and name is not None:
+        advice = f"Remove it, or start `trl-multiagent train {algorithm}`"
+        raise ConfigError(f"`task` is {name!r}, but {prog} trains on a task of its own. {advice}.")
     return settings
-
-
-def task_of(task: Task | Mapping[str, str], merged: Mapping[str, Any], config: str | None) -> Task:
-    """The task of a run, checked: the given one, or the one that the settings choose."""
-    task = task if isinstance(task, Task) else choose_task(task, merged, config)
-    check_task(task)
-    return task

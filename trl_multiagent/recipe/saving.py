@@ -1,12 +1,9 @@
-"""Trains a team, and saves what a run leaves behind: its settings, the team, its model card and its learning curve."""
-
-from __future__ import annotations
+"""Trains a team, and saves its settings, the team, its model card and its learning curve."""
 
 import os
 import shutil
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from transformers import Trainer
@@ -14,33 +11,26 @@ from transformers import Trainer
 from trl_multiagent.folders import CARD_FILE, CURVE_FILE, RECIPE_FILE, write_text
 from trl_multiagent.jobs.processes import fail_together
 from trl_multiagent.jobs.stopping import ending_later
+from trl_multiagent.recipe.recipe import Recipe
 from trl_multiagent.report.model_card import hub_id, rename_card
 from trl_multiagent.settings.schema import Wandb
 from trl_multiagent.trainers.base.failed_saves import WriteError
 from trl_multiagent.trainers.base.progress import show_one_bar
 
 
-if TYPE_CHECKING:
-    from trl_multiagent.recipe.recipe import Recipe
-
-
 def train_and_save(recipe: Recipe, trainer: Trainer) -> None:
     """
     Trains the team. Saves the merged settings in the run's folder and, unless `output.save_final_model` is false, the team, its
-    model card and its learning curve in the team's folder. A run that was interrupted while it saved them saves them now.
-
-    If the team cannot be saved in its folder, it is saved in another place.
+    model card and its learning curve in the team's folder. If an earlier attempt was interrupted while saving, saving is retried.
 
     Raises:
         WriteError or OtherProcessError: the team could not be saved in its folder; the first one in the process that saves, the other one
-            in all others. The message names the other place.
+            in all others. The message names the place where the team is saved instead.
     """
-    accelerator = trainer.accelerator
     set_up_wandb(recipe.wandb)
-    with fail_together(accelerator):
+    with fail_together(trainer.accelerator):
         if trainer.is_world_process_zero():
-            recipe.run_folder.mkdir(parents=True, exist_ok=True)
-            write_text(recipe.run_folder / RECIPE_FILE, yaml.safe_dump(recipe.merged, sort_keys=False))
+            write_settings(recipe)
     show_progress(trainer)
     if recipe.task.callbacks is not None:
         for callback in recipe.task.callbacks(recipe.task_settings, trainer):
@@ -53,6 +43,12 @@ def train_and_save(recipe: Recipe, trainer: Trainer) -> None:
         save_results(recipe, trainer)
 
 
+def write_settings(recipe: Recipe) -> None:
+    """Writes the merged settings to the folder of the run."""
+    recipe.run_folder.mkdir(parents=True, exist_ok=True)
+    write_text(recipe.run_folder / RECIPE_FILE, yaml.safe_dump(recipe.merged, sort_keys=False))
+
+
 def save_results(recipe: Recipe, trainer: Trainer) -> None:
     """Saves and pushes the trained team, as far as the settings ask for it; see [`train_and_save`]."""
     if not recipe.saves_team:
@@ -62,36 +58,26 @@ def save_results(recipe: Recipe, trainer: Trainer) -> None:
     with fail_together(trainer.accelerator):
         trainer.save_model(str(recipe.team_folder), _internal_call=True)  # this does not push
     with fail_together(trainer.accelerator):
-        write_card(recipe, trainer, dataset_name)
+        try:
+            trainer.create_model_card(dataset_name=dataset_name)
+            copy_run_files(recipe, trainer)
+        except OSError as error:
+            where = f"The team itself is in {recipe.team_folder.absolute()}."
+            raise WriteError(f"The model card could not be written ({error}). {where}") from error
     if trainer.is_world_process_zero():
         print(f"Saved team       {recipe.team_folder}", flush=True)
     if recipe.training_args.push_to_hub:  # last, so that nothing is lost if the push fails
         trainer.push_to_hub(dataset_name=dataset_name)
 
 
-def write_card(recipe: Recipe, trainer: Trainer, dataset_name: str | None) -> None:
-    """
-    Writes the model card and the learning curve to the team's folder, and copies the settings.
-
-    Raises:
-        WriteError: a file could not be written.
-    """
-    try:
-        trainer.create_model_card(dataset_name=dataset_name)
-        if trainer.is_world_process_zero() and recipe.team_folder.absolute() != recipe.run_folder.absolute():
-            copy_run_files(recipe.run_folder, recipe.team_folder)
-    except OSError as error:
-        raise WriteError(
-            f"The model card could not be written ({error}). The team itself is in {recipe.team_folder.absolute()}."
-        ) from error
-
-
-def copy_run_files(run_folder: Path, team_folder: Path) -> None:
-    """Copies the settings, the model card and the learning curve of a run to the folder of its team."""
-    for name in (RECIPE_FILE, CARD_FILE, CURVE_FILE):
-        if (run_folder / name).is_file():
-            shutil.copy(run_folder / name, team_folder / name)
-    rename_card(team_folder, str(team_folder.absolute()))
+def copy_run_files(recipe: Recipe, trainer: Trainer) -> None:
+    """Copies the settings, the model card and the learning curve to the folder of the team."""
+    source, target = recipe.run_folder.absolute(), recipe.team_folder.absolute()
+    if trainer.is_world_process_zero() and source != target:
+        for name in (RECIPE_FILE, CARD_FILE, CURVE_FILE):
+            if (source / name).is_file():
+                shutil.copy(source / name, target / name)
+        rename_card(recipe.team_folder, str(target))
 
 
 def show_progress(trainer: Any) -> None:

@@ -3,103 +3,72 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.imports import import_object
-from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
+from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.comlrl import UNAVAILABLE
+from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.settings.schema import SHARED_SECTIONS, TopLevel, keys_of
 
 
-if TYPE_CHECKING:
-    from trl_multiagent.settings.derive import Settings
-
-
-def choose_task(tasks: Mapping[str, str], merged: Mapping[str, Any], config: str | None = None) -> Task:
+def choose_task(tasks: Task | Mapping[str, str], merged: Mapping[str, Any], config: str | None = None) -> Task:
     """
-    Finds the task of a run: that of the setting `task`, else one of `tasks` whose section is given, else the first of `tasks`.
+    Finds the task of a run: the only one, or that of the setting `task`, else one whose section is given, else the first of `tasks`.
 
     Args:
-        tasks (`Mapping[str, str]`): The tasks that have a name, each as `package.module:name`.
+        tasks ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): The only task, or those that have a name, each as
+            `package.module:name`.
         merged (`Mapping[str, Any]`): All settings that were given.
         config (`str`, *optional*): Their file; see [`~trl_multiagent.environments.imports.import_object`].
 
     Raises:
-        ConfigError: the task does not exist, or is not a [`~trl_multiagent.environments.task.Task`].
+        ConfigError: there is no such task, or its sections cannot be used.
     """
+    if isinstance(tasks, Task):
+        return checked(tasks)
     name = merged.get("task")
     if name is None:
         name = next((name for name in tasks if name in merged), next(iter(tasks)))
-    if not isinstance(name, str):
-        raise ConfigError(f"`task` is {name!r}, it must be a text such as my_package.my_module:TASK.")
-    if name not in tasks and not {":", "."} & set(name):
-        raise ConfigError(
-            f"`task` is {name!r}, which is none of {', '.join(tasks)}; a task of your own has the form module:NAME."
-        )
+    if not isinstance(name, str) or (name not in tasks and not {":", "."} & set(name)):
+        others = "a task of your own has the form module:NAME"
+        raise ConfigError(f"`task` is {name!r}, which is none of {', '.join(tasks)}; {others}.")
     try:
         task = import_object("task", tasks.get(name, name), config)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if not isinstance(task, Task):
-        raise ConfigError(
-            f"`task` names {name!r}, which is of type {type(task).__name__}, not a `trl_multiagent.Task`."
-        )
-    return task
+        kind = type(task).__name__
+        raise ConfigError(f"`task` names {name!r}, which is of type {kind}, not a `trl_multiagent.Task`.")
+    return checked(task)
 
 
-def check_task(task: Task) -> None:
-    """
-    Refuses a task whose sections cannot be used.
-
-    Raises:
-        ConfigError: a section is no dataclass, or has the name of another section.
-    """
+def checked(task: Task) -> Task:
+    """Returns a task. Raises `ConfigError` if one of its sections is no dataclass, or has the name of another section."""
     taken = {*SHARED_SECTIONS, *keys_of(TopLevel), *ALGORITHMS, *UNAVAILABLE, "peft"} - {"dataset"}
     for name, section in task.settings.items():
         if name in taken:
             raise ConfigError(f"The task's section `{name}` has a name that every recipe uses; choose another one.")
         if not (isinstance(section, type) and dataclasses.is_dataclass(section)):
             raise ConfigError(f"The task's section `{name}` is {section!r}, it must be a dataclass.")
-        required = [
-            x.name for x in dataclasses.fields(section) if x.default is x.default_factory is dataclasses.MISSING
-        ]
-        if required:
-            raise ConfigError(
-                f"`{name}.{required[0]}` of the task needs a default value, such as `setting('...', 1)`."
-            )
-    dataset = task.settings.get("dataset", DatasetSource)
-    if not issubclass(dataset, DatasetSource):
-        raise ConfigError(
-            f"The task's section `dataset` is {dataset.__name__}, it must be a subclass of `DatasetSource`."
-        )
+    return task
 
 
-def task_settings(settings: "Settings", run_folder: Path) -> TaskSettings:
-    """The argument of the task's functions."""
+def task_settings(settings: Settings, run_folder: Path) -> TaskSettings:
+    """Returns the argument of the task's functions."""
     sections = {name: settings.sections[name] for name in ("dataset", *settings.task.settings)}
     return TaskSettings(sections, settings.num_agents, run_folder, settings.is_centralized)
 
 
-def make_environment(settings: "Settings", run_folder: Path) -> Environment:
-    """
-    Makes the environment of a run, see [`Task.environment`].
-
-    Args:
-        settings ([`~trl_multiagent.settings.derive.Settings`]): The settings.
-        run_folder (`Path`): Folder of the run.
-
-    Raises:
-        ConfigError: the number of the task's roles is not `num_agents`.
-    """
+def make_environment(settings: Settings, run_folder: Path) -> Environment:
+    """Makes the environment of a run in a folder. Raises `ConfigError` if the number of the task's roles is not `num_agents`."""
     environment = settings.task.environment(task_settings(settings, run_folder))
     roles = environment.task.roles if isinstance(environment, CentralizedEnvironment) else environment.roles
     if len(roles) != settings.num_agents:
-        raise ConfigError(
-            f"`{settings.algorithm}.num_agents` is {settings.num_agents}, but the task has {len(roles)} roles: "
-            f"{', '.join(roles)}. Set it to {len(roles)}."
-        )
+        names = f"{len(roles)} roles: {', '.join(roles)}"
+        raise ConfigError(f"`{settings.algorithm}.num_agents` is {settings.num_agents}, but the task has {names}.")
     return environment

@@ -17,7 +17,7 @@ class Algorithm(NamedTuple):
     Args:
         config (`str`): Import path of the class of the trainer's arguments. Its fields are keys of the section.
         trainer (`str`): Import path of the trainer's class.
-        run (`str`): Import path of the function that trains with it: `(settings, dry_run, prog) -> None`.
+        run (`str`): Import path of the function that trains with it: `(settings) -> None`.
         parts (`tuple[str, ...]`): Import paths of other dataclasses whose fields are keys of the section. Where two have a field of the
             same name, the first one describes it.
         defaults (`Mapping[str, Any]`): The defaults of the section that differ from those of these classes.
@@ -35,10 +35,6 @@ class Algorithm(NamedTuple):
     def trainer_class(self) -> type:
         return import_class(self.trainer)
 
-    def classes(self) -> list[type]:
-        """The dataclasses whose fields are the keys of the section."""
-        return [*map(import_class, self.parts), self.config_class()]
-
 
 def import_class(path: str) -> Any:
     """Imports a class, or another object of a module, by a path such as `package.module.Class`."""
@@ -47,7 +43,7 @@ def import_class(path: str) -> Any:
 
 
 def _algorithm(module: str, name: str, *more: Any) -> Algorithm:
-    """The algorithm with the trainer `name` in the modules `<module>_config` and `<module>_trainer`."""
+    """Returns the algorithm with the trainer `name` in the modules `<module>_config` and `<module>_trainer`."""
     folder = f"trl_multiagent.trainers.{module}"
     return Algorithm(f"{folder}_config.{name}Config", f"{folder}_trainer.{name}Trainer", *more)
 
@@ -64,9 +60,12 @@ ROUNDS = {
     "pair_selection": "comparator_reward",
     "comparator_policy": "current",
 }
+REWARD_ROUNDS = {**ROUNDS, "num_train_epochs": 2, "reward_num_train_epochs": 2.0}
 PAIRS = (f"{SCHEMA}.PairSettings", COLLECTION)
+PAIR_ROUNDS = (f"{SCHEMA}.RoundSettings", REPLAY, *PAIRS)
 REWARD = (f"{SCHEMA}.RewardSettings", COLLECTION, "trl_multiagent.trainers.iac_config.IACConfig")
-# GRPO is MAGRPO with a team of one, AC is IAC with a team of one
+MODEL_ROUNDS = (f"{SCHEMA}.RewardRoundSettings", REPLAY, *REWARD)
+# GRPO is MAGRPO with a team of one, AC is IAC with a team of one. `rl_algorithm` chooses the trainer of MARLHF
 ALGORITHMS = {
     "grpo": _algorithm("magrpo", "MAGRPO"),
     "magrpo": _algorithm("magrpo", "MAGRPO"),
@@ -77,19 +76,9 @@ ALGORITHMS = {
     "iac": _algorithm("iac", "IAC"),
     "maac": _algorithm("maac", "MAAC"),
     "madpo": _algorithm("madpo", "MADPO", PREFERENCES, PAIRS),
-    "madpo_iter": _algorithm(
-        "madpo", "MADPO", PREFERENCES, (f"{SCHEMA}.RoundSettings", REPLAY, *PAIRS), MappingProxyType(ROUNDS)
-    ),
-    "marlhf": _algorithm(
-        "magrpo", "MAGRPO", MARLHF, REWARD
-    ),  # `rl_algorithm` chooses the trainer, by default this one
-    "marlhf_iter": _algorithm(
-        "magrpo",
-        "MAGRPO",
-        MARLHF,
-        (f"{SCHEMA}.RewardRoundSettings", REPLAY, *REWARD),
-        MappingProxyType({**ROUNDS, "num_train_epochs": 2, "reward_num_train_epochs": 2.0}),
-    ),
+    "madpo_iter": _algorithm("madpo", "MADPO", PREFERENCES, PAIR_ROUNDS, MappingProxyType(ROUNDS)),
+    "marlhf": _algorithm("magrpo", "MAGRPO", MARLHF, REWARD),
+    "marlhf_iter": _algorithm("magrpo", "MAGRPO", MARLHF, MODEL_ROUNDS, MappingProxyType(REWARD_ROUNDS)),
     "reward_model": _algorithm("joint_reward", "JointReward", REWARD_MODEL, (f"{SCHEMA}.PreferenceSource",)),
 }
 PREFERENCE_ALGORITHMS = ("madpo", "madpo_iter")  # they learn from pairs of answers, not from rollout trees

@@ -73,17 +73,7 @@ SECOND_WINS = {
 }
 
 # Arguments of the trainer for which null means the default
-NULL_IS_DEFAULT = (
-    "{algorithm}.temperature",
-    "{algorithm}.top_p",
-    "{algorithm}.top_k",
-    "{algorithm}.reward_scale",
-    "{algorithm}.reward_shift",
-    "{algorithm}.beta",
-    "{algorithm}.discount",
-    "{algorithm}.advantage_normalization",
-    "{algorithm}.preference_replay_k",
-)
+NULL_IS_DEFAULT = "temperature top_p top_k reward_scale reward_shift beta discount advantage_normalization preference_replay_k".split()
 
 # Settings that may be blank if another one is given
 BLANK_IS_NULL = {"agent_model.name": "agents", "critic_model.name": "critics"}
@@ -91,57 +81,25 @@ BLANK_IS_NULL = {"agent_model.name": "agents", "critic_model.name": "critics"}
 # Sections of a task that has short forms of them in `RENAMED`
 TASK_SECTIONS = ("functions",)
 
-# Settings that are accepted and have no effect, unless the algorithm or the task knows them. If a run has some of them, it prints
-# one note that lists them
-NO_EFFECT = (
-    *(f"{{algorithm}}.{name}" for name in HISTORY),
-    "agent_model.type",
-    "agent_model.max_length",
-    "agent_model.special_tokens",
+# Settings that are accepted and have no effect, by section, unless the algorithm or the task knows them. If a run has some of them, it
+# prints one note that lists them
+NO_EFFECT_KEYS = {
+    "agent_model": "type max_length special_tokens",
+    "critic_model": "type max_length special_tokens torch_dtype dtype temperature top_p top_k",
+    "dataset": "private",
+    "external": "external_prompt_passthrough",
+    "wandb": "config_sections output_dir",
+    "marlhf": "dpo_beta reward_model_device use_separate_critic value_head_hidden_dim",
+    "marlhf_iter": "dpo_beta reward_model_device use_separate_critic value_head_hidden_dim",
+    "{algorithm}": "memory_mode original_prompt previous_prompts previous_response discount advantage_mode advantage_normalization "
+    "early_termination_threshold early_termination_weight epsilon_clip save_epochs parallel_training agent_devices critic_devices "
+    "reference_devices reference_kl_devices preference_replay_dir comparator_devices comparator_centralized_agent_index "
+    "comparator_api_max_n_per_request comparator_api_key_header comparator_api_key_prefix comparator_api_response_field",
+}
+NO_EFFECT = [
     "tokenizer",
-    "dataset.private",
-    "external.external_prompt_passthrough",
-    "wandb.config_sections",
-    "wandb.output_dir",
-    "{algorithm}.parallel_training",
-    "{algorithm}.agent_devices",
-    "{algorithm}.critic_devices",
-    "critic_model.type",
-    "critic_model.max_length",
-    "critic_model.special_tokens",
-    "critic_model.torch_dtype",
-    "critic_model.dtype",
-    "critic_model.temperature",
-    "critic_model.top_p",
-    "critic_model.top_k",
-    "{algorithm}.reference_devices",
-    "{algorithm}.reference_kl_devices",
-    "{algorithm}.save_epochs",
-    "{algorithm}.epsilon_clip",
-    "{algorithm}.discount",
-    "{algorithm}.advantage_mode",
-    "{algorithm}.advantage_normalization",
-    "{algorithm}.early_termination_threshold",
-    "{algorithm}.preference_replay_dir",
-    "{algorithm}.comparator_devices",
-    "{algorithm}.comparator_centralized_agent_index",
-    "{algorithm}.comparator_api_max_n_per_request",
-    "{algorithm}.comparator_api_key_header",
-    "{algorithm}.comparator_api_key_prefix",
-    "{algorithm}.comparator_api_response_field",
-    "{algorithm}.early_termination_weight",
-    *(
-        f"{section}.{name}"
-        for section in ("marlhf", "marlhf_iter")
-        for name in (
-            "dpo_beta",
-            "reward_model_device",
-            "critic_devices",
-            "use_separate_critic",
-            "value_head_hidden_dim",
-        )
-    ),
-)
+    *(f"{section}.{name}" for section, names in NO_EFFECT_KEYS.items() for name in names.split()),
+]
 
 # Settings that would hold a key. They must be empty, because settings are saved with the run; the value is never shown
 SECRETS = {

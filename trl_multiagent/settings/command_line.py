@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trl_multiagent.environments.task import Task
@@ -14,7 +14,6 @@ from trl_multiagent.settings.read import (
     flag_layer,
     parse_overrides,
     read_yaml,
-    suggestion,
 )
 from trl_multiagent.settings.schema import (
     TRL_FLAGS,
@@ -54,7 +53,7 @@ MOST_KEYS = 8  # of a section of the task that `--help` describes
 
 
 def make_parser(algorithm: str, prog: str | None = None) -> argparse.ArgumentParser:
-    """The command line of a recipe. Flags that it does not list are keys of the algorithm's section, or of `agent_model`."""
+    """Makes the parser of a recipe. Flags that it does not list are keys of the algorithm's section, or of `agent_model`."""
     parser = argparse.ArgumentParser(
         prog=prog,
         usage="%(prog)s --config FILE [--override KEY=VALUE ...] [--dry_run] [--FIELD VALUE ...]",
@@ -65,39 +64,24 @@ def make_parser(algorithm: str, prog: str | None = None) -> argparse.ArgumentPar
         add_help=False,
     )
     recipe = parser.add_argument_group("recipe")
-    recipe.add_argument(
-        "-h",
-        "--help",
-        nargs="?",
-        const="usual",
-        choices=("usual", "all"),
-        metavar="all",
-        help="Show the usual settings; with 'all', every one.",
-    )
+    text = "Show the usual settings; with 'all', every one."
+    words = ("usual", "all")
+    recipe.add_argument("-h", "--help", nargs="?", const="usual", choices=words, metavar="all", help=text)
     recipe.add_argument("--config", metavar="FILE", help="YAML file with the sections listed below.")
-    recipe.add_argument(
-        "--override",
-        metavar="KEY=VALUE",
-        nargs="+",
-        action="extend",
-        default=[],
-        help=f"Single settings, such as agent_model.name=Qwen/Qwen2.5-0.5B {algorithm}.num_turns=2.",
-    )
+    text = f"Single settings, such as agent_model.name=Qwen/Qwen2.5-0.5B {algorithm}.num_turns=2."
+    recipe.add_argument("--override", metavar="KEY=VALUE", nargs="+", action="extend", default=[], help=text)
     recipe.add_argument("--dry_run", action="store_true", help="Check everything, print the plan, stop.")
     return parser
 
 
 def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[str]) -> list[dict[str, Any]]:
     """
-    The layers of the file, the overrides and the flags.
+    Reads the layers of the file, the overrides and the flags.
 
     Args:
         algorithm (`str`): Name of the algorithm's section.
         arguments (`argparse.Namespace`): What the parser knows. The name of a file of the package becomes its path.
         rest (`Sequence[str]`): The other arguments: flags, each with its values.
-
-    Raises:
-        ConfigError: one of them cannot be read.
     """
     flags: dict[str, list[str]] = {}
     for text in rest:
@@ -112,49 +96,33 @@ def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[st
     return [read_yaml(arguments.config), parse_overrides(arguments.override), flag_layer(algorithm, flags)]
 
 
-def check_flags(algorithm: str, rest: Sequence[str]) -> None:
-    """Raises `ConfigError` for a flag that is no setting. This imports TRL."""
-    own = ["config", "override", "dry_run", "num_epochs", *TRL_FLAGS, *keys_of(AgentModel)]
-    known = [f"--{name}" for name in (*own, *algorithm_keys(algorithm))]
-    for flag in [text.partition("=")[0] for text in rest if text.startswith("--")]:
-        if flag not in known:
-            raise ConfigError(f"unknown argument {flag!r}{suggestion(flag, known)}")
-
-
 def print_help(parser: argparse.ArgumentParser, algorithm: str, task: Task, full: bool) -> None:
     """
-    Prints the help of a recipe: the usual settings and the names of all others that this package defines, or everything.
-
-    Args:
-        parser (`argparse.ArgumentParser`): The command line.
-        algorithm (`str`): Name of the algorithm's section.
-        task ([`~trl_multiagent.environments.task.Task`]): The task, which has sections of its own.
-        full (`bool`): Whether to describe every setting. This imports TRL, which takes seconds.
+    Prints the help of a recipe: the usual settings and the names of all others that this package defines or, if `full`, every setting,
+    which imports TRL.
     """
     flags = {flag: f"Short for --override {path}=VALUE." for flag, path in TRL_FLAGS.items()}
-    if full:
-        own = keys_of(AgentModel).items()
-        flags |= {name: f"Short for --override agent_model.{name}=VALUE. {key.help}" for name, key in own}
-    add_flags(parser, "flags for the model and the data, named as in TRL's scripts", flags)
-    keys = algorithm_keys(algorithm).items() if full else ()
-    all_keys = {name: f"{key.help} (default: {key.default})" for name, key in keys if name not in flags}
     usual = USUAL
     if COLLECTION in ALGORITHMS[algorithm].parts:
         usual = {name: text for name, text in USUAL.items() if name not in OF_ROLLOUTS} | OF_COLLECTIONS
-    add_flags(parser, f"flags that are also keys of the section '{algorithm}'", all_keys or usual)
+    if full:
+        own = keys_of(AgentModel).items()
+        flags |= {name: f"Short for --override agent_model.{name}=VALUE. {key.help}" for name, key in own}
+        keys = algorithm_keys(algorithm).items()
+        usual = {name: f"{key.help} (default: {key.default})" for name, key in keys if name not in flags}
+    for title, texts in (
+        ("flags for the model and the data, named as in TRL's scripts", flags),
+        (f"flags that are also keys of the section '{algorithm}'", usual),
+    ):
+        group = parser.add_argument_group(title)
+        for name, text in texts.items():
+            group.add_argument(f"--{name}", metavar="VALUE", help=text.replace("%%", "%").replace("%", "%%"))
     parser.epilog = "\n".join(describe_sections(algorithm, task, full))
     print(parser.format_help(), end="", file=sys.stdout)
 
 
-def add_flags(parser: argparse.ArgumentParser, title: str, flags: Mapping[str, str]) -> None:
-    """Adds a group of flags, each with its help."""
-    group = parser.add_argument_group(title)
-    for name, text in flags.items():
-        group.add_argument(f"--{name}", metavar="VALUE", help=text.replace("%%", "%").replace("%", "%%"))
-
-
 def describe_sections(algorithm: str, task: Task, full: bool) -> Iterator[str]:
-    """The sections of the YAML file and their keys, line by line. Small ones of the task are always described."""
+    """Yields the sections of the YAML file and their keys, line by line. Small ones of the task are always described."""
     yield "keys of the YAML file:"
     for name, key in keys_of(TopLevel).items():
         if name != "critics" or algorithm in ACTOR_CRITICS:

@@ -2,8 +2,9 @@
 
 import dataclasses
 import importlib.util
+import os
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +26,8 @@ from trl_multiagent.settings.schema import (
     AgentModel,
     AlgorithmExtras,
     CriticExtras,
-    RewardProcessor,
+    Output,
+    Wandb,
     algorithm_keys,
     extras_of,
     sections_of,
@@ -34,14 +36,13 @@ from trl_multiagent.settings.schema import (
 
 Part = TypeVar("Part")
 DEFAULT_KL_COEF = 0.1
-ARGUMENTS_OF_FORMS = {  # the `critic_form` in which an argument has an effect
-    "critic_lora_r": "adapter",
-    "critic_lora_alpha": "adapter",
-    "critic_trains_trunk": "head",
-}
+# The `critic_form` in which an argument has an effect
+ARGUMENTS_OF_FORMS = {"critic_lora_r": "adapter", "critic_lora_alpha": "adapter", "critic_trains_trunk": "head"}
+# Arguments of `from_pretrained` that other settings decide
+SET_ELSEWHERE = ["attn_implementation", "device_map", "dtype", "quantization_config", "revision", "torch_dtype"]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Settings:
     """
     The checked settings of a run.
@@ -49,29 +50,54 @@ class Settings:
     Args:
         algorithm (`str`): Name of the algorithm's section.
         task ([`~trl_multiagent.environments.task.Task`]): What the run trains on.
-        model_names (`str` or `list[str]`): The model id or folder from which all agents start, or one per agent.
-        merged (`dict`): All settings that were given, under the names of this release.
+        merged (`dict`): All settings that were given, under the names of this release; the content of the run's `config.yaml`.
         values (`dict[str, dict[str, Any]]`): The checked settings by section, with top-level settings under `""`.
         sections (`dict[str, Any]`): For each section, an instance of its dataclass with these values and the defaults.
         extras ([`AlgorithmExtras`]): The settings in the algorithm's section that are not arguments of the trainer.
         arguments (`dict[str, Any]`): The other settings in it, with the defaults of the section: arguments of the trainer and, for some
             algorithms, of the collection of preferences.
         notes (`list[str]`): Messages to the user about the settings.
+        prog (`str`): Name of the program in messages.
+        dry_run (`bool`): Whether to print the plan and stop.
     """
 
     algorithm: str
     task: Task
-    model_names: str | list[str]
     merged: dict[str, Any]
     values: dict[str, dict[str, Any]]
     sections: dict[str, Any]
     extras: AlgorithmExtras
     arguments: dict[str, Any]
     notes: list[str]
+    prog: str = "recipe"
+    dry_run: bool = False
+
+    @property
+    def agent_model(self) -> AgentModel:
+        return self.sections["agent_model"]
+
+    @property
+    def dataset(self) -> DatasetSource:
+        return self.sections["dataset"]
+
+    @property
+    def output(self) -> Output:
+        return self.sections["output"]
+
+    @property
+    def wandb(self) -> Wandb:
+        return self.sections["wandb"]
 
     @property
     def agents(self) -> list[str] | None:
         return self.values[""].get("agents")
+
+    @property
+    def model_names(self) -> str | list[str]:
+        """The model id or folder from which all agents start, or one per agent."""
+        names = self.agent_model.name if self.agents is None else self.agents
+        assert names is not None  # checked
+        return names
 
     @property
     def num_agents(self) -> int:
@@ -87,17 +113,17 @@ class Settings:
         """Number of agents of the team: that of the roles, or one that answers for all of them."""
         return 1 if self.is_centralized else self.num_agents
 
+    @property
+    def has_peft_section(self) -> bool:
+        return self.merged.get("peft") is not None
+
+    @property
+    def has_named_folder(self) -> bool:
+        """Whether the same command writes to the same folder again."""
+        return "output_dir" in self.arguments or run_id() is not None
+
     def part(self, cls: type[Part], **changes: Any) -> Part:
-        """
-        The settings in the algorithm's section that are fields of a dataclass, as an instance of it.
-
-        Args:
-            cls (`type`): The dataclass.
-            **changes: Values that replace those of the settings.
-
-        Raises:
-            ConfigError: they contradict each other.
-        """
+        """Makes an instance of a dataclass from the settings in the algorithm's section that are its fields, and `changes`."""
         names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
         values = {name: value for name, value in self.arguments.items() if name in names}
         try:
@@ -105,43 +131,27 @@ class Settings:
         except ValueError as error:
             raise ConfigError(f"section `{self.algorithm}`: {error}") from error
 
-    @property
-    def has_peft_section(self) -> bool:
-        return self.merged.get("peft") is not None
+
+def run_id() -> str | None:
+    """Returns the id of the run that the environment gives, such as that of a Slurm job."""
+    return os.environ.get("RUN_ID") or os.environ.get("JOB_ID")
 
 
 def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settings:
-    """
-    Checks the merged settings.
-
-    Raises:
-        ConfigError: a setting is unknown, has the wrong type, or contradicts another one.
-    """
+    """Checks the merged settings. Raises `ConfigError` if one is unknown, has the wrong type, or contradicts another one."""
     values, without_effect = check(algorithm, task, merged)
     try:
         sections = {name: cls(**values[name]) for name, cls in sections_of(task).items()}
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    without_effect += typing.cast(DatasetSource, sections["dataset"]).without_effect
     for name, section in sections.items():
         if isinstance(section, PromptFiles) and section.prompts:  # the files may change later
             merged[name] = section.saved()
-    model, agents = sections["agent_model"], values[""].get("agents")
-    model_names = agents if agents is not None else model.name
-    if model_names is None:
-        raise ConfigError("`agent_model.name` is missing: a model id or folder that every agent starts from.")
-    check_names(model_names, agents)
-    for name in ("baseline_model", "control_model"):
-        played = getattr(sections["evaluation"], name)
-        if played is not None and played not in task.models:
-            check_names(played, None, f"evaluation.{name}")
-    check_team_form(model, agents, merged.get("peft") is not None)
     given = {**ALGORITHMS[algorithm].defaults, **values[algorithm]}
     extras = [field.name for field in dataclasses.fields(extras_of(algorithm))]
     settings = Settings(
         algorithm=algorithm,
         task=task,
-        model_names=model_names,
         merged=merged,
         values=values,
         sections=sections,
@@ -149,99 +159,64 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
         arguments={k: v for k, v in given.items() if k not in extras},
         notes=[],
     )
+    check_team_form(settings)
+    check_names(settings.model_names, "agent_model.name" if settings.agents is None else "agents")
     complete_arguments(settings)
+    complete_evaluation(settings)
     if algorithm in ACTOR_CRITICS:
         complete_critics(settings)
-    without_effect += settings_without_effect(settings)
+    without_effect += [*settings.dataset.without_effect, *settings_without_effect(settings)]
     if without_effect:
         settings.notes.append(f"these settings have no effect here: {', '.join(without_effect)}.")
     if settings.is_centralized and settings.num_agents == 1:
-        raise ConfigError(
-            f"`{algorithm}.collaboration_mode: centralized` has one agent answer for several roles, but there is one role: remove it."
-        )
+        raise ConfigError(f"`{algorithm}.collaboration_mode: centralized` is for several roles, but there is one.")
     if settings.agents is not None and len(settings.agents) != settings.num_policies:
         reason = "`collaboration_mode: centralized`" if settings.is_centralized else "`num_agents`"
-        raise ConfigError(
-            f"`agents` has {len(settings.agents)} entries for {settings.num_policies} agents ({reason})."
-        )
+        counts = f"{len(settings.agents)} entries for {settings.num_policies} agents"
+        raise ConfigError(f"`agents` has {counts} ({reason}).")
     return settings
 
 
-def check_team_form(model: AgentModel, agents: list[str] | None, has_peft_section: bool) -> None:
-    """
-    Refuses settings from which no team can be made.
-
-    Raises:
-        ConfigError: settings exclude each other, or bitsandbytes is missing.
-    """
-    if has_peft_section and model.use_peft:
+def check_team_form(settings: Settings) -> None:
+    """Raises `ConfigError` if no team can be made: no model is given, settings exclude each other, or bitsandbytes is missing."""
+    model = settings.agent_model
+    has_adapters = settings.has_peft_section or model.use_peft
+    if model.name is None and settings.agents is None:
+        raise ConfigError("`agent_model.name` is missing: a model id or folder that every agent starts from.")
+    if settings.has_peft_section and model.use_peft:
         raise ConfigError("`peft` and `agent_model.use_peft` both make the agents LoRA adapters; give one of them.")
-    if model.lora_arguments and not model.use_peft:
-        name = next(iter(model.lora_arguments))
-        raise ConfigError(f"`agent_model.{name}` has no effect without `agent_model.use_peft: true`; or use `peft`.")
-    has_adapters = has_peft_section or model.use_peft
-    if model.share_weights and has_adapters:
-        raise ConfigError(
-            "`agent_model.share_weights` makes all agents one model, but `peft` or `agent_model.use_peft` gives every "
-            "agent an adapter; choose one."
-        )
-    if model.share_weights and agents is not None and len(set(agents)) > 1:
-        raise ConfigError("`agent_model.share_weights` makes all agents one model, but `agents` lists several.")
-    own = {
-        "dtype",
-        "torch_dtype",
-        "revision",
-        "attn_implementation",
-        "trust_remote_code",
-        "quantization_config",
-        "device_map",
-    }
-    twice = sorted(own & (model.model_init_kwargs or {}).keys())
-    if twice:
-        raise ConfigError(
-            f"`agent_model.model_init_kwargs` (or `model_kwargs`) must not have {twice[0]!r}, which is set elsewhere."
-        )
-    if not model.is_quantized:
-        if model.quantization_arguments:
-            name = next(iter(model.quantization_arguments))
-            raise ConfigError(f"`agent_model.{name}` has no effect without `agent_model.load_in_4bit: true`.")
-        return
-    if model.load_in_4bit and model.load_in_8bit:
-        raise ConfigError("`agent_model.load_in_4bit` and `load_in_8bit` are both true; choose one.")
-    if not has_adapters:
-        raise ConfigError(
-            "Quantized weights cannot be trained: with `load_in_4bit` or `load_in_8bit`, set `peft` or `agent_model.use_peft`."
-        )
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise ConfigError(
-            "`load_in_4bit` and `load_in_8bit` need bitsandbytes: pip install trl-multiagent[quantization]."
-        )
+    for arguments, is_used, switch in (
+        (model.lora_arguments, model.use_peft, "use_peft: true`; or use `peft"),
+        (model.quantization_arguments, model.is_quantized, "load_in_4bit: true"),
+    ):
+        if arguments and not is_used:
+            raise ConfigError(f"`agent_model.{next(iter(arguments))}` has no effect without `agent_model.{switch}`.")
+    for name in model.model_init_kwargs or {}:
+        if name in SET_ELSEWHERE:
+            raise ConfigError(f"`agent_model.model_init_kwargs` must not have {name!r}, which is set elsewhere.")
+    if model.is_quantized and not has_adapters:
+        raise ConfigError("Quantized weights cannot be trained: set `peft` or `agent_model.use_peft`, too.")
+    if model.is_quantized and importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError("Quantized weights need bitsandbytes: pip install trl-multiagent[quantization].")
 
 
-def check_names(names: str | list[str], agents: list[str] | None, setting: str | None = None) -> None:
-    """
-    Refuses models that cannot exist: paths without a folder, and texts that are no id.
-
-    Raises:
-        ConfigError: there is no such folder, or a name is blank.
-    """
-    setting = setting or ("agent_model.name" if agents is None else "agents")
+def check_names(names: str | list[str], setting: str) -> None:
+    """Raises `ConfigError` for a path of a model without a folder."""
     for name in [names] if isinstance(names, str) else names:
         is_path = name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
         if is_path and not Path(name).is_dir():
-            advice = " `~` is not expanded." if name.startswith("~") else ""
-            raise ConfigError(f"`{setting}` is {name!r}, but there is no such folder.{advice}")
+            raise ConfigError(f"`{setting}` is {name!r}, but there is no such folder.")
 
 
 def settings_without_effect(settings: Settings) -> Iterator[str]:
-    """The paths of the given settings that other ones make useless, each with the reason."""
+    """Yields the paths of the given settings that other ones make useless, each with the reason."""
     algorithm, arguments, given = settings.algorithm, settings.arguments, settings.values[settings.algorithm]
     keys = algorithm_keys(algorithm)
 
     def value(name: str) -> Any:
         return arguments.get(name, keys[name].default if name in keys else None)
 
-    if settings.agents is not None and settings.sections["agent_model"].name is not None:
+    if settings.agents is not None and settings.agent_model.name is not None:
         yield "agent_model.name (`agents` is used)"
     reasons: dict[str, Any] = {}
     if value("num_turns") in (None, 1):
@@ -263,91 +238,75 @@ def settings_without_effect(settings: Settings) -> Iterator[str]:
         form = value("critic_form")
         reasons |= {name: f"`critic_form` is {form!r}" for name, own in ARGUMENTS_OF_FORMS.items() if form != own}
     if algorithm == "reward_model":
-        reasons |= dict.fromkeys(
-            (x.name for x in dataclasses.fields(AlgorithmExtras)), "a reward model plays no items"
-        )
+        extras = (field.name for field in dataclasses.fields(AlgorithmExtras))
+        reasons |= dict.fromkeys(extras, "a reward model plays no items")
     for name, reason in reasons.items():
         if name in given and given[name] is not None and given[name] != keys[name].default:
             yield f"{algorithm}.{name} ({reason})"
 
 
 def complete_arguments(settings: Settings) -> None:
-    """Derives trainer's arguments and notes from the other settings, and adds them to `settings`."""
-    algorithm, values, extras = settings.algorithm, settings.values, settings.extras
-    arguments, notes = settings.arguments, settings.notes
-
-    def set_once(name: str, value: Any, source: str) -> None:
-        if name in arguments and arguments[name] != value:
-            raise ConfigError(
-                f"`{source}` sets `{algorithm}.{name}` to {value}, which is {arguments[name]}; give one."
-            )
-        arguments[name] = value
-
-    if values[""].get("seed") is not None:
-        arguments["seed"] = values[""]["seed"]
+    """Derives trainer's arguments and notes from the other settings, or raises `ConfigError` if they contradict each other."""
+    algorithm, sections, extras = settings.algorithm, settings.sections, settings.extras
+    arguments, notes, model = settings.arguments, settings.notes, settings.agent_model
+    seed = settings.values[""].get("seed")
+    if seed is not None:
+        arguments["seed"] = seed
     roles = settings.task.roles
-    if roles is None:
-        arguments.setdefault("num_agents", 1 if algorithm in SINGLE_AGENT else 2)
-    else:
-        arguments.setdefault("num_agents", len(roles(settings.sections) if callable(roles) else roles))
+    own_roles = roles(sections) if callable(roles) else roles
+    default = 1 if algorithm in SINGLE_AGENT else 2
+    arguments.setdefault("num_agents", default if own_roles is None else len(own_roles))
     if algorithm in SINGLE_AGENT and arguments["num_agents"] != 1:
-        raise ConfigError(
-            f"`{algorithm}.num_agents` is {arguments['num_agents']}: {algorithm.upper()} trains one agent; "
-            f"{SINGLE_AGENT[algorithm]} trains several."
-        )
+        several = SINGLE_AGENT[algorithm]
+        raise ConfigError(f"`{algorithm}.num_agents`: {algorithm} trains one agent; {several} trains several.")
     if arguments.get("report_to", "none") is None:
         arguments["report_to"] = "none"  # TRL's way to say null
     if "handoff" not in arguments and set(arguments.get("turn_gradient_weights") or [1.0]) != {1.0}:
         arguments["handoff"] = "random"
         notes.append(f"`{algorithm}.turn_gradient_weights` weigh a chain of turns: `{algorithm}.handoff` is 'random'.")
-    learns_from_pairs = algorithm in PREFERENCE_ALGORITHMS
-    if learns_from_pairs and (extras.reference_kl_enabled or extras.reference_kl_coef is not None):
+    if algorithm in PREFERENCE_ALGORITHMS and (extras.reference_kl_enabled or extras.reference_kl_coef is not None):
         notes.append(f"`{algorithm}.reference_kl_*` have no effect: the loss has a reference policy, see `beta`.")
     elif extras.reference_kl_enabled:
-        coefficient = DEFAULT_KL_COEF if extras.reference_kl_coef is None else extras.reference_kl_coef
-        set_once("beta", coefficient, f"{algorithm}.reference_kl_coef")
-
-    processor: RewardProcessor = settings.sections["reward_processor"]
+        beta = DEFAULT_KL_COEF if extras.reference_kl_coef is None else extras.reference_kl_coef
+        if arguments.setdefault("beta", beta) != beta:
+            given = arguments["beta"]
+            raise ConfigError(f"`{algorithm}.reference_kl_coef` sets `beta` to {beta}, which is {given}; give one.")
+    processor = sections["reward_processor"]
     for name, argument in {"scale_factor": "reward_scale", "shift": "reward_shift"}.items():
         value = getattr(processor, name)
         if processor.enabled and value is not None and arguments.setdefault(argument, value) != value:
-            notes.append(
-                f"`reward_processor.{name}: {value:g}` is not used, because `{algorithm}.{argument}` is {arguments[argument]:g}."
-            )
-    model: AgentModel = settings.sections["agent_model"]
+            used = f"`{algorithm}.{argument}` is {arguments[argument]:g}"
+            notes.append(f"`reward_processor.{name}: {value:g}` is not used, because {used}.")
     if model.trust_remote_code:
         arguments["trust_remote_code"] = True  # for vLLM
     precision = {"bfloat16": "bf16", "float16": "fp16"}.get(model.torch_dtype or "")
     if precision in algorithm_keys(algorithm) and not {"bf16", "fp16"} & arguments.keys():
         arguments[precision] = True
-        notes.append(
-            f"`agent_model.torch_dtype: {model.torch_dtype}` is the data type to compute in (`{algorithm}.{precision}: true`); the "
-            "weights that are trained are float32."
-        )
-    if settings.sections["output"].verbose:
+        compute = f"is the data type to compute in (`{algorithm}.{precision}: true`)"
+        notes.append(f"`agent_model.torch_dtype: {model.torch_dtype}` {compute}; trained weights are float32.")
+    if settings.output.verbose:
         arguments.setdefault("log_completions", True)
-    if settings.sections["wandb"].project is not None:
+    if settings.wandb.project is not None:
         arguments.setdefault("report_to", ["wandb"])
-        arguments.setdefault("run_name", settings.sections["wandb"].name)
+        arguments.setdefault("run_name", settings.wandb.name)
 
+
+def complete_evaluation(settings: Settings) -> None:
+    """Derives `items_per_device`. Raises `ConfigError` if settings of batches or evaluations contradict each other."""
+    algorithm, arguments, extras = settings.algorithm, settings.arguments, settings.extras
+    learns_from_pairs = algorithm in PREFERENCE_ALGORITHMS
     if extras.rollout_buffer_size is not None and "items_per_device" in arguments:
         raise ConfigError(f"`{algorithm}.rollout_buffer_size` sets `{algorithm}.items_per_device`; give one of them.")
     if extras.train_batch_size not in (None, extras.rollout_buffer_size) and not learns_from_pairs:
-        notes.append(f"`{algorithm}.train_batch_size` has no effect: every optimizer step uses the whole batch.")
+        reason = "every optimizer step uses the whole batch"
+        settings.notes.append(f"`{algorithm}.train_batch_size` has no effect: {reason}.")
     if extras.eval_interval is not None and ("eval_strategy" in arguments or "eval_steps" in arguments):
         raise ConfigError(f"`{algorithm}.eval_interval` sets `eval_strategy` and `eval_steps`; give one or the other.")
-    evaluates = (
-        "eval_interval"
-        if extras.eval_interval
-        else "eval_strategy"
-        if arguments.get("eval_strategy", "no") != "no"
-        else None
-    )
-    plays_items = algorithm != "reward_model"  # which is evaluated on the pairs that it holds out
-    if evaluates is not None and plays_items and settings.sections["dataset"].eval_split is None:
-        raise ConfigError(
-            f"`{algorithm}.{evaluates}` enables evaluation, but there is no evaluation set: set `dataset.eval_split`, or remove it."
-        )
+    # A reward model is evaluated on the pairs that it holds out
+    evaluates = extras.eval_interval or arguments.get("eval_strategy", "no") != "no"
+    if evaluates and algorithm != "reward_model" and settings.dataset.eval_split is None:
+        name = "eval_interval" if extras.eval_interval else "eval_strategy"
+        raise ConfigError(f"`{algorithm}.{name}` needs an evaluation set: set `dataset.eval_split`, or remove it.")
     one_row = "gradient_accumulation_steps" not in arguments and arguments.get("per_device_train_batch_size", 1) == 1
     if one_row and not learns_from_pairs:
         # With critics, an item has one row by default, and advantages are standardized over the batch
@@ -355,130 +314,76 @@ def complete_arguments(settings: Settings) -> None:
 
 
 def complete_critics(settings: Settings) -> None:
-    """
-    Derives the trainer's arguments about critics from the sections about them, and from the peer's names.
-
-    Raises:
-        ConfigError: settings contradict each other.
-    """
+    """Derives the trainer's arguments about critics from their sections and the peer's names, see [`complete_arguments`]."""
     algorithm, arguments, notes = settings.algorithm, settings.arguments, settings.notes
     extras = typing.cast(CriticExtras, settings.extras)
-    section = settings.sections["critic_model"].name or None
-    given = arguments.get("critic_models")
-    models = settings.values[""].get("critics") or section or given
-    if extras.use_separate_critic is False:
-        if arguments.setdefault("critic_form", "head") != "head":
-            raise ConfigError(
-                f"`{algorithm}.use_separate_critic` is False, but `{algorithm}.critic_form` is "
-                f"{arguments['critic_form']!r}; give one of them."
-            )
-        if algorithm == "maac":
-            arguments.setdefault("critic_trains_trunk", False)
-    elif extras.use_separate_critic and arguments.get("critic_form") == "head":
-        raise ConfigError(
-            f"`{algorithm}.use_separate_critic` is True, but `{algorithm}.critic_form` is 'head'; give one of them."
-        )
-    has_head = arguments.get("critic_form") == "head"
-    if extras.value_head_hidden_dim is not None:
-        if has_head:
-            arguments.setdefault("critic_value_head_hidden_dim", extras.value_head_hidden_dim)
-        else:
-            notes.append(f"`{algorithm}.value_head_hidden_dim` has no effect: the critic is separate from the agent.")
-    if given == []:
-        raise ConfigError(f"`{algorithm}.critic_models` is an empty list: name a model, or leave it out.")
-    if models is None:
-        return
+    separate = extras.use_separate_critic
+    if separate is False:
+        arguments.setdefault("critic_form", "head")
+    form = arguments.get("critic_form")
+    if separate is not None and (form == "head") == separate:
+        raise ConfigError(f"`{algorithm}.use_separate_critic` is {separate}, but `critic_form` is {form!r}; give one.")
+    if separate is False and algorithm == "maac":
+        arguments.setdefault("critic_trains_trunk", False)
+    if extras.value_head_hidden_dim is not None and form == "head":
+        arguments.setdefault("critic_value_head_hidden_dim", extras.value_head_hidden_dim)
+    elif extras.value_head_hidden_dim is not None:
+        notes.append(f"`{algorithm}.value_head_hidden_dim` has no effect: the critic is separate from the agent.")
+    given = arguments.pop("critic_models", None)
+    models = settings.values[""].get("critics") or settings.sections["critic_model"].name or given
     if given is not None and given != models:
-        raise ConfigError(
-            f"`{algorithm}.critic_models` is {given!r}, but the critics are {models!r}; give one of them."
-        )
-    if has_head and given is None:
+        raise ConfigError(f"`{algorithm}.critic_models` is {given!r}, but the critics are {models!r}; give one.")
+    if form == "head" and models is not None and given is None:
         notes.append("`critic_model` and `critics` have no effect: the value head is on the agent's own model.")
-        return
-    arguments.pop("critic_models", None)
-    if models not in (settings.model_names, [settings.model_names]):  # those are the default
+    elif models is not None and models not in (settings.model_names, [settings.model_names]):  # those are the default
         setting = "critics" if isinstance(models, list) else "critic_model.name"
-        setting = setting if given is None else f"{algorithm}.critic_models"
-        check_names(models, None, setting)
-        built = [name for name in ([models] if isinstance(models, str) else models) if name in settings.task.models]
+        check_names(models, setting if given is None else f"{algorithm}.critic_models")
+        built = {*([models] if isinstance(models, str) else models)} & settings.task.models.keys()
         if built:
-            raise ConfigError(
-                f"`{setting}` names {built[0]!r}, which the task builds. It can be a critic only where all agents start from it, "
-                "and is then the default. Leave it out, or give a folder."
-            )
+            raise ConfigError(f"`critic_models` has {min(built)!r}, which the task builds: give a folder or an id.")
         arguments["critic_models"] = models
 
 
-def make_training_args(settings: Settings, config_class: type | None = None) -> Any:
+def make_training_args(settings: Settings, config_class: type | None = None, **changes: Any) -> Any:
     """
-    Makes the trainer's arguments. This imports TRL, which takes seconds.
-
-    Args:
-        settings ([`Settings`]): The settings.
-        config_class (`type`, *optional*): The class of the arguments; by default that of the algorithm.
+    Makes the trainer's arguments from the settings and `changes`, of the algorithm's or another class.
 
     Raises:
         ConfigError: the configuration class refuses a value.
     """
-    algorithm, extras, arguments = settings.algorithm, settings.extras, dict(settings.arguments)
-    if "num_agents" in arguments:
-        arguments["num_agents"] = settings.num_policies
-    config_class = config_class or ALGORITHMS[algorithm].config_class()
-    if algorithm in PREFERENCE_ALGORITHMS:  # the section is also about the collection
-        names = {field.name for field in dataclasses.fields(config_class)}
-        arguments = {name: value for name, value in arguments.items() if name in names}
+    algorithm, config_class = settings.algorithm, config_class or ALGORITHMS[settings.algorithm].config_class()
+    names = {field.name for field in dataclasses.fields(config_class)}  # the section may be about a collection, too
+    if algorithm in ITERATIVE:
+        names -= {"num_iterations"}  # the rounds; to a trainer, it is the number of steps on each batch
+    if "num_agents" in names:
+        changes["num_agents"] = settings.num_policies
+    arguments = {name: value for name, value in settings.arguments.items() if name in names} | changes
     try:
         args = config_class(**arguments)  # computes the size of a tree and the number of processes
-        if algorithm in PREFERENCE_ALGORITHMS:
-            changes = pair_arguments(extras, args, "per_device_train_batch_size" in arguments)
-        else:
-            changes = item_arguments(extras, args)
-        return config_class(**arguments | changes) if changes else args
-    except (
-        *(ValueError, ImportError, AttributeError, LookupError, ArithmeticError),
-        *(NotImplementedError, OSError, RuntimeError, TypeError),
-    ) as error:
+        more = batch_arguments(settings, args)
+        return config_class(**arguments | more) if more else args
+    except Exception as error:  # transformers raises errors of many kinds
         problem = str(error) if isinstance(error, ValueError | ImportError) else describe(error)
-        raise ConfigError(f"section {where(algorithm, config_class, arguments, str(error))}: {problem}") from error
+        given = settings.values[algorithm]
+        is_named = any(f"`{name}" in problem for name in arguments)
+        texts = [] if is_named else [f"`{name}: {short(value)}`" for name, value in given.items() if name in names]
+        raise ConfigError(f"section {', '.join([f'`{algorithm}`', *texts])}: {problem}") from error
 
 
-def where(algorithm: str, config_class: type, arguments: Mapping[str, Any], message: str) -> str:
-    """
-    The place of an error of the configuration class: the section and, if the message names no argument, those without which there would
-    be no error.
-    """
-    names: list[str] = []
-    if not any(f"`{name}" in message for name in arguments):
-        for name in arguments:
-            try:
-                config_class(**{k: v for k, v in arguments.items() if k != name})
-                names.append(f"`{name}: {short(arguments[name])}`")
-            except Exception:  # the argument is not to blame
-                continue
-    return f"`{algorithm}`{', ' * bool(names)}{' or '.join(names)}"
-
-
-def item_arguments(extras: AlgorithmExtras, args: Any) -> dict[str, Any]:
-    """The trainer's arguments for two settings of CoMLRL, in a training on items: nodes per update, and items between evaluations."""
+def batch_arguments(settings: Settings, args: Any) -> dict[str, Any]:
+    """Returns the trainer's arguments for CoMLRL's settings of nodes (or pairs) per update and of items (or updates) between evaluations."""
+    extras, steps = settings.extras, settings.extras.eval_interval
     arguments: dict[str, Any] = {}
-    if extras.rollout_buffer_size is not None:
-        arguments["items_per_device"] = max(1, extras.rollout_buffer_size // sum(args.nodes_per_turn))
-    if extras.eval_interval is not None:
+    if settings.algorithm in PREFERENCE_ALGORITHMS:
+        pairs = extras.train_batch_size or extras.rollout_buffer_size
+        if pairs is not None and "per_device_train_batch_size" not in settings.arguments:
+            at_once = args.world_size * args.gradient_accumulation_steps
+            arguments["per_device_train_batch_size"] = max(1, pairs // at_once)
+    else:
+        if extras.rollout_buffer_size is not None:
+            arguments["items_per_device"] = max(1, extras.rollout_buffer_size // sum(args.nodes_per_turn))
         items_per_step = arguments.get("items_per_device", args.items_per_device) * args.world_size
-        arguments["eval_strategy"] = "steps" if extras.eval_interval > 0 else "no"
-        arguments["eval_steps"] = max(1, extras.eval_interval * args.num_iterations // items_per_step)
-    return arguments
-
-
-def pair_arguments(extras: AlgorithmExtras, args: Any, has_batch_size: bool) -> dict[str, Any]:
-    """The trainer's arguments, in a training on pairs, for two settings of CoMLRL: pairs per step, and steps between evaluations."""
-    arguments: dict[str, Any] = {}
-    pairs = extras.train_batch_size or extras.rollout_buffer_size
-    if pairs is not None and not has_batch_size:
-        arguments["per_device_train_batch_size"] = max(
-            1, pairs // (args.world_size * args.gradient_accumulation_steps)
-        )
+        steps = steps and steps * args.num_iterations // items_per_step
     if extras.eval_interval is not None:
-        arguments["eval_strategy"] = "steps" if extras.eval_interval > 0 else "no"
-        arguments["eval_steps"] = max(1, extras.eval_interval)
+        arguments |= {"eval_strategy": "steps" if extras.eval_interval else "no", "eval_steps": max(1, steps or 0)}
     return arguments

@@ -5,12 +5,14 @@ Each of the three sources is a layer, a dict of sections. Overrides win over the
 """
 
 import ast
+import contextlib
 import dataclasses
 import difflib
+import json
 import re
 import sys
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,17 +23,8 @@ from yaml import YAMLError
 import trl_multiagent
 from trl_multiagent.environments.task import Task
 from trl_multiagent.limits import check_value, same, short
+from trl_multiagent.settings import comlrl
 from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, ITERATIVE
-from trl_multiagent.settings.comlrl import (
-    BLANK_IS_NULL,
-    NO_EFFECT,
-    NULL_IS_DEFAULT,
-    RENAMED,
-    SECOND_WINS,
-    SECRETS,
-    TASK_SECTIONS,
-    UNAVAILABLE,
-)
 from trl_multiagent.settings.schema import (
     TRL_FLAGS,
     TRL_NAMES,
@@ -49,7 +42,6 @@ from trl_multiagent.terminal import printable
 CONFIGS = Path(trl_multiagent.__file__).parent / "configs"  # links in a checkout, copies in an installed package
 RECIPES = "recipes/*/configs/*.yaml"
 ACCELERATE = "accelerate/*.yaml"
-MISSING = "???"  # OmegaConf's marker of a missing value
 
 
 class ConfigError(ValueError):
@@ -70,59 +62,37 @@ def fail(prog: str, error: Exception) -> NoReturn:
 
 def config_file(flag: str, name: str, pattern: str) -> str:
     """
-    Finds a configuration file that comes with the package by its name, such as `magrpo_he` or `zero3`.
-
-    Args:
-        flag (`str`): The flag of the command line that names the file, for the message.
-        name (`str`): A path, or the name of a file of the package without its ending.
-        pattern (`str`): The files of the package to search, [`RECIPES`] or [`ACCELERATE`].
+    Finds the file that a flag of the command line names: a path, or the name of a file of the package, such as `magrpo_he` or `zero3`.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: there is no such file; the files of the package that it lists match `pattern`.
     """
-    if Path(name).is_file():
+    path = Path(name)
+    if path.is_file():
         return name
     packaged = {path.stem.removesuffix("_config"): path for path in sorted(CONFIGS.glob(pattern))}
     if name in packaged:
         return str(packaged[name])
-    path = Path(name)
-    if path.suffix or path.name != name:
-        raise ConfigError(f"{flag} {name} cannot be read: {'it is a folder' if path.is_dir() else 'no such file'}.")
-    similar = difflib.get_close_matches(name, packaged, n=1)
-    suggestion = f" Did you mean {similar[0]}?" if similar else ""
-    raise ConfigError(
-        f"{flag} {name!r} is neither a file nor the name of a configuration of this package.{suggestion} There are: "
-        f"{', '.join(packaged)}."
-    )
+    similar = [f" Did you mean {other}?" for other in difflib.get_close_matches(path.stem, packaged, n=1)]
+    names = f"This package has the configurations {', '.join(packaged)}."
+    raise ConfigError(f"{flag} {name!r}: there is no such file.{''.join(similar)} {names}")
 
 
 def read_yaml(path: str | None) -> dict[str, Any]:
-    """The layer of the YAML file."""
+    """Reads the layer of the YAML file."""
     if path is None:
         return {}
     try:
-        sections = OmegaConf.load(path)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--config {path} is not UTF-8 text: {error}. Save it as UTF-8.") from error
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"--config {path} is not valid YAML: {error}") from error
-    except OSError as error:
-        raise ConfigError(f"--config {path} cannot be read: {error.strerror or 'it must hold sections'}.") from error
-    if not OmegaConf.is_dict(sections):
+        layer = OmegaConf.to_container(OmegaConf.load(path))
+    except (UnicodeDecodeError, YAMLError, OmegaConfBaseException, OSError) as error:
+        raise ConfigError(f"--config {path} is not valid YAML in UTF-8: {error}") from error
+    if not isinstance(layer, dict):
         raise ConfigError(f"--config {path} must hold sections, each a name with keys below it, not a list.")
-    layer = typing.cast(dict[str, Any], OmegaConf.to_container(sections))
-    for name, body in layer.items():
-        for key in (name, *(body if isinstance(body, dict) else ())):
-            if not isinstance(key, str):
-                raise ConfigError(
-                    f"--config {path} has the key {key!r}, which YAML reads as {type(key).__name__}: keys are the names of "
-                    "settings; write this key in quotes."
-                )
-    return layer
+    return {str(name): body for name, body in layer.items()}
 
 
 def parse_overrides(overrides: list[str]) -> dict[str, Any]:
-    """The layer of `--override`."""
+    """Reads the layer of `--override`."""
     layer: dict[str, Any] = {}
     for override in overrides:
         path, equals, text = override.partition("=")
@@ -133,7 +103,7 @@ def parse_overrides(overrides: list[str]) -> dict[str, Any]:
 
 
 def flag_layer(algorithm: str, flags: Mapping[str, list[str]]) -> dict[str, Any]:
-    """The layer of the flags, each a name with the texts that follow it."""
+    """Reads the layer of the flags, each a name with the texts that follow it."""
     agent_model = [field.name for field in dataclasses.fields(AgentModel)]
     layer: dict[str, Any] = {}
     for name, texts in flags.items():
@@ -146,33 +116,18 @@ def flag_layer(algorithm: str, flags: Mapping[str, list[str]]) -> dict[str, Any]
 
 def parse_value(text: str) -> Any:
     """
-    The value of a text on the command line: true, false, none or null in any case, a Python literal, a list such as `[a,b]` or a
-    mapping such as `{a: 1}` as in YAML, or the text itself. Rows of a split, such as `[16:]`, are text.
+    Reads a value on the command line: true, false, none or null in any case, a Python literal, a list such as `[a,b]` or a mapping such
+    as `{a: 1}` as in YAML, or the text itself. Rows of a split, such as `[16:]`, are text.
     """
     constants = {"true": True, "false": False, "none": None, "null": None}
     if text.lower() in constants:
         return constants[text.lower()]
-    try:
-        value = ast.literal_eval(text)
-        if is_plain(value):
-            return list(value) if isinstance(value, tuple) else value
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        pass  # not Python
-    if not re.fullmatch(r"\[[^:]*\]|\{.*\}", text, re.DOTALL):
-        return text
-    try:
-        return OmegaConf.to_container(OmegaConf.create(text))
-    except (YAMLError, OmegaConfBaseException):
-        return text
-
-
-def is_plain(value: Any) -> bool:
-    """Whether a Python literal consists of the types that YAML has, unlike a set, a complex number or bytes."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and is_plain(x) for key, x in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(is_plain, value))
-    return value is None or isinstance(value, str | bool | int | float)
+    with contextlib.suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return json.loads(json.dumps(ast.literal_eval(text)))  # refuses what YAML does not have, such as a set
+    if re.fullmatch(r"\[[^:]*\]|\{.*\}", text, re.DOTALL):
+        with contextlib.suppress(YAMLError, OmegaConfBaseException):
+            return OmegaConf.to_container(OmegaConf.create(text))
+    return text
 
 
 def set_path(layer: dict[str, Any], path: str, value: Any) -> None:
@@ -186,7 +141,7 @@ def set_path(layer: dict[str, Any], path: str, value: Any) -> None:
 
 
 def set_once(layer: dict[str, Any], name: str, path: str, value: Any) -> None:
-    """The same, for an alternative `name` of the path. Raises an error if the path has another value."""
+    """Does the same for an alternative `name` of the path. Raises `ConfigError` if the path has another value."""
     found, other = pop_path(layer, path)
     if found and other != value:
         raise ConfigError(f"`{name}: {value}` and `{path}: {other}` are the same setting; give only one of them.")
@@ -216,20 +171,26 @@ def rename(algorithm: str, layer: dict[str, Any]) -> None:
             raise ConfigError(f"`{section}` is {short(body)}, it must be a section with keys below it.")
         for name, value in (body or {}).items():
             set_once(layer, f"{section}.{name}", f"{algorithm}.{name}", value)
-    for name, our_name in {**RENAMED, **TRL_NAMES}.items():
-        old, new = name.format(algorithm=algorithm), our_name.format(algorithm=algorithm)
+    losing = named(comlrl.SECOND_WINS, algorithm)
+    for old, new in named({**comlrl.RENAMED, **TRL_NAMES}, algorithm).items():
         found, value = pop_path(layer, old)
-        if found:
-            twice, other = pop_path(layer, new)
-            if twice and other != value and name in SECOND_WINS:
-                if value is not None:
-                    set_path(layer, old, value)
-                value = other
-            elif twice and other != value:
-                raise ConfigError(
-                    f"`{old}: {value}` and `{new}: {other}` are the same setting; give only one of them."
-                )
+        if not found:
+            continue
+        twice, other = pop_path(layer, new)
+        if twice and other != value and old in losing:
+            if value is not None:
+                set_path(layer, old, value)
+            set_path(layer, new, other)
+        elif twice:
+            set_path(layer, new, other)
+            set_once(layer, old, new, value)
+        else:
             set_path(layer, new, value)
+
+
+def named(names: Mapping[str, str], algorithm: str) -> dict[str, str]:
+    """Returns a table of names with the section of an algorithm in the place of `{algorithm}`."""
+    return {old.format(algorithm=algorithm): new.format(algorithm=algorithm) for old, new in names.items()}
 
 
 def renamed(algorithm: str, layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -242,27 +203,26 @@ def renamed(algorithm: str, layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 def merge(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Merges layers. Dicts are merged recursively; of other values, that of the last layer wins."""
-    try:
+    with naming_reference():
         return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge(*layers)))
-    except OmegaConfBaseException as error:
-        raise wrong_reference(error) from error
 
 
 def resolve(merged: dict[str, Any]) -> dict[str, Any]:
-    """The settings with the values of references, such as `${seed}` or `${oc.env:HOME}`, in their place."""
+    """Returns the settings with the values of references, such as `${seed}` or `${oc.env:HOME}`, in their place."""
+    with naming_reference():
+        resolved = OmegaConf.to_container(OmegaConf.create(merged), resolve=True, throw_on_missing=True)
+    return typing.cast(dict[str, Any], resolved)
+
+
+@contextlib.contextmanager
+def naming_reference() -> Iterator[None]:
+    """Inside, an error of OmegaConf about a text such as `${seed}` or `???` becomes a [`ConfigError`]."""
     try:
-        return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(merged), resolve=True))
+        yield
     except OmegaConfBaseException as error:
-        raise wrong_reference(error) from error
-
-
-def wrong_reference(error: OmegaConfBaseException) -> ConfigError:
-    """The error for a text that looks like a reference."""
-    problem = str(error).split("\n")[0]
-    return ConfigError(
-        f"`{error.full_key or 'a setting'}` is not a valid reference `${{...}}` to another setting: {problem}. "
-        "Correct it, or write \\${ for text."
-    )
+        problem = str(error).split("\n")[0]
+        name, advice = error.full_key or "a setting", "Correct it, or write \\${ for text"
+        raise ConfigError(f"`{name}` refers to a value that is not there: {problem}. {advice}.") from error
 
 
 # Checks
@@ -272,11 +232,6 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
     """
     Checks names and types of all settings.
 
-    Args:
-        algorithm (`str`): Name of the algorithm's section.
-        task ([`~trl_multiagent.environments.task.Task`]): The task, which has sections of its own.
-        merged (`dict`): The merged layers.
-
     Returns:
         `tuple[dict[str, dict[str, Any]], list[str]]`: The settings by section, with top-level settings under `""`, and the paths
         of the given settings that have no effect.
@@ -284,87 +239,69 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
     Raises:
         ConfigError: a name is unknown, a value has the wrong type, or a feature is not available in this release.
     """
-
-    def named(names: Mapping[str, str]) -> dict[str, str]:
-        return {old.format(algorithm=algorithm): new.format(algorithm=algorithm) for old, new in names.items()}
-
     sections = {"": keys_of(TopLevel), algorithm: algorithm_keys(algorithm), "peft": peft_keys()}
     sections |= {name: keys_of(cls) for name, cls in sections_of(task).items()}
     known = {f"{section}.{name}".lstrip("."): key for section, keys in sections.items() for name, key in keys.items()}
     # Many settings of an evaluation have the name of one of the training, which is the one to suggest
     known = dict(sorted(known.items(), key=lambda item: item[0].startswith("evaluation.")))
-    renamed, not_used, secrets = named({**RENAMED, **TRL_NAMES}), named(SECOND_WINS), named(SECRETS)
-    no_effect = {path.format(algorithm=algorithm) for path in NO_EFFECT} - known.keys()
-    null_is_default = {path.format(algorithm=algorithm) for path in NULL_IS_DEFAULT}
+    other_names, secrets = named({**comlrl.RENAMED, **TRL_NAMES}, algorithm), named(comlrl.SECRETS, algorithm)
+    not_used = named(comlrl.SECOND_WINS, algorithm)
+    no_effect = {path.format(algorithm=algorithm) for path in comlrl.NO_EFFECT} - known.keys()
     values: dict[str, dict[str, Any]] = {section: {} for section in sections}
     without_effect: list[str] = []
     resolved = resolve(merged)
-    for section, body in resolved.items():
-        refuse_section(algorithm, section, body)
-        if section in {*UNAVAILABLE, *ALGORITHMS} - {algorithm}:
-            continue
-        if section in TASK_SECTIONS and section not in sections:
-            names_used = [old for old, new in renamed.items() if new in [f"{section}.{name}" for name in body or ()]]
-            raise ConfigError(
-                f"`{'`, `'.join(names_used or [section])}` cannot be used: the task `{section}` has this setting, and this run "
-                f"trains on another task. Set `task: {section}` for `trl-multiagent train`, or remove it."
-            )
-        if section in sections and not isinstance(body, dict | None):
-            raise ConfigError(f"`{section}` is {short(body)}, it must be a section with keys below it.")
-        given = (
-            {f"{section}.{name}": x for name, x in (body or {}).items()} if section in sections else {section: body}
-        )
-        for path, value in given.items():
-            owner, _, name = path.rpartition(".")
-            if path in secrets:
-                if value not in (None, {}, ""):
-                    raise ConfigError(
-                        f"`{path}` cannot be used, because settings are saved with the run: put the key into an environment variable, and "
-                        f"its name into `{secrets[path]}`."
-                    )
-            elif path in no_effect:
-                without_effect += [path] if value not in (None, {}, []) else []
-            elif path in not_used:
-                without_effect.append(f"{path} (`{not_used[path]}` is used)")
-            elif path not in known:
+    for path, value in paths(algorithm, sections, other_names, resolved):
+        section, _, name = path.rpartition(".")
+        is_default = value is None and section == algorithm and name in comlrl.NULL_IS_DEFAULT
+        is_blank = value == "" and path in comlrl.BLANK_IS_NULL and resolved.get(comlrl.BLANK_IS_NULL[path])
+        if path in secrets:
+            if value not in (None, {}, ""):
                 raise ConfigError(
-                    f"`{path}` is not a known setting{suggestion(path, [*known, *renamed], [x for x in sections if x])}"
+                    f"`{path}` cannot be used, because settings are saved with the run: put the key into an environment variable, and "
+                    f"its name into `{secrets[path]}`."
                 )
-            elif not (value is None and path in null_is_default) and not (
-                value == "" and path in BLANK_IS_NULL and resolved.get(BLANK_IS_NULL[path])
-            ):
-                names = [path, *(old for old, new in renamed.items() if new == path)]
-                values[owner][name] = checked(names, value, known[path])
+        elif path in no_effect:
+            without_effect += [path] if value not in (None, {}, []) else []
+        elif path in not_used:
+            without_effect.append(f"{path} (`{not_used[path]}` is used)")
+        elif path not in known:
+            similar = suggestion(path, [*known, *other_names], [x for x in sections if x])
+            raise ConfigError(f"`{path}` is not a known setting{similar}")
+        elif not is_blank and not is_default:
+            names = [path, *(old for old, new in other_names.items() if new == path)]
+            values[section][name] = checked(names, value, known[path])
     return values, without_effect
 
 
-def refuse_section(algorithm: str, section: str, body: Any) -> None:
-    """Raises `ConfigError` for a section that this algorithm cannot have."""
-    if not body:
-        return
-    if section in ("critic_model", "critics") and algorithm not in ACTOR_CRITICS:
-        raise ConfigError(f"`{section}` cannot be used: `{algorithm}` has no critics. Remove it.")
-    if section in UNAVAILABLE or (section in ALGORITHMS and section != algorithm):
-        reason = UNAVAILABLE.get(section, f"this script trains with `{algorithm}`")
-        raise ConfigError(f"the section `{section}` cannot be used: {reason}. Remove it.")
+def paths(
+    algorithm: str, sections: Collection[str], other_names: Mapping[str, str], resolved: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Yields the paths of the given settings and their values. Raises `ConfigError` for a section that this run cannot have."""
+    for section, body in resolved.items():
+        if body and section in ("critic_model", "critics") and algorithm not in ACTOR_CRITICS:
+            raise ConfigError(f"`{section}` cannot be used: `{algorithm}` has no critics. Remove it.")
+        if section in {*comlrl.UNAVAILABLE, *ALGORITHMS} - {algorithm}:
+            if body:
+                reason = comlrl.UNAVAILABLE.get(section, f"this script trains with `{algorithm}`")
+                raise ConfigError(f"the section `{section}` cannot be used: {reason}. Remove it.")
+        elif section in comlrl.TASK_SECTIONS and section not in sections:
+            used = [old for old, new in other_names.items() if new in [f"{section}.{name}" for name in body or ()]]
+            raise ConfigError(
+                f"`{'`, `'.join(used or [section])}` cannot be used: the task `{section}` has this setting, and this run trains on "
+                f"another task. Set `task: {section}` for `trl-multiagent train`, or remove it."
+            )
+        elif section not in sections:
+            yield section, body
+        elif isinstance(body, dict | None):
+            yield from ((f"{section}.{name}", value) for name, value in (body or {}).items())
+        else:
+            raise ConfigError(f"`{section}` is {short(body)}, it must be a section with keys below it.")
 
 
 def checked(names: list[str], value: Any, key: Key) -> Any:
-    """
-    Checks a value and returns it with its type.
-
-    Args:
-        names (`list[str]`): The names of the setting, for the message.
-        value (`Any`): The value.
-        key ([`Key`]): The setting.
-
-    Raises:
-        ConfigError: the value is not allowed.
-    """
+    """Checks a value and returns it with its type. `names` are those of the setting, for the message of a `ConfigError`."""
     if same(value, key.default):
         return value
-    if MISSING in ([*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else [value]):
-        raise ConfigError(f"`{names[0]}` is {MISSING}, which stands for a missing value: give it one.")
     try:
         return check_value(value, key.hint, key.limits)
     except ValueError as error:
@@ -372,14 +309,7 @@ def checked(names: list[str], value: Any, key: Key) -> Any:
 
 
 def suggestion(path: str, known: Iterable[str], sections: Collection[str] = ()) -> str:
-    """
-    The end of an error message. It suggests a similar name of a section, the same name in another section, or a similar name.
-
-    Args:
-        path (`str`): The unknown name.
-        known (`Iterable[str]`): All names.
-        sections (`Collection[str]`, *optional*): The names of the sections.
-    """
+    """Returns the end of an error message, which suggests a similar section, the same name in another section, or a similar name."""
     known = list(known)
     section, _, name = path.rpartition(".")
     candidates = [] if section else difflib.get_close_matches(path, sections, n=1, cutoff=0.75)

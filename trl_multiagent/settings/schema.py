@@ -23,7 +23,7 @@ class AgentModel:
 
     name: str | None = setting("Model id or folder that every agent starts from, or the folder of a saved team.")
     torch_dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = setting(
-        "Data type to compute in: 'bfloat16' sets `bf16`. Also that of the base of a LoRA team. Weights that are trained are float32."
+        "Data type to compute in, and of the base of a LoRA team; 'bfloat16' sets `bf16`. Trained weights are float32."
     )
     revision: str | None = setting("Branch, tag or commit of the model's repository.")
     trust_remote_code: bool = setting("Whether code in the model's repository may run.", False)
@@ -41,34 +41,25 @@ class AgentModel:
     lora_target_modules: list[str] | None = setting("Modules with adapters; by default PEFT's for the model.")
     lora_target_parameters: list[str] | None = setting("Parameters with adapters.")
     lora_modules_to_save: list[str] | None = setting("Modules that are trained in full, once per agent.")
-    lora_task_type: str | None = setting("Only 'CAUSAL_LM'.", choices=("CAUSAL_LM",))
+    lora_task_type: Literal["CAUSAL_LM"] | None = setting("Only 'CAUSAL_LM'.")
     use_rslora: bool | None = setting("Whether the scale is lora_alpha / sqrt(lora_r).")
     use_dora: bool | None = setting("Whether the adapters are DoRA, which trains magnitudes too.")
     load_in_4bit: bool = setting("Whether the base of a LoRA team is quantized to 4 bits, with bitsandbytes.", False)
     load_in_8bit: bool = setting("The same with 8 bits.", False)
-    bnb_4bit_quant_type: str | None = setting("Type of 4-bit numbers; 'nf4' by default.", choices=("fp4", "nf4"))
+    bnb_4bit_quant_type: Literal["fp4", "nf4"] | None = setting("Type of 4-bit numbers; 'nf4' by default.")
     use_bnb_nested_quant: bool | None = setting("Whether the constants of the quantization are quantized too.")
-    bnb_4bit_quant_storage: str | None = setting(
-        "Data type in which 4-bit weights are stored, such as 'bfloat16'.",
-        choices=("uint8", "int8", "float16", "bfloat16", "float32", "float64"),
-    )
+    bnb_4bit_quant_storage: str | None = setting("Data type in which 4-bit weights are stored, such as 'bfloat16'.")
 
     @property
     def lora_arguments(self) -> dict[str, Any]:
         """The arguments of TRL's `ModelConfig` about adapters that are set."""
-        names = [name for name in vars(self) if name.startswith("lora_")] + ["use_rslora", "use_dora"]
+        names = [name for name in vars(self) if name.startswith(("lora_", "use_rslora", "use_dora"))]
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @property
     def quantization_arguments(self) -> dict[str, Any]:
         """The arguments of TRL's `ModelConfig` about quantized weights that are set."""
-        names = (
-            "load_in_4bit",
-            "load_in_8bit",
-            "bnb_4bit_quant_type",
-            "use_bnb_nested_quant",
-            "bnb_4bit_quant_storage",
-        )
+        names = [name for name in vars(self) if name.startswith(("load_in_", "bnb_", "use_bnb_"))]
         return {name: getattr(self, name) for name in names if getattr(self, name) not in (None, False)}
 
     @property
@@ -107,9 +98,7 @@ TRL_FLAGS = {
 class Output:
     """The section `output`."""
 
-    base_dir: str = setting(
-        "Folder for the folders of the runs: job_<id>, or mt_job_<id> with several turns.", "outputs"
-    )
+    base_dir: str = setting("Folder of the runs' folders: job_<id>, or mt_job_<id> with several turns.", "outputs")
     save_final_model: bool = setting("Whether to save the team and its model card after training.", True)
     save_path: str | None = setting("Where to save them; by default in the run's folder.")
     verbose: bool = setting("Whether to show prompts and completions; the same as `log_completions`.", False)
@@ -134,35 +123,21 @@ class Wandb:
     dir: str | None = setting("Folder of the run's local files.")
     tags: list[str] | None = setting("Tags of the run.")
     id: str | None = setting("Id of a run to continue.")
-    resume: str | bool | None = setting(
-        "Whether to continue it: 'allow', 'must', 'never'.", choices=("allow", "must", "never", "auto", True, False)
-    )
+    resume: Literal["allow", "must", "never", "auto"] | bool | None = setting("Whether to continue it.")
 
 
 @dataclass
 class AlgorithmExtras:
     """The settings in an algorithm's section that are not fields of its configuration class."""
 
-    rollout_buffer_size: int | None = setting(
-        "Nodes per update; sets `items_per_device` to the number of whole trees that fit. With preferences: pairs per update.",
-        ge=1,
-    )
-    train_batch_size: int | None = setting(
-        "Pairs per update with preferences, `rollout_buffer_size` by default. Otherwise an optimizer step uses the whole batch.",
-        ge=1,
-    )
-    eval_interval: int | None = setting(
-        "Items between evaluations (updates, with preferences), 0 for none; sets `eval_strategy` and `eval_steps`.",
-        ge=0,
-    )
+    rollout_buffer_size: int | None = setting("Nodes (or pairs) per update; sets `items_per_device`.", ge=1)
+    train_batch_size: int | None = setting("Pairs per update, of preferences; by default `rollout_buffer_size`.", ge=1)
+    eval_interval: int | None = setting("Items (of preferences: updates) between evaluations, 0 for none.", ge=0)
     eval_num_samples: int | None = setting("Evaluate on the first n items of the evaluation set.", ge=1)
     reference_kl_enabled: bool | None = setting("Whether `reference_kl_coef` is the `beta` of the KL penalty.")
-    reference_kl_coef: float | None = setting(
-        "The `beta` of the KL penalty, 0.1 by default, if `reference_kl_enabled`.", ge=0
-    )
+    reference_kl_coef: float | None = setting("KL coefficient if `reference_kl_enabled`; 0.1 by default.", ge=0)
     collaboration_mode: Literal["decentralized", "centralized"] = setting(
-        "decentralized: every role has an agent of its own. centralized: one agent answers for all roles, in tagged blocks, in one turn.",
-        "decentralized",
+        "One agent per role, or one agent that answers for all roles, in tagged blocks, in one turn.", "decentralized"
     )
     resume_from_checkpoint: str | bool | None = setting(
         "Checkpoint folder to continue from; true: the last one in the folder that RUN_ID or `output_dir` names."
@@ -173,12 +148,8 @@ class AlgorithmExtras:
 class CriticExtras(AlgorithmExtras):
     """The same, for an algorithm with critics."""
 
-    use_separate_critic: bool | None = setting(
-        "True: `critic_form` 'model', or 'adapter'. False: `critic_form` 'head', a value head on the agent's own model."
-    )
-    value_head_hidden_dim: int | None = setting(
-        "The `critic_value_head_hidden_dim` of a value head on the agent's own model.", ge=1
-    )
+    use_separate_critic: bool | None = setting("False: the critic is a value head on the agent's own model.")
+    value_head_hidden_dim: int | None = setting("The `critic_value_head_hidden_dim` of such a value head.", ge=1)
 
 
 @dataclass
@@ -186,8 +157,7 @@ class PreferenceSource:
     """What the algorithms that learn from preferences have in common."""
 
     preference_dataset: str | None = setting(
-        "Preferences to learn from: a folder, a file, or a dataset on the Hub. `collect` writes to this folder; by default, to "
-        "`preferences` in `output_dir` or `output.base_dir`."
+        "Preferences to learn from: a folder, a file, or a dataset on the Hub. `collect` writes to this folder."
     )
     num_agents: int | None = setting("Number of agents.", ge=1, le=1000)
 
@@ -197,9 +167,7 @@ class PairSettings(PreferenceSource):
     """The keys of the section `madpo` that are not about the collection or the trainer."""
 
     num_turns: Literal[1] = setting("Preferences are about one turn.", 1)
-    joint_mode: Literal["align", "aligned"] = setting(
-        "The c-th completions of all agents are a joint answer.", "align"
-    )
+    joint_mode: Literal["align", "aligned"] = setting("The c-th answers of all agents are a joint answer.", "align")
 
 
 @dataclass
@@ -213,33 +181,19 @@ class RoundSettings:
 class RewardSettings(PairSettings):
     """The keys of the section `marlhf` that are not about the collection or the training of the team."""
 
-    rl_algorithm: str = setting(
-        f"What trains the team: {', '.join(map(repr, RL_ALGORITHMS))}.", "magrpo", choices=RL_ALGORITHMS
-    )
-    preference_num_items: int | None = setting(
-        "Collect preferences for the first n of the items to train on; by default all.", ge=1
-    )
-    reward_model_name: str | None = setting(
-        "Model that the reward model starts from; by default that of the first agent."
-    )
+    rl_algorithm: str = setting("What trains the team.", "magrpo", choices=RL_ALGORITHMS)
+    preference_num_items: int | None = setting("Collect preferences for the first n of the items only.", ge=1)
+    reward_model_name: str | None = setting("Model that the reward model starts from; that of the first agent.")
     reward_learning_rate: float = setting("Learning rate of the reward model.", 1e-5, gt=0, le=1000)
     reward_num_train_epochs: float = setting("Passes over the preferences.", 1.0, gt=0, le=1000000)
     reward_train_batch_size: int = setting("Pairs per device and optimizer step.", 1, ge=1)
-    reward_max_length: int | None = setting(
-        "Tokens of a joint text; longer ones lose a part of the problem. null for no limit.", 2048, ge=1
-    )
+    reward_max_length: int | None = setting("Tokens of a joint text; longer prompts are cut.", 2048, ge=1)
     reward_freeze_backbone: bool = setting("Whether only the head of the reward model is trained.", False)
-    reward_eval_fraction: float = setting(
-        "Share of the items whose pairs are held out to measure the reward model.", 0.1, ge=0, lt=1
-    )
-    reward_peft: dict[str, Any] | None = setting(
-        "Fields of `LoraConfig`: trains an adapter, which is merged when it is saved."
-    )
-    reward_training: dict[str, Any] | None = setting("More arguments of `JointRewardConfig`, such as `warmup_steps`.")
-    process_model_reward: bool = setting("Whether `reward_processor` applies to the reward of the model, too.", False)
-    score_task_reward: bool = setting(
-        "Whether the task's reward is computed in training, too, to compare it with the model's.", True
-    )
+    reward_eval_fraction: float = setting("Share of the items that are held out.", 0.1, ge=0, lt=1)
+    reward_peft: dict[str, Any] | None = setting("Fields of `LoraConfig`: trains an adapter, and merges it.")
+    reward_training: dict[str, Any] | None = setting("More arguments of `JointRewardConfig`, e.g. `warmup_steps`.")
+    process_model_reward: bool = setting("Whether `reward_processor` applies to the model's reward, too.", False)
+    score_task_reward: bool = setting("Whether to compute the task's reward in training, to compare both.", True)
 
 
 @dataclass
@@ -247,13 +201,12 @@ class RewardRoundSettings(RoundSettings):
     """The keys of the section `marlhf_iter` about its rounds."""
 
     preference_scoring_reward: Literal["task", "reward_model"] = setting(
-        "What scores the answers that are compared: the task, or from the second round on the reward model of the round before.",
-        "task",
+        "What scores the answers that are compared: the task, or the reward model of the round before.", "task"
     )
 
 
 def extras_of(algorithm: str) -> type[AlgorithmExtras]:
-    """The dataclass of the settings in an algorithm's section that are not fields of its configuration class."""
+    """Returns the dataclass of the settings in an algorithm's section that are not fields of its configuration class."""
     return CriticExtras if algorithm in ACTOR_CRITICS else AlgorithmExtras
 
 
@@ -285,7 +238,7 @@ SHARED_SECTIONS: dict[str, type] = {
 
 
 def sections_of(task: Task) -> dict[str, type]:
-    """The dataclass of each section, by name: the sections that every task has, and the task's own."""
+    """Returns the dataclass of each section, by name: the sections that every task has, and the task's own."""
     return SHARED_SECTIONS | task.settings
 
 
@@ -301,7 +254,7 @@ class Key:
 
 def keys_of(cls: type) -> dict[str, Key]:
     """
-    The keys that the fields of a dataclass are. A number of TRL, transformers or PEFT must not be negative, unless its default is, and a
+    Returns the keys that the fields of a dataclass are. A number of TRL, transformers or PEFT must not be negative, unless its default is, and a
     count that is not limited by default must not be 0: these libraries do not check that before they train.
     """
     keys = {}
@@ -320,10 +273,10 @@ def keys_of(cls: type) -> dict[str, Key]:
 
 
 def algorithm_keys(algorithm: str) -> dict[str, Key]:
-    """The keys of an algorithm's section. This imports TRL."""
+    """Returns the keys of an algorithm's section. This imports TRL."""
     entry = ALGORITHMS[algorithm]
     keys: dict[str, Key] = {}
-    for cls in (extras_of(algorithm), *entry.classes()):
+    for cls in (extras_of(algorithm), *map(import_class, entry.parts), entry.config_class()):
         keys = {**keys_of(cls), **keys}
     return {
         name: dataclasses.replace(key, default=entry.defaults.get(name, key.default)) for name, key in keys.items()
@@ -331,5 +284,5 @@ def algorithm_keys(algorithm: str) -> dict[str, Key]:
 
 
 def peft_keys() -> dict[str, Key]:
-    """The keys of the section `peft`. This imports PEFT."""
+    """Returns the keys of the section `peft`. This imports PEFT."""
     return {name: key for name, key in keys_of(import_class("peft.LoraConfig")).items() if name not in NOT_IN_PEFT}
