@@ -5,19 +5,21 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 import yaml
-from evaluated import ITEMS, TASK, evaluate
+from evaluated import TASK, evaluate
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.evaluation.results import FINAL, Result, paired_differences
+from trl_multiagent.evaluation.metrics import FINAL, Result, paired_differences
 from trl_multiagent.recipe.control import TrainingCost, steps_at_cost
-from trl_multiagent.recipe.evaluated_teams import TeamSource
-from trl_multiagent.recipe.evaluation_settings import parse_evaluation
+from trl_multiagent.recipe.evaluation_settings import TeamSource, parse_evaluation
+from trl_multiagent.recipe.policies import ablated_policies, make_environment
 from trl_multiagent.recipe.run import run_recipe
 
 from tiny import tiny_team
+
+
+ITEMS = 4
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ def trained(tmp_path_factory):
     for seed in (0, 1):
         settings = {
             "agent_model": {"name": str(folder / "base" / "agents" / "main"), "torch_dtype": "float32"},
-            "dataset": {"eval_split": "test"},
+            "dataset": {"eval_split": "test", "eval_size": ITEMS},
             "seed": seed,
             "magrpo": {
                 "num_agents": 2,
@@ -83,19 +85,27 @@ def test_the_control_is_one_agent_trained_at_the_cost_of_the_team(trained, compa
     assert own["generated_tokens"] >= cost["generated_tokens"] and own["optimizer_steps"] <= settings["max_steps"]
 
 
-def test_the_control_of_a_team_with_early_termination_gets_its_whole_budget(trained, tmp_path):
-    """All episodes of the team ended after the first turn of two. A tree of the control has 6 answers, a batch 18."""
-    run = tmp_path / "run"
+def changed(trained, run, **changes):
+    """A copy of a run with other settings."""
     shutil.copytree(trained / "run_0", run)
     settings = yaml.safe_load((run / "config.yaml").read_text())
-    settings["magrpo"] |= {"num_turns": 2, "early_termination_threshold": 0.0, "lr_scheduler_type": "constant"}
+    settings["agent_model"] |= changes.pop("agent_model", {})
+    settings["magrpo"] |= changes
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
-    cost = {"env_steps": 40, "generated_tokens": 40, "optimizer_steps": 2}
+    return run
+
+
+def test_the_control_of_a_team_with_early_termination_gets_its_whole_budget(trained, tmp_path):
+    """All episodes of the team ended after the first turn of two. A tree of the control has 6 answers, a batch 18."""
+    changes = {"num_turns": 2, "early_termination_threshold": 0.0, "lr_scheduler_type": "constant"}
+    run = changed(trained, tmp_path / "run", **changes)
+    cost = {"env_steps": 30, "generated_tokens": 30, "optimizer_steps": 2}
     (run / "training_cost.json").write_text(json.dumps(cost))
-    evaluate(run, "--control", "single_agent", "--num_turns", "1", "--output_dir", tmp_path / "results")
+    argv = ("--control", "single_agent", "--num_turns", "1", "--override", "dataset.eval_size=1")
+    evaluate(run, *argv, "--output_dir", tmp_path / "results")
     own = json.loads((tmp_path / "results" / "controls" / "run" / "training_cost.json").read_text())
-    assert own["env_steps"] == 3 * 18 and own["optimizer_steps"] == 3 * 2  # each batch of trees is used twice
-    assert own["generated_tokens"] >= 40
+    assert own["env_steps"] == 2 * 18 and own["optimizer_steps"] == 2 * 2  # each batch of trees is used twice
+    assert own["generated_tokens"] >= 30
 
 
 def test_the_report_has_team_control_and_their_difference(compared):
@@ -145,20 +155,18 @@ def test_a_team_on_the_hub_is_loaded_as_a_team_when_an_agent_is_replaced(trained
     argv = [str(trained / "run_0"), "--contributions", "--output_dir", str(tmp_path / "x")]
     evaluation = parse_evaluation(TASK, argv, "evaluate")
     evaluation.teams = [TeamSource("hub", "user/hub", ("aux", "main"))]
-    asked = {}
+    environment = make_environment(evaluation)
+    asked, team = {}, tiny_team()
 
     def from_pretrained(name, roles, share_weights, **kwargs):
         asked[name] = roles
-        return torch.nn.Linear(1, 1)
+        return team
 
     monkeypatch.setattr(
         "trl_multiagent.team.load.find_file", lambda name, *_, **__: name if name == "user/hub" else None
     )
     monkeypatch.setattr("trl_multiagent.team.load.AgentTeam.from_pretrained", from_pretrained)
-    descriptions = dict.fromkeys(("agent aux", "agent main"), "")
-    monkeypatch.setattr("trl_multiagent.evaluation.policies.describe_team", lambda team: descriptions)
-    monkeypatch.setattr("trl_multiagent.evaluation.policies.MixedTeam", lambda teams: teams)
-    for policy in evaluation.ablated_policies(evaluation.make_environment()):
+    for policy in ablated_policies(evaluation, environment):
         policy.load()
     # A saved team has its own roles
     assert asked == {"user/hub": None, str(trained / "base" / "agents" / "main"): ("aux", "main")}
@@ -208,21 +216,9 @@ def test_a_dry_run_checks_the_run_of_the_control(trained, tmp_path, capsys):
     for change, control, message in (
         ({"num_turns": 2}, "centralized", "turn"),
         ({"max_completion_length": 1000000}, "single_agent", "max_completion_length"),
-        (
-            {"agent_model": {"use_peft": True, "lora_target_modules": ["nothing"]}},
-            "single_agent",
-            "lora_target_modules",
-        ),
+        ({"agent_model": {"use_peft": True, "lora_target_modules": ["no"]}}, "single_agent", "lora_target_modules"),
     ):
-        run = tmp_path / f"{control}_{message}"
-        shutil.copytree(trained / "run_0", run)
-        settings = yaml.safe_load((run / "config.yaml").read_text())
-        for name, value in change.items():
-            if name == "agent_model":
-                settings[name] |= value
-            else:
-                settings["magrpo"][name] = value
-        (run / "config.yaml").write_text(yaml.safe_dump(settings))
+        run = changed(trained, tmp_path / f"{control}_{message}", **change)
         model = str(trained / "base" / "agents" / "main")
         with pytest.raises(SystemExit) as ended:
             evaluate(run, "--control", control, "--control_model", model, "--num_turns", "1", "--dry_run")
@@ -230,46 +226,32 @@ def test_a_dry_run_checks_the_run_of_the_control(trained, tmp_path, capsys):
         assert ended.value.code == 2 and message in error, error
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda run: (run / "training_cost.json").unlink(),
-            "training_cost.json, which a run of an online algorithm writes",
-        ),
-        (lambda run: (run / "training_cost.json").write_text("{}"), "training_cost.json cannot be read: KeyError"),
-        (lambda run: (run / "config.yaml").unlink(), "needs the folder of a run, with its config.yaml"),
-    ],
-)
-def test_a_run_without_a_record_has_no_control(trained, tmp_path, capsys, change, message):
+def test_a_run_without_a_record_has_no_control(trained, tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(trained / "run_0", run)
-    change(run)
-    with pytest.raises(SystemExit) as ended:
-        evaluate(
-            run,
-            "--control",
-            "single_agent",
-            "--control_model",
-            str(trained / "base" / "agents" / "main"),
-            "--split",
-            "test",
-            "--output_dir",
-            tmp_path / "x",
-        )
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
-    assert message in error and "Traceback" not in error
+    settings = ("--control_model", trained / "base" / "agents" / "main", "--split", "test")
+    for change, message in [
+        (lambda: (run / "training_cost.json").write_text("{}"), "training_cost.json cannot be read: KeyError"),
+        ((run / "training_cost.json").unlink, "training_cost.json, which a run of an online algorithm writes"),
+        ((run / "config.yaml").unlink, "needs the folder of a run, with its config.yaml"),
+    ]:
+        change()
+        with pytest.raises(SystemExit) as ended:
+            evaluate(run, "--control", "single_agent", *settings, "--output_dir", tmp_path / "x")
+        error = capsys.readouterr().err
+        assert ended.value.code == 2 and message in error and "Traceback" not in error
 
 
 def test_one_agent_that_answers_for_all_roles_is_a_control(trained, tmp_path):
-    evaluate(trained / "run_0", "--control", "centralized", "--output_dir", tmp_path / "results")
+    argv = ("--override", "dataset.eval_size=1", "--output_dir", tmp_path / "results")
+    evaluate(trained / "run_0", "--control", "centralized", *argv)
     control = tmp_path / "results" / "controls" / "run_0"
     assert AgentTeam.from_pretrained(control).roles == ("team",)
     settings = yaml.safe_load((control / "config.yaml").read_text())["magrpo"]
     assert settings["collaboration_mode"] == "centralized" and settings["max_completion_length"] == 12
     assert "return" in report(tmp_path / "results")["control"]["centralized"]["final"]
-    evaluate(control, "--split", "test", "--output_dir", tmp_path / "own")  # such a run is evaluated by itself, too
+    argv = ("--split", "test", "--override", "dataset.eval_size=1", "--output_dir", tmp_path / "own")
+    evaluate(control, *argv)  # such a run is evaluated by itself, too
     assert report(tmp_path / "own")["policies"]["run_0"]["results"]["final"]["return"]
 
 
@@ -294,7 +276,7 @@ def test_differences_of_pairs_are_resampled_together():
     rng = np.random.default_rng(0)
 
     def result(values):
-        return Result("x", "team", "", [(FINAL, "return")], np.array(values)[:, None], {})
+        return Result(None, [(FINAL, "return")], np.array(values)[:, None], {})
 
     items = rng.normal(size=(2, 50))
     extra = 1.0 + 1e-6 * rng.normal(size=(2, 50))

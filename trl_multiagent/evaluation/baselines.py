@@ -7,12 +7,46 @@ draft, each sees the others' drafts, and all answer again.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
-from trl_multiagent.environments.base import JointAction, Outcome, Prompt, Turn, ask, judge
+from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn, ask, judge
 from trl_multiagent.environments.wrapper import EnvironmentWrapper
+from trl_multiagent.models.chat_markers import marker_pattern, without_markers
+from trl_multiagent.rollout.sampler import TeamSampler, render_chat
+from trl_multiagent.rollout.tree import Node, Samples
 
 
 AGAIN = "Answer again, with the answers of the others in mind. Give your whole answer in the same form.\n"
+
+
+class PipelineSampler(TeamSampler):
+    """
+    The agents answer one after the other, and each sees the answers of the agents before it. The prompts of the nodes are
+    replaced by those that the agents got.
+
+    Args:
+        environment ([`~trl_multiagent.environments.Environment`]): Its `show_answers` adds answers to prompts.
+        team, generator, use_chat_template, history_options: See [`TeamSampler`].
+    """
+
+    def __init__(self, environment: Environment, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.environment = environment
+
+    def __call__(self, nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
+        samples: dict[str, list[Samples]] = {}
+        for role in self.team.roles:
+            tokenizer = self.team.tokenizers[role]
+            markers = marker_pattern(tokenizer, partial(render_chat, tokenizer)) if role in self.chat_roles else None
+            for k, node in enumerate(nodes if samples else ()):
+                answers = {other: samples[other][k].texts[0] for other in samples}
+                if markers is not None:
+                    answers = {other: without_markers(text, markers) for other, text in answers.items()}
+                shown = self.environment.show_answers(role, node.prompts[role], answers)
+                node.prompts = {**node.prompts, role: shown}
+            samples |= self.sample((role,), nodes, num_generations)
+        return samples
 
 
 class DiscussionEnvironment(EnvironmentWrapper):
