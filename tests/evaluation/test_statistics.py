@@ -207,11 +207,13 @@ def test_cross_play_compares_the_diagonal_with_the_rest(roles):
     worth = np.array([0.0, 0.2, 0.4, 0.2])
     played = mixes(3, roles)
     assert len(played) == len(set(played)) == (9 if len(roles) == 2 else 3 + 3 * 6)
+    team = policy()
+    team.environment.roles = roles
     results = {
-        mix: Result(policy(), [("final", "return")], (worth if len(set(mix)) > 1 else worth * 0 + 1)[:, None], {})
+        mix: Result(team, [("final", "return")], (worth if len(set(mix)) > 1 else worth * 0 + 1)[:, None], {})
         for mix in played
     }
-    found = summarize_cross_play(results, ["x", "y", "z"], roles, "return", config)
+    found = summarize_cross_play(results, ["x", "y", "z"], "return", config)
     assert list(found.matrices) == (["aux"] if len(roles) == 2 else list(roles))
     assert np.allclose(found.matrices[roles[0]], np.where(np.eye(3), 1.0, 0.2))
     assert (
@@ -221,12 +223,12 @@ def test_cross_play_compares_the_diagonal_with_the_rest(roles):
     assert found.difference == pytest.approx((0.8, 0.8 - radius, 0.8 + radius))
     lines = "\n".join(cross_play_lines(found))
     assert "agents trained together  1.000\n" in lines and "over runs" not in lines
-    assert summarize_cross_play(results, ["x", "y", "z"], roles, "pass@1", config) is None
+    assert summarize_cross_play(results, ["x", "y", "z"], "pass@1", config) is None
     # If all teams are equally good, no difference is claimed
     generator = np.random.default_rng(0)
     for result in results.values():
         result.values = worth[:, None] + 0.1 * generator.standard_normal((4, 1))
-    same = summarize_cross_play(results, ["x", "y", "z"], roles, "return", config)
+    same = summarize_cross_play(results, ["x", "y", "z"], "return", config)
     assert same.difference.low < 0 < same.difference.high
 
 

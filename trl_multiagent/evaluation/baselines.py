@@ -87,15 +87,10 @@ class DiscussionEnvironment(EnvironmentWrapper):
     ) -> list[Outcome]:
         final = [k for k, history in enumerate(histories) if len(history) % 2]
         outcomes = [Outcome(0.0) for _ in items]
+        past: list[Sequence[Turn]] = [answers_of(histories[k]) for k in final]
         if final:
-            scored = judge(
-                self.task,
-                [items[k] for k in final],
-                [joint_actions[k] for k in final],
-                [answers_of(histories[k]) for k in final],
-                evaluation,
-            )
-            for k, outcome in zip(final, scored, strict=True):
+            of_items, actions = [items[k] for k in final], [joint_actions[k] for k in final]
+            for k, outcome in zip(final, judge(self.task, of_items, actions, past, evaluation), strict=True):
                 outcomes[k] = outcome
         return outcomes
 
@@ -107,14 +102,10 @@ def answers_of(history: Sequence[Turn]) -> tuple[Turn, ...]:
 
 def answer_limit(baseline: str, num_agents: int, max_completion_length: int, budget: str) -> int:
     """
-    Tokens of one answer of a baseline at most.
+    Returns the most tokens of one answer of a baseline, if the agents of the team may have `max_completion_length`.
 
-    Args:
-        baseline (`str`): Its name.
-        num_agents (`int`): Number of agents of the team that it is compared with.
-        max_completion_length (`int`): Tokens of one answer of this team at most.
-        budget (`str`): `"turn"`: all answers of a turn together have as many tokens at most as those of the team. `"answer"`:
-            one answer has as many.
+    With the budget `"turn"`, all answers of a turn together have as many tokens at most as those of the team. With `"answer"`, one answer has
+    as many.
     """
     if budget == "answer":
         return max_completion_length

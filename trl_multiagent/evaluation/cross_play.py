@@ -105,21 +105,13 @@ class CrossPlay:
 
 
 def summarize_cross_play(
-    results: Mapping[Mix, Result], runs: Sequence[str], roles: Sequence[str], metric: str, config: EvaluationConfig
+    results: Mapping[Mix, Result], runs: Sequence[str], metric: str, config: EvaluationConfig
 ) -> CrossPlay | None:
     """
-    Compares teams as they were trained with mixed teams.
-
-    Args:
-        results (`dict[Mix, Result]`): The result of each of [`mixes`].
-        runs (`list[str]`): The names of the runs.
-        roles (`list[str]`): The roles.
-        metric (`str`): A metric of the last turn.
-        config ([`EvaluationConfig`]): The settings.
-
-    Returns:
-        [`CrossPlay`] or `None`: `None` if there is no such metric.
+    Compares teams as they were trained with mixed teams in a metric of the last turn. `results`: those of each of [`mixes`]. `runs`: the names
+    of the runs. Returns `None` if there is no such metric.
     """
+    roles = next(iter(results.values())).policy.environment.roles
     columns = {mix: result.column(metric) for mix, result in results.items()}
     if any(column is None for column in columns.values()):
         return None

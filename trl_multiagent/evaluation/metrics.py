@@ -63,15 +63,7 @@ class Result:
 
 
 def compute_result(policy: Policy, records: Records, num_items: int, config: EvaluationConfig) -> Result:
-    """
-    Computes the values of each item.
-
-    Args:
-        policy ([`~play.Policy`]): The policy.
-        records (`list[dict]`): Its transcripts, see [`~play.play_batch`].
-        num_items (`int`): Number of items.
-        config ([`EvaluationConfig`]): The settings.
-    """
+    """Computes the values of each item from the transcripts of a policy, see [`~play.play_batch`]."""
     episodes: list[list[Records]] = [[] for _ in range(num_items)]
     for record in records:
         episodes[record["item"]].append(record["turns"][policy.rounds - 1 :: policy.rounds])

@@ -71,6 +71,7 @@ class Policy:
         rounds (`int`): Turns of the environment in one turn of the task. The last one counts, and the others are drafts.
         compared_with (`str`): Name of the team that a control or an ablation belongs to.
         replaced ([`Replaced`], *optional*): What an ablation replaces.
+        mix (`tuple[int, ...]`): In a cross-play, the number of the run from which each role's agent comes.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Policy:
     rounds: int = 1
     compared_with: str = ""
     replaced: Replaced | None = None
+    mix: tuple[int, ...] = ()
 
     def num_turns(self, config: EvaluationConfig) -> int:
         """Returns the turns of the environment in an episode, drafts included."""
@@ -153,12 +155,6 @@ def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, acce
 
     Items are played in batches that do not depend on the number of processes, each by one process. A batch that was
     interrupted is played again as a whole.
-
-    Args:
-        policy ([`Policy`]): What answers.
-        dataset ([`~datasets.Dataset`]): The items.
-        config ([`EvaluationConfig`]): The settings, without a sampling field that is `None`.
-        accelerator ([`~accelerate.Accelerator`]): Of this process. All processes must call this function.
 
     Returns:
         `list[dict]`: The transcripts, in the order of the items; empty in all processes but the main one.
@@ -266,8 +262,8 @@ def play_batch(
     """
     Plays the episodes of some items. Returns one record per episode.
 
-    The `timing` of a record is about its batch: the wall time in seconds with scoring, the number of episodes, and for every turn the seconds of
-    each role's generate call, which makes the answers of all these episodes.
+    The `timing` of a record is about its batch: the wall time in seconds with scoring, the number of episodes, and for every turn the
+    seconds of each role's generate call, which makes the answers of all these episodes.
     """
     start = time.perf_counter()
     generator.episodes = [(item, episode) for item in batch for episode in range(config.num_episodes)]

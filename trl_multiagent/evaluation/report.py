@@ -13,7 +13,7 @@ import numpy as np
 
 from trl_multiagent.environments.base import PASSED_HIDDEN
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.evaluation.cross_play import CrossPlay
+from trl_multiagent.evaluation.cross_play import CrossPlay, summarize_cross_play
 from trl_multiagent.evaluation.metrics import FINAL, Numbers, Result, numbers_of, paired_differences
 from trl_multiagent.evaluation.statistics import Estimate
 from trl_multiagent.folders import write_text
@@ -40,7 +40,6 @@ class Report:
         results (`list[Result]`): One per policy, teams first.
         num_items (`int`): Number of items.
         facts (`dict[str, Any]`): More to write into the JSON file, such as the dataset.
-        cross_play (`list[CrossPlay]`): The cross-play, one entry per metric.
         control_note (`str`): A line below the comparison with the controls.
     """
 
@@ -48,7 +47,6 @@ class Report:
     results: list[Result]
     num_items: int
     facts: dict[str, Any] = field(default_factory=dict)
-    cross_play: list[CrossPlay] = field(default_factory=list)
     control_note: str = ""
 
     def __post_init__(self) -> None:
@@ -61,6 +59,10 @@ class Report:
             name: {row: paired_differences(pairs, self.config) for row, pairs in rows.items()}
             for name, rows in self._pairs().items()
         }
+        mixes = {result.policy.mix: result for result in self.results if result.policy.mix}
+        metrics = ("return", "pass@1") if mixes else ()
+        summaries = [summarize_cross_play(mixes, [x.name for x in self.teams], m, self.config) for m in metrics]
+        self.cross_play = [summary for summary in summaries if summary is not None]
 
     def _pairs(self) -> dict[str, dict[str, list[tuple[Result, Result]]]]:
         """Returns what is compared: for each row of each comparison, pairs of a team and another policy."""

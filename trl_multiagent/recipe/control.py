@@ -10,10 +10,10 @@ import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -42,28 +42,15 @@ MEASURED_ITEMS = 64  # whose answers are sampled to estimate the tokens of an an
 MOST_STEPS = 4  # times the estimate, where the schedule of the learning rate does not depend on the number of steps
 
 
-@dataclass(frozen=True)
-class TrainingCost:
-    """
-    What the training of a team cost.
-
-    Args:
-        env_steps (`int`): Scored joint answers.
-        generated_tokens (`int`): Tokens that all agents generated.
-    """
+class TrainingCost(NamedTuple):
+    """What a training cost: scored joint answers, and tokens that all agents generated."""
 
     env_steps: int
     generated_tokens: int
 
 
 class StopWhenSpent(TrainerCallback):
-    """
-    Ends a training as soon as it has cost as much as another one: at least as many env steps, and at least as many generated tokens.
-
-    Args:
-        trainer ([`~trl_multiagent.trainers.base.rollout_trainer.RolloutTrainer`]): The trainer, which counts both.
-        cost ([`TrainingCost`]): The cost of the other training.
-    """
+    """Ends a training as soon as it has cost at least as many env steps and generated tokens as another one, as its trainer counts them."""
 
     def __init__(self, trainer: RolloutTrainer, cost: TrainingCost):
         self.trainer, self.cost = trainer, cost
@@ -77,12 +64,7 @@ class StopWhenSpent(TrainerCallback):
 
 
 def read_cost(run_folder: Path) -> TrainingCost:
-    """
-    Reads what a run cost.
-
-    Raises:
-        ConfigError: the folder has no record of it.
-    """
+    """Reads what a run cost, and refuses a folder without a record of it."""
     path = run_folder / COST_FILE
     try:
         numbers = json.loads(path.read_text(encoding="utf-8"))
@@ -127,12 +109,6 @@ class Control:
         """
         Checks the settings and the items of the control's training, without loading a model. Settings that its arguments do not allow
         end the program.
-
-        Returns:
-            `tuple`: The recipe, the environment and the items.
-
-        Raises:
-            ValueError, OSError or RuntimeError: the task, the model or the data do not allow this run.
         """
         recipe = make_recipe(self.settings, False, self.prog)
         environment = recipe.make_environment()
@@ -171,10 +147,6 @@ def make_controls(evaluation: Evaluation, task: Task | Mapping[str, str]) -> dic
     """
     Makes the controls of the teams, by the names of the teams, if the settings ask for them.
 
-    Args:
-        evaluation ([`Evaluation`]): The settings.
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): See [`~recipe.run.run_recipe`].
-
     Raises:
         ConfigError: a team is not that of a run, or the run cannot have a control.
         StageChanged: the folder of a control holds another one.
@@ -200,18 +172,18 @@ def make_control(
         raise ConfigError(f"The control of {team.location} needs the folder of a run, with its config.yaml.")
     cost = read_cost(Path(team.run_config).parent)
     folder = evaluation.output_dir / "controls" / team.name
-    depends_on = {"control": kind, "control_model": model, **asdict(cost)}
+    depends_on = {"control": kind, "control_model": model, **cost._asdict()}
     stage = Stage(folder, "control", depends_on, start_processes(), advice="choose another `evaluation.output_dir`")
     if stage.has(CONTROL_FILE):
         stage.check()
-    num_agents = len(team.roles or ()) or evaluation.settings.num_agents
     written = read_yaml(team.run_config)
     algorithm = next((name for name in written if name in ALGORITHMS), None)
     if algorithm is None or ALGORITHMS[algorithm].run != ROLLOUTS:
         raise ConfigError(
-            f"The control is trained with the algorithm of its run, which must learn from rollouts, such as magrpo; the run of "
+            "The control is trained with the algorithm of its run, which must learn from rollouts, such as magrpo; the run of "
             f"{team.run_config} has {algorithm or 'none'}."
         )
+    num_agents = len(team.roles or ()) or evaluation.settings.num_agents
     section = written[algorithm]
     length = section.get("max_completion_length", algorithm_keys(algorithm)["max_completion_length"].default)
     changes: dict[str, Any] = {
@@ -234,13 +206,7 @@ def make_control(
 def steps_at_cost(cost: TrainingCost, answers: int, tokens: float, num_iterations: int) -> int:
     """
     Computes the optimizer steps after which a control has cost as many scored answers and about as many tokens as a team, if its answers
-    keep their length.
-
-    Args:
-        cost ([`TrainingCost`]): The cost of the team.
-        answers (`int`): Scored answers of a batch.
-        tokens (`float`): Tokens of an answer.
-        num_iterations (`int`): Optimizer steps per batch.
+    keep their length. `answers`: scored answers of a batch. `tokens`: tokens of an answer. `num_iterations`: optimizer steps per batch.
     """
     batches = max(cost.env_steps / answers, cost.generated_tokens / (answers * tokens))
     return math.ceil(batches) * num_iterations

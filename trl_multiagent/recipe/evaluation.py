@@ -25,8 +25,6 @@ from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from trl_multiagent.evaluation.cross_play import CrossPlay, Mix
-    from trl_multiagent.evaluation.metrics import Result
     from trl_multiagent.evaluation.play import Policy
     from trl_multiagent.recipe.control import Control
 
@@ -65,8 +63,9 @@ def run_evaluation(
         check_folder("`evaluation.output_dir`", evaluation.output_dir)
         environment = make_environment(evaluation)
         controls = make_controls(evaluation, task)
-        mixed = mixed_policies(evaluation, environment) if cross_play else {}
-        policies = list(mixed.values()) or make_policies(evaluation, environment, controls)
+        policies = (
+            mixed_policies(evaluation, environment) if cross_play else make_policies(evaluation, environment, controls)
+        )
         items = load_items(evaluation)
         untrained = [control for control in controls.values() if not control.is_trained]
         for control in untrained:
@@ -83,27 +82,14 @@ def run_evaluation(
                     stack.enter_context(locked(evaluation.output_dir, "choose another `evaluation.output_dir`"))
             for control in untrained:
                 control.train()
-        play_and_report(evaluation, controls, mixed, policies, items)
+        play_and_report(evaluation, controls, policies, items)
     state.destroy_process_group()
 
 
 def play_and_report(
-    evaluation: Evaluation,
-    controls: Mapping[str, Control],
-    mixed: Mapping[Mix, Policy],
-    policies: Sequence[Policy],
-    items: Dataset,
+    evaluation: Evaluation, controls: Mapping[str, Control], policies: Sequence[Policy], items: Dataset
 ) -> None:
-    """
-    Plays all policies, writes and prints the report. If a policy cannot be loaded or played, the program ends.
-
-    Args:
-        evaluation ([`~recipe.evaluation_settings.Evaluation`]): The settings.
-        controls (`Mapping[str, Control]`): The controls, by the names of their teams.
-        mixed (`Mapping[Mix, Policy]`): The teams of a cross-play, or nothing.
-        policies (`Sequence[Policy]`): What is played.
-        items (`Dataset`): The items.
-    """
+    """Plays all policies, writes and prints the report. If a policy cannot be loaded or played, the program ends."""
     from accelerate import Accelerator
 
     from trl_multiagent.evaluation.metrics import compute_result
@@ -123,14 +109,11 @@ def play_and_report(
         if accelerator.is_main_process:
             results[policy.name] = compute_result(policy, records, len(items), config)
     if accelerator.is_main_process:
+        environment = policies[0].environment
         dataset = dataclasses.asdict(evaluation.settings.sections["dataset"])
-        facts = {
-            "dataset": json.loads(json.dumps(dataset, default=str)),
-            "environment": repr(policies[0].environment),
-        }
-        cross_plays = compare_mixes(evaluation, mixed, results)
+        facts = {"dataset": json.loads(json.dumps(dataset, default=str)), "environment": repr(environment)}
         note = cost_note(controls) if controls else ""
-        report = Report(config, list(results.values()), len(items), facts, cross_plays, note)
+        report = Report(config, list(results.values()), len(items), facts, note)
         with end_on_wrong_input(prog):  # such as a full disk
             paths = report.write(evaluation.output_dir)
         print(report.table())
@@ -139,23 +122,6 @@ def play_and_report(
             flush=True,
         )
     accelerator.wait_for_everyone()
-
-
-def compare_mixes(
-    evaluation: Evaluation, mixed: Mapping[Mix, Policy], results: Mapping[str, Result]
-) -> list[CrossPlay]:
-    """Compares the teams of a cross-play in return and pass@1, as far as the task has them."""
-    if not mixed:
-        return []
-    from trl_multiagent.evaluation.cross_play import summarize_cross_play
-
-    of_mixes = {mix: results[policy.name] for mix, policy in mixed.items()}
-    runs = [team.name for team in evaluation.teams]
-    roles = next(iter(mixed.values())).environment.roles
-    summaries = [
-        summarize_cross_play(of_mixes, runs, roles, metric, evaluation.config) for metric in ("return", "pass@1")
-    ]
-    return [summary for summary in summaries if summary is not None]
 
 
 def cost_note(controls: Mapping[str, Control]) -> str:

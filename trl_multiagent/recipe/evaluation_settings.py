@@ -107,7 +107,9 @@ def make_evaluation_parser(prog: str, cross_play: bool) -> argparse.ArgumentPars
     parser.add_argument("--dataset", metavar="NAME", help="Short for --override dataset.name=NAME.")
     parser.add_argument("--split", metavar="SPLIT", help="The rows to evaluate on, such as 'test[:50]'.")
     parser.add_argument("--dry_run", action="store_true", help="Check everything, print the cost, stop.")
-    group = parser.add_argument_group("settings, also keys of the section 'evaluation'")
+    group = parser.add_argument_group(
+        "settings, also keys of the section 'evaluation'", "Those of the sampling are by default as in the training."
+    )
     for field in dataclasses.fields(EvaluationConfig):
         if not (cross_play and field.name.startswith(("baseline", "control", "contributions"))):
             text = f"{field.metadata['help']} (default: {field.default})".replace("%", "%%")
@@ -138,13 +140,7 @@ def parse_evaluation(
     task: Task | Mapping[str, str], argv: Sequence[str] | None, prog: str, cross_play: bool = False
 ) -> Evaluation:
     """
-    Reads and checks the settings of an evaluation, without loading a model or data.
-
-    Args:
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): See [`run_evaluation`].
-        argv (`list[str]` or `None`): Arguments; by default those of the command line.
-        prog (`str`): Name of the program in messages.
-        cross_play (`bool`, *optional*, defaults to `False`): Whether the agents of several teams play with each other.
+    Reads and checks the settings of an evaluation, without loading a model or data; see [`~recipe.evaluation.run_evaluation`].
 
     Raises:
         ConfigError: a setting is wrong.

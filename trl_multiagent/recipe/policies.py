@@ -54,16 +54,7 @@ def make_environment(evaluation: Evaluation) -> Environment:
 
 
 def make_single_environment(evaluation: Evaluation, purpose: str) -> Environment:
-    """
-    Makes the task's environment for one agent.
-
-    Args:
-        evaluation ([`Evaluation`]): The settings.
-        purpose (`str`): What needs it, for messages.
-
-    Raises:
-        ConfigError: the task has no form for one agent.
-    """
+    """Makes the task's environment for one agent. `purpose`: what needs it, for the message if the task has no such form."""
     problem = f"The {purpose} needs the task for one agent"
     try:
         environment = evaluation.task.environment(settings_for_task(evaluation, num_agents=1, is_centralized=False))
@@ -138,27 +129,33 @@ def make_policies(evaluation: Evaluation, environment: Environment, controls: di
     Raises:
         ConfigError: two of them have the same name, the model of the baselines is not known, or the task has no form for one agent.
     """
+    length = max_completion_length(evaluation)
     policies = [
-        Policy(
-            team.name,
-            "team",
-            environment,
-            functools.partial(load_team, evaluation, team.location, environment.roles),
-            max_completion_length(evaluation),
-            team.location,
-        )
-        for team in evaluation.teams
+        make_policy(evaluation, team.name, "team", environment, team.location, length) for team in evaluation.teams
     ]
     policies += baseline_policies(evaluation, environment)
-    if controls:
-        policies += control_policies(evaluation, controls)
-    if evaluation.config.contributions:
-        policies += ablated_policies(evaluation, environment)
+    policies += control_policies(evaluation, controls) if controls else []
+    policies += ablated_policies(evaluation, environment) if evaluation.config.contributions else []
     names = [policy.name for policy in policies]
     for name in names:
         if names.count(name) > 1:  # they would share a folder of transcripts
             raise ConfigError(f"Two of the policies to evaluate are called {name!r}: rename the folder of this team.")
     return policies
+
+
+def make_policy(
+    evaluation: Evaluation,
+    name: str,
+    kind: str,
+    environment: Environment,
+    models: str | list[str],
+    length: int,
+    **others: Any,
+) -> Policy:
+    """Makes the policy of a saved team or of models. `others`: more arguments of [`Policy`]."""
+    load = functools.partial(load_team, evaluation, models, environment.roles)
+    source = models if isinstance(models, str) else ", ".join(models)
+    return Policy(name, kind, environment, load, length, source, **others)
 
 
 def max_completion_length(evaluation: Evaluation) -> int:
@@ -193,19 +190,10 @@ def baseline_policies(evaluation: Evaluation, environment: Environment) -> list[
                 names = names[environment.roles.index(role) if role in environment.roles else 0]
         elif name == "discussion":
             own = DiscussionEnvironment(environment)
-        length, budget = max_completion_length(evaluation), evaluation.config.baseline_budget
-        policies.append(
-            Policy(
-                name,
-                "baseline",
-                own,
-                functools.partial(load_team, evaluation, names, own.roles),
-                answer_limit(name, len(environment.roles), length, budget),
-                names if isinstance(names, str) else ", ".join(names),
-                is_pipeline=name == "pipeline",
-                rounds=2 if name == "discussion" else 1,
-            )
-        )
+        budget = evaluation.config.baseline_budget
+        limit = answer_limit(name, len(environment.roles), max_completion_length(evaluation), budget)
+        form = {"is_pipeline": name == "pipeline", "rounds": 2 if name == "discussion" else 1}
+        policies.append(make_policy(evaluation, name, "baseline", own, names, limit, **form))
     return policies
 
 
@@ -215,18 +203,12 @@ def control_policies(evaluation: Evaluation, controls: dict[str, Control]) -> li
         environment = make_single_environment(evaluation, "control")
     else:
         environment = evaluation.task.environment(settings_for_task(evaluation, is_centralized=True))
-    return [
-        Policy(
-            f"{team}_control",
-            "control",
-            environment,
-            functools.partial(load_team, evaluation, str(control.folder), environment.roles),
-            control.num_agents * max_completion_length(evaluation),
-            str(control.folder),
-            compared_with=team,
-        )
-        for team, control in controls.items()
-    ]
+    policies = []
+    for team, control in controls.items():
+        name, folder = f"{team}_control", str(control.folder)
+        length = control.num_agents * max_completion_length(evaluation)
+        policies.append(make_policy(evaluation, name, "control", environment, folder, length, compared_with=team))
+    return policies
 
 
 def ablated_policies(evaluation: Evaluation, environment: Environment) -> list[Policy]:
@@ -258,7 +240,7 @@ def ablated_policies(evaluation: Evaluation, environment: Environment) -> list[P
     ]
 
 
-def mixed_policies(evaluation: Evaluation, environment: Environment) -> dict[Mix, Policy]:
+def mixed_policies(evaluation: Evaluation, environment: Environment) -> list[Policy]:
     """Makes the teams of a cross-play. Every agent is loaded once."""
     teams, roles = evaluation.teams, environment.roles
     loaded = functools.cache(lambda run: load_team(evaluation, teams[run].location, roles))
@@ -266,15 +248,11 @@ def mixed_policies(evaluation: Evaluation, environment: Environment) -> dict[Mix
     def load(runs: Mix) -> LoadedTeam:
         return mix({role: loaded(run) for role, run in zip(roles, runs, strict=True)})
 
-    policies = {}
+    policies = []
     for runs in mixes(len(teams), roles):
         trained_together = len(set(runs)) == 1
-        policies[runs] = Policy(
-            teams[runs[0]].name if trained_together else "mix_" + "_".join(map(str, runs)),
-            "team" if trained_together else "pair",
-            environment,
-            functools.partial(load, runs),
-            max_completion_length(evaluation),
-            " + ".join(teams[run].location for run in dict.fromkeys(runs)),
-        )
+        name = teams[runs[0]].name if trained_together else "mix_" + "_".join(map(str, runs))
+        source = " + ".join(teams[run].location for run in dict.fromkeys(runs))
+        kind, length = "team" if trained_together else "pair", max_completion_length(evaluation)
+        policies.append(Policy(name, kind, environment, functools.partial(load, runs), length, source, mix=runs))
     return policies
