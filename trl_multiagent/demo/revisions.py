@@ -70,18 +70,7 @@ def demonstrate_revisions(
 def revise(
     problem: Problem, role: str, convention: str, fault: str, answer: str, passed: bool, rng: random.Random
 ) -> str:
-    """
-    Writes the second answer of an agent.
-
-    Args:
-        problem (`Problem`): What to solve.
-        role (`str`): The agent.
-        convention (`str`): The convention of its first answer.
-        fault (`str`): The fault of its first answer; `""` for none.
-        answer (`str`): Its first answer.
-        passed (`bool`): Whether the team's program passed all tests.
-        rng (`random.Random`): Draws what is revised.
-    """
+    """Writes the second answer of an agent, after its first `answer` with this convention and fault (`""` for none)."""
     if fault and rng.random() >= REMAINING_FAULT:
         return write(problem, role, convention, "", rng)
     if not fault and not passed and rng.random() < CHANGE_OF_CONVENTION:
