@@ -67,13 +67,6 @@ def report(folder):
     return json.loads((folder / "evaluation.json").read_text())
 
 
-def test_a_run_records_what_it_cost(trained):
-    cost = json.loads((trained / "run_0" / "training_cost.json").read_text())
-    # One batch of 3 items with 2 joint actions, used for two steps
-    assert cost["env_steps"] == 6 and cost["optimizer_steps"] == 2
-    assert 12 <= cost["generated_tokens"] <= 6 * 2 * 6
-
-
 def test_the_control_is_one_agent_trained_at_the_cost_of_the_team(trained, compared):
     control = compared / "controls" / "run_0"
     team = AgentTeam.from_pretrained(control)
@@ -81,6 +74,8 @@ def test_the_control_is_one_agent_trained_at_the_cost_of_the_team(trained, compa
     settings = yaml.safe_load((control / "config.yaml").read_text())["magrpo"]
     assert settings["max_completion_length"] == 12 and settings["num_agents"] == 1
     own, cost = (json.loads((x / "training_cost.json").read_text()) for x in (control, trained / "run_0"))
+    # One batch of 3 items with 2 joint actions, used for two steps
+    assert cost["env_steps"] == 6 and cost["optimizer_steps"] == 2 and 12 <= cost["generated_tokens"] <= 6 * 2 * 6
     assert own["env_steps"] >= cost["env_steps"]
     assert own["generated_tokens"] >= cost["generated_tokens"] and own["optimizer_steps"] <= settings["max_steps"]
 
@@ -172,14 +167,21 @@ def test_a_team_on_the_hub_is_loaded_as_a_team_when_an_agent_is_replaced(trained
     assert asked == {"user/hub": None, str(trained / "base" / "agents" / "main"): ("aux", "main")}
 
 
-def test_a_control_that_is_there_is_not_trained_again(trained, compared, capsys):
-    before = (compared / "controls" / "run_0" / "agents" / "main" / "model.safetensors").stat().st_mtime_ns
+def test_a_control_that_is_there_is_not_trained_again(trained, compared, tmp_path, capsys):
+    """A dry run says what a control costs that is not there yet."""
+    weights = compared / "controls" / "run_0" / "agents" / "main" / "model.safetensors"
+    before = weights.stat().st_mtime_ns
     capsys.readouterr()
-    evaluate(
-        trained / "run_0", trained / "run_1", "--control", "single_agent", "--contributions", "--output_dir", compared
-    )
-    assert "Training the control" not in capsys.readouterr().out
-    assert (compared / "controls" / "run_0" / "agents" / "main" / "model.safetensors").stat().st_mtime_ns == before
+    arguments = (trained / "run_0", "--control", "single_agent", "--output_dir")
+    evaluate(*arguments, compared)
+    assert "Training the control" not in capsys.readouterr().out and weights.stat().st_mtime_ns == before
+    for folder, state in (
+        (compared, "is there already"),
+        (tmp_path / "x", "is trained at the cost of the run, 6 scored"),
+    ):
+        evaluate(*arguments, folder, "--dry_run")
+        assert state in capsys.readouterr().out
+    assert not (tmp_path / "x").exists()
 
 
 def test_another_control_is_not_taken_for_this_one(trained, compared, tmp_path, capsys):
@@ -203,12 +205,6 @@ def test_a_control_that_cannot_be_loaded_is_one_line(trained, tmp_path, capsys, 
         evaluate(trained / "run_0", *settings)
     assert ended.value.code == 2
     assert "the team cannot be loaded from 'nowhere'" in capsys.readouterr().err.strip().splitlines()[-1]
-
-
-def test_a_dry_run_says_what_the_control_costs(trained, tmp_path, capsys):
-    evaluate(trained / "run_0", "--control", "single_agent", "--output_dir", tmp_path / "x", "--dry_run")
-    assert "is trained at the cost of the run, 6 scored answers" in capsys.readouterr().out
-    assert not (tmp_path / "x").exists()
 
 
 def test_a_dry_run_checks_the_run_of_the_control(trained, tmp_path, capsys):
@@ -253,14 +249,6 @@ def test_one_agent_that_answers_for_all_roles_is_a_control(trained, tmp_path):
     argv = ("--split", "test", "--override", "dataset.eval_size=1", "--output_dir", tmp_path / "own")
     evaluate(control, *argv)  # such a run is evaluated by itself, too
     assert report(tmp_path / "own")["policies"]["run_0"]["results"]["final"]["return"]
-
-
-def test_cross_play_has_no_control(trained, capsys):
-    with pytest.raises(SystemExit):
-        evaluate(
-            trained / "run_0", trained / "run_1", "--override", "evaluation.control=single_agent", cross_play=True
-        )
-    assert "`evaluation.control` has no place in a cross-play" in capsys.readouterr().err
 
 
 def test_steps_at_cost():

@@ -256,9 +256,14 @@ def test_wrong_input_is_one_line_and_loads_nothing(runs, tmp_path, capsys, monke
     with pytest.raises(SystemExit):
         evaluate(plain, "--baselines", "raw_single_agent", *out, task=no_single)
     assert "it always has the roles aux, main" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        evaluate(plain, *out, cross_play=True)
-    assert "at least two runs" in capsys.readouterr().err
+    control = (runs / "small", "--override", "evaluation.control=single_agent")
+    for arguments, message in (
+        ((), "at least two runs"),
+        (control, "`evaluation.control` has no place in a cross-play"),
+    ):
+        with pytest.raises(SystemExit):
+            evaluate(plain, *arguments, *out, cross_play=True)
+        assert message in capsys.readouterr().err
 
 
 def test_a_task_without_passed_has_no_pass_at_k(runs, tmp_path, capsys):

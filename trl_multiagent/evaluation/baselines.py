@@ -96,7 +96,7 @@ class DiscussionEnvironment(EnvironmentWrapper):
 
 
 def answers_of(history: Sequence[Turn]) -> tuple[Turn, ...]:
-    """The turns of the task: those of a discussion without its drafts."""
+    """Returns the turns of the task: those of a discussion without its drafts."""
     return tuple(history[1::2])
 
 
