@@ -92,6 +92,20 @@ def test_the_ways_through_the_package_are_short():
         assert all((ROOT / "trl_multiagent" / file).is_file() for file in files), name
 
 
+def test_an_evaluation_is_read_in_twelve_files():
+    """All files of the package that have something to do with an evaluation are listed, and they are not more than twelve."""
+    section = (ROOT / "docs" / "architecture.md").read_text().partition("### An evaluation")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\d+\. `(\S+)`", section, re.MULTILINE)
+    package = ROOT / "trl_multiagent"
+    imports = re.compile(
+        r"^ *from trl_multiagent\.(evaluation\.|recipe\.(evaluation\w*|policies|control) )", re.MULTILINE
+    )
+    found = {path for path in package.rglob("*.py") if imports.search(path.read_text())}
+    found |= {path for path in (package / "evaluation").glob("*.py") if path.name != "__init__.py"}
+    names = {str(path.relative_to(package)) for path in found} - {"settings/schema.py"}  # which has all sections
+    assert set(listed) == names and len(listed) <= 12
+
+
 def test_teams_are_loaded_in_one_place():
     calls = [
         f"{path.parent.name}/{path.name}"

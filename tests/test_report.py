@@ -7,8 +7,9 @@ from matplotlib.image import imread
 
 import trl_multiagent
 from trl_multiagent.evaluation.config import EvaluationConfig
+from trl_multiagent.evaluation.metrics import Result
+from trl_multiagent.evaluation.play import Policy
 from trl_multiagent.evaluation.report import Report, draw
-from trl_multiagent.evaluation.results import Result
 from trl_multiagent.report.pictures import draw_curve, draw_intervals, picture
 from trl_multiagent.report.tables import markdown_table, text_table
 
@@ -56,7 +57,7 @@ def test_the_picture_of_an_evaluation_says_what_it_shows(tmp_path, monkeypatch):
     config = EvaluationConfig(num_episodes=2, k=[1], num_bootstraps=100, confidence=0.9)
     columns = [("turn_1", "reward"), ("turn_1", "pass@1"), ("final", "pass@1")]
     values = np.random.default_rng(0).random((7, 3))
-    result = Result("team", "team", "", columns, values, {"episodes": 14, "generated_tokens": 70})
+    result = Result(Policy("team", "team", None, None, 6), columns, values, {"episodes": 14, "generated_tokens": 70})
     figures = []
 
     def savefig(figure, path, **kwargs):

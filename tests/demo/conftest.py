@@ -46,10 +46,13 @@ def demo_cache(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def demo_run(run_without_network, demo_cache, tmp_path_factory):
-    """One training step of the demo's recipe, with an empty cache and no network: process, log of the network, folder."""
+    """
+    One training step of the demo's recipe, with an empty cache, no network and one answer to each held-out problem: process, log of the
+    network, folder.
+    """
     outputs = tmp_path_factory.mktemp("outputs")
     process, network = run_without_network(
-        "recipes/code_generation/train_magrpo.py",
+        str(Path(__file__).parent / "one_answer" / "train_magrpo.py"),
         "--config",
         "recipes/code_generation/configs/magrpo_demo.yaml",
         "--override",

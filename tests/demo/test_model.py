@@ -1,9 +1,7 @@
-import json
 import random
 import shutil
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +12,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl_multiagent.demo import model as demo
 
 
-build_two_steps = partial(demo.build_model, steps=2)
+def build_two_steps(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "STEPS", {1: 2})
+        demo.build_model(folder, progress=False, num_turns=1)
 
 
 @pytest.fixture(scope="module")
 def small_build(tmp_path_factory) -> Path:
-    """A model of two training steps, as `demo_model` leaves it."""
+    """A model of two training steps."""
     folder = tmp_path_factory.mktemp("small") / "model"
-    build_two_steps(folder, progress=False)
-    demo.write_manifest(folder)
+    build_two_steps(folder)
     return folder
 
 
@@ -34,7 +34,7 @@ def builds(small_build, tmp_path, monkeypatch) -> list[Path]:
 
     def build(folder, progress, num_turns):
         built.append(folder)
-        shutil.copytree(small_build, folder, ignore=shutil.ignore_patterns(demo.MANIFEST))
+        shutil.copytree(small_build, folder)
 
     monkeypatch.setattr(demo, "build_model", build)
     return built
@@ -49,26 +49,6 @@ def test_built_once_and_kept(builds, tmp_path):
     assert {entry.name for entry in Path(path).parent.iterdir()} <= {Path(path).name, f"{Path(path).name}.lock"}
 
 
-@pytest.mark.parametrize("damage", ["truncated", "changed", "missing", "no manifest", "broken manifest"])
-def test_damaged_cache_is_rebuilt(builds, damage):
-    path = Path(demo.demo_model(progress=False))
-    weights, manifest = path / "model.safetensors", path / demo.MANIFEST
-    good = weights.read_bytes()
-    if damage == "truncated":
-        weights.write_bytes(good[: len(good) // 2])
-    elif damage == "changed":
-        weights.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    elif damage == "missing":
-        (path / "tokenizer.json").unlink()
-    elif damage == "no manifest":
-        manifest.unlink()
-    else:
-        manifest.write_text(manifest.read_text()[:20])
-    assert demo.demo_model(progress=False) == str(path)
-    assert len(builds) == 2
-    assert weights.read_bytes() == good and demo.is_complete(path)
-
-
 def test_an_interrupted_build_leaves_nothing_behind(builds, monkeypatch):
     build = demo.build_model
 
@@ -81,7 +61,7 @@ def test_an_interrupted_build_leaves_nothing_behind(builds, monkeypatch):
         demo.demo_model(progress=False)
     assert [entry for entry in demo.cache_folder().iterdir() if entry.is_dir()] == []
     monkeypatch.setattr(demo, "build_model", build)
-    assert demo.is_complete(Path(demo.demo_model(progress=False)))
+    AutoModelForCausalLM.from_pretrained(demo.demo_model(progress=False))
 
 
 def test_of_several_callers_one_builds(builds, monkeypatch):
@@ -134,18 +114,13 @@ def test_building_is_reproducible_and_leaves_the_caller_alone(small_build, tmp_p
     random.seed(3)
     np.random.seed(3)
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist(), torch.get_num_threads()
-    build_two_steps(tmp_path / "again", progress=False)
+    build_two_steps(tmp_path / "again")
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert np.random.get_state()[1].tolist() == states[2]
     assert torch.get_num_threads() == states[3]
-    for name in json.loads((small_build / demo.MANIFEST).read_text()):
-        assert (tmp_path / "again" / name).read_bytes() == (small_build / name).read_bytes(), name
-
-
-def test_training_lowers_the_loss(tmp_path):
-    first = demo.build_model(tmp_path / "first", steps=2, progress=False)
-    assert demo.build_model(tmp_path / "later", steps=30, progress=False) < 0.5 * first
+    for path in small_build.iterdir():
+        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes(), path.name
 
 
 def test_tokenizer_is_what_generation_needs(small_build):

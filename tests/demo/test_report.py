@@ -1,13 +1,17 @@
+import contextlib
+import io
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from accelerate import Accelerator
 from transformers import ProgressCallback
 
 from trl_multiagent.demo.demonstrations import write_aux, write_main
 from trl_multiagent.demo.problems import demo_dataset, demo_problems, demo_prompts
-from trl_multiagent.demo.report import DemoReport, draw_learning_curve
+from trl_multiagent.demo.report import DemoReport, Evaluation, draw_learning_curve
 from trl_multiagent.environments.base import Outcome, Turn
 from trl_multiagent.sandbox import Sandbox
 from trl_multiagent.trainers.base.progress import RewardProgressCallback
@@ -25,6 +29,7 @@ class ScriptedTrainer:
         self.state = SimpleNamespace(global_step=30, log_history=[])
         self.callbacks = [ProgressCallback]
         self.conventions = [("A", "B")]
+        self.accelerator = Accelerator()
         self.environment = SimpleNamespace(unwrapped=SimpleNamespace(sandbox=Sandbox()), answers=lambda action: action)
 
     def remove_callback(self, callback):
@@ -41,29 +46,26 @@ class ScriptedTrainer:
                 problem = PROBLEMS[item["entry_point"]]
                 answers = {"aux": write_aux(problem, aux), "main": write_main(problem, main) + "# \x1b[2J\r"}
                 match = aux == main
-                metrics = (
-                    {"paper_reward": 4.0, "earned_reward": 3.9}
-                    if match
-                    else {"paper_reward": 1.0, "earned_reward": 0.9}
-                )
-                outcome = Outcome(metrics["earned_reward"], metrics | {"test_pass_rate": 1.0 if match else 0.25})
+                paper, earned, passed = (4.0, 3.9, 1.0) if match else (1.0, 0.9, 0.25)
+                metrics = {"paper_reward": paper, "earned_reward": earned, "test_pass_rate": passed}
+                outcome = Outcome(earned, metrics)
                 turns.append([Turn(demo_prompts(item), answers, outcome)])
         return turns
 
 
-@pytest.fixture
-def shown(tmp_path, capsys) -> tuple[str, ScriptedTrainer]:
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory) -> tuple[str, ScriptedTrainer]:
     """What a report prints: all clash before, after it half the answers follow A, a quarter B, a quarter clash."""
-    trainer = ScriptedTrainer(tmp_path)
+    trainer = ScriptedTrainer(tmp_path_factory.mktemp("run"))
     trainer.state.log_history = [
         {"step": k, "reward": 1.0 + k / 10, "turn_1/test_pass_rate": k / 30} for k in range(1, 31)
     ] + [{"step": 30, "train_runtime": 3.0}]
     report = DemoReport(ITEMS, num_episodes=4)
     report.before(trainer)
     trainer.conventions = [("A", "A"), ("B", "B"), ("A", "A"), ("B", "A")]
-    report.after(trainer)
-    report.show(trainer, tmp_path / "final_model")
-    return capsys.readouterr().out, trainer
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        report.on_train_end(trainer.args, trainer.state, None)
+    return printed.getvalue(), trainer
 
 
 def test_table_compares_before_and_after(shown):
@@ -77,8 +79,8 @@ def test_table_compares_before_and_after(shown):
     assert rows["B: aux keeps and maps"] == ["0%", "25%"]
 
 
-def test_sample_answers_paths_and_width(shown, tmp_path):
-    text, _ = shown
+def test_sample_answers_paths_and_width(shown):
+    text, trainer = shown
     assert text.count("Sample answer:") == 2
     for argument in ("xs", "s"):  # the first problem of each family, the first answer to it
         item = next(item for item in ITEMS if f"({argument}):" in item["prompt"])
@@ -87,14 +89,13 @@ def test_sample_answers_paths_and_width(shown, tmp_path):
         assert "before: reward 1.00, 25% of the tests" in sample and "after: reward 4.00, 100% of the tests" in sample
         left, right = write_main(problem, "B").splitlines()[1], write_main(problem, "A").splitlines()[1]
         assert re.search(re.escape(left) + " +" + re.escape(right), sample)
-    assert f"Saved team       {tmp_path / 'final_model'}\n" in text
-    assert f"Learning curve   {tmp_path / 'learning_curve.png'}\n" in text
+    assert f"Learning curve   {trainer.args.output_dir}/learning_curve.png\n" in text
     assert "# ·[2J·" in text and "\x1b" not in text and "\r" not in text
-    assert max(len(line) for line in text.splitlines() if str(tmp_path) not in line) <= 100
+    assert max(len(line) for line in text.splitlines() if trainer.args.output_dir not in line) <= 100
 
 
 def test_learning_curve_shows_training_and_held_out_values(shown, tmp_path, monkeypatch):
-    assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert Path(shown[1].args.output_dir, "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     figures = []
 
     def savefig(figure, path, **kwargs):
@@ -102,7 +103,8 @@ def test_learning_curve_shows_training_and_held_out_values(shown, tmp_path, monk
         path.touch()
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", savefig)
-    start, end = (SimpleNamespace(num_turns=1, reward=r, test_pass_rate=p) for r, p in ((1.5, 0.2), (3.5, 0.9)))
+    outcomes = (Outcome(1.5, {"test_pass_rate": 0.2}), Outcome(3.5, {"test_pass_rate": 0.9}))
+    start, end = (Evaluation([], [[Turn({}, {}, outcome)]], [], []) for outcome in outcomes)
     draw_learning_curve(shown[1].state.log_history, start, end, tmp_path / "again.png")
     reward, tests = figures[0].axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in reward.lines}

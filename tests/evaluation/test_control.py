@@ -5,19 +5,21 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 import yaml
-from evaluated import ITEMS, TASK, evaluate
+from evaluated import TASK, evaluate
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.evaluation.results import FINAL, Result, paired_differences
+from trl_multiagent.evaluation.metrics import FINAL, Result, paired_differences
 from trl_multiagent.recipe.control import TrainingCost, steps_at_cost
-from trl_multiagent.recipe.evaluated_teams import TeamSource
-from trl_multiagent.recipe.evaluation_settings import parse_evaluation
+from trl_multiagent.recipe.evaluation_settings import TeamSource, parse_evaluation
+from trl_multiagent.recipe.policies import ablated_policies, make_environment
 from trl_multiagent.recipe.run import run_recipe
 
 from tiny import tiny_team
+
+
+ITEMS = 4
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ def trained(tmp_path_factory):
     for seed in (0, 1):
         settings = {
             "agent_model": {"name": str(folder / "base" / "agents" / "main"), "torch_dtype": "float32"},
-            "dataset": {"eval_split": "test"},
+            "dataset": {"eval_split": "test", "eval_size": ITEMS},
             "seed": seed,
             "magrpo": {
                 "num_agents": 2,
@@ -65,13 +67,6 @@ def report(folder):
     return json.loads((folder / "evaluation.json").read_text())
 
 
-def test_a_run_records_what_it_cost(trained):
-    cost = json.loads((trained / "run_0" / "training_cost.json").read_text())
-    # One batch of 3 items with 2 joint actions, used for two steps
-    assert cost["env_steps"] == 6 and cost["optimizer_steps"] == 2
-    assert 12 <= cost["generated_tokens"] <= 6 * 2 * 6
-
-
 def test_the_control_is_one_agent_trained_at_the_cost_of_the_team(trained, compared):
     control = compared / "controls" / "run_0"
     team = AgentTeam.from_pretrained(control)
@@ -79,23 +74,33 @@ def test_the_control_is_one_agent_trained_at_the_cost_of_the_team(trained, compa
     settings = yaml.safe_load((control / "config.yaml").read_text())["magrpo"]
     assert settings["max_completion_length"] == 12 and settings["num_agents"] == 1
     own, cost = (json.loads((x / "training_cost.json").read_text()) for x in (control, trained / "run_0"))
+    # One batch of 3 items with 2 joint actions, used for two steps
+    assert cost["env_steps"] == 6 and cost["optimizer_steps"] == 2 and 12 <= cost["generated_tokens"] <= 6 * 2 * 6
     assert own["env_steps"] >= cost["env_steps"]
     assert own["generated_tokens"] >= cost["generated_tokens"] and own["optimizer_steps"] <= settings["max_steps"]
 
 
-def test_the_control_of_a_team_with_early_termination_gets_its_whole_budget(trained, tmp_path):
-    """All episodes of the team ended after the first turn of two. A tree of the control has 6 answers, a batch 18."""
-    run = tmp_path / "run"
+def changed(trained, run, **changes):
+    """A copy of a run with other settings."""
     shutil.copytree(trained / "run_0", run)
     settings = yaml.safe_load((run / "config.yaml").read_text())
-    settings["magrpo"] |= {"num_turns": 2, "early_termination_threshold": 0.0, "lr_scheduler_type": "constant"}
+    settings["agent_model"] |= changes.pop("agent_model", {})
+    settings["magrpo"] |= changes
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
-    cost = {"env_steps": 40, "generated_tokens": 40, "optimizer_steps": 2}
+    return run
+
+
+def test_the_control_of_a_team_with_early_termination_gets_its_whole_budget(trained, tmp_path):
+    """All episodes of the team ended after the first turn of two. A tree of the control has 6 answers, a batch 18."""
+    changes = {"num_turns": 2, "early_termination_threshold": 0.0, "lr_scheduler_type": "constant"}
+    run = changed(trained, tmp_path / "run", **changes)
+    cost = {"env_steps": 30, "generated_tokens": 30, "optimizer_steps": 2}
     (run / "training_cost.json").write_text(json.dumps(cost))
-    evaluate(run, "--control", "single_agent", "--num_turns", "1", "--output_dir", tmp_path / "results")
+    argv = ("--control", "single_agent", "--num_turns", "1", "--override", "dataset.eval_size=1")
+    evaluate(run, *argv, "--output_dir", tmp_path / "results")
     own = json.loads((tmp_path / "results" / "controls" / "run" / "training_cost.json").read_text())
-    assert own["env_steps"] == 3 * 18 and own["optimizer_steps"] == 3 * 2  # each batch of trees is used twice
-    assert own["generated_tokens"] >= 40
+    assert own["env_steps"] == 2 * 18 and own["optimizer_steps"] == 2 * 2  # each batch of trees is used twice
+    assert own["generated_tokens"] >= 30
 
 
 def test_the_report_has_team_control_and_their_difference(compared):
@@ -145,33 +150,38 @@ def test_a_team_on_the_hub_is_loaded_as_a_team_when_an_agent_is_replaced(trained
     argv = [str(trained / "run_0"), "--contributions", "--output_dir", str(tmp_path / "x")]
     evaluation = parse_evaluation(TASK, argv, "evaluate")
     evaluation.teams = [TeamSource("hub", "user/hub", ("aux", "main"))]
-    asked = {}
+    environment = make_environment(evaluation)
+    asked, team = {}, tiny_team()
 
     def from_pretrained(name, roles, share_weights, **kwargs):
         asked[name] = roles
-        return torch.nn.Linear(1, 1)
+        return team
 
     monkeypatch.setattr(
         "trl_multiagent.team.load.find_file", lambda name, *_, **__: name if name == "user/hub" else None
     )
     monkeypatch.setattr("trl_multiagent.team.load.AgentTeam.from_pretrained", from_pretrained)
-    descriptions = dict.fromkeys(("agent aux", "agent main"), "")
-    monkeypatch.setattr("trl_multiagent.evaluation.policies.describe_team", lambda team: descriptions)
-    monkeypatch.setattr("trl_multiagent.evaluation.policies.MixedTeam", lambda teams: teams)
-    for policy in evaluation.ablated_policies(evaluation.make_environment()):
+    for policy in ablated_policies(evaluation, environment):
         policy.load()
     # A saved team has its own roles
     assert asked == {"user/hub": None, str(trained / "base" / "agents" / "main"): ("aux", "main")}
 
 
-def test_a_control_that_is_there_is_not_trained_again(trained, compared, capsys):
-    before = (compared / "controls" / "run_0" / "agents" / "main" / "model.safetensors").stat().st_mtime_ns
+def test_a_control_that_is_there_is_not_trained_again(trained, compared, tmp_path, capsys):
+    """A dry run says what a control costs that is not there yet."""
+    weights = compared / "controls" / "run_0" / "agents" / "main" / "model.safetensors"
+    before = weights.stat().st_mtime_ns
     capsys.readouterr()
-    evaluate(
-        trained / "run_0", trained / "run_1", "--control", "single_agent", "--contributions", "--output_dir", compared
-    )
-    assert "Training the control" not in capsys.readouterr().out
-    assert (compared / "controls" / "run_0" / "agents" / "main" / "model.safetensors").stat().st_mtime_ns == before
+    arguments = (trained / "run_0", "--control", "single_agent", "--output_dir")
+    evaluate(*arguments, compared)
+    assert "Training the control" not in capsys.readouterr().out and weights.stat().st_mtime_ns == before
+    for folder, state in (
+        (compared, "is there already"),
+        (tmp_path / "x", "is trained at the cost of the run, 6 scored"),
+    ):
+        evaluate(*arguments, folder, "--dry_run")
+        assert state in capsys.readouterr().out
+    assert not (tmp_path / "x").exists()
 
 
 def test_another_control_is_not_taken_for_this_one(trained, compared, tmp_path, capsys):
@@ -197,32 +207,14 @@ def test_a_control_that_cannot_be_loaded_is_one_line(trained, tmp_path, capsys, 
     assert "the team cannot be loaded from 'nowhere'" in capsys.readouterr().err.strip().splitlines()[-1]
 
 
-def test_a_dry_run_says_what_the_control_costs(trained, tmp_path, capsys):
-    evaluate(trained / "run_0", "--control", "single_agent", "--output_dir", tmp_path / "x", "--dry_run")
-    assert "is trained at the cost of the run, 6 scored answers" in capsys.readouterr().out
-    assert not (tmp_path / "x").exists()
-
-
 def test_a_dry_run_checks_the_run_of_the_control(trained, tmp_path, capsys):
     """A control has one turn if it answers for all roles, and longer answers than the run."""
     for change, control, message in (
         ({"num_turns": 2}, "centralized", "turn"),
         ({"max_completion_length": 1000000}, "single_agent", "max_completion_length"),
-        (
-            {"agent_model": {"use_peft": True, "lora_target_modules": ["nothing"]}},
-            "single_agent",
-            "lora_target_modules",
-        ),
+        ({"agent_model": {"use_peft": True, "lora_target_modules": ["no"]}}, "single_agent", "lora_target_modules"),
     ):
-        run = tmp_path / f"{control}_{message}"
-        shutil.copytree(trained / "run_0", run)
-        settings = yaml.safe_load((run / "config.yaml").read_text())
-        for name, value in change.items():
-            if name == "agent_model":
-                settings[name] |= value
-            else:
-                settings["magrpo"][name] = value
-        (run / "config.yaml").write_text(yaml.safe_dump(settings))
+        run = changed(trained, tmp_path / f"{control}_{message}", **change)
         model = str(trained / "base" / "agents" / "main")
         with pytest.raises(SystemExit) as ended:
             evaluate(run, "--control", control, "--control_model", model, "--num_turns", "1", "--dry_run")
@@ -230,55 +222,33 @@ def test_a_dry_run_checks_the_run_of_the_control(trained, tmp_path, capsys):
         assert ended.value.code == 2 and message in error, error
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda run: (run / "training_cost.json").unlink(),
-            "training_cost.json, which a run of an online algorithm writes",
-        ),
-        (lambda run: (run / "training_cost.json").write_text("{}"), "training_cost.json cannot be read: KeyError"),
-        (lambda run: (run / "config.yaml").unlink(), "needs the folder of a run, with its config.yaml"),
-    ],
-)
-def test_a_run_without_a_record_has_no_control(trained, tmp_path, capsys, change, message):
+def test_a_run_without_a_record_has_no_control(trained, tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(trained / "run_0", run)
-    change(run)
-    with pytest.raises(SystemExit) as ended:
-        evaluate(
-            run,
-            "--control",
-            "single_agent",
-            "--control_model",
-            str(trained / "base" / "agents" / "main"),
-            "--split",
-            "test",
-            "--output_dir",
-            tmp_path / "x",
-        )
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
-    assert message in error and "Traceback" not in error
+    settings = ("--control_model", trained / "base" / "agents" / "main", "--split", "test")
+    for change, message in [
+        (lambda: (run / "training_cost.json").write_text("{}"), "training_cost.json cannot be read: KeyError"),
+        ((run / "training_cost.json").unlink, "training_cost.json, which a run of an online algorithm writes"),
+        ((run / "config.yaml").unlink, "needs the folder of a run, with its config.yaml"),
+    ]:
+        change()
+        with pytest.raises(SystemExit) as ended:
+            evaluate(run, "--control", "single_agent", *settings, "--output_dir", tmp_path / "x")
+        error = capsys.readouterr().err
+        assert ended.value.code == 2 and message in error and "Traceback" not in error
 
 
 def test_one_agent_that_answers_for_all_roles_is_a_control(trained, tmp_path):
-    evaluate(trained / "run_0", "--control", "centralized", "--output_dir", tmp_path / "results")
+    argv = ("--override", "dataset.eval_size=1", "--output_dir", tmp_path / "results")
+    evaluate(trained / "run_0", "--control", "centralized", *argv)
     control = tmp_path / "results" / "controls" / "run_0"
     assert AgentTeam.from_pretrained(control).roles == ("team",)
     settings = yaml.safe_load((control / "config.yaml").read_text())["magrpo"]
     assert settings["collaboration_mode"] == "centralized" and settings["max_completion_length"] == 12
     assert "return" in report(tmp_path / "results")["control"]["centralized"]["final"]
-    evaluate(control, "--split", "test", "--output_dir", tmp_path / "own")  # such a run is evaluated by itself, too
+    argv = ("--split", "test", "--override", "dataset.eval_size=1", "--output_dir", tmp_path / "own")
+    evaluate(control, *argv)  # such a run is evaluated by itself, too
     assert report(tmp_path / "own")["policies"]["run_0"]["results"]["final"]["return"]
-
-
-def test_cross_play_has_no_control(trained, capsys):
-    with pytest.raises(SystemExit):
-        evaluate(
-            trained / "run_0", trained / "run_1", "--override", "evaluation.control=single_agent", cross_play=True
-        )
-    assert "`evaluation.control` has no place in a cross-play" in capsys.readouterr().err
 
 
 def test_steps_at_cost():
@@ -294,7 +264,7 @@ def test_differences_of_pairs_are_resampled_together():
     rng = np.random.default_rng(0)
 
     def result(values):
-        return Result("x", "team", "", [(FINAL, "return")], np.array(values)[:, None], {})
+        return Result(None, [(FINAL, "return")], np.array(values)[:, None], {})
 
     items = rng.normal(size=(2, 50))
     extra = 1.0 + 1e-6 * rng.normal(size=(2, 50))

@@ -13,13 +13,13 @@ from evaluated import ITEMS, TASK, LetterEnvironment, evaluate
 from trl_multiagent import Task
 from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.evaluation.baselines import DiscussionEnvironment, answer_limit
+from trl_multiagent.evaluation.baselines import DiscussionEnvironment, PipelineSampler, answer_limit
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.evaluation.policies import EpisodeGenerator, PipelineSampler
-from trl_multiagent.evaluation.results import compute_result
+from trl_multiagent.evaluation.play import EpisodeGenerator, Policy
 from trl_multiagent.folders import locked
+from trl_multiagent.recipe.evaluation_settings import find_config, find_team
 from trl_multiagent.rollout.episodes import play_episodes
-from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments
+from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import Node, Samples
 
 from tiny import count_reward, team_of, tiny_team
@@ -179,7 +179,8 @@ def test_prompts_of_code_generation_do_not_contradict_what_is_shown():
 def test_pipeline_and_discussion_with_chat_templates():
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     team, environment = tiny_team(chat_template=template), LetterEnvironment(("aux", "main"))
-    generator = EpisodeGenerator(team, sampling_arguments({"max_new_tokens": 4}), None, seed=0)
+    config = EvaluationConfig(num_episodes=2, temperature=1.0)
+    generator = EpisodeGenerator(Policy("team", "team", environment, None, max_completion_length=4), team, config)
     generator.episodes = [(0, 0), (0, 1)]
     for own, sampler in (
         (environment, PipelineSampler(environment, team, generator)),
@@ -190,21 +191,22 @@ def test_pipeline_and_discussion_with_chat_templates():
 
 
 def test_cross_play_of_teams_of_different_sizes(runs, evaluated, tmp_path, capsys):
-    evaluate(runs / "plain", runs / "small", "--num_turns", "2", "--output_dir", tmp_path, cross_play=True)
+    items = ("--override", "dataset.eval_size=3")
+    evaluate(runs / "plain", runs / "small", "--num_turns", "2", *items, "--output_dir", tmp_path, cross_play=True)
     contents = report(tmp_path, "cross_play")
     cross_play = contents["cross_play"]
     assert cross_play["runs"] == ["plain", "small"]
     ((first, mixed), (other, last)) = cross_play["return"]["matrices"]["aux"]
     means = {name: x["results"]["final"]["return"]["mean"] for name, x in contents["policies"].items()}
     assert [first, mixed, other, last] == pytest.approx([means[n] for n in ("plain", "mix_0_1", "mix_1_0", "small")])
-    assert transcripts(tmp_path) == transcripts(evaluated)  # agents trained together play as in `evaluate`
-    mix = transcripts(tmp_path, "mix_0_1")
-    for own, pair in zip(transcripts(tmp_path), mix, strict=True):  # the aux of `plain`, with another main
-        assert pair["turns"][0]["completions"]["aux"] == own["turns"][0]["completions"]["aux"]
-    assert any(
-        own["turns"][0]["completions"]["main"] != pair["turns"][0]["completions"]["main"]
-        for own, pair in zip(transcripts(tmp_path), mix, strict=True)
+    own = transcripts(tmp_path)
+    assert own == transcripts(evaluated)[: len(own)]  # agents trained together play as in `evaluate`
+    answers, mixed = (
+        [record["turns"][0]["completions"] for record in records]
+        for records in (own, transcripts(tmp_path, "mix_0_1"))
     )
+    assert [x["aux"] for x in mixed] == [x["aux"] for x in answers]  # the aux of `plain`, with another main
+    assert [x["main"] for x in mixed] != [x["main"] for x in answers]
     assert "agents trained together" in capsys.readouterr().out
     assert (tmp_path / "cross_play.png").stat().st_size > 10_000
 
@@ -254,9 +256,14 @@ def test_wrong_input_is_one_line_and_loads_nothing(runs, tmp_path, capsys, monke
     with pytest.raises(SystemExit):
         evaluate(plain, "--baselines", "raw_single_agent", *out, task=no_single)
     assert "it always has the roles aux, main" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        evaluate(plain, *out, cross_play=True)
-    assert "at least two runs" in capsys.readouterr().err
+    control = (runs / "small", "--override", "evaluation.control=single_agent")
+    for arguments, message in (
+        ((), "at least two runs"),
+        (control, "`evaluation.control` has no place in a cross-play"),
+    ):
+        with pytest.raises(SystemExit):
+            evaluate(plain, *arguments, *out, cross_play=True)
+        assert message in capsys.readouterr().err
 
 
 def test_a_task_without_passed_has_no_pass_at_k(runs, tmp_path, capsys):
@@ -264,16 +271,15 @@ def test_a_task_without_passed_has_no_pass_at_k(runs, tmp_path, capsys):
         evaluate = LetterEnvironment.score
 
     task = Task(lambda settings: Plain(("aux", "main")), TASK.load_datasets, settings=TASK.settings)
-    evaluate(runs / "plain", "--output_dir", tmp_path / "none", task=task)
+    argv = (runs / "plain", "--override", "dataset.eval_size=1", "--output_dir")
+    evaluate(*argv, tmp_path / "none", task=task)
     assert "No pass@k: the task reports no metric `passed`" in capsys.readouterr().out
-    evaluate(runs / "plain", "--output_dir", tmp_path / "other", "--pass_metric", "rewards/count_reward", task=task)
+    evaluate(*argv, tmp_path / "other", "--pass_metric", "rewards/count_reward", task=task)
     assert "pass@1" in report(tmp_path / "other")["policies"]["plain"]["results"]["final"]
 
 
 def test_the_team_of_a_run_without_its_own(runs, tmp_path):
     """A run that only has checkpoints, and one that saved its team in another place."""
-    from trl_multiagent.recipe.evaluated_teams import find_config, find_team
-
     for step in (5, 10):
         shutil.copytree(runs / "small", tmp_path / "run" / f"checkpoint-{step}")
     (tmp_path / "run" / "config.yaml").write_text("output: {}\n")
@@ -284,64 +290,44 @@ def test_the_team_of_a_run_without_its_own(runs, tmp_path):
     assert find_config(str(tmp_path)) is None
 
 
-def test_turns_are_in_order():
-    turn = {"reward": 1.0, "metrics": {}, "tokens": {}, "prompt_tokens": {}}
-    timing = {"batch_seconds": 1.0, "batch_episodes": 1, "generation_seconds": [{"main": 1.0}] * 11}
-    records = [{"item": 0, "timing": timing, "turns": [turn] * 11}]
-    names = compute_result("team", "team", "", records, 1, EvaluationConfig(num_episodes=1)).names
-    assert list(dict.fromkeys(turn for turn, _ in names)) == [*(f"turn_{t}" for t in range(1, 12)), "final"]
-
-
 def test_a_team_with_the_name_of_a_baseline_and_agents_of_several_models(runs, tmp_path):
     """The settings of a run whose agents start from different models, in a folder that is called like a baseline."""
     run = tmp_path / "pipeline"
     shutil.copytree(runs / "plain", run)
     models = [str(runs / "plain" / "agents" / role) for role in ("aux", "main")]
     (run / "config.yaml").write_text(yaml.safe_dump({"agents": models, "dataset": {"eval_split": "test"}}))
-    arguments = [
-        "--baselines",
-        "pipeline",
-        "raw_single_agent",
-        "--contributions",
-        "--output_dir",
-        tmp_path / "results",
-    ]
-    evaluate(run, *arguments)
+    names = ("--baselines", "pipeline", "raw_single_agent")
+    evaluate(run, *names, "--contributions", "--override", "dataset.eval_size=2", "--output_dir", tmp_path / "results")
     contents = report(tmp_path / "results")
     assert {f"{tmp_path.name}_pipeline", "pipeline", "raw_single_agent"} <= set(contents["policies"])
     untrained = contents["contributions"]["main replaced by the untrained agent"]["final"]["return"]
     assert untrained["mean"] == 0.0  # these models are the team itself
 
 
-def test_a_task_with_an_evaluation_set_of_its_own_needs_no_split(runs, tmp_path, capsys):
+def test_the_items_of_a_task_without_a_split(runs, tmp_path, capsys):
+    """A task may have an evaluation set of its own; with `--dataset`, all rows are played."""
+
+    def dry_run(evaluation_set, *argv):
+        task = Task(TASK.make_environment, lambda settings: (rows, evaluation_set), settings=TASK.settings)
+        evaluate(runs / "small", *argv, "--output_dir", tmp_path / "x", "--dry_run", task=task)
+
     rows = Dataset.from_dict({"x": ["1", "2"]})
-    task = Task(lambda settings: LetterEnvironment(("aux", "main")), lambda settings: (rows, rows))
-    evaluate(runs / "small", "--output_dir", tmp_path / "own", task=task)
-    assert report(tmp_path / "own")["items"] == 2
-    without = Task(lambda settings: LetterEnvironment(("aux", "main")), lambda settings: (rows, None))
+    for evaluation_set, argv in ((rows, ()), (None, ("--dataset", "all"))):
+        dry_run(evaluation_set, *argv)
+        assert "2, with 4 episodes" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        evaluate(runs / "small", "--output_dir", tmp_path / "none", task=without)
+        dry_run(None)
     assert "has to return an evaluation set" in capsys.readouterr().err
 
 
-def test_items_without_a_split(runs, tmp_path):
-    rows = Dataset.from_dict({"x": ["1", "2"]})
-    task = Task(TASK.make_environment, lambda settings: (rows, None), settings=TASK.settings)
-    evaluate(runs / "plain", "--dataset", "all", "--output_dir", tmp_path, task=task)
-    assert report(tmp_path)["items"] == 2
-
-
-def test_the_history_is_that_of_the_training_unless_a_flag_says_otherwise(runs, tmp_path):
+def test_the_history_is_that_of_the_training_unless_a_flag_says_otherwise(runs, evaluated, tmp_path):
     def second_prompts(folder):
-        records = transcripts(folder)
-        return [record["turns"][1]["prompt_tokens"]["main"] for record in records]
+        return [record["turns"][1]["prompt_tokens"]["main"] for record in transcripts(folder)][:4]
 
-    common = (runs / "plain", "--num_turns", "2", "--output_dir")
-    evaluate(*common, tmp_path / "full")
-    evaluate(*common, tmp_path / "as_trained", "--override", "magrpo.original_prompt=false")
-    evaluate(*common, tmp_path / "flag", "--original_prompt", "false")
-    assert second_prompts(tmp_path / "flag") == second_prompts(tmp_path / "as_trained")
-    assert second_prompts(tmp_path / "flag") != second_prompts(tmp_path / "full")
+    common = (runs / "plain", "--num_turns", "2", "--override", "dataset.eval_size=1")
+    evaluate(*common, "magrpo.original_prompt=false", "--output_dir", tmp_path / "as_trained")
+    evaluate(*common, "--original_prompt", "false", "--output_dir", tmp_path / "flag")
+    assert second_prompts(tmp_path / "flag") == second_prompts(tmp_path / "as_trained") != second_prompts(evaluated)
 
 
 @pytest.mark.parametrize("function", ["make_environment", "load_datasets"])

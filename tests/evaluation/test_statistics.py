@@ -1,14 +1,16 @@
 """pass@k and confidence intervals, against definitions and by hand."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.cross_play import mixes, summarize_cross_play
+from trl_multiagent.evaluation.metrics import Result, compute_result, numbers_of, paired_differences, speed_of
+from trl_multiagent.evaluation.play import Policy
 from trl_multiagent.evaluation.report import Report, cross_play_lines
-from trl_multiagent.evaluation.results import Result, compute_result, differences, numbers_of, speed_of
 from trl_multiagent.evaluation.statistics import bounded_intervals, estimates, pass_at_k, t_quantile
 
 
@@ -67,7 +69,7 @@ def coverage(values, truth, bounds):
     return np.mean((ends[0] <= truth) & (truth <= ends[1]))
 
 
-@pytest.mark.parametrize("rate", [0.003, 0.02, 0.1, 0.5, 0.9, 0.98, 0.997])
+@pytest.mark.parametrize("rate", [0.003, 0.02, 0.5, 0.98])
 @pytest.mark.parametrize("num_items", [20, 100])
 def test_intervals_of_rates_cover_near_zero_and_one(rate, num_items):
     """One answer per item; ten answers of items that differ much, and of items that differ little; k = 5 of 10."""
@@ -96,6 +98,10 @@ def test_intervals_over_teams_cover_the_truth(teams, spread):
     assert np.mean([x.low <= 0 <= x.high for x in found]) >= 0.93
 
 
+def policy(name="team", kind="team", **others):
+    return Policy(name, kind, SimpleNamespace(unwrapped=SimpleNamespace(metric_ranges={})), None, 6, **others)
+
+
 def record(item, episode, rewards, passed):
     """An episode of a batch of two that took 1 s, in which aux generated for 0.1 s and main for 0.3 s in every turn."""
     turns = [
@@ -119,7 +125,7 @@ def test_numbers_of_transcripts_by_hand():
     config = EvaluationConfig(num_episodes=2, k=[1, 2], discount=0.5, num_bootstraps=100)
     records = [record(0, 0, [1, 2], [0, 1]), record(0, 1, [3, 2], [0, 0]), record(1, 0, [0, 4], [1, 1])]
     records.append(record(1, 1, [0, 4], [1, 1]))
-    result = compute_result("team", "team", "folder", records, 2, config)
+    result = compute_result(policy(), records, 2, config)
     numbers = {turn: {k: x.mean for k, x in of.items()} for turn, of in numbers_of([result], config).items()}
     assert list(numbers) == ["turn_1", "turn_2", "final"]
     assert numbers["turn_1"] == {"reward": 1.0, "pass@1": 0.5, "pass@2": 0.5, "passed": 0.5}
@@ -133,29 +139,28 @@ def test_numbers_of_transcripts_by_hand():
         "wall_seconds": 2.0,
     }
     # Every other turn is a draft
-    final = compute_result("discussion", "baseline", "", records, 2, config, rounds=2)
+    final = compute_result(policy("discussion", "baseline", rounds=2), records, 2, config)
     assert final.column("reward", "turn_1").tolist() == [2.0, 4.0] and final.cost == result.cost
-    gap = differences([result], final, config)
+    gap = paired_differences([(result, final)], config)
     assert gap["final"]["return"].mean == 2.5 - 3.0 and gap["final"]["pass@1"].mean == 0.0
     assert gap["final"]["pass@1"].low < -0.5 and gap["final"]["pass@1"].high > 0.5  # two equal items show little
     assert "turn_2" not in gap
     # A task without `passed` has no pass@k
     for each in records:
         each["turns"] = [{**turn, "metrics": {}} for turn in each["turns"]]
-    assert compute_result("team", "team", "", records, 2, config).column("pass@1") is None
+    assert compute_result(policy(), records, 2, config).column("pass@1") is None
 
 
 def test_speed_of_the_agents_and_of_the_team_by_hand():
     records = [record(0, k, [1, 2], [0, 1]) for k in range(4)]  # two batches
     speed = speed_of(records, is_pipeline=False)
-    assert speed.episodes == 2
-    assert speed.latency == pytest.approx({"aux": 0.2, "main": 0.6})  # two turns
-    assert speed.tokens_per_second == pytest.approx({"aux": 16 / 0.4, "main": 24 / 1.2})
-    assert (speed.sequential_latency, speed.parallel_latency) == pytest.approx((0.8, 0.6))
-    assert (speed.sequential_tokens_per_second, speed.parallel_tokens_per_second) == pytest.approx(
-        (40 / 1.6, 40 / 1.2)
-    )
-    assert speed_of(records, is_pipeline=True).parallel_latency == pytest.approx(0.8)
+    assert speed["episodes"] == 2
+    assert speed["latency"] == pytest.approx({"aux": 0.2, "main": 0.6})  # two turns
+    assert speed["tokens_per_second"] == pytest.approx({"aux": 16 / 0.4, "main": 24 / 1.2})
+    assert (speed["sequential_latency"], speed["parallel_latency"]) == pytest.approx((0.8, 0.6))
+    assert speed["sequential_tokens_per_second"] == pytest.approx(40 / 1.6)
+    assert speed["parallel_tokens_per_second"] == pytest.approx(40 / 1.2)
+    assert speed_of(records, is_pipeline=True)["parallel_latency"] == pytest.approx(0.8)
 
 
 def test_percentages_of_the_maximum_and_hidden_tests_are_in_the_table():
@@ -163,8 +168,9 @@ def test_percentages_of_the_maximum_and_hidden_tests_are_in_the_table():
     records = [record(item, 0, [1, 2], [0, 1]) for item in range(4)]
     for each in records:
         each["turns"][1]["metrics"]["passed_hidden"] = float(each["item"] < 1)
-    ranges = {"reward": (0.0, 4.0), "other": (0.0, 1.0)}
-    result = compute_result("team", "team", "", records, 4, config, ranges=ranges)
+    team = policy()
+    team.environment.unwrapped.metric_ranges = {"reward": (0.0, 4.0), "other": (0.0, 1.0)}
+    result = compute_result(team, records, 4, config)
     assert result.bounds("return") == (0.0, 6.0) and result.bounds("unknown") == (-np.inf, np.inf)
     report = Report(config, [result], 4)
     assert report.to_json()["policies"]["team"]["percent_of_maximum"] == {
@@ -187,7 +193,7 @@ def test_percentages_of_the_maximum_and_hidden_tests_are_in_the_table():
 def test_all_teams_of_two_seeds_have_an_interval_over_teams():
     config = EvaluationConfig(num_episodes=1, k=[1], num_bootstraps=100)
     episodes = [[record(item, 0, [1], [float(item < number)]) for item in range(40)] for number in (20, 24)]
-    results = [compute_result(f"{k}", "team", "", x, 40, config) for k, x in enumerate(episodes)]
+    results = [compute_result(policy(f"{k}"), x, 40, config) for k, x in enumerate(episodes)]
     report = Report(config, results, 40)
     both = report.over_teams["final"]["pass@1"]
     assert both.mean == 0.55 and both.low == 0.0 and both.high == 1.0  # t with one degree of freedom: 12.7 x 5 %
@@ -201,13 +207,13 @@ def test_cross_play_compares_the_diagonal_with_the_rest(roles):
     worth = np.array([0.0, 0.2, 0.4, 0.2])
     played = mixes(3, roles)
     assert len(played) == len(set(played)) == (9 if len(roles) == 2 else 3 + 3 * 6)
+    team = policy()
+    team.environment.roles = roles
     results = {
-        mix: Result(
-            "", "pair", "", [("final", "return")], (worth if len(set(mix)) > 1 else worth * 0 + 1)[:, None], {}
-        )
+        mix: Result(team, [("final", "return")], (worth if len(set(mix)) > 1 else worth * 0 + 1)[:, None], {})
         for mix in played
     }
-    found = summarize_cross_play(results, ["x", "y", "z"], roles, "return", config)
+    found = summarize_cross_play(results, ["x", "y", "z"], "return", config)
     assert list(found.matrices) == (["aux"] if len(roles) == 2 else list(roles))
     assert np.allclose(found.matrices[roles[0]], np.where(np.eye(3), 1.0, 0.2))
     assert (
@@ -217,12 +223,12 @@ def test_cross_play_compares_the_diagonal_with_the_rest(roles):
     assert found.difference == pytest.approx((0.8, 0.8 - radius, 0.8 + radius))
     lines = "\n".join(cross_play_lines(found))
     assert "agents trained together  1.000\n" in lines and "over runs" not in lines
-    assert summarize_cross_play(results, ["x", "y", "z"], roles, "pass@1", config) is None
+    assert summarize_cross_play(results, ["x", "y", "z"], "pass@1", config) is None
     # If all teams are equally good, no difference is claimed
     generator = np.random.default_rng(0)
     for result in results.values():
         result.values = worth[:, None] + 0.1 * generator.standard_normal((4, 1))
-    same = summarize_cross_play(results, ["x", "y", "z"], roles, "return", config)
+    same = summarize_cross_play(results, ["x", "y", "z"], "return", config)
     assert same.difference.low < 0 < same.difference.high
 
 

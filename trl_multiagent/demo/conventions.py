@@ -21,15 +21,8 @@ def conventions(
     Finds the convention of every agent's answer: `"A"` (aux keeps elements, main maps them), `"B"` (aux keeps and maps them), or
     `None` for an answer that fits neither, for example because it is wrong or because main does not use `aux`.
 
-    Each function runs without the partner's function: aux alone, and main with a correct aux of each convention.
-
-    Args:
-        problems (`Sequence[Problem]`): The problem that each joint action answers.
-        joint_actions (`Sequence[JointAction]`): The answers, one per role.
-        sandbox (`Sandbox`): The sandbox that runs the answers.
-
-    Returns:
-        `list[dict[str, str | None]]`: The convention per role, for each joint action.
+    Each function runs without the partner's function: aux alone, and main with a correct aux of each convention. `problems`: what each
+    joint action answers.
     """
     programs = []
     for problem, answers in zip(problems, joint_actions, strict=True):
@@ -53,14 +46,12 @@ def conventions(
 
 
 def check(inputs: list, outputs: list) -> str:
-    """The source of a test that a function returns the right output for each input."""
-    asserts = [
-        f"    assert candidate({value!r}) == {output!r}\n" for value, output in zip(inputs, outputs, strict=True)
-    ]
-    return "def check(candidate):\n" + "".join(asserts)
+    """Writes the source of a test that a function returns the right output for each input."""
+    pairs = zip(inputs, outputs, strict=True)
+    return "def check(candidate):\n" + "".join(f"    assert candidate({x!r}) == {y!r}\n" for x, y in pairs)
 
 
 def followed(verdicts: Sequence[Verdict]) -> str | None:
-    """The convention whose tests all passed; `None` if this is not true of exactly one."""
+    """Returns the convention whose tests all passed; `None` if this is not true of exactly one."""
     passed = [name for name, verdict in zip(CONVENTIONS, verdicts, strict=True) if verdict.passed == INPUTS]
     return passed[0] if len(passed) == 1 else None

@@ -45,13 +45,8 @@ def write(problem: Problem, role: str, convention: str, fault: str, rng: random.
 
 def write_aux(problem: Problem, convention: str, fault: str = "", rng: random.Random | None = None) -> str:
     """
-    Writes the helper's answer.
-
-    Args:
-        problem (`Problem`): What to solve.
-        convention (`str`): `"A"`: keep elements; `"B"`: keep and map them.
-        fault (`str`, *optional*, defaults to `""`): A key of `AUX_FAULTS`, or none.
-        rng (`random.Random`, *optional*): Draws the wrong condition of the fault `"condition"`. By default it has the seed 0.
+    Writes the helper's answer: in convention `"A"` it keeps elements, in `"B"` it keeps and maps them. `fault`: a key of `AUX_FAULTS`, or none.
+    `rng` draws the wrong condition of the fault `"condition"`.
     """
     condition = problem.condition
     if fault == "condition":
@@ -68,13 +63,8 @@ def write_aux(problem: Problem, convention: str, fault: str = "", rng: random.Ra
 
 def write_main(problem: Problem, convention: str, fault: str = "", rng: random.Random | None = None) -> str:
     """
-    Writes the main function's answer.
-
-    Args:
-        problem (`Problem`): What to solve.
-        convention (`str`): `"A"`: map what aux returns; `"B"`: take it as it is.
-        fault (`str`, *optional*, defaults to `""`): A key of `MAIN_FAULTS`, or none.
-        rng (`random.Random`, *optional*): Draws the wrong reduction of the fault `"reduction"`. By default it has the seed 0.
+    Writes the main function's answer: in convention `"A"` it maps what aux returns, in `"B"` it takes it as it is. `fault`: a key of
+    `MAIN_FAULTS`, or none. `rng` draws the wrong reduction of the fault `"reduction"`.
     """
     argument, call = problem.argument, f"aux({problem.argument})"
     values = f"[{problem.map.code} for x in {call}]" if convention == "A" else call

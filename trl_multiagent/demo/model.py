@@ -1,15 +1,13 @@
 """
 Builds the demo's base model, a tokenizer and a small Llama trained from scratch on noisy demonstrations, and caches it.
 
-There are two: one for a single turn, and one that has also seen how answers are revised after feedback. Nothing is downloaded. The name of the model's folder in the cache contains a hash of everything that determines the model. The
-folder is moved there when it is complete, and the hashes of its files are checked before it is used.
+There are two: one for a single turn, and one that has also seen how answers are revised after feedback. Nothing is downloaded. The name of the
+model's folder in the cache contains a hash of everything that determines the model. The folder is moved there when it is complete.
 """
 
 import hashlib
-import json
 import os
 import random
-import shutil
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
@@ -43,7 +41,6 @@ ARCHITECTURE = {
 }
 STEPS = {1: 600, 2: 1000}  # by the number of turns
 BATCH_SIZE, LEARNING_RATE = 8, 3e-3
-MANIFEST = "manifest.json"
 
 
 def demo_model(progress: bool = True, num_turns: int = 1) -> str:
@@ -52,8 +49,8 @@ def demo_model(progress: bool = True, num_turns: int = 1) -> str:
     two minutes for two turns.
 
     They are cached in the folder that the environment variable `TRL_MULTIAGENT_CACHE` names, by default
-    `~/.cache/trl_multiagent`. Several processes may call this at the same time: one builds the model and the others wait. The
-    caller's random state and number of threads are not changed.
+    `~/.cache/trl_multiagent`. Of several processes that call this at the same time, one builds the model. The caller's random state and
+    number of threads are not changed.
 
     Args:
         progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar while building.
@@ -61,82 +58,44 @@ def demo_model(progress: bool = True, num_turns: int = 1) -> str:
     """
     name = "demo" if num_turns == 1 else "demo-two-turns"
     folder = cache_folder() / f"{name}-{fingerprint()}"
-    if not is_complete(folder):
+    if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"):
-            if not is_complete(folder):  # another process may have built it meanwhile
-                with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch:
-                    built = Path(scratch) / "model"
-                    build_model(built, progress=progress, num_turns=num_turns)
-                    write_manifest(built)
-                    if folder.exists():
-                        shutil.rmtree(folder)
-                    built.rename(folder)
+        with (
+            FileLock(f"{folder}.lock"),
+            tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch,
+        ):
+            if not folder.is_dir():  # another process may have built it meanwhile
+                built = Path(scratch) / "model"
+                build_model(built, progress, num_turns)
+                built.rename(folder)
     return str(folder)
 
 
 def cache_folder() -> Path:
-    """The folder of the cached models."""
+    """Returns the folder of the cached models."""
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("TRL_MULTIAGENT_CACHE") or user_cache / "trl_multiagent")
 
 
 def fingerprint() -> str:
-    """A hash of everything that determines the model: the code that makes the model and its data, and library versions."""
-    here = Path(__file__)
-    digest = hashlib.sha256()
-    for name in ("problems.py", "demonstrations.py", "revisions.py", "model.py"):
-        digest.update(here.with_name(name).read_bytes())
-    digest.update(Path(feedback.__file__).read_bytes())
+    """Returns a hash of everything that determines the model: the code that makes the model and its data, and library versions."""
+    names = ("problems.py", "demonstrations.py", "revisions.py", "model.py")
+    sources = [*(Path(__file__).with_name(name) for name in names), Path(feedback.__file__)]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources))
     for library in ("torch", "transformers", "tokenizers"):
         digest.update(f"{library}=={version(library)}".encode())
     return digest.hexdigest()[:16]
 
 
-def write_manifest(folder: Path) -> None:
-    """Stores the hash of every file of the folder."""
-    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
-    (folder / MANIFEST).write_text(json.dumps(hashes, indent=2))
-
-
-def is_complete(folder: Path) -> bool:
-    """Whether all files of the folder are present and unchanged."""
-    manifest = folder / MANIFEST
-    if not manifest.is_file():
-        return False
-    try:
-        hashes = json.loads(manifest.read_text())
-    except ValueError:
-        return False
-    return bool(hashes) and all(
-        (folder / name).is_file() and hashlib.sha256((folder / name).read_bytes()).hexdigest() == expected
-        for name, expected in hashes.items()
-    )
-
-
-def build_model(folder: Path, steps: int | None = None, progress: bool = True, num_turns: int = 1) -> float:
-    """
-    Trains the tokenizer and the model, and saves them.
-
-    Args:
-        folder (`Path`): Folder to save them in.
-        steps (`int`, *optional*): Number of optimizer steps; by default that of `STEPS`.
-        progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar.
-        num_turns (`int`, *optional*, defaults to `1`): `2` to demonstrate revisions, too.
-
-    Returns:
-        `float`: Mean loss of the last tenth of the steps, in nats per token of the completion.
-    """
-    steps = steps or STEPS[num_turns]
+def build_model(folder: Path, progress: bool, num_turns: int) -> None:
+    """Trains the tokenizer and the model, and saves them."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        torch.set_num_threads(
-            1
-        )  # more would not be faster for so small a model, and the weights would not be reproducible
+        torch.set_num_threads(1)  # more are not faster for so small a model, and the weights would not be reproducible
         try:
             rng = random.Random(SEED)
-            demonstrations = make_demonstrations(steps * BATCH_SIZE, rng, num_turns)
+            demonstrations = make_demonstrations(STEPS[num_turns] * BATCH_SIZE, rng, num_turns)
             tokenizer = train_tokenizer(demonstrations)
             config = LlamaConfig(
                 vocab_size=len(tokenizer),
@@ -146,16 +105,15 @@ def build_model(folder: Path, steps: int | None = None, progress: bool = True, n
                 **ARCHITECTURE,
             )
             model = LlamaForCausalLM(config)
-            loss = imitate(model, tokenizer, demonstrations, progress)
+            imitate(model, tokenizer, demonstrations, progress)
         finally:
             torch.set_num_threads(threads)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return loss
 
 
 def make_demonstrations(number: int, rng: random.Random, num_turns: int = 1) -> list[tuple[str, str]]:
-    """Pairs of a prompt and one agent's answer, for random training problems. With two turns, half of them are revisions."""
+    """Draws pairs of a prompt and one agent's answer, for random training problems. With two turns, half of them are revisions."""
     problems = {problem.name: problem for problem in demo_problems("train")}
     items = demo_dataset("train").to_list()
     pairs = []
@@ -198,15 +156,12 @@ def imitate(
     tokenizer: PreTrainedTokenizerFast,
     demonstrations: list[tuple[str, str]],
     progress: bool,
-) -> float:
+) -> None:
     """
     Trains the model for one pass over the demonstrations. The loss covers the answers and their end tokens, not the prompts.
 
     Prompt and answer are tokenized separately, as in generation. Padding is on the right, after all tokens that count, so no
     attention mask is needed.
-
-    Returns:
-        `float`: Mean loss of the last tenth of the steps, in nats per token.
     """
     prompts = tokenizer([prompt for prompt, _ in demonstrations])["input_ids"]
     answers = tokenizer([answer + EOS for _, answer in demonstrations])["input_ids"]
@@ -218,15 +173,12 @@ def imitate(
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.05, cycle_momentum=False, final_div_factor=0.8
     )
-    losses = []
     model.train()
     for step in tqdm(range(steps), desc="Building the base model", unit="step", mininterval=1, disable=not progress):
         rows = slice(step * BATCH_SIZE, (step + 1) * BATCH_SIZE)
-        ids = [torch.tensor(prompt + answer) for prompt, answer in zip(prompts[rows], answers[rows], strict=True)]
-        labels = [
-            torch.tensor([-100] * len(prompt) + answer)
-            for prompt, answer in zip(prompts[rows], answers[rows], strict=True)
-        ]
+        pairs = list(zip(prompts[rows], answers[rows], strict=True))
+        ids = [torch.tensor(prompt + answer) for prompt, answer in pairs]
+        labels = [torch.tensor([-100] * len(prompt) + answer) for prompt, answer in pairs]
         output = model(
             input_ids=pad_sequence(ids, batch_first=True, padding_value=tokenizer.pad_token_id),
             labels=pad_sequence(labels, batch_first=True, padding_value=-100),
@@ -237,7 +189,4 @@ def imitate(
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        losses.append(output.loss.item())
     model.eval()
-    last = losses[-max(1, steps // 10) :]
-    return sum(last) / len(last)

@@ -108,7 +108,7 @@ WORDINGS = (
 
 @cache
 def compiled(code: str) -> Callable[[list | str], Any]:
-    """A function that evaluates an expression in `values`."""
+    """Returns a function that evaluates an expression in `values`."""
     return eval(f"lambda values: {code}")
 
 
@@ -130,15 +130,15 @@ class Problem:
         return self.family.argument
 
     def kept(self, values: list | str) -> list:
-        """The values that meet the condition."""
+        """Returns the values that meet the condition."""
         return compiled(f"[x for x in values if {self.condition.code}]")(values)
 
     def mapped(self, values: list) -> list:
-        """Every value mapped once."""
+        """Maps every value once."""
         return compiled(f"[{self.map.code} for x in values]")(values)
 
     def reduced(self, values: list) -> Any:
-        """The values reduced to the result."""
+        """Reduces the values to the result."""
         return compiled(self.reduction.code.replace("ys", "values"))(values)
 
     def inputs(self, rng: random.Random, length: int) -> list | str:
@@ -162,7 +162,7 @@ class Problem:
                 return values
 
     def item(self, variant: int) -> dict:
-        """The dataset row of one variant of the problem."""
+        """Returns the dataset row of one variant of the problem."""
         rng = random.Random(f"{SEED}/{self.name}/{variant}")
         sentence = WORDINGS[rng.randrange(len(WORDINGS))].format(
             condition=self.condition.phrase,
@@ -185,17 +185,12 @@ class Problem:
         }
 
     def solve(self, values: list | str) -> Any:
-        """The right answer."""
+        """Returns the right answer."""
         return self.reduced(self.mapped(self.kept(values)))
 
 
 def demo_problems(split: str) -> list[Problem]:
-    """
-    The combinations of one split; no combination is in both.
-
-    Args:
-        split (`str`): `"train"` (386 combinations) or `"test"` (the 96 held-out ones).
-    """
+    """Returns the combinations of the split `"train"` (386) or `"test"` (96, held out). No combination is in both."""
     if split not in ("train", "test"):
         raise ValueError(f"The demo's data has the splits 'train' and 'test', not {split!r}.")
     problems = [
@@ -211,7 +206,7 @@ def demo_problems(split: str) -> list[Problem]:
 
 def demo_dataset(split: str) -> Dataset:
     """
-    The demo's problems in the schema of HumanEval: task_id, prompt, entry_point, test, canonical_solution.
+    Returns the demo's problems in the schema of HumanEval: task_id, prompt, entry_point, test, canonical_solution.
 
     Args:
         split (`str`):
@@ -224,7 +219,7 @@ def demo_dataset(split: str) -> Dataset:
 
 
 def demo_prompts(item: dict) -> dict[str, str]:
-    """The prompts of the two agents, short as in the training of the demo's model."""
+    """Returns the prompts of the two agents, short as in the training of the demo's model."""
     return {
         AUX: f"# Write only a helper function aux for this task.\n{item['prompt']}# aux:\n",
         MAIN: f"# Write only this function. It may call a helper aux.\n{item['prompt']}# main:\n",

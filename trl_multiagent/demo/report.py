@@ -42,22 +42,12 @@ class Evaluation:
     def num_turns(self) -> int:
         return max(map(len, self.episodes))
 
-    @property
-    def reward(self) -> float:
-        """Mean joint reward of the kind that the team is trained on, 0 to 4."""
-        return fmean(episode[-1].outcome.reward for episode in self.episodes)
-
-    @property
-    def test_pass_rate(self) -> float:
-        """Mean share of a problem's tests that pass."""
-        return self.mean("test_pass_rate")
-
     def mean(self, metric: str, turn: int = -1) -> float:
-        """Mean of a metric in one turn, by default the last one."""
+        """Returns the mean of a metric in one turn, by default the last one."""
         return fmean(episode[turn].outcome.metrics[metric] for episode in self.episodes)
 
     def agreed(self, *names: str) -> float:
-        """Share of the answers in which both agents follow the same one of the conventions named."""
+        """Returns the share of the answers in which both agents follow the same one of the conventions named."""
         return fmean(c[AUX] == c[MAIN] and c[AUX] in names for c in self.conventions)
 
 
@@ -85,57 +75,32 @@ class DemoReport(TrainerCallback):
         self.num_episodes = num_episodes
         self.is_main_process = PartialState().is_main_process
 
-    def print(self, text: str = "") -> None:
-        if self.is_main_process:
-            print(text, flush=True)
-
     def before(self, trainer: RolloutTrainer) -> None:
-        """
-        Evaluates the untrained team, and replaces the trainer's log lines by one progress bar.
-
-        Every process of a distributed run has to call this.
-        """
+        """Evaluates the untrained team, and replaces the trainer's log lines by one progress bar. All processes have to call this."""
         self.trainer = trainer
         self.start = self.evaluate(trainer, "Held-out problems, before")
         show_one_bar(trainer)
         self.started_at = perf_counter()
 
-    def after(self, trainer: RolloutTrainer) -> None:
-        """
-        Evaluates the trained team.
-
-        Every process of a distributed run has to call this.
-        """
-        self.seconds = perf_counter() - self.started_at
-        self.end = self.evaluate(trainer, "Held-out problems, after")
-
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.after(self.trainer)
+        self.seconds = perf_counter() - self.started_at
+        self.end = self.evaluate(self.trainer, "Held-out problems, after")
         with fail_together(self.trainer.accelerator):
-            self.show(self.trainer)
+            if self.is_main_process:
+                self.show(state.global_step, state.log_history)
 
-    def show(self, trainer: RolloutTrainer, team_folder: str | Path | None = None) -> None:
-        """
-        Prints the comparison and draws the learning curve. Only the main process does so.
-
-        Args:
-            trainer ([`RolloutTrainer`]): The trainer of the team.
-            team_folder (`str` or `Path`, *optional*): Folder in which the team was saved, if it was.
-        """
-        if not self.is_main_process:
-            return
-        self.print(comparison(self.start, self.end, len(self.items), self.num_episodes))
+    def show(self, num_steps: int, log_history: list[dict]) -> None:
+        """Prints the comparison and draws the learning curve."""
+        print(comparison(self.start, self.end, len(self.items), self.num_episodes))
         for k in sample_episodes(self.items, self.num_episodes):
-            self.print(sample(self.start, self.end, k))
-        self.print(f"\nTraining         {trainer.state.global_step} steps in {self.seconds:.0f} s")
-        if team_folder is not None:
-            self.print(f"Saved team       {team_folder}")
-        path = Path(trainer.args.output_dir) / "learning_curve.png"
-        if any("reward" in entry for entry in trainer.state.log_history):  # not if the training samples nothing
-            draw_learning_curve(trainer.state.log_history, self.start, self.end, path)
-            self.print(f"Learning curve   {path}")
+            print(sample(self.start, self.end, k))
+        print(f"\nTraining         {num_steps} steps in {self.seconds:.0f} s", flush=True)
+        path = Path(self.trainer.args.output_dir) / "learning_curve.png"
+        if any("reward" in entry for entry in log_history):  # not if the training samples nothing
+            draw_learning_curve(log_history, self.start, self.end, path)
+            print(f"Learning curve   {path}", flush=True)
 
     def evaluate(self, trainer: RolloutTrainer, description: str) -> Evaluation:
         """Evaluates the team's current state on the held-out problems, with sampled episodes."""
@@ -174,7 +139,7 @@ def numbers(side: Evaluation) -> dict[str, str]:
         **({"joint reward of the first answers (0 to 4)": first} if side.num_turns > 1 else {}),
         "joint reward (0 to 4)": f"{side.mean('paper_reward'):.2f}",
         "joint reward, kind `earned` (0 to 4)": f"{side.mean('earned_reward'):.2f}",
-        "tests passed": f"{side.test_pass_rate:.0%}",
+        "tests passed": f"{side.mean('test_pass_rate'):.0%}",
         "both agents follow the same convention": f"{side.agreed('A', 'B'):.0%}",
         "    A: aux keeps, main maps": f"{side.agreed('A'):.0%}",
         "    B: aux keeps and maps": f"{side.agreed('B'):.0%}",
@@ -182,7 +147,7 @@ def numbers(side: Evaluation) -> dict[str, str]:
 
 
 def sample_episodes(items: list[dict], num_episodes: int) -> list[int]:
-    """The first episodes of the first problem about lists and of the first problem about strings."""
+    """Returns the first episodes of the first problem about lists and of the first problem about strings."""
     starts = ("xs", "s")
     first = {
         start: k for start in starts for k, item in reversed(list(enumerate(items))) if f"({start}):" in item["prompt"]
@@ -191,7 +156,7 @@ def sample_episodes(items: list[dict], num_episodes: int) -> list[int]:
 
 
 def sample(start: Evaluation, end: Evaluation, episode: int) -> str:
-    """One problem and the team's answers to it, before and after side by side."""
+    """Returns one problem and the team's answers to it, before and after side by side."""
     column = WIDTH // 2 - 2
     signature, docstring = start.items[episode]["prompt"].splitlines()[:2]
     lines = [f"\nSample answer: {signature[4:-1]}", f"  {docstring.strip().strip(chr(34))}"]
@@ -222,8 +187,8 @@ def draw_learning_curve(log_history: list[dict], start: Evaluation, end: Evaluat
         reward = f"{turn}/rewards/task"
     steps = [entry["step"] for entry in logs]
     panels = (
-        ("Joint reward", reward, 4.0, (start.reward, end.reward)),
-        ("Share of tests passed", f"{turn}/test_pass_rate", 1.0, (start.test_pass_rate, end.test_pass_rate)),
+        ("Joint reward", reward, 4.0, [fmean(x[-1].outcome.reward for x in side.episodes) for side in (start, end)]),
+        ("Share of tests passed", f"{turn}/test_pass_rate", 1.0, [x.mean("test_pass_rate") for x in (start, end)]),
     )
     with picture(path, panels=2) as every:
         for axes, (title, key, maximum, held_out) in zip(every, panels, strict=True):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from trl_multiagent.demo.demonstrations import CONVENTIONS, draw_style, write
 from trl_multiagent.demo.problems import Problem, demo_prompts
-from trl_multiagent.environments.base import Environment, JointAction, Turn, ask, judge
+from trl_multiagent.environments.base import JointAction, Turn, ask, judge
 from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.rollout.history import whole_prompt
@@ -23,7 +23,7 @@ REMAINING_FAULT = 0.1  # how often a mistake is not repaired
 
 
 def demonstrate_revisions(
-    items: Sequence[dict], problems: dict[str, Problem], rng: random.Random, environment: Environment | None = None
+    items: Sequence[dict], problems: dict[str, Problem], rng: random.Random
 ) -> list[dict[str, tuple[str, str]]]:
     """
     Draws two first answers to each item, runs their program, and writes each agent's second answer.
@@ -32,13 +32,12 @@ def demonstrate_revisions(
         items (`Sequence[dict]`): Rows of the demo's dataset.
         problems (`dict[str, Problem]`): The problems, by name.
         rng (`random.Random`): Draws the answers.
-        environment ([`Environment`], *optional*): Gives the feedback; by default code generation with default settings.
 
     Returns:
         `list[dict[str, tuple[str, str]]]`: For each item, each role's prompt of the second turn, which contains the first turn, and
         its answer.
     """
-    environment = environment or CodeGenerationEnvironment(first_prompts=demo_prompts, warn_about_items=False)
+    environment = CodeGenerationEnvironment(first_prompts=demo_prompts, warn_about_items=False)
     styles = [{role: draw_style(role, rng) for role in (AUX, MAIN)} for _ in items]
     actions: list[JointAction] = [
         {role: write(problems[item["entry_point"]], role, *style[role], rng) for role in (AUX, MAIN)}
@@ -70,18 +69,7 @@ def demonstrate_revisions(
 def revise(
     problem: Problem, role: str, convention: str, fault: str, answer: str, passed: bool, rng: random.Random
 ) -> str:
-    """
-    Writes the second answer of an agent.
-
-    Args:
-        problem (`Problem`): What to solve.
-        role (`str`): The agent.
-        convention (`str`): The convention of its first answer.
-        fault (`str`): The fault of its first answer; `""` for none.
-        answer (`str`): Its first answer.
-        passed (`bool`): Whether the team's program passed all tests.
-        rng (`random.Random`): Draws what is revised.
-    """
+    """Writes the second answer of an agent, after its first `answer` with this convention and fault (`""` for none)."""
     if fault and rng.random() >= REMAINING_FAULT:
         return write(problem, role, convention, "", rng)
     if not fault and not passed and rng.random() < CHANGE_OF_CONVENTION:

@@ -67,7 +67,7 @@ class DemoDataset(code_generation.CodeDataset):
 
 
 def is_demo_run(settings: TaskSettings) -> bool:
-    """Whether the run is the demo itself: its problems, answered by two agents."""
+    """Returns whether the run is the demo itself: its problems, answered by two agents."""
     dataset: DemoDataset = settings.sections["dataset"]
     return dataset.is_demo and settings.num_agents == 2
 

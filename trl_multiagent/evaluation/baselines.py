@@ -7,12 +7,46 @@ draft, each sees the others' drafts, and all answer again.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
-from trl_multiagent.environments.base import JointAction, Outcome, Prompt, Turn, ask, judge
+from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn, ask, judge
 from trl_multiagent.environments.wrapper import EnvironmentWrapper
+from trl_multiagent.models.chat_markers import marker_pattern, without_markers
+from trl_multiagent.rollout.sampler import TeamSampler, render_chat
+from trl_multiagent.rollout.tree import Node, Samples
 
 
 AGAIN = "Answer again, with the answers of the others in mind. Give your whole answer in the same form.\n"
+
+
+class PipelineSampler(TeamSampler):
+    """
+    The agents answer one after the other, and each sees the answers of the agents before it. The prompts of the nodes are
+    replaced by those that the agents got.
+
+    Args:
+        environment ([`~trl_multiagent.environments.Environment`]): Its `show_answers` adds answers to prompts.
+        team, generator, use_chat_template, history_options: See [`TeamSampler`].
+    """
+
+    def __init__(self, environment: Environment, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.environment = environment
+
+    def __call__(self, nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
+        samples: dict[str, list[Samples]] = {}
+        for role in self.team.roles:
+            tokenizer = self.team.tokenizers[role]
+            markers = marker_pattern(tokenizer, partial(render_chat, tokenizer)) if role in self.chat_roles else None
+            for k, node in enumerate(nodes if samples else ()):
+                answers = {other: samples[other][k].texts[0] for other in samples}
+                if markers is not None:
+                    answers = {other: without_markers(text, markers) for other, text in answers.items()}
+                shown = self.environment.show_answers(role, node.prompts[role], answers)
+                node.prompts = {**node.prompts, role: shown}
+            samples |= self.sample((role,), nodes, num_generations)
+        return samples
 
 
 class DiscussionEnvironment(EnvironmentWrapper):
@@ -53,34 +87,25 @@ class DiscussionEnvironment(EnvironmentWrapper):
     ) -> list[Outcome]:
         final = [k for k, history in enumerate(histories) if len(history) % 2]
         outcomes = [Outcome(0.0) for _ in items]
+        past: list[Sequence[Turn]] = [answers_of(histories[k]) for k in final]
         if final:
-            scored = judge(
-                self.task,
-                [items[k] for k in final],
-                [joint_actions[k] for k in final],
-                [answers_of(histories[k]) for k in final],
-                evaluation,
-            )
-            for k, outcome in zip(final, scored, strict=True):
+            of_items, actions = [items[k] for k in final], [joint_actions[k] for k in final]
+            for k, outcome in zip(final, judge(self.task, of_items, actions, past, evaluation), strict=True):
                 outcomes[k] = outcome
         return outcomes
 
 
 def answers_of(history: Sequence[Turn]) -> tuple[Turn, ...]:
-    """The turns of the task: those of a discussion without its drafts."""
+    """Returns the turns of the task: those of a discussion without its drafts."""
     return tuple(history[1::2])
 
 
 def answer_limit(baseline: str, num_agents: int, max_completion_length: int, budget: str) -> int:
     """
-    Tokens of one answer of a baseline at most.
+    Returns the most tokens of one answer of a baseline, if the agents of the team may have `max_completion_length`.
 
-    Args:
-        baseline (`str`): Its name.
-        num_agents (`int`): Number of agents of the team that it is compared with.
-        max_completion_length (`int`): Tokens of one answer of this team at most.
-        budget (`str`): `"turn"`: all answers of a turn together have as many tokens at most as those of the team. `"answer"`:
-            one answer has as many.
+    With the budget `"turn"`, all answers of a turn together have as many tokens at most as those of the team. With `"answer"`, one answer has
+    as many.
     """
     if budget == "answer":
         return max_completion_length

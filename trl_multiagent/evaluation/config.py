@@ -33,7 +33,7 @@ class EvaluationConfig:
     """
     The settings of an evaluation. In a recipe, they are the section `evaluation` and the flags of `trl-multiagent evaluate`.
 
-    Settings of the sampling that are `None` are those of the algorithm's section.
+    `num_turns` and all settings from there to `discount` are by default those of the training: of the algorithm's section.
 
     Raises:
         ValueError: a value is impossible, or contradicts another one.
@@ -41,32 +41,25 @@ class EvaluationConfig:
 
     num_episodes: int = setting("Sampled episodes per item, at least the largest k.", 10, ge=1, le=1000000)
     k: list[int] | None = setting("The k of pass@k; by default those of 1, 5 and 10 that `num_episodes` allows.", ge=1)
-    num_turns: int | None = setting("Turns of an episode; by default those of the training.", ge=1, le=1000)
-    max_completion_length: int | None = setting(
-        "Tokens of a completion at most; by default as in the training.", ge=1, le=1048576
-    )
-    temperature: float | None = setting(
-        "Temperature, 0 for greedy decoding; by default as in the training.", ge=0, le=1000
-    )
-    top_p: float | None = setting("Nucleus of the sampling; by default as in the training.", gt=0, le=1)
-    top_k: int | None = setting("Most likely tokens to sample from, 0 for all; by default as in the training.", ge=0)
-    min_p: float | None = setting("Least relative probability of a token; by default as in the training.", ge=0, le=1)
-    repetition_penalty: float | None = setting(
-        "Penalty of repeated tokens; by default as in the training.", gt=0, le=1000
-    )
-    use_chat_template: bool | None = setting("Whether prompts are chat messages; by default as in the training.")
+    num_turns: int | None = setting("Turns of an episode.", ge=1, le=1000)
+    max_completion_length: int | None = setting("Tokens of a completion at most.", ge=1, le=1048576)
+    temperature: float | None = setting("Temperature, 0 for greedy decoding.", ge=0, le=1000)
+    top_p: float | None = setting("Nucleus of the sampling.", gt=0, le=1)
+    top_k: int | None = setting("Most likely tokens to sample from, 0 for all.", ge=0)
+    min_p: float | None = setting("Least relative probability of a token.", ge=0, le=1)
+    repetition_penalty: float | None = setting("Penalty of repeated tokens.", gt=0, le=1000)
+    use_chat_template: bool | None = setting("Whether prompts are chat messages.")
     memory_mode: str | None = setting(
-        "The past turns that agents see, 'full' or 'last'; by default as in the training, like the next four.",
-        choices=("full", "memoryful", "last"),
+        "The past turns that agents see, 'full' or 'last'.", choices=("full", "memoryful", "last")
     )
     original_prompt: bool | None = setting("Whether agents see the prompt of the first turn.")
     previous_prompts: bool | None = setting("Whether agents see the prompts of these turns.")
     previous_response: bool | None = setting("Whether agents see their responses in these turns.")
     max_history_length: int | None = setting("Most tokens that past turns may add to a prompt.", ge=0)
-    discount: float | None = setting("Discount of the return; by default as in the training.", ge=0, le=1)
+    discount: float | None = setting("Discount of the return.", ge=0, le=1)
     items_per_batch: int = setting("Items that are played and written together.", 16, ge=1)
     generation_token_budget: int | None = setting(
-        "Upper bound of prompt and completion tokens in one generate call.", 262144, ge=1
+        "Most prompt and completion tokens of a generate call.", 262144, ge=1
     )
     seed: int = setting("Random seed of the sampling and of the confidence intervals.", 42, ge=0, le=4294967295)
     pass_metric: str = setting("The metric that decides whether an answer passes: it must be at least 1.", PASSED)
@@ -87,16 +80,12 @@ class EvaluationConfig:
         "'centralized' is one agent that answers for all roles.",
         choices=("single_agent", "centralized"),
     )
-    control_model: str | None = setting(
-        "Model that the control starts from; by default that of the team's last agent."
-    )
+    control_model: str | None = setting("Model that the control starts from; by default that of the last agent.")
     contributions: bool = setting(
         "Whether each agent is replaced by nothing, by its untrained self and, with several teams, by that of another team.",
         False,
     )
-    output_dir: str | None = setting(
-        "Folder of the results; by default one in `output.base_dir` with the team's name."
-    )
+    output_dir: str | None = setting("Folder of the results; by default one in `output.base_dir`.")
     disable_tqdm: bool = setting("Whether there is no progress bar.", False)
 
     def __post_init__(self) -> None:

@@ -1,19 +1,77 @@
-"""Cross-play: the agents of several runs with each other, as matrices of runs by runs."""
+"""Teams of agents that come from several runs, and cross-play: the agents of all runs with each other, as matrices of runs by runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.evaluation.results import Result
+from trl_multiagent.evaluation.metrics import Result
+from trl_multiagent.evaluation.play import LoadedTeam
 from trl_multiagent.evaluation.statistics import Estimate, estimates
+from trl_multiagent.rollout.sampler import SamplingTeam
 
 
 Mix = tuple[int, ...]  # the run from which each role's agent comes
+
+
+class MixedTeam:
+    """
+    A team whose agents come from several teams. It can sample, but it cannot be trained or saved.
+
+    Args:
+        sources (`dict[str, SamplingTeam]`): The team from which each role's agent comes, in the order of the roles.
+    """
+
+    def __init__(self, sources: Mapping[str, SamplingTeam]):
+        self.sources = dict(sources)
+        self.roles = tuple(sources)
+        self.tokenizers: dict[str, PreTrainedTokenizerBase] = {
+            role: team.tokenizers[role] for role, team in sources.items()
+        }
+
+    def activate(self, role: str) -> AbstractContextManager[PreTrainedModel]:
+        return self.sources[role].activate(role)
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for team in {id(team): team for team in self.sources.values()}.values():
+                stack.enter_context(team.evaluating())
+            yield
+
+    def end_tokens(self, role: str) -> list[int]:
+        return self.sources[role].end_tokens(role)
+
+
+def mix(parts: Mapping[str, LoadedTeam]) -> LoadedTeam:
+    """Makes a team of agents that come from several teams. `parts`: the team of each role's agent, in the order of the roles."""
+    description = {f"agent {role}": part.description[f"agent {role}"] for role, part in parts.items()}
+    return LoadedTeam(MixedTeam({role: part.team for role, part in parts.items()}), description)
+
+
+def roles_to_vary(roles: Sequence[str]) -> Sequence[str]:
+    """Returns the roles that have a matrix. With two roles, the second one's would be the transpose of the first one's."""
+    return roles[:1] if len(roles) == 2 else roles
+
+
+def mixes(num_runs: int, roles: Sequence[str]) -> list[Mix]:
+    """Returns all teams of a cross-play, each once: the teams as trained, and those in which one role's agent is from another run."""
+    runs = range(num_runs)
+    return list(
+        dict.fromkeys(mix_of(roles, varied, i, j) for varied in roles_to_vary(roles) for i in runs for j in runs)
+    )
+
+
+def mix_of(roles: Sequence[str], varied: str, i: int, j: int) -> Mix:
+    """Returns the team in which the agent of one role is that of run i, and all others are those of run j."""
+    return tuple(i if role == varied else j for role in roles)
 
 
 @dataclass
@@ -24,9 +82,8 @@ class CrossPlay:
     Args:
         metric (`str`): The metric of the last turn.
         runs (`list[str]`): The runs.
-        matrices (`dict[str, np.ndarray]`): For each role, the mean over items where the agent of this role is that of the run of the
-            row, and all other agents are those of the run of the column. With two roles, only the first role's, because
-            the second one's is its transpose.
+        matrices (`dict[str, np.ndarray]`): For each role of [`roles_to_vary`], the mean over items where the agent of this role is that of
+            the run of the row, and all other agents are those of the run of the column. Shape `(num_runs, num_runs)`.
         diagonal, off_diagonal, difference ([`Estimate`]): The mean over teams as they were trained, over mixed teams, and
             the first minus the second. The intervals are over items, for these runs: a mixed team depends on two runs, so a few runs do
             not show how much other runs would differ.
@@ -40,55 +97,25 @@ class CrossPlay:
     difference: Estimate
 
     def to_json(self) -> dict[str, Any]:
-        names = ("diagonal", "off_diagonal", "difference")
         return {
             "intervals": "over items, for these runs",
             "matrices": {role: matrix.tolist() for role, matrix in self.matrices.items()},
-            **{name: getattr(self, name).to_json() for name in names},
+            **{name: getattr(self, name).to_json() for name in ("diagonal", "off_diagonal", "difference")},
         }
 
 
-def roles_to_vary(roles: Sequence[str]) -> Sequence[str]:
-    """The roles that have a matrix."""
-    return roles[:1] if len(roles) == 2 else roles
-
-
-def mixes(num_runs: int, roles: Sequence[str]) -> list[Mix]:
-    """All teams of a cross-play, each once: the teams as trained, and the teams in which one role's agent is from another run."""
-    found: dict[Mix, None] = {}
-    for varied in roles_to_vary(roles):
-        for i in range(num_runs):
-            for j in range(num_runs):
-                found[mix_of(roles, varied, i, j)] = None
-    return list(found)
-
-
-def mix_of(roles: Sequence[str], varied: str, i: int, j: int) -> Mix:
-    """The team in which the agent of one role is that of run i, and all others are those of run j."""
-    return tuple(i if role == varied else j for role in roles)
-
-
 def summarize_cross_play(
-    results: Mapping[Mix, Result], runs: Sequence[str], roles: Sequence[str], metric: str, config: EvaluationConfig
+    results: Mapping[Mix, Result], runs: Sequence[str], metric: str, config: EvaluationConfig
 ) -> CrossPlay | None:
     """
-    Compares teams as they were trained with mixed teams.
-
-    Args:
-        results (`dict[Mix, Result]`): The result of each of [`mixes`].
-        runs (`list[str]`): The names of the runs.
-        roles (`list[str]`): The roles.
-        metric (`str`): A metric of the last turn.
-        config ([`EvaluationConfig`]): The settings.
-
-    Returns:
-        [`CrossPlay`] or `None`: `None` if there is no such metric.
+    Compares teams as they were trained with mixed teams in a metric of the last turn. `results`: those of each of [`mixes`]. `runs`: the names
+    of the runs. Returns `None` if there is no such metric.
     """
+    roles = next(iter(results.values())).policy.environment.roles
     columns = {mix: result.column(metric) for mix, result in results.items()}
     if any(column is None for column in columns.values()):
         return None
-    size = len(runs)
-    varied = roles_to_vary(roles)
+    size, varied = len(runs), roles_to_vary(roles)
     # Shape: (roles, runs, runs, items)
     values = np.array(
         [[[columns[mix_of(roles, role, i, j)] for j in range(size)] for i in range(size)] for role in varied],

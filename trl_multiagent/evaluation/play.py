@@ -1,32 +1,152 @@
-"""Plays the episodes of an evaluation, and computes its numbers from the transcripts."""
+"""Plays the episodes of an evaluation, and writes one line per episode into its transcripts."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from accelerate import Accelerator
 from datasets import Dataset
 from tqdm.auto import tqdm
+from transformers import GenerationConfig, PreTrainedModel
 
-from trl_multiagent.environments.base import scoring_metrics
+from trl_multiagent.environments.base import Environment, scoring_metrics
 from trl_multiagent.environments.dataset_rows import item_ids
+from trl_multiagent.evaluation.baselines import PipelineSampler
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
-from trl_multiagent.evaluation.policies import NOTHING, EpisodeGenerator, LoadedTeam, PipelineSampler, Policy
 from trl_multiagent.jobs.identity import describe_environment, digest_of_rows
 from trl_multiagent.jobs.processes import fail_together
 from trl_multiagent.jobs.stage import Stage, chunks_of
-from trl_multiagent.rollout.episodes import play_episodes
-from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments
+from trl_multiagent.models.generation import generate_groups
+from trl_multiagent.rollout.episodes import derive_seed, play_episodes
+from trl_multiagent.rollout.sampler import (
+    Completions,
+    Level,
+    SamplingTeam,
+    TeamSampler,
+    TransformersGenerator,
+    sampling_arguments,
+)
 from trl_multiagent.rollout.tree import Node, judge_nodes
 
 
 Records = list[dict[str, Any]]
 TRANSCRIPTS = "transcripts.jsonl"  # one line of JSON per episode, from which all numbers are computed
 TRANSCRIPT_FORMAT = 2  # increased when the records change
+NOTHING, UNTRAINED, OTHER_TEAM = "nothing", "the untrained agent", "another team's agent"
+
+
+@dataclass
+class LoadedTeam:
+    """A team that can sample, and what must be the same when an evaluation with it is continued."""
+
+    team: SamplingTeam
+    description: dict[str, Any]
+
+
+class Replaced(NamedTuple):
+    """The agent that an ablation replaces, and by what: `NOTHING`, `UNTRAINED` or `OTHER_TEAM`."""
+
+    role: str
+    by: str
+
+
+@dataclass
+class Policy:
+    """
+    What answers the items: a team in its environment.
+
+    Args:
+        name (`str`): Name in tables and of the folder of its transcripts.
+        kind (`str`): `"team"`, `"baseline"`, `"control"`, `"ablation"`, or `"pair"`: agents of several runs in a cross-play.
+        environment ([`~trl_multiagent.environments.Environment`]): Its task, with the roles of the team.
+        load (`Callable[[], LoadedTeam]`): Loads the team, on its device.
+        max_completion_length (`int`): Tokens of a completion at most.
+        source (`str`): Where the team comes from.
+        is_pipeline (`bool`): Whether the agents answer one after the other.
+        rounds (`int`): Turns of the environment in one turn of the task. The last one counts, and the others are drafts.
+        compared_with (`str`): Name of the team that a control or an ablation belongs to.
+        replaced ([`Replaced`], *optional*): What an ablation replaces.
+        mix (`tuple[int, ...]`): In a cross-play, the number of the run from which each role's agent comes.
+    """
+
+    name: str
+    kind: str
+    environment: Environment
+    load: Callable[[], LoadedTeam]
+    max_completion_length: int
+    source: str = ""
+    is_pipeline: bool = False
+    rounds: int = 1
+    compared_with: str = ""
+    replaced: Replaced | None = None
+    mix: tuple[int, ...] = ()
+
+    def num_turns(self, config: EvaluationConfig) -> int:
+        """Returns the turns of the environment in an episode, drafts included."""
+        assert config.num_turns is not None
+        return config.num_turns * self.rounds
+
+
+class EpisodeGenerator(TransformersGenerator):
+    """
+    Samples episodes. The random numbers of a completion depend on the seed, the item, the episode, the turn and the role
+    alone, so neither the other episodes of a batch nor the number of processes changes it, up to rounding.
+
+    Args:
+        policy ([`Policy`]): What answers.
+        team ([`~rollout.sampler.SamplingTeam`]): Its team.
+        config ([`EvaluationConfig`]): The settings.
+    """
+
+    def __init__(self, policy: Policy, team: SamplingTeam, config: EvaluationConfig):
+        arguments = {
+            "max_new_tokens": policy.max_completion_length,
+            "temperature": config.temperature,
+            "repetition_penalty": config.repetition_penalty,
+        }
+        if config.temperature != 0:
+            arguments |= {"top_p": config.top_p, "top_k": config.top_k or 0, "min_p": config.min_p}
+        given = {name: value for name, value in arguments.items() if value is not None}
+        super().__init__(team, sampling_arguments(given), config.generation_token_budget)
+        self.seed = config.seed
+        self.silent_role = policy.replaced.role if policy.replaced and policy.replaced.by == NOTHING else None
+        self.episodes: list[tuple[int, int]] = []  # item and episode of each node of the turn
+        self.generation_seconds: list[dict[str, float]] = []  # of each role's generate call, for every turn
+
+    def generate(self, level: Level) -> dict[str, list[Completions]]:
+        if len(level.nodes[0].history) == len(self.generation_seconds):  # the first call of a turn
+            self.generation_seconds.append({})
+        return super().generate(level)
+
+    def sample(
+        self, agent: PreTrainedModel, role: str, prompt_ids: list[list[int]], level: Level, config: GenerationConfig
+    ) -> list[list[list[int]]]:
+        """Samples one completion per node. The episodes of an item that have the same prompt read it once."""
+        nodes = level.nodes
+        if role == self.silent_role:
+            self.generation_seconds[-1][role] = 0.0
+            return [[self.team.end_tokens(role)[:1]] for _ in nodes]
+        seeds = [
+            derive_seed(self.seed, item, episode, len(node.history), role)
+            for (item, episode), node in zip(self.episodes, nodes, strict=True)
+        ]
+        same: dict[tuple[int, ...], list[int]] = {}  # the nodes of each prompt
+        for k, ids in enumerate(prompt_ids):
+            same.setdefault(tuple(ids), []).append(k)
+        rows = list(same.values())
+        if len({len(row) for row in rows}) > 1:
+            rows = [[k] for k in range(len(nodes))]
+        prompts, row_seeds = [prompt_ids[row[0]] for row in rows], [[seeds[k] for k in row] for row in rows]
+        start = time.perf_counter()
+        groups = generate_groups(agent, prompts, len(rows[0]), config, self.token_budget, row_seeds)
+        self.generation_seconds[-1][role] = time.perf_counter() - start
+        of_nodes = {k: ids for row, group in zip(rows, groups, strict=True) for k, ids in zip(row, group, strict=True)}
+        return [[of_nodes[k]] for k in range(len(nodes))]
 
 
 def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, accelerator: Accelerator) -> Records:
@@ -35,12 +155,6 @@ def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, acce
 
     Items are played in batches that do not depend on the number of processes, each by one process. A batch that was
     interrupted is played again as a whole.
-
-    Args:
-        policy ([`Policy`]): What answers.
-        dataset ([`~datasets.Dataset`]): The items.
-        config ([`EvaluationConfig`]): The settings, without a sampling field that is `None`.
-        accelerator ([`~accelerate.Accelerator`]): Of this process. All processes must call this function.
 
     Returns:
         `list[dict]`: The transcripts, in the order of the items; empty in all processes but the main one.
@@ -52,22 +166,23 @@ def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, acce
     """
     with fail_together(accelerator):
         loaded = policy.load()
-        if loaded.team.roles != tuple(policy.environment.roles):
+        roles = policy.environment.roles
+        if loaded.team.roles != tuple(roles):
             raise ValueError(
-                f"The team in {policy.source} has the roles {list(loaded.team.roles)}, the environment "
-                f"{list(policy.environment.roles)}."
+                f"The team in {policy.source} has the roles {list(loaded.team.roles)}, the environment {list(roles)}."
             )
     settings = describe_policy(policy, loaded, dataset, config)
     stage = Stage(transcripts_folder(config, policy), "evaluation", settings, accelerator)
     with stage.open():
         with fail_together(accelerator):
-            _play_batches(policy, loaded, dataset, config, accelerator, stage)
+            if not stage.has(TRANSCRIPTS):
+                _play_batches(policy, loaded, dataset, config, accelerator, stage)
         with fail_together(accelerator):
             return _join_batches(stage, len(dataset), config) if accelerator.is_main_process else []
 
 
 def transcripts_folder(config: EvaluationConfig, policy: Policy) -> Path:
-    """The folder of a policy's transcripts."""
+    """Returns the folder of a policy's transcripts."""
     assert config.output_dir is not None
     return Path(config.output_dir) / "transcripts" / policy.name
 
@@ -76,11 +191,8 @@ def describe_policy(policy: Policy, loaded: LoadedTeam, dataset: Dataset, config
     """Returns what must be the same when an evaluation is continued."""
     settings = {name: getattr(config, name) for name in SAMPLING_FIELDS}
     settings |= {"max_completion_length": policy.max_completion_length, "rounds": policy.rounds}
-    settings |= {
-        "format": TRANSCRIPT_FORMAT,
-        "pipeline": policy.is_pipeline,
-        "rows of the dataset": digest_of_rows(dataset),
-    }
+    settings |= {"format": TRANSCRIPT_FORMAT, "pipeline": policy.is_pipeline}
+    settings["rows of the dataset"] = digest_of_rows(dataset)
     if policy.replaced is not None:
         settings["replaced"] = f"{policy.replaced.role} by {policy.replaced.by}"
     return {**settings, **describe_environment(policy.environment), **loaded.description}
@@ -95,12 +207,11 @@ def _play_batches(
     stage: Stage,
 ) -> None:
     """Plays the batches of this process that are not there yet, and writes each of them."""
-    if stage.has(TRANSCRIPTS):
-        return
     own = chunks_of(len(dataset), config.items_per_batch)[accelerator.process_index :: accelerator.num_processes]
     missing = [batch for batch in own if not stage.has(part_of(batch))]
-    generator = make_generator(policy, loaded, config)
-    sampler = make_sampler(policy, loaded, generator, config)
+    generator = EpisodeGenerator(policy, loaded.team, config)
+    prompting = (loaded.team, generator, config.use_chat_template, config.history_options)
+    sampler = PipelineSampler(policy.environment, *prompting) if policy.is_pipeline else TeamSampler(*prompting)
     sampler.check_items([dataset[k] for batch in missing for k in batch], policy.environment)
     names = item_ids(dataset)
     bar = tqdm(
@@ -139,38 +250,6 @@ def _join_batches(stage: Stage, num_items: int, config: EvaluationConfig) -> Rec
     return records
 
 
-def count_episodes(folder: Path) -> int:
-    """Returns the number of episodes in a folder of transcripts."""
-    return sum(path.read_bytes().count(b"\n") for path in folder.glob("*.jsonl"))
-
-
-def make_generator(policy: Policy, loaded: LoadedTeam, config: EvaluationConfig) -> EpisodeGenerator:
-    """Makes the generator of a policy."""
-    arguments: dict[str, Any] = {
-        "max_new_tokens": policy.max_completion_length,
-        "temperature": config.temperature,
-        "repetition_penalty": config.repetition_penalty,
-    }
-    if config.temperature != 0:
-        arguments |= {"top_p": config.top_p, "top_k": config.top_k or 0, "min_p": config.min_p}
-    arguments = sampling_arguments({name: value for name, value in arguments.items() if value is not None})
-    generator = EpisodeGenerator(loaded.team, arguments, config.generation_token_budget, config.seed)
-    if policy.replaced is not None and policy.replaced.by == NOTHING:
-        generator.silent_role = policy.replaced.role
-    return generator
-
-
-def make_sampler(
-    policy: Policy, loaded: LoadedTeam, generator: EpisodeGenerator, config: EvaluationConfig
-) -> TeamSampler:
-    """Makes the sampler of a policy."""
-    if policy.is_pipeline:
-        return PipelineSampler(
-            policy.environment, loaded.team, generator, config.use_chat_template, config.history_options
-        )
-    return TeamSampler(loaded.team, generator, config.use_chat_template, config.history_options)
-
-
 def play_batch(
     policy: Policy,
     sampler: TeamSampler,
@@ -183,8 +262,8 @@ def play_batch(
     """
     Plays the episodes of some items. Returns one record per episode.
 
-    The `timing` of a record is about its batch: the wall time in seconds with scoring, the number of episodes, and for every turn the seconds of
-    each role's generate call, which makes the answers of all these episodes.
+    The `timing` of a record is about its batch: the wall time in seconds with scoring, the number of episodes, and for every turn the
+    seconds of each role's generate call, which makes the answers of all these episodes.
     """
     start = time.perf_counter()
     generator.episodes = [(item, episode) for item in batch for episode in range(config.num_episodes)]
@@ -216,17 +295,16 @@ def play_batch(
 
 
 def turn_record(node: Node, sampler: TeamSampler) -> dict[str, Any]:
-    """What happened in one turn of an episode, as plain values. Numbers that are not finite are left out."""
+    """Returns what happened in one turn of an episode, as plain values. Numbers that are not finite are left out."""
     (outcome,) = node.outcomes
-    samples = {role: (sample.prompt_ids, sample.completion_ids[0]) for role, sample in node.samples.items()}
+    prompts = {role: sample.prompt_ids for role, sample in node.samples.items()}
+    answers = {role: sample.completion_ids[0] for role, sample in node.samples.items()}
     return {
         "prompts": dict(node.prompts),
         "completions": node.joint_actions[0],
         "reward": outcome.reward,
         "metrics": {name: value for name, value in outcome.metrics.items() if math.isfinite(value)},
-        "prompt_tokens": {role: len(prompt) for role, (prompt, _) in samples.items()},
-        "tokens": {role: len(ids) for role, (_, ids) in samples.items()},
-        "finished": {
-            role: bool(ids) and ids[-1] in sampler.team.end_tokens(role) for role, (_, ids) in samples.items()
-        },
+        "prompt_tokens": {role: len(ids) for role, ids in prompts.items()},
+        "tokens": {role: len(ids) for role, ids in answers.items()},
+        "finished": {role: bool(ids) and ids[-1] in sampler.team.end_tokens(role) for role, ids in answers.items()},
     }

@@ -13,99 +13,92 @@ import numpy as np
 
 from trl_multiagent.environments.base import PASSED_HIDDEN
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.evaluation.cross_play import CrossPlay
-from trl_multiagent.evaluation.results import FINAL, Numbers, Result, differences, numbers_of, paired_differences
+from trl_multiagent.evaluation.cross_play import CrossPlay, summarize_cross_play
+from trl_multiagent.evaluation.metrics import FINAL, Numbers, Result, numbers_of, paired_differences
 from trl_multiagent.evaluation.statistics import Estimate
 from trl_multiagent.folders import write_text
 from trl_multiagent.report.pictures import GREY, draw_intervals, draw_matrix, picture
 from trl_multiagent.report.tables import text_table
 
 
-EVALUATION, CROSS_PLAY = "evaluation", "cross_play"  # names of the files, without their endings
-
-
-@dataclass
-class Comparison:
-    """
-    Each team minus another policy that belongs to it: its control, or the team with an agent replaced.
-
-    Args:
-        name (`str`): Key in the JSON file.
-        heading (`str`): Heading of the table's first column.
-        rows (`dict[str, list[tuple[Result, Result]]]`): For each row, a pair per team: the team and the other policy.
-        note (`str`, *optional*): A line below the table.
-    """
-
-    name: str
-    heading: str
-    rows: dict[str, list[tuple[Result, Result]]]
-    note: str = ""
+CROSS_PLAY_NOTE = ", for these runs. There is no interval over runs: a mixed team depends on two of them, so a few runs do not show how others differ."
+NOTHING_NOTE = (
+    "Replaced by nothing, an agent answers with an empty text. Where no answer is right without its part, the loss is the whole pass rate by "
+    "construction: it shows that the part is needed, not that the agent does it well."
+)
+COST_NOTE = "Calls and generated tokens are those of an episode, drafts included. Wall s is the wall time of the batches, with scoring, per episode."
 
 
 @dataclass
 class Report:
     """
-    The results of all policies of an evaluation.
+    The results of all policies of an evaluation. Teams are compared with baselines, with their controls, and with themselves with an
+    agent replaced.
 
     Args:
         config ([`EvaluationConfig`]): The settings.
         results (`list[Result]`): One per policy, teams first.
         num_items (`int`): Number of items.
         facts (`dict[str, Any]`): More to write into the JSON file, such as the dataset.
-        cross_play (`list[CrossPlay]`): The cross-play, one entry per metric.
-        comparisons (`list[Comparison]`): The teams beside their controls, and with agents replaced.
+        control_note (`str`): A line below the comparison with the controls.
     """
 
     config: EvaluationConfig
     results: list[Result]
     num_items: int
     facts: dict[str, Any] = field(default_factory=dict)
-    cross_play: list[CrossPlay] = field(default_factory=list)
-    comparisons: list[Comparison] = field(default_factory=list)
+    control_note: str = ""
 
     def __post_init__(self) -> None:
+        self.teams = [result for result in self.results if result.policy.kind == "team"]
+        # Tables and pictures do not show teams with an agent replaced one by one
+        self.shown = [result for result in self.results if result.policy.kind != "ablation"]
         self.numbers: dict[str, Numbers] = {x.name: numbers_of([x], self.config) for x in self.results}
         self.over_teams = numbers_of(self.teams, self.config) if len(self.teams) > 1 else None
-        self.differences: dict[str, Numbers] = {
-            x.name: differences(self.teams, x, self.config)
-            for x in self.results
-            if x.kind == "baseline" and self.teams
+        self.comparisons: dict[str, dict[str, Numbers]] = {
+            name: {row: paired_differences(pairs, self.config) for row, pairs in rows.items()}
+            for name, rows in self._pairs().items()
         }
-        self.compared: dict[str, dict[str, Numbers]] = {
-            x.name: {row: paired_differences(pairs, self.config) for row, pairs in x.rows.items()}
-            for x in self.comparisons
-        }
+        mixes = {result.policy.mix: result for result in self.results if result.policy.mix}
+        metrics = ("return", "pass@1") if mixes else ()
+        summaries = [summarize_cross_play(mixes, [x.name for x in self.teams], m, self.config) for m in metrics]
+        self.cross_play = [summary for summary in summaries if summary is not None]
 
-    @property
-    def shown(self) -> list[Result]:
-        """The results that tables and pictures show one by one: all but those of teams with an agent replaced."""
-        return [result for result in self.results if result.kind != "ablation"]
-
-    @property
-    def teams(self) -> list[Result]:
-        return [result for result in self.results if result.kind == "team"]
+    def _pairs(self) -> dict[str, dict[str, list[tuple[Result, Result]]]]:
+        """Returns what is compared: for each row of each comparison, pairs of a team and another policy."""
+        pairs: dict[str, dict[str, list[tuple[Result, Result]]]] = {}
+        teams = {team.name: team for team in self.teams}
+        for result in self.results:
+            policy = result.policy
+            if policy.kind == "baseline" and teams:
+                pairs.setdefault("differences", {})[policy.name] = [(team, result) for team in self.teams]
+            elif policy.kind == "control":
+                rows = pairs.setdefault("control", {})
+                rows.setdefault(str(self.config.control), []).append((teams[policy.compared_with], result))
+            elif policy.replaced is not None:
+                rows = pairs.setdefault("contributions", {})
+                row = f"{policy.replaced.role} replaced by {policy.replaced.by}"
+                rows.setdefault(row, []).append((teams[policy.compared_with], result))
+        return pairs
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as plain values. Numbers that are not known are null."""
-        policies = {
+        """Returns everything, as plain values. Numbers that are not known are null."""
+        contents: dict[str, Any] = {**self.facts, "items": self.num_items, "settings": asdict(self.config)}
+        contents["policies"] = {
             result.name: {
-                "kind": result.kind,
-                "source": result.source,
+                "kind": result.policy.kind,
+                "source": result.policy.source,
                 "results": plain(self.numbers[result.name]),
                 "cost": result.cost,
                 "cost_per_episode": result.cost_per_episode,
-                "speed": None if result.speed is None else asdict(result.speed),
+                "speed": result.speed,
                 "percent_of_maximum": percent_of_maximum(result, self.numbers[result.name]),
             }
             for result in self.results
         }
-        contents: dict[str, Any] = {**self.facts, "items": self.num_items, "settings": asdict(self.config)}
-        contents["policies"] = policies
         if self.over_teams is not None:
             contents["over_teams"] = plain(self.over_teams)
-        if self.differences:
-            contents["differences"] = {name: plain(numbers) for name, numbers in self.differences.items()}
-        for name, rows in self.compared.items():
+        for name, rows in self.comparisons.items():
             contents[name] = {row: plain(numbers) for row, numbers in rows.items()}
         if self.cross_play:
             contents["cross_play"] = {x.metric: x.to_json() for x in self.cross_play}
@@ -115,7 +108,7 @@ class Report:
     def write(self, folder: Path) -> list[Path]:
         """Writes the JSON file, the table and the pictures, and returns their paths."""
         folder.mkdir(parents=True, exist_ok=True)
-        name = CROSS_PLAY if self.cross_play else EVALUATION
+        name = "cross_play" if self.cross_play else "evaluation"
         paths = [folder / f"{name}{ending}" for ending in (".json", ".txt", ".png")]
         write_text(paths[0], json.dumps(self.to_json(), indent=2) + "\n")
         write_text(paths[1], self.table() + "\n")
@@ -128,33 +121,28 @@ class Report:
     # Text
 
     def table(self) -> str:
-        """The results as text."""
-        level = f"{self.config.confidence:.0%}"
+        """Returns the results as text."""
+        note = f". The row 'all teams' and its differences: over items, and over teams by Student's t, n = {len(self.teams)}."
+        over = CROSS_PLAY_NOTE if self.cross_play else note if self.over_teams else "."
         lines = [
-            f"{self.num_items} items, {self.config.num_episodes} sampled episodes each. In brackets: {level} confidence interval over items"
-            + (self.cross_play_note if self.cross_play else self.over_teams_note if self.over_teams else ".")
-            + " A number has no brackets if its values have no spread and no known bounds."
+            f"{self.num_items} items, {self.config.num_episodes} sampled episodes each. In brackets: {self.config.confidence:.0%} confidence "
+            f"interval over items{over} A number has no brackets if its values have no spread and no known bounds."
         ]
         lines += ["", *self._main_table(), "", *self._speed()]
-        if self.differences:
-            lines += ["", *self._differences()]
-        for comparison in self.comparisons:
-            lines += ["", *difference_lines(comparison.heading, self.compared[comparison.name])]
-            lines += [comparison.note] if comparison.note else []
+        headings = {
+            "differences": "the team minus" if len(self.teams) == 1 else "the teams minus",
+            "control": "the team minus the trained control",
+            "contributions": "the team minus the team with",
+        }
+        notes = {"control": self.control_note, "contributions": NOTHING_NOTE}
+        for name, rows in self.comparisons.items():
+            lines += ["", *difference_lines(headings[name], rows)]
+            lines += [notes[name]] if notes.get(name) else []
         for cross_play in self.cross_play:
             lines += ["", *cross_play_lines(cross_play)]
-        if not self.cross_play:
-            for result in self.shown:
-                lines += ["", *self._components(result)]
+        for result in [] if self.cross_play else self.shown:
+            lines += ["", *self._components(result)]
         return "\n".join(lines)
-
-    @property
-    def over_teams_note(self) -> str:
-        return f". The row 'all teams' and its differences: over items, and over teams by Student's t, n = {len(self.teams)}."
-
-    @property
-    def cross_play_note(self) -> str:
-        return ", for these runs. There is no interval over runs: a mixed team depends on two of them, so a few runs do not show how others differ."
 
     def _main_table(self) -> list[str]:
         rates = [*(f"pass@{k}" for k in self.config.pass_at), PASSED_HIDDEN]
@@ -170,53 +158,44 @@ class Report:
             rows.append(["all teams", *[show(numbers.get(name), name) for name in metrics], "", "", ""])
         lines = text_table(rows)
         if len(metrics) == 1:
-            lines += [
-                f"No pass@k: the task reports no metric `{self.config.pass_metric}`, see `evaluation.pass_metric`."
-            ]
-        num_turns = max(len(numbers) - 1 for numbers in self.numbers.values())
-        if num_turns > 1 and len(metrics) > 1:
-            lines += [
-                "pass@k is that of the last turn. It counts all tests, also those that feedback has shown to the agents."
-                + (" The column of hidden tests leaves these out." if PASSED_HIDDEN in metrics else "")
-            ]
-        return [
-            *lines,
-            "Calls and generated tokens are those of an episode, drafts included. Wall s is the wall time of the batches, with scoring, per episode.",
-        ]
+            problem = f"the task reports no metric `{self.config.pass_metric}`, see `evaluation.pass_metric`."
+            lines.append(f"No pass@k: {problem}")
+        elif any("turn_2" in numbers for numbers in self.numbers.values()):
+            hidden = " The column of hidden tests leaves these out." if PASSED_HIDDEN in metrics else ""
+            tests = "It counts all tests, also those that feedback has shown to the agents."
+            lines.append(f"pass@k is that of the last turn. {tests}{hidden}")
+        return [*lines, COST_NOTE]
 
     def _speed(self) -> list[str]:
-        """Latency and throughput of the generation, per agent and per team."""
-        timed = [(result.name, result.speed) for result in self.shown if result.speed is not None]
+        """Returns latency and throughput of the generation, per agent and per team."""
         rows = [["generation", "latency s", "if parallel", "tokens/s", "if parallel"]]
-        for name, x in timed:
-            team = (
-                x.sequential_latency,
-                x.parallel_latency,
-                x.sequential_tokens_per_second,
-                x.parallel_tokens_per_second,
-            )
-            rows.append([name, *[f"{value:.3g}" for value in team]])
-            if len(x.latency) > 1:
-                for role in x.latency:
-                    rows.append([f"  {role}", f"{x.latency[role]:.3g}", "", f"{x.tokens_per_second[role]:.3g}", ""])
-        if len(rows) == 1:
+        sizes = set()
+        for result in self.shown:
+            if result.speed is None:
+                continue
+            speed = result.speed
+            sizes.add(f"{speed['episodes']:.0f}")
+            kinds = [
+                f"{kind}_{what}" for what in ("latency", "tokens_per_second") for kind in ("sequential", "parallel")
+            ]
+            rows.append([result.name, *[f"{speed[kind]:.3g}" for kind in kinds]])
+            for role, latency in speed["latency"].items() if len(speed["latency"]) > 1 else ():
+                rows.append([f"  {role}", f"{latency:.3g}", "", f"{speed['tokens_per_second'][role]:.3g}", ""])
+        if not sizes:
             return []
         return [
             *text_table(rows),
-            f"Latency: seconds of generation in an episode, with {', '.join(sorted({f'{x.episodes:.0f}' for _, x in timed}))} episodes at a time. "
+            f"Latency: seconds of generation in an episode, with {', '.join(sorted(sizes))} episodes at a time. "
             "The agents of a team answer one after the other; if parallel, a turn takes as long as its slowest agent.",
         ]
 
-    def _differences(self) -> list[str]:
-        return difference_lines("the team minus" if len(self.teams) == 1 else "the teams minus", self.differences)
-
     def _components(self, result: Result) -> list[str]:
+        """Returns all metrics of a policy, by turn."""
         numbers = self.numbers[result.name]
         turns = [turn for turn in numbers if turn != FINAL]
-        names = list(dict.fromkeys(name for turn in turns for name in numbers[turn]))
         percent = percent_of_maximum(result, numbers)
         rows = [[result.name, *[turn.replace("_", " ") for turn in turns], *(["last, of maximum"] if percent else [])]]
-        for name in names:
+        for name in dict.fromkeys(name for turn in turns for name in numbers[turn]):
             row = [name, *[show(numbers[turn].get(name), name) for turn in turns]]
             of_maximum = [f"{percent[name]:.1f} % of {result.bounds(name)[1]:g}" if name in percent else ""]
             rows.append([*row, *(of_maximum if percent else [])])
@@ -224,16 +203,14 @@ class Report:
 
 
 def difference_lines(heading: str, rows: Mapping[str, Numbers]) -> list[str]:
-    """A table of differences in return and pass@1, as far as all rows have them. Differences whose interval contains zero are marked as not shown."""
+    """Returns a table of differences in return and pass@1, as far as all rows have them."""
     metrics = [m for m in ("return", "pass@1") if all(m in numbers[FINAL] for numbers in rows.values())]
-    table = [[heading, *metrics]]
-    for name, numbers in rows.items():
-        table.append([name, *[f"{show(numbers[FINAL][m], m)}{verdict(numbers[FINAL][m])}" for m in metrics]])
-    return text_table(table)
+    table = [[name, *[show_difference(numbers[FINAL][m], m) for m in metrics]] for name, numbers in rows.items()]
+    return text_table([[heading, *metrics], *table])
 
 
 def percent_of_maximum(result: Result, numbers: Numbers) -> dict[str, float]:
-    """The reward of the last turn and its parts in percent of their largest values, as papers report them."""
+    """Returns the reward of the last turn and its parts in percent of their largest values, as papers report them."""
     final = numbers[FINAL]
     return {name: 100 * final[name].mean / result.ranges[name][1] for name in result.ranges if name in final}
 
@@ -243,7 +220,7 @@ def plain(numbers: Numbers) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def without_nan(value: Any) -> Any:
-    """Plain values, with null for numbers that are not finite, which JSON does not have."""
+    """Replaces numbers that are not finite, which JSON does not have, by null."""
     if isinstance(value, dict):
         return {name: without_nan(x) for name, x in value.items()}
     if isinstance(value, list | tuple):
@@ -252,7 +229,7 @@ def without_nan(value: Any) -> Any:
 
 
 def show(estimate: Estimate | None, name: str) -> str:
-    """A number and its interval, if it has one; rates as percentages."""
+    """Formats a number and its interval, if it has one; rates as percentages."""
     if estimate is None:
         return "-"
     form = ".1%" if name.startswith("pass@") or name == PASSED_HIDDEN else ".3f"
@@ -260,23 +237,25 @@ def show(estimate: Estimate | None, name: str) -> str:
     return f"{estimate.mean:{form}}{ends}"
 
 
-def verdict(estimate: Estimate) -> str:
-    """Says whether a difference is there."""
-    return "" if estimate.excludes_zero else " no difference shown"
+def show_difference(estimate: Estimate, name: str) -> str:
+    """Formats a difference, with a note if its confidence interval includes zero."""
+    return show(estimate, name) + ("" if estimate.excludes_zero else " no difference shown")
 
 
 def cross_play_lines(cross_play: CrossPlay) -> list[str]:
-    """The matrices of a cross-play as text, with their comparison."""
+    """Returns the matrices of a cross-play as text, with their comparison."""
     name = cross_play.metric
     lines = []
     for role, matrix in cross_play.matrices.items():
         rows = [[f"{name}: {role} of the row's run", *cross_play.runs]]
         rows += [[run, *[f"{x:.3f}" for x in row]] for run, row in zip(cross_play.runs, matrix, strict=True)]
         lines += [*text_table(rows), ""]
-    lines.append(f"agents trained together  {show(cross_play.diagonal, name)}")
-    lines.append(f"agents of two runs       {show(cross_play.off_diagonal, name)}")
-    lines.append(f"difference               {show(cross_play.difference, name)}{verdict(cross_play.difference)}")
-    return lines
+    return [
+        *lines,
+        f"agents trained together  {show(cross_play.diagonal, name)}",
+        f"agents of two runs       {show(cross_play.off_diagonal, name)}",
+        f"difference               {show_difference(cross_play.difference, name)}",
+    ]
 
 
 # Pictures
@@ -293,13 +272,12 @@ def draw(report: Report, path: Path) -> None:
     turns = [turn for turn in next(iter(rows.values())) if turn != FINAL]
     title = f"{report.num_items} items, {config.num_episodes} episodes each. Lines: {config.confidence:.0%} intervals over items"
     title += f"; all teams: over items and {len(report.teams)} teams" if report.over_teams else ""
-    size = (4.2, 1.8 + 0.45 * len(rows))
-    with picture(path, len(panels) + 1, size, title, sharey=True) as axes:
+    with picture(path, len(panels) + 1, (4.2, 1.8 + 0.45 * len(rows)), title, sharey=True) as axes:
         for panel, (metric, heading) in zip(axes, panels.items(), strict=False):
-            draw_intervals(
-                panel,
-                [{turn.replace("_", " "): row.get(turn, {}).get(metric) for turn in turns} for row in rows.values()],
-            )
+            values = [
+                {turn.replace("_", " "): row.get(turn, {}).get(metric) for turn in turns} for row in rows.values()
+            ]
+            draw_intervals(panel, values)
             panel.set(title=heading)
             panel.set_xlim(left=min(0.0, panel.get_xlim()[0]))
             if metric == "pass@1":

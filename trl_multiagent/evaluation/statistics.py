@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
 
 def pass_at_k(num_episodes: int, num_passed: int, k: int) -> float:
     """
-    The unbiased estimate of pass@k of one item: 1 - C(n - c, k) / C(n, k), the probability that k different ones of the n
+    Computes the unbiased estimate of pass@k of one item: 1 - C(n - c, k) / C(n, k), the probability that k different ones of the n
     sampled answers contain at least one of the c that pass.
 
     Args:
@@ -50,7 +50,7 @@ def estimates(
     values: np.ndarray, bounds: Sequence[tuple[float, float]], num_draws: int, confidence: float, seed: int
 ) -> list[Estimate]:
     """
-    Means with confidence intervals over items and, if there are several teams, over teams.
+    Computes means with confidence intervals over items and, if there are several teams, over teams.
 
     The interval over items is computed from the items' means over the teams. The interval over teams is Student's t interval of the teams'
     means over the items, with one degree of freedom less than teams. Both are combined by the method of variance estimates recovery (Zou and
@@ -92,7 +92,7 @@ def bounded_intervals(
     values: np.ndarray, bounds: np.ndarray, num_draws: int, confidence: float, seed: int
 ) -> np.ndarray:
     """
-    Confidence intervals of the means of values with known bounds: Gaffke's (2005), studied by Learned-Miller and Thomas (2019,
+    Computes confidence intervals of the means of values with known bounds: Gaffke's (2005), studied by Learned-Miller and Thomas (2019,
     https://huggingface.co/papers/1905.06208).
 
     The upper end is a quantile of the weighted mean of the n values and the upper bound, with weights from the flat Dirichlet distribution of
@@ -124,7 +124,7 @@ def bounded_intervals(
 
 
 def t_interval(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    """Student's t interval of the mean of the values that are not NaN; NaN if they are all the same, so that their spread is not known."""
+    """Computes Student's t interval of the mean of the values that are not NaN; NaN if they are all the same, so that their spread is not known."""
     values = values[~np.isnan(values)]
     mean = float(nan_mean(values, axis=0))
     spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
@@ -137,7 +137,7 @@ def t_interval(values: np.ndarray, confidence: float) -> tuple[float, float]:
 @functools.cache
 def t_quantile(probability: float, degrees: int) -> float:
     """
-    A quantile of Student's t distribution with n degrees of freedom, integrated numerically: t = sqrt(n) tan(a), where the density of a is in
+    Computes a quantile of Student's t distribution with n degrees of freedom, integrated numerically: t = sqrt(n) tan(a), where the density of a is in
     proportion to cos(a)^(n - 1).
     """
     angles = np.linspace(-math.pi / 2, math.pi / 2, 200_001)
@@ -147,7 +147,7 @@ def t_quantile(probability: float, degrees: int) -> float:
 
 
 def nan_mean(values: np.ndarray, axis: int) -> np.ndarray:
-    """The means of the values that are not NaN; NaN without any."""
+    """Computes the means of the values that are not NaN; NaN without any."""
     is_there = ~np.isnan(values)
     counts = is_there.sum(axis=axis)
     sums = np.where(is_there, values, 0.0).sum(axis=axis)

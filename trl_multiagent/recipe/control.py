@@ -1,44 +1,40 @@
 """
-The trained control of an evaluation: one agent that answers alone, or for all roles, trained at the cost of a team.
+Trains the control of an evaluation: one agent that answers alone, or for all roles, trained at the cost of a team.
 
 It is trained with the settings of the team's run until it has spent at least as many scored answers and generated tokens, as its trainer counts
 them. The number of optimizer steps is estimated before the training, for the schedule of the learning rate. An answer may have as many tokens
 as all of the team's answers together.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import broadcast_object_list
+from datasets import Dataset
 from transformers import SchedulerType, TrainerCallback, TrainerControl, TrainerState
 
+from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.task import Task
 from trl_multiagent.jobs.processes import start_processes
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.recipe.checks import check_run, check_team
-from trl_multiagent.recipe.run import parse_recipe, train
+from trl_multiagent.recipe.evaluation_settings import Evaluation, TeamSource
+from trl_multiagent.recipe.recipe import Recipe
+from trl_multiagent.recipe.run import make_recipe, settings_of, train
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
+from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import ConfigError, read_yaml
 from trl_multiagent.settings.schema import algorithm_keys
+from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.log import COST_FILE
-
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from trl_multiagent.environments.base import Environment
-    from trl_multiagent.recipe.recipe import Recipe
-    from trl_multiagent.team.agent_team import AgentTeam
-    from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
+from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
 
 CONTROL_FILE = "control.json"  # in the folder of a control that is complete
@@ -46,28 +42,15 @@ MEASURED_ITEMS = 64  # whose answers are sampled to estimate the tokens of an an
 MOST_STEPS = 4  # times the estimate, where the schedule of the learning rate does not depend on the number of steps
 
 
-@dataclass(frozen=True)
-class TrainingCost:
-    """
-    What the training of a team cost.
-
-    Args:
-        env_steps (`int`): Scored joint answers.
-        generated_tokens (`int`): Tokens that all agents generated.
-    """
+class TrainingCost(NamedTuple):
+    """What a training cost: scored joint answers, and tokens that all agents generated."""
 
     env_steps: int
     generated_tokens: int
 
 
 class StopWhenSpent(TrainerCallback):
-    """
-    Ends a training as soon as it has cost as much as another one: at least as many env steps, and at least as many generated tokens.
-
-    Args:
-        trainer ([`~trl_multiagent.trainers.base.rollout_trainer.RolloutTrainer`]): The trainer, which counts both.
-        cost ([`TrainingCost`]): The cost of the other training.
-    """
+    """Ends a training as soon as it has cost at least as many env steps and generated tokens as another one, as its trainer counts them."""
 
     def __init__(self, trainer: RolloutTrainer, cost: TrainingCost):
         self.trainer, self.cost = trainer, cost
@@ -81,12 +64,7 @@ class StopWhenSpent(TrainerCallback):
 
 
 def read_cost(run_folder: Path) -> TrainingCost:
-    """
-    Reads what a run cost.
-
-    Raises:
-        ConfigError: the folder has no record of it.
-    """
+    """Reads what a run cost, and refuses a folder without a record of it."""
     path = run_folder / COST_FILE
     try:
         numbers = json.loads(path.read_text(encoding="utf-8"))
@@ -105,163 +83,135 @@ class Control:
     The control of one run.
 
     Args:
-        kind (`str`): `"single_agent"` or `"centralized"`.
         run_config (`str`): The settings of the run.
-        folder (`Path`): The folder of the control's run.
-        model (`str`): The model that it starts from.
+        cost ([`TrainingCost`]): What the run cost.
+        folder (`Path`): The folder of the control.
         num_agents (`int`): Number of agents of the team.
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): See [`~recipe.run.run_recipe`].
-        task_name (`str`, *optional*): The task, if the user chose one.
-        prog (`str`): Name of the program in messages.
+        settings ([`~trl_multiagent.settings.derive.Settings`]): The settings of the control's training, without the number of its
+            optimizer steps.
+        stage ([`~trl_multiagent.jobs.stage.Stage`]): The training, which depends on the control's kind, its model and the cost of the run.
     """
 
-    kind: str
     run_config: str
+    cost: TrainingCost
     folder: Path
-    model: str
     num_agents: int
-    task: Task | Mapping[str, str]
-    task_name: str | None
-    prog: str
-
-    def check(self) -> TrainingCost:
-        """
-        Checks that the control can be trained, or was trained with the same settings, and returns the cost of its run.
-
-        Raises:
-            ConfigError: the run has no record of its cost, or was not trained with an online algorithm.
-            StageChanged: the folder holds another control.
-        """
-        _ = self.algorithm
-        cost = read_cost(Path(self.run_config).parent)
-        if self.is_trained:
-            self.stage(cost).check()
-        return cost
-
-    def stage(self, cost: TrainingCost) -> Stage:
-        """Returns the training of the control, which depends on its kind, its model and the cost of the run."""
-        settings = {"control": self.kind, "control_model": self.model, **asdict(cost)}
-        advice = "choose another `evaluation.output_dir`"
-        return Stage(self.folder, "control", settings, start_processes(), advice=advice)
-
-    @functools.cached_property
-    def written(self) -> dict[str, Any]:
-        """The settings of the run."""
-        return read_yaml(self.run_config)
-
-    @property
-    def algorithm(self) -> str:
-        """
-        The algorithm of the run.
-
-        Raises:
-            ConfigError: it does not learn from rollouts.
-        """
-        algorithm = next((name for name in self.written if name in ALGORITHMS), None)
-        if algorithm is None or ALGORITHMS[algorithm].run != ROLLOUTS:
-            raise ConfigError(
-                f"The control is trained with the algorithm of its run, which must learn from rollouts, such as magrpo; the run of "
-                f"{self.run_config} has {algorithm or 'none'}."
-            )
-        return algorithm
+    settings: Settings
+    stage: Stage
 
     @property
     def is_trained(self) -> bool:
-        return (self.folder / CONTROL_FILE).is_file()
-
-    def argv(self) -> list[str]:
-        """The arguments of the control's run, without the number of its optimizer steps."""
-        algorithm = self.algorithm
-        section = self.written[algorithm]
-        length = section.get("max_completion_length", algorithm_keys(algorithm)["max_completion_length"].default)
-        mode = {"num_agents": 1} if self.kind == "single_agent" else {"collaboration_mode": "centralized"}
-        changes: dict[str, Any] = {
-            **mode,
-            "early_termination_threshold": None,  # the reward of one agent may have another maximum
-            "max_completion_length": self.num_agents * length,
-            "output_dir": str(self.folder),
-            "report_to": "none",
-            "push_to_hub": False,
-        }
-        changes |= {
-            name: None for name in ("frozen_agents", "agent_learning_rates", "critic_models") if name in section
-        }
-        overrides = [f"{algorithm}.{name}={json.dumps(value)}" for name, value in changes.items()]
-        overrides += ["agents=null", f"agent_model.name={self.model!r}", "output.save_path=null"]
-        overrides += ["output.save_final_model=true"]
-        argv = ["--config", self.run_config, "--override", *overrides]
-        return argv if self.task_name is None else [*argv, "--task", self.task_name]
+        return self.stage.has(CONTROL_FILE)
 
     def read_run(self) -> tuple[Recipe, Environment, Dataset]:
         """
-        Reads and checks the settings and the items of the control's own run, without loading a model. Settings that its arguments
-        do not allow end the program.
-
-        Returns:
-            `tuple`: The recipe, the environment and the items.
-
-        Raises:
-            ValueError, OSError or RuntimeError: the task, the model or the data do not allow this run.
+        Checks the settings and the items of the control's training, without loading a model. Settings that its arguments do not allow
+        end the program.
         """
-        recipe = parse_recipe(self.algorithm, self.task, self.argv(), self.prog)
+        recipe = make_recipe(self.settings)
         environment = recipe.make_environment()
         check_team(recipe, environment.roles)
         train_dataset, _ = recipe.load_datasets()
         return recipe, environment, train_dataset
 
-    def train(self, cost: TrainingCost) -> None:
+    def train(self) -> None:
         """Trains the control and saves it in its folder."""
-        algorithm, stage = self.algorithm, self.stage(cost)
         recipe, environment, train_dataset = self.read_run()
+        algorithm, args = recipe.algorithm, recipe.training_args
         with recipe.reservation:
             check_run(recipe, environment, train_dataset)
-            if stage.state.is_main_process:
-                stage.begin()
+            if self.stage.state.is_main_process:
+                self.stage.begin()
             team = recipe.load_team(environment.roles)
-            tokens = tokens_per_answer(
-                team, environment, train_dataset.select(range(min(MEASURED_ITEMS, len(train_dataset)))), recipe
-            )
-            args = recipe.training_args
-            args.max_steps = steps_at_cost(cost, answers_per_batch(recipe), tokens, args.num_iterations)
+            measured = train_dataset.select(range(min(MEASURED_ITEMS, len(train_dataset))))
+            tokens = tokens_per_answer(team, environment, measured, recipe)
+            answers = args.rows_per_item * recipe.items_per_step  # of one batch of trees, in all processes
+            args.max_steps = steps_at_cost(self.cost, answers, tokens, args.num_iterations)
             if args.lr_scheduler_type == SchedulerType.CONSTANT:
                 args.max_steps *= MOST_STEPS
             recipe.merged[algorithm]["max_steps"] = args.max_steps
             if args.process_index == 0:
                 print(
-                    f"Training the control of {self.run_config} until it has {cost.env_steps} scored answers and "
-                    f"{cost.generated_tokens} generated tokens, for {args.max_steps} steps at most.",
+                    f"Training the control of {self.run_config} until it has {self.cost.env_steps} scored answers and "
+                    f"{self.cost.generated_tokens} generated tokens, for {args.max_steps} steps at most.",
                     flush=True,
                 )
-            train(
-                recipe, algorithm, environment, team, train_dataset, None, functools.partial(StopWhenSpent, cost=cost)
-            )
-        stage.save_result(CONTROL_FILE, stage.settings)
+            stop = functools.partial(StopWhenSpent, cost=self.cost)
+            train(recipe, algorithm, environment, team, train_dataset, None, stop)
+        self.stage.save_result(CONTROL_FILE, self.stage.settings)
 
 
-def answers_per_batch(recipe: Recipe) -> int:
-    """Answers that one batch of a single agent's trees scores, in all processes."""
-    args = recipe.training_args
-    assert args.items_per_device is not None  # the configuration has set it
-    return args.rows_per_item * args.items_per_device * args.world_size
+def make_controls(evaluation: Evaluation, task: Task | Mapping[str, str]) -> dict[str, Control]:
+    """
+    Makes the controls of the teams, by the names of the teams, if the settings ask for them.
+
+    Raises:
+        ConfigError: a team is not that of a run, or the run cannot have a control.
+        StageChanged: the folder of a control holds another one.
+    """
+    kind, settings, base = evaluation.config.control, evaluation.settings, evaluation.base
+    if kind is None:
+        return {}
+    if settings.is_centralized or settings.num_agents == 1:
+        raise ConfigError("`evaluation.control` is for teams, but this run has one agent: leave it out.")
+    model = evaluation.config.control_model or (base if isinstance(base, str) else base[-1] if base else None)
+    if model is None:
+        raise ConfigError("The model that the control starts from is not known: give `--control_model`.")
+    if model not in settings.task.models:
+        check_names(model, "control_model")
+    return {team.name: make_control(evaluation, team, kind, model, task) for team in evaluation.teams}
+
+
+def make_control(
+    evaluation: Evaluation, team: TeamSource, kind: str, model: str, task: Task | Mapping[str, str]
+) -> Control:
+    """Makes the control of one team, see [`make_controls`]."""
+    if team.run_config is None:
+        raise ConfigError(f"The control of {team.location} needs the folder of a run, with its config.yaml.")
+    cost = read_cost(Path(team.run_config).parent)
+    folder = evaluation.output_dir / "controls" / team.name
+    depends_on = {"control": kind, "control_model": model, **cost._asdict()}
+    stage = Stage(folder, "control", depends_on, start_processes(), advice="choose another `evaluation.output_dir`")
+    if stage.has(CONTROL_FILE):
+        stage.check()
+    written = read_yaml(team.run_config)
+    algorithm = next((name for name in written if name in ALGORITHMS), None)
+    if algorithm is None or ALGORITHMS[algorithm].run != ROLLOUTS:
+        raise ConfigError(
+            "The control is trained with the algorithm of its run, which must learn from rollouts, such as magrpo; the run of "
+            f"{team.run_config} has {algorithm or 'none'}."
+        )
+    num_agents = len(team.roles or ()) or evaluation.settings.num_agents
+    section = written[algorithm]
+    length = section.get("max_completion_length", algorithm_keys(algorithm)["max_completion_length"].default)
+    changes: dict[str, Any] = {
+        **({"num_agents": 1} if kind == "single_agent" else {"collaboration_mode": "centralized"}),
+        "early_termination_threshold": None,  # the reward of one agent may have another maximum
+        "max_completion_length": num_agents * length,
+        "output_dir": str(folder),
+        "report_to": "none",
+        "push_to_hub": False,
+    }
+    changes |= {name: None for name in ("frozen_agents", "agent_learning_rates", "critic_models") if name in section}
+    own: dict[str, Any] = {algorithm: changes, "agents": None, "agent_model": {"name": model}}
+    own["output"] = {"save_path": None, "save_final_model": True}
+    if evaluation.arguments.task is not None:
+        own["task"] = evaluation.arguments.task
+    settings = settings_of(algorithm, task, [written, own], evaluation.prog, team.run_config)
+    return Control(team.run_config, cost, folder, num_agents, settings, stage)
 
 
 def steps_at_cost(cost: TrainingCost, answers: int, tokens: float, num_iterations: int) -> int:
     """
-    The optimizer steps after which a control has cost as many scored answers and about as many tokens as a team, if its answers keep
-    their length.
-
-    Args:
-        cost ([`TrainingCost`]): The cost of the team.
-        answers (`int`): Scored answers of a batch.
-        tokens (`float`): Tokens of an answer.
-        num_iterations (`int`): Optimizer steps per batch.
+    Computes the optimizer steps after which a control has cost as many scored answers and about as many tokens as a team, if its answers
+    keep their length. `answers`: scored answers of a batch. `tokens`: tokens of an answer. `num_iterations`: optimizer steps per batch.
     """
     batches = max(cost.env_steps / answers, cost.generated_tokens / (answers * tokens))
     return math.ceil(batches) * num_iterations
 
 
 def tokens_per_answer(team: AgentTeam, environment: Environment, items: Sequence[dict], recipe: Recipe) -> float:
-    """The mean number of tokens of the untrained control's answers, the same in all processes."""
+    """Returns the mean number of tokens of the untrained control's answers, the same in all processes."""
     args = recipe.training_args
     torch.manual_seed(args.seed)
     episodes = team.to(args.device).collaborate(

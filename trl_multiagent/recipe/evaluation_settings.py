@@ -1,20 +1,21 @@
-"""Reads and checks the settings of an evaluation, and makes what it plays: environments, items, and policies."""
+"""
+Reads the settings of an evaluation, and finds its teams: folders of runs, of saved teams and of checkpoints, and ids on the Hub. No model
+and no data are loaded for this.
+"""
 
 from __future__ import annotations
 
 import argparse
-import copy
 import dataclasses
-import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trl_multiagent.environments.task import Task, TaskSettings
-from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
-from trl_multiagent.recipe.evaluated_teams import TeamSource, find_config, find_team, name_teams
+from trl_multiagent.environments.task import Task
+from trl_multiagent.evaluation.config import BASELINES, SAMPLING_FIELDS, EvaluationConfig
+from trl_multiagent.folders import RECIPE_FILE, TEAM_FILE, holds_model
 from trl_multiagent.recipe.run import settings_of
-from trl_multiagent.recipe.tasks import task_settings
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import (
@@ -24,21 +25,31 @@ from trl_multiagent.settings.read import (
     parse_overrides,
     parse_value,
     read_yaml,
+    renamed,
     suggestion,
 )
-from trl_multiagent.settings.schema import algorithm_keys, keys_of
+from trl_multiagent.settings.schema import algorithm_keys
 
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from trl_multiagent.environments.base import Environment
-    from trl_multiagent.evaluation.policies import LoadedTeam, Policy
-    from trl_multiagent.recipe.control import Control
-
-
-SECTION = "evaluation"
 DEFAULT_ALGORITHM = "magrpo"  # whose defaults apply without a file
+
+
+@dataclasses.dataclass(frozen=True)
+class TeamSource:
+    """
+    A team to evaluate.
+
+    Args:
+        name (`str`): Its name in the report.
+        location (`str`): Folder or Hub id of a saved team, or of a model that every agent starts from.
+        roles (`tuple[str, ...]`, *optional*): The roles of a saved team; `None` for a model.
+        run_config (`str`, *optional*): The settings of its run.
+    """
+
+    name: str
+    location: str
+    roles: tuple[str, ...] | None
+    run_config: str | None = None
 
 
 @dataclasses.dataclass
@@ -51,11 +62,8 @@ class Evaluation:
         config ([`~trl_multiagent.evaluation.config.EvaluationConfig`]): Those of the evaluation, complete.
         teams (`list[TeamSource]`): The teams.
         base (`str`, `list[str]` or `None`): The model from which the agents of the training started, as far as it is known.
-        uses_all_rows (`bool`): Whether a dataset was given without a split, so that all of its rows are items.
-        has_split (`bool`): Whether `--split` was given, so that the task has to read `dataset.eval_split`.
+        arguments (`argparse.Namespace`): The command line.
         cross_play (`bool`): Whether the agents of the teams play with each other.
-        controls (`dict[str, Control]`): The trained control of each team, by the team's name.
-        dry_run (`bool`): Whether to print the cost and stop.
         prog (`str`): Name of the program in messages.
         notes (`list[str]`): Messages to the user about the settings.
     """
@@ -64,11 +72,8 @@ class Evaluation:
     config: EvaluationConfig
     teams: list[TeamSource]
     base: str | list[str] | None
-    uses_all_rows: bool
-    has_split: bool
+    arguments: argparse.Namespace
     cross_play: bool
-    controls: dict[str, Control]
-    dry_run: bool
     prog: str
     notes: list[str]
 
@@ -78,269 +83,11 @@ class Evaluation:
 
     @property
     def output_dir(self) -> Path:
-        assert self.config.output_dir is not None
-        return Path(self.config.output_dir)
-
-    def task_settings(self, **changes: Any) -> TaskSettings:
-        return dataclasses.replace(task_settings(self.settings, self.output_dir), **changes)
-
-    def make_environment(self) -> Environment:
-        """
-        Makes the task's environment, and compares its roles with those of the teams.
-
-        Raises:
-            ConfigError: the roles do not match, or the environment cannot play so many turns.
-        """
-        environment = self.task.environment(self.task_settings())
-        for team in self.teams:
-            if team.roles is not None and team.roles != tuple(environment.roles):
-                raise ConfigError(
-                    f"The team in {team.location} has the roles {', '.join(team.roles)}, but the task has "
-                    f"{', '.join(environment.roles)}: choose the config of its training, or set "
-                    f"{self.settings.algorithm}.num_agents."
-                )
-        assert self.config.num_turns is not None
-        try:
-            environment.check_turns(self.config.num_turns)
-        except ValueError as error:
-            raise ConfigError(error) from error
-        return environment
-
-    def make_single_environment(self, purpose: str) -> Environment:
-        """
-        Makes the task's environment for one agent.
-
-        Args:
-            purpose (`str`): What needs it, for messages.
-
-        Raises:
-            ConfigError: the task has no form for one agent.
-        """
-        try:
-            environment = self.task.environment(self.task_settings(num_agents=1, is_centralized=False))
-        except ValueError as error:
-            raise ConfigError(f"The {purpose} needs the task for one agent. {error}") from error
-        if len(environment.roles) != 1:
-            raise ConfigError(
-                f"The {purpose} needs the task for one agent, but it always has the roles {', '.join(environment.roles)}: leave it out."
-            )
-        return environment
-
-    def make_control_environment(self) -> Environment:
-        """
-        Makes the environment of the controls.
-
-        Raises:
-            ConfigError: the task has no form for one agent.
-        """
-        if self.config.control == "single_agent":
-            return self.make_single_environment("control")
-        return self.task.environment(self.task_settings(is_centralized=True))
-
-    def load_items(self) -> Dataset:
-        """
-        Loads the items: the evaluation set, or its first `dataset.eval_size` rows.
-
-        Raises:
-            ConfigError: there are no rows, or `--split` was given and the task does not read it.
-        """
-        from trl_multiagent.recipe.recipe import first_rows
-
-        settings = self.task_settings()
-        read: set[str] = set()
-        settings.sections["dataset"] = watched(settings.dataset, read)
-        train, evaluation = self.task.load_datasets(settings)
-        if self.has_split and not {"train_split", "eval_split"} & read:
-            raise ConfigError(
-                "--split has no effect: the task loads its own data and does not read `dataset.eval_split`. Leave it out; "
-                "`dataset.eval_size` takes the first rows of the evaluation set."
-            )
-        items = train if self.uses_all_rows else evaluation
-        if items is not None and len(items) == 0:
-            raise ConfigError("There are no items to evaluate on: the evaluation set is empty.")
-        if items is None:
-            raise ConfigError(
-                "There are no items to evaluate on: set `dataset.eval_split` or --split, such as --split 'test[:50]', or give "
-                "--dataset, all of whose rows are played. A task with data of its own has to return an evaluation set."
-            )
-        return first_rows(items, self.settings.sections["dataset"].eval_size)
-
-    def load(self, names: str | list[str], roles: Sequence[str]) -> LoadedTeam:
-        """Loads a team on the device of this process, see [`~team.load.load_player`]."""
-        from trl_multiagent.evaluation.policies import LoadedTeam, describe_team
-        from trl_multiagent.recipe.models import make_loader
-
-        team = make_loader(self.settings).load_player(names, roles)
-        return LoadedTeam(team, describe_team(team))
-
-    # Policies
-
-    def make_policies(self, environment: Environment) -> list[Policy]:
-        """The teams, in order, and what they are compared with."""
-        policies = [
-            *(self.team_policy(team, environment) for team in self.teams),
-            *self.baseline_policies(environment),
-        ]
-        if self.controls:
-            policies += self.control_policies()
-        if self.config.contributions:
-            policies += self.ablated_policies(environment)
-        return policies
-
-    def team_policy(self, source: TeamSource, environment: Environment) -> Policy:
-        from trl_multiagent.evaluation.policies import Policy
-
-        load = functools.partial(self.load, source.location, environment.roles)
-        return Policy(source.name, "team", environment, load, self.max_completion_length, source.location)
-
-    @property
-    def max_completion_length(self) -> int:
-        assert self.config.max_completion_length is not None
-        return self.config.max_completion_length
-
-    def baseline_policies(self, environment: Environment) -> list[Policy]:
-        """
-        The baselines that the settings ask for.
-
-        Raises:
-            ConfigError: their model is not known, or the task has no form for one agent.
-        """
-        from trl_multiagent.evaluation.baselines import DiscussionEnvironment, answer_limit
-        from trl_multiagent.evaluation.policies import Policy
-
-        policies = []
-        num_agents = len(environment.roles)
-        for name in self.config.baselines or ():
-            names = self.baseline_model()
-            own = environment
-            if name == "raw_single_agent":
-                own = self.make_single_environment("baseline raw_single_agent")
-                if isinstance(names, list):
-                    (role,) = own.roles
-                    names = names[environment.roles.index(role) if role in environment.roles else 0]
-            elif name == "discussion":
-                own = DiscussionEnvironment(environment)
-            limit = answer_limit(name, num_agents, self.max_completion_length, self.config.baseline_budget)
-            source = names if isinstance(names, str) else ", ".join(names)
-            policies.append(
-                Policy(
-                    name,
-                    "baseline",
-                    own,
-                    functools.partial(self.load, names, own.roles),
-                    limit,
-                    source,
-                    is_pipeline=name == "pipeline",
-                    rounds=2 if name == "discussion" else 1,
-                )
-            )
-        return policies
-
-    def baseline_model(self) -> str | list[str]:
-        """
-        The model of the baselines.
-
-        Raises:
-            ConfigError: it is not known, or does not exist.
-        """
-        names = self.config.baseline_model or self.base
-        if names is None:
-            raise ConfigError("The model of the baselines is not known: give `--baseline_model`.")
-        own = [name for name in ([names] if isinstance(names, str) else names) if name not in self.task.models]
-        check_names(own, "baseline_model")
-        return names
-
-    def control_policies(self) -> list[Policy]:
-        """The trained controls, one per team."""
-        from trl_multiagent.evaluation.policies import Policy
-
-        environment = self.make_control_environment()
-        return [
-            Policy(
-                f"{source}_control",
-                "control",
-                environment,
-                functools.partial(self.load, str(control.folder), environment.roles),
-                control.num_agents * self.max_completion_length,
-                str(control.folder),
-                compared_with=source,
-            )
-            for source, control in self.controls.items()
-        ]
-
-    def ablated_policies(self, environment: Environment) -> list[Policy]:
-        """The teams with one agent replaced: by nothing, by its untrained self, and by that of the next team."""
-        from trl_multiagent.evaluation.policies import NOTHING, OTHER_TEAM, UNTRAINED, Policy, Replaced, mix
-
-        names, roles = self.baseline_model(), environment.roles
-        short_names = {NOTHING: "silent", UNTRAINED: "untrained", OTHER_TEAM: "other"}
-        loaded = functools.cache(lambda source: self.load(source.location, roles))
-        untrained = functools.cache(lambda: self.load(names, roles))
-
-        def load(own: TeamSource, role: str, by: str, other_team: TeamSource) -> LoadedTeam:
-            parts = {each: loaded(own) for each in roles}
-            if by != NOTHING:  # otherwise the sampler silences the team's own agent
-                parts[role] = untrained() if by == UNTRAINED else loaded(other_team)
-            return mix(parts)
-
-        replacements = (NOTHING, UNTRAINED, OTHER_TEAM) if len(self.teams) > 1 else (NOTHING, UNTRAINED)
-        return [
-            Policy(
-                f"{source.name}_{role}_{short_names[by]}",
-                "ablation",
-                environment,
-                functools.partial(load, source, role, by, self.teams[(k + 1) % len(self.teams)]),
-                self.max_completion_length,
-                source.location,
-                compared_with=source.name,
-                replaced=Replaced(role, by),
-            )
-            for k, source in enumerate(self.teams)
-            for role in roles
-            for by in replacements
-        ]
-
-    def mixed_policies(self, environment: Environment) -> dict[tuple[int, ...], Policy]:
-        """The teams of a cross-play. Every agent is loaded once."""
-        from trl_multiagent.evaluation.cross_play import mixes
-        from trl_multiagent.evaluation.policies import Policy, mix
-
-        roles = environment.roles
-        loaded = functools.cache(lambda run: self.load(self.teams[run].location, roles))
-
-        def load(runs: tuple[int, ...]) -> LoadedTeam:
-            return mix({role: loaded(run) for role, run in zip(roles, runs, strict=True)})
-
-        policies = {}
-        for runs in mixes(len(self.teams), roles):
-            trained_together = len(set(runs)) == 1
-            name = self.teams[runs[0]].name if trained_together else "mix_" + "_".join(map(str, runs))
-            source = " + ".join(self.teams[run].location for run in dict.fromkeys(runs))
-            kind = "team" if trained_together else "pair"
-            policies[runs] = Policy(
-                name, kind, environment, functools.partial(load, runs), self.max_completion_length, source
-            )
-        return policies
-
-
-def watched(section: Any, read: set[str]) -> Any:
-    """A copy of a section that adds the names of the settings that are read to a set."""
-
-    class Watched(type(section)):  # type: ignore[misc]
-        def __getattribute__(self, name: str) -> Any:
-            read.add(name)
-            return super().__getattribute__(name)
-
-    copied = copy.copy(section)
-    copied.__class__ = Watched
-    return copied
-
-
-# Arguments
+        return Path(str(self.config.output_dir))
 
 
 def make_evaluation_parser(prog: str, cross_play: bool) -> argparse.ArgumentParser:
-    """The command line of an evaluation. Every setting of the section `evaluation` is a flag."""
+    """Makes the command line of an evaluation. Every setting of the section `evaluation` is a flag."""
     parser = argparse.ArgumentParser(
         prog=prog,
         usage="%(prog)s TEAM [TEAM ...] [--config FILE | --dataset NAME] [--override KEY=VALUE ...] [--dry_run] "
@@ -360,7 +107,9 @@ def make_evaluation_parser(prog: str, cross_play: bool) -> argparse.ArgumentPars
     parser.add_argument("--dataset", metavar="NAME", help="Short for --override dataset.name=NAME.")
     parser.add_argument("--split", metavar="SPLIT", help="The rows to evaluate on, such as 'test[:50]'.")
     parser.add_argument("--dry_run", action="store_true", help="Check everything, print the cost, stop.")
-    group = parser.add_argument_group("settings, also keys of the section 'evaluation'")
+    group = parser.add_argument_group(
+        "settings, also keys of the section 'evaluation'", "Those of the sampling are by default as in the training."
+    )
     for field in dataclasses.fields(EvaluationConfig):
         if not (cross_play and field.name.startswith(("baseline", "control", "contributions"))):
             text = f"{field.metadata['help']} (default: {field.default})".replace("%", "%%")
@@ -369,19 +118,20 @@ def make_evaluation_parser(prog: str, cross_play: bool) -> argparse.ArgumentPars
 
 
 def flag_values(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The flags of an evaluation as values of the section `evaluation`."""
+    """Returns the flags of an evaluation as values of the section `evaluation`."""
     values: dict[str, Any] = {}
-    for name, key in keys_of(EvaluationConfig).items():
+    for field in dataclasses.fields(EvaluationConfig):
+        name, hint = field.name, str(field.type)
         if name not in arguments:
             continue
         texts: list[str] = getattr(arguments, name) or ["true"]  # a flag without a value means true
-        if "list" in str(key.hint):
+        if "list" in hint:
             parts = [part.strip() for text in texts for part in text.strip("[]").split(",")]
             values[name] = [parse_value(part) for part in parts if part]
         elif len(texts) > 1:
             raise ConfigError(f"--{name} takes one value, not {len(texts)}: {' '.join(texts)}.")
         else:
-            is_text = "str" in str(key.hint) and texts[0].lower() not in ("none", "null")
+            is_text = "str" in hint and texts[0].lower() not in ("none", "null")
             values[name] = texts[0] if is_text else parse_value(texts[0])
     return values
 
@@ -390,13 +140,7 @@ def parse_evaluation(
     task: Task | Mapping[str, str], argv: Sequence[str] | None, prog: str, cross_play: bool = False
 ) -> Evaluation:
     """
-    Reads and checks the settings of an evaluation, without loading a model or data.
-
-    Args:
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): See [`run_evaluation`].
-        argv (`list[str]` or `None`): Arguments; by default those of the command line.
-        prog (`str`): Name of the program in messages.
-        cross_play (`bool`, *optional*, defaults to `False`): Whether the agents of several teams play with each other.
+    Reads and checks the settings of an evaluation, without loading a model or data; see [`~recipe.evaluation.run_evaluation`].
 
     Raises:
         ConfigError: a setting is wrong.
@@ -409,115 +153,143 @@ def parse_evaluation(
     if cross_play and len(arguments.teams) < 2:
         raise ConfigError("A cross-play needs at least two runs, whose agents play with each other.")
     locations = [find_team(text) for text in arguments.teams]
-    config = arguments.config and config_file("--config", arguments.config, RECIPES)
+    configs = [find_config(text) or find_config(x) for text, x in zip(arguments.teams, locations, strict=True)]
     notes = []
-    if config is None:
-        found = {text: find_config(text) or find_config(x) for text, x in zip(arguments.teams, locations, strict=True)}
-        config = next(filter(None, found.values()), None)
-        for text, other in found.items():
+    if arguments.config is not None:
+        config: str | None = config_file("--config", arguments.config, RECIPES)
+    else:
+        config = next(filter(None, configs), None)
+        for text, other in zip(arguments.teams, configs, strict=True):
             if other is not None and read_yaml(other).get("dataset") != read_yaml(config).get("dataset"):
                 notes.append(f"the settings are those of {config}; the section `dataset` of {text} is another one.")
-    written = read_yaml(config)
+    written, given = read_yaml(config), parse_overrides(arguments.override)
     algorithm = next((name for name in written if name in ALGORITHMS), DEFAULT_ALGORITHM)
-    given = parse_overrides(arguments.override)
-    own: dict[str, Any] = {"agents": None, "agent_model": {"name": locations[0]}, SECTION: flag_values(arguments)}
+    of_training = renamed(algorithm, [written, given])
+    model = of_training.get("agent_model")
+    base = of_training.get("agents") or (model.get("name") if isinstance(model, dict) else None)
+    own: dict[str, Any] = {"agents": None, "agent_model": {"name": locations[0]}, "evaluation": flag_values(arguments)}
     if arguments.dataset is not None or arguments.split is not None:
         own["dataset"] = {"train_split": arguments.split, "eval_split": arguments.split}
     if arguments.dataset is not None:
         own["dataset"]["name"] = arguments.dataset
     if arguments.task is not None:
         own["task"] = arguments.task
-    base = {**written, **given}.get("agents") or {**section(written), **section(given)}.get("name")
-    settings = settings_of(algorithm, task, [written, given, own], prog, config)
-    uses_all_rows = arguments.dataset is not None and arguments.split is None
-    teams = name_teams(arguments.teams, locations, settings.task)
+    settings = settings_of(algorithm, task, [of_training, own], prog, config)
+    teams = name_teams(arguments.teams, locations, configs, settings.task)
     complete = complete_config(settings, teams, cross_play)
-    return Evaluation(
-        settings,
-        complete,
-        teams,
-        base,
-        uses_all_rows,
-        arguments.split is not None,
-        cross_play,
-        make_controls(complete, settings, arguments, teams, base, task, prog),
-        arguments.dry_run,
-        prog,
-        notes,
-    )
-
-
-def make_controls(
-    config: EvaluationConfig,
-    settings: Settings,
-    arguments: argparse.Namespace,
-    teams: Sequence[TeamSource],
-    base: str | list[str] | None,
-    task: Task | Mapping[str, str],
-    prog: str,
-) -> dict[str, Control]:
-    """
-    The controls of the teams, if the settings ask for them.
-
-    Raises:
-        ConfigError: a team is not that of a run, or the run cannot have a control.
-    """
-    if config.control is None:
-        return {}
-    if settings.is_centralized or settings.num_agents == 1:
-        raise ConfigError("`evaluation.control` is for teams, but this run has one agent: leave it out.")
-    from trl_multiagent.recipe.control import Control
-
-    assert config.output_dir is not None
-    model = config.control_model or (base if isinstance(base, str) else base[-1] if base else None)
-    if model is None:
-        raise ConfigError("The model that the control starts from is not known: give `--control_model`.")
-    if model not in settings.task.models:
-        check_names(model, "control_model")
-    controls = {}
-    for text, team in zip(arguments.teams, teams, strict=True):
-        run = find_config(text) or find_config(team.location)
-        if run is None:
-            raise ConfigError(f"The control of {text} needs the folder of a run, with its config.yaml.")
-        folder = Path(config.output_dir) / "controls" / team.name
-        num_agents = len(team.roles or ()) or settings.num_agents
-        controls[team.name] = Control(config.control, run, folder, model, num_agents, task, arguments.task, prog)
-    for control in controls.values():
-        control.check()
-    return controls
-
-
-def section(layer: dict[str, Any]) -> dict[str, Any]:
-    """The section about the agents' model, in one of the two spellings."""
-    body = layer.get("agent_model")
-    if not isinstance(body, dict):
-        return {}
-    return {"name": body["model_name_or_path"]} if "model_name_or_path" in body else body
+    return Evaluation(settings, complete, teams, base, arguments, cross_play, prog, notes)
 
 
 def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play: bool) -> EvaluationConfig:
     """
-    The settings of the evaluation. Those that were not given are those of the algorithm's section, or its defaults.
+    Completes the settings of the evaluation: those that were not given are those of the algorithm's section, or its defaults.
 
     Raises:
         ConfigError: they contradict each other.
     """
-    config: EvaluationConfig = settings.sections[SECTION]
-    # A reward model samples nothing
-    keys = algorithm_keys(DEFAULT_ALGORITHM) | algorithm_keys(settings.algorithm)
-    changes: dict[str, Any] = {}
-    for name in (*SAMPLING_FIELDS, "discount"):
-        if getattr(config, name) is None:
-            changes[name] = settings.arguments.get(name, keys[name].default)
-    if config.output_dir is None:
-        more = f"_and_{len(teams) - 1}_more" if len(teams) > 1 else ""
-        changes["output_dir"] = str(
-            Path(settings.sections["output"].base_dir) / "evaluation" / f"{teams[0].name}{more}"
-        )
+    config: EvaluationConfig = settings.sections["evaluation"]
     for name in ("baselines", "control", "contributions"):
         if cross_play and getattr(config, name):
             raise ConfigError(f"`evaluation.{name}` has no place in a cross-play: remove it, or use `evaluate`.")
+    # A reward model samples nothing
+    keys = algorithm_keys(DEFAULT_ALGORITHM) | algorithm_keys(settings.algorithm)
+    names = [name for name in (*SAMPLING_FIELDS, "discount") if getattr(config, name) is None]
+    changes = {name: settings.arguments.get(name, keys[name].default) for name in names}
+    if config.output_dir is None:
+        more = f"_and_{len(teams) - 1}_more" if len(teams) > 1 else ""
+        folder = Path(settings.sections["output"].base_dir) / "evaluation" / f"{teams[0].name}{more}"
+        changes["output_dir"] = str(folder)
     try:
         return dataclasses.replace(config, **changes)
     except ValueError as error:
-        raise ConfigError(f"section `{SECTION}`: {error}") from error
+        raise ConfigError(f"section `evaluation`: {error}") from error
+
+
+# Teams
+
+
+def find_team(text: str) -> str:
+    """
+    Returns the folder of the team that an argument names; the argument itself if it is not a folder.
+
+    Raises:
+        ConfigError: there is no such folder, or it holds no team.
+    """
+    path = Path(text)
+    if not path.is_dir():
+        if path.is_file():
+            raise ConfigError(f"{text} is a file: give the folder of a saved team or of a run, or a Hub id.")
+        check_names(text, "TEAM")
+        return text
+    if holds_model(path):
+        return text
+    output = read_yaml(find_config(text)).get("output")
+    saved = output.get("save_path") if isinstance(output, dict) else None
+    if saved and (Path(saved) / TEAM_FILE).is_file():
+        return str(saved)
+    checkpoints = [x.parent for x in path.glob(f"checkpoint-*/{TEAM_FILE}") if x.parent.name[11:].isdecimal()]
+    if checkpoints:
+        return str(max(checkpoints, key=lambda x: int(x.name[11:])))
+    inside = sorted(str(x.parent) for x in path.glob(f"*/{TEAM_FILE}"))
+    where = f" These folders do: {', '.join(inside)}." if inside else ""
+    raise ConfigError(
+        f"{text} holds no {TEAM_FILE}: give the folder of a saved team, or of a run that saved one.{where}"
+    )
+
+
+def find_config(text: str) -> str | None:
+    """Returns the settings of the run that wrote a folder or a checkpoint, or that are in a repository."""
+    path = Path(text)
+    if path.is_dir():
+        folders = [path, path.absolute().parent] if path.name.startswith("checkpoint-") else [path]
+        return next((str(x / RECIPE_FILE) for x in folders if (x / RECIPE_FILE).is_file()), None)
+    return find_in_repository(text, RECIPE_FILE) if "/" in text else None
+
+
+def find_in_repository(name: str, file: str) -> str | None:
+    """
+    Returns the local copy of a file on the Hub; `None` if the repository does not have it.
+
+    Raises:
+        ConfigError: there is no such repository, or the Hub cannot be reached.
+    """
+    from trl_multiagent.models.pretrained import find_file
+    from trl_multiagent.recipe.folders import check_repo_id
+
+    check_repo_id("TEAM", name)
+    try:
+        return find_file(name, file)
+    except OSError as error:
+        raise ConfigError(f"TEAM {name!r} is neither a folder nor a repository that can be read: {error}") from error
+
+
+def name_teams(
+    texts: Sequence[str], locations: Sequence[str], configs: Sequence[str | None], task: Task
+) -> list[TeamSource]:
+    """
+    Gives every team a name that is also that of a folder, and reads its roles.
+
+    Raises:
+        ConfigError: a `team.json` cannot be read, or the same team is given twice.
+    """
+    from trl_multiagent.team.files import read_team_file
+
+    same = {str(Path(x).resolve()) if Path(x).is_dir() else x for x in locations}
+    if len(same) < len(locations):
+        raise ConfigError(f"The teams {', '.join(texts)} contain the same one twice.")
+    names = [*BASELINES]  # they have folders, too
+    teams = []
+    for text, location, config in zip(texts, locations, configs, strict=True):
+        file: str | None = str(Path(location) / TEAM_FILE)
+        if not Path(location).is_dir():
+            file = None if location in task.models else find_in_repository(location, TEAM_FILE)
+        try:
+            roles = None if file is None or not Path(file).is_file() else read_team_file(file).roles
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{file} cannot be read: {error}") from error
+        parts = Path(text).absolute().parts[1:] if Path(text).is_dir() else Path(text).parts
+        longer = ("_".join(parts[-k:]) for k in range(1, len(parts) + 1))
+        numbered = (f"{parts[-1]}_{k}" for k in itertools.count(2))
+        names.append(next(x for x in itertools.chain(longer, numbered) if x not in names))
+        teams.append(TeamSource(names[-1], location, roles, config))
+    return teams

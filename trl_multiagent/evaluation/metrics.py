@@ -1,0 +1,201 @@
+"""The numbers of an evaluation, computed from its transcripts: the values of each item, cost, speed, and estimates over items and teams."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trl_multiagent.environments.base import PASSED, PASSED_HIDDEN
+from trl_multiagent.evaluation.config import EvaluationConfig
+from trl_multiagent.evaluation.play import Policy, Records
+from trl_multiagent.evaluation.statistics import Estimate, estimates, pass_at_k
+
+
+Numbers = dict[str, dict[str, Estimate]]  # "turn_1", ..., "final" -> metric -> estimate
+FINAL = "final"  # the last turn, and the return of the episode
+
+
+@dataclass
+class Result:
+    """
+    The results of one policy.
+
+    Args:
+        policy ([`~play.Policy`]): The policy.
+        names (`list[tuple[str, str]]`): Turn and metric of each column of `values`.
+        values (`np.ndarray` of shape `(num_items, number of names)`): The means over each item's episodes, or pass@k of the
+            item; NaN if the item does not have the metric.
+        cost (`dict[str, float]`): Sums over all episodes: `episodes`, `calls` (completions), `generated_tokens`, `prompt_tokens`
+            and `wall_seconds`, the wall time of all batches with scoring.
+        speed (`dict[str, Any]`, *optional*): How fast the policy answered, see [`speed_of`].
+        ranges (`Mapping[str, tuple[float, float]]`, *optional*): The smallest and the largest possible value of metrics, as in
+            [`~trl_multiagent.environments.Environment`], with those of `return`.
+    """
+
+    policy: Policy
+    names: list[tuple[str, str]]
+    values: np.ndarray
+    cost: dict[str, float]
+    speed: dict[str, Any] | None = None
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.policy.name
+
+    @property
+    def cost_per_episode(self) -> dict[str, float]:
+        return {name: value / self.cost["episodes"] for name, value in self.cost.items() if name != "episodes"}
+
+    def column(self, metric: str, turn: str = FINAL) -> np.ndarray | None:
+        """Returns the value of each item, of shape `(num_items,)`; `None` if there is no such metric."""
+        return self.values[:, self.names.index((turn, metric))] if (turn, metric) in self.names else None
+
+    def bounds(self, metric: str) -> tuple[float, float]:
+        """Returns the smallest and the largest possible value of a metric; infinite if they are not known."""
+        if metric.startswith("pass@") or metric in (PASSED, PASSED_HIDDEN):
+            return 0.0, 1.0
+        return self.ranges.get(metric, (-math.inf, math.inf))
+
+
+def compute_result(policy: Policy, records: Records, num_items: int, config: EvaluationConfig) -> Result:
+    """Computes the values of each item from the transcripts of a policy, see [`~play.play_batch`]."""
+    episodes: list[list[Records]] = [[] for _ in range(num_items)]
+    for record in records:
+        episodes[record["item"]].append(record["turns"][policy.rounds - 1 :: policy.rounds])
+    of_items = [item_values(turns, config) for turns in episodes]
+    num_turns = len(episodes[0][0])
+    ranges = dict(policy.environment.unwrapped.metric_ranges)
+    if "reward" in ranges:
+        weight = sum(discount_of(config) ** t for t in range(num_turns))
+        ranges["return"] = (weight * ranges["reward"][0], weight * ranges["reward"][1])
+    turns = [f"turn_{t + 1}" for t in range(num_turns)] + [FINAL]
+    names = list(dict.fromkeys(key for values in of_items for key in values))
+    names.sort(key=lambda key: (turns.index(key[0]), not key[1].startswith(("return", "reward", "pass@"))))
+    values = np.array([[values.get(key, np.nan) for key in names] for values in of_items])
+    return Result(policy, names, values, total_cost(records), speed_of(records, policy.is_pipeline), ranges)
+
+
+def discount_of(config: EvaluationConfig) -> float:
+    return 1.0 if config.discount is None else config.discount
+
+
+def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple[str, str], float]:
+    """Computes the values of one item, by turn and metric. `episodes`: the turns of each of its episodes, without drafts."""
+    returns = [sum(discount_of(config) ** t * turn["reward"] for t, turn in enumerate(turns)) for turns in episodes]
+    values = {(FINAL, "return"): float(np.mean(returns))}
+    for t, turns in enumerate(zip(*episodes, strict=True)):
+        of_turn = {"reward": float(np.mean([turn["reward"] for turn in turns]))}
+        passes = [turn["metrics"].get(config.pass_metric) for turn in turns]
+        if None not in passes:
+            passed = sum(x >= 1.0 for x in passes)
+            of_turn |= {f"pass@{k}": pass_at_k(len(passes), passed, k) for k in config.pass_at}
+        for name in dict.fromkeys(name for turn in turns for name in turn["metrics"]):
+            of_turn[name] = float(np.mean([turn["metrics"][name] for turn in turns if name in turn["metrics"]]))
+        values |= {(f"turn_{t + 1}", name): value for name, value in of_turn.items()}
+    return values | {(FINAL, name): value for name, value in of_turn.items()}
+
+
+def total_cost(records: Records) -> dict[str, float]:
+    """Sums what the episodes cost, drafts included."""
+    turns = [turn for record in records for turn in record["turns"]]
+    return {
+        "episodes": len(records),
+        "calls": sum(len(turn["tokens"]) for turn in turns),
+        "generated_tokens": sum(sum(turn["tokens"].values()) for turn in turns),
+        "prompt_tokens": sum(sum(turn["prompt_tokens"].values()) for turn in turns),
+        "wall_seconds": sum(x["timing"]["batch_seconds"] / x["timing"]["batch_episodes"] for x in records),
+    }
+
+
+def speed_of(records: Records, is_pipeline: bool) -> dict[str, Any]:
+    """
+    Computes how fast a policy answered, without scoring, from the wall times of its generate calls. A call makes the answers of a whole
+    batch, so latency depends on the number of episodes that are played at a time. Every episode counts for its share of its batch.
+
+    Returns:
+        `dict`: `episodes`, the mean number of episodes at a time. `latency`, the seconds of an episode in which each role generates, and
+        `tokens_per_second`, its tokens in a second of these. `sequential_*` and `parallel_*`, the same for the team: if the agents answer
+        one after the other, as they do here, and if each had a machine of its own, so that every turn takes as long as its slowest agent.
+        The agents of a pipeline cannot be parallel.
+    """
+    timings = [record["timing"] for record in records]
+    tokens = dict.fromkeys(records[0]["turns"][0]["tokens"], 0)
+    for turn in [turn for record in records for turn in record["turns"]]:
+        for role in tokens:
+            tokens[role] += turn["tokens"][role]
+
+    def measure(seconds_of_turn: Any, num_tokens: int) -> tuple[float, float]:
+        seconds = [sum(seconds_of_turn(turn) for turn in timing["generation_seconds"]) for timing in timings]
+        total = sum(x / timing["batch_episodes"] for x, timing in zip(seconds, timings, strict=True))
+        return float(np.mean(seconds)), num_tokens / total if total else math.nan
+
+    of_roles = {role: measure(lambda turn, role=role: turn[role], number) for role, number in tokens.items()}
+    of_team = {
+        "sequential": measure(lambda turn: sum(turn.values()), sum(tokens.values())),
+        "parallel": measure(lambda turn: (sum if is_pipeline else max)(turn.values()), sum(tokens.values())),
+    }
+    return {
+        "episodes": float(np.mean([timing["batch_episodes"] for timing in timings])),
+        "latency": {role: latency for role, (latency, _) in of_roles.items()},
+        "tokens_per_second": {role: rate for role, (_, rate) in of_roles.items()},
+        **{f"{name}_latency": latency for name, (latency, _) in of_team.items()},
+        **{f"{name}_tokens_per_second": rate for name, (_, rate) in of_team.items()},
+    }
+
+
+def numbers_of(results: Sequence[Result], config: EvaluationConfig) -> Numbers:
+    """
+    Estimates the mean of every metric over items, and over teams if there are several results, with its confidence interval.
+    Metrics that not all of the results have are left out.
+    """
+    names = common_names(results)
+    bounds = [union([result.bounds(metric) for result in results]) for _, metric in names]
+    return summarize(names, np.stack([columns_of(result, names) for result in results]), bounds, config)
+
+
+def paired_differences(pairs: Sequence[tuple[Result, Result]], config: EvaluationConfig) -> Numbers:
+    """
+    Estimates the mean over pairs of a team's value minus that of the policy that is compared with it, on the same items, with confidence
+    intervals over items, and over pairs if there are several.
+    """
+    names = common_names([result for pair in pairs for result in pair])
+    bounds = []
+    for _, metric in names:
+        ranges = [(team.bounds(metric), other.bounds(metric)) for team, other in pairs]
+        bounds.append(union([(own[0] - others[1], own[1] - others[0]) for own, others in ranges]))
+    values = np.stack([columns_of(team, names) - columns_of(other, names) for team, other in pairs])
+    return summarize(names, values, bounds, config)
+
+
+def common_names(results: Sequence[Result]) -> list[tuple[str, str]]:
+    """Returns the columns that all results have."""
+    return [key for key in results[0].names if all(key in result.names for result in results)]
+
+
+def columns_of(result: Result, names: Sequence[tuple[str, str]]) -> np.ndarray:
+    """Returns some columns of the values, of shape `(num_items, number of names)`."""
+    return result.values[:, [result.names.index(key) for key in names]]
+
+
+def union(ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Returns the smallest range that contains all ranges."""
+    return min(low for low, _ in ranges), max(high for _, high in ranges)
+
+
+def summarize(
+    names: Sequence[tuple[str, str]],
+    values: np.ndarray,
+    bounds: Sequence[tuple[float, float]],
+    config: EvaluationConfig,
+) -> Numbers:
+    """Returns the estimates of all columns, by turn and metric. See [`~statistics.estimates`]."""
+    numbers: Numbers = {}
+    found = estimates(values, bounds, config.num_bootstraps, config.confidence, config.seed)
+    for (turn, metric), estimate in zip(names, found, strict=True):
+        numbers.setdefault(turn, {})[metric] = estimate
+    return numbers
