@@ -121,18 +121,17 @@ def tiny_team(roles=("aux", "main"), chat_template: str | None = None) -> AgentT
 FORMS = ("full", "heterogeneous", "shared", "lora", "lora on two bases", "lora and whole modules")
 
 
-def team_of(form: str, roles=("aux", "main")) -> AgentTeam:
+def team_of(form: str, roles=("aux", "main"), **changes) -> AgentTeam:
     """A team of each form. The adapters do something from the start, as those of a trained team do."""
     if form == "full":
-        return tiny_team(roles)
+        models = [tiny_llama(seed, **changes) for seed in range(len(roles))]
     if form == "heterogeneous":  # another size, another vocabulary
-        models = [
-            tiny_llama(seed, hidden_size=32 - 16 * (seed % 2), vocab_size=258 + seed) for seed in range(len(roles))
-        ]
+        sizes = [{"hidden_size": 32 - 16 * (seed % 2), "vocab_size": 258 + seed} for seed in range(len(roles))]
+        models = [tiny_llama(seed, **size, **changes) for seed, size in enumerate(sizes)]
     if form == "shared":
-        models = [tiny_llama()] * len(roles)
+        models = [tiny_llama(**changes)] * len(roles)
     if form.startswith(("lora", "dora")):
-        bases = [tiny_llama(seed) for seed in range(2 if form == "lora on two bases" else 1)]
+        bases = [tiny_llama(seed, **changes) for seed in range(2 if form == "lora on two bases" else 1)]
         copied = ["input_layernorm", "embed_tokens"] if form == "lora and whole modules" else None
         models = []
         for k, role in enumerate(roles):
