@@ -182,24 +182,26 @@ def tiny_items(number: int = 12) -> Dataset:
     return Dataset.from_dict({"x": [str(10**k % 997) * (1 + k % 3) for k in range(number)]})
 
 
+# Arguments for short runs on the CPU that write nothing
+SHORT = {
+    "max_steps": 1,
+    "learning_rate": 1e-3,
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 0.0,
+    "bf16": False,
+    "use_cpu": True,
+    "gradient_checkpointing": False,
+    "report_to": "none",
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+
+
 def tiny_config(output_dir, config=MAGRPOConfig, **arguments) -> MAGRPOConfig:
-    """Arguments for short runs on the CPU that write nothing."""
-    defaults = {
-        "items_per_device": 2,
-        "max_completion_length": 8,
-        "max_steps": 1,
-        "learning_rate": 1e-3,
-        "lr_scheduler_type": "constant",
-        "max_grad_norm": 0.0,
-        "bf16": False,
-        "use_cpu": True,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "disable_tqdm": True,
-    }
-    return config(output_dir=str(output_dir), **{**defaults, **arguments})
+    return config(
+        output_dir=str(output_dir), **{**SHORT, "items_per_device": 2, "max_completion_length": 8, **arguments}
+    )
 
 
 def tiny_trainer(output_dir, team=None, environment=None, trainer=MAGRPOTrainer, config=MAGRPOConfig, **arguments):
