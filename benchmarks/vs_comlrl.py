@@ -98,8 +98,8 @@ def main() -> None:
     algorithms = {name: {"algorithm": name, **ALGORITHMS[name]} for name in options.algorithms}
     if options.smoke:
         common, cases, timed_steps, seeds = {**COMMON, "max_new_tokens": 4}, [(2, "code")], 2, 0
-        smoked = ("magrpo", "maac")  # iac runs as maac does
-        algorithms = {name: {"algorithm": name, **ALGORITHMS[name], "items_per_step": 2} for name in smoked}
+        # The others run as maac does
+        algorithms = {"maac": {"algorithm": "maac", **ALGORITHMS["maac"], "items_per_step": 2}}
 
     pythons = {"ours": sys.executable, "peer": peer_python(make=not options.smoke)}
     if pythons["peer"] is None:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from forked import FORKING
+
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 # A line of each one's table
@@ -29,6 +31,7 @@ def test_every_benchmark_is_run():
 def test_smoke(name, forked, tmp_path):
     output = tmp_path / "numbers.json"
     environment = {"PYTHONPATH": str(BENCHMARKS.parent), "TRL_MULTIAGENT_CACHE": str(tmp_path / "cache")}
+    environment |= FORKING
     script = BENCHMARKS / f"{name}.py"
     done = forked.run(script, "--smoke", "--output", output, cwd=tmp_path, environment=environment)
     assert done.codes == [0], done.stdout[-2000:] + done.stderr[-4000:]

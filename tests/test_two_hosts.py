@@ -15,6 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from forked import FORKING
+
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = Path(__file__).parent / "helpers" / "two_hosts.py"
@@ -68,20 +70,13 @@ def launch(hosts, folder):
             "--num_machines",
             "2",
             "--machine_rank",
-            str(k),
+            f"{k}",
         ]
-        command += ["--main_process_ip", "10.0.0.1", "--main_process_port", "29500"]
+        command += ["--main_process_ip", "10.0.0.1", "--main_process_port", "29500", str(SCRIPT), str(folder)]
         # The names of the addresses are asked for, but nobody answers here
         network = {"GLOO_SOCKET_IFNAME": "cable", "RES_OPTIONS": "timeout:1 attempts:1"}
-        launchers.append(
-            subprocess.Popen(
-                [*command, str(SCRIPT), str(folder)],
-                cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **network},
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **network, **FORKING}
+        launchers.append(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True))
     try:
         outputs = [launcher.communicate(timeout=640)[1] for launcher in launchers]
     finally:

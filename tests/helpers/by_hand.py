@@ -8,7 +8,7 @@ from transformers import TrainerCallback
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from trl import GRPOTrainer, RLOOTrainer
 
-from tiny import count_reward, tiny_team, tiny_trainer
+from tiny import SHORT, count_reward, tiny_team, tiny_trainer
 
 
 CHECKPOINTING = {
@@ -135,26 +135,12 @@ class FixedRLOO(RLOOTrainer):
 
 def trl_update(tmp_path, trainer_class, config_class, trainer, before, dataset, **settings):
     """The gradients and the log of TRL's own trainer, on the completions that an agent `solo` sampled."""
-    fixed = {
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "max_completion_length": 8,
-        "max_steps": 1,
-        "logging_steps": 1,
-        "max_grad_norm": 0.0,
-        "bf16": False,
-        "use_cpu": True,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "beta": 0.0,
-    }
+    fixed = {**SHORT, "per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 8, "beta": 0.0}
     gradients = Gradients()
     single = trainer_class(
         before.agents["solo"],
         lambda completions, **columns: count_reward([{"solo": text} for text in completions]),
-        args=config_class(str(tmp_path / "trl"), **fixed, **settings),
+        args=config_class(str(tmp_path / "trl"), **{**fixed, **settings}),
         train_dataset=dataset,
         processing_class=before.tokenizers["solo"],
         callbacks=[gradients],

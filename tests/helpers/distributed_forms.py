@@ -59,6 +59,9 @@ ALGORITHMS = {  # of the cases with critics
     "central critic on a frozen copy": (MAACTrainer, MAACConfig),
 }
 
+# Where a step of each of two processes has several micro-batches. In one process, which has all items, every case has
+ACCUMULATED = ["full", "lora", "critics"]
+
 # Two updates with AdamW, computed in bfloat16
 BFLOAT16 = {"bfloat16": "full", "lora in bfloat16": "lora"}
 
@@ -100,7 +103,7 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
         output / case,
         config_class,
         items_per_device=items_per_device,
-        per_device_train_batch_size=20,
+        per_device_train_batch_size=20 if case in ACCUMULATED else 40,
         num_turns=2,
         early_termination_threshold=0.12,
         max_steps=2,

@@ -19,6 +19,8 @@ from pathlib import Path
 
 ACCELERATE_CONFIGS = Path(__file__).resolve().parents[2] / "accelerate_configs"
 LAUNCHER = Path(__file__).with_name("launcher.py")
+# The launcher of accelerate, which reads options of torchrun here, forks its processes instead of starting them
+FORKING = {"PET_RUN_PATH": "1", "PET_START_METHOD": "fork"}
 DEADLINE = 600  # seconds, after which processes that wait for each other say where and end
 
 
@@ -78,11 +80,7 @@ class Forked:
         """
         options = ["--config_file", ACCELERATE_CONFIGS / f"{config}.yaml", "--main_process_port", "0"]
         options += ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-        environment = {
-            "PET_RUN_PATH": "1",
-            "PET_START_METHOD": "fork",
-        }  # the launcher's way to set options of torchrun
-        return self._run([LAUNCHER, *options, script, *arguments], 1, ".", environment)
+        return self._run([LAUNCHER, *options, script, *arguments], 1, ".", FORKING)
 
     def _run(self, command, processes, cwd, environment) -> Finished:
         command = [str(part) for part in command]
@@ -141,10 +139,14 @@ def run_script(command, cwd, folder: Path, rank: int) -> None:
 def main() -> None:
     import torch
 
+    from trl_multiagent.report.pictures import picture
+
     import tiny  # noqa: F401
     from process_group import import_deepspeed
 
     import_deepspeed()
+    with tempfile.TemporaryDirectory() as folder, picture(Path(folder) / "picture.png"):
+        pass  # the first picture of a process finds the fonts, and model cards have one
     torch.set_num_threads(1)
     gc.freeze()  # the trainers collect garbage at every turn, for which they need not look through the libraries
     for line in sys.stdin:

@@ -108,7 +108,8 @@ def train(folder, settings, resume=False, kill=None, killed_rank=0, number=signa
         "learning_rate": 0.01,
     }
     arguments = {**common, **SETTINGS[settings]}
-    trainer = tiny_trainer(folder, team=team_of(arguments.pop("team", "full")), **arguments)
+    team = team_of(arguments.pop("team", "full"), num_hidden_layers=1)
+    trainer = tiny_trainer(folder, team, **arguments)
     if kill is not None and trainer.accelerator.process_index == killed_rank:
         instant, time = kill
         kill_at = {"score": partial(kill_at_score, signal=number), "write": kill_at_write, "part": kill_at_part}

@@ -7,7 +7,7 @@ from transformers import TrainerCallback
 from trl_multiagent import MADPOConfig, MADPOTrainer
 from trl_multiagent.preferences.rows import make_row
 
-from tiny import tiny_team
+from tiny import SHORT, tiny_team
 
 
 def pairs(roles=("aux", "main"), number=12, chat=False) -> Dataset:
@@ -32,22 +32,7 @@ def pairs(roles=("aux", "main"), number=12, chat=False) -> Dataset:
 
 
 def pair_config(folder, config=MADPOConfig, **changes):
-    """Arguments for short runs on the CPU that write nothing."""
-    defaults = {
-        "max_steps": 3,
-        "per_device_train_batch_size": 4,
-        "learning_rate": 1e-3,
-        "lr_scheduler_type": "constant",
-        "max_grad_norm": 0.0,
-        "bf16": False,
-        "use_cpu": True,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "disable_tqdm": True,
-    }
-    return config(output_dir=str(folder), **{**defaults, **changes})
+    return config(output_dir=str(folder), **{**SHORT, "max_steps": 3, "per_device_train_batch_size": 4, **changes})
 
 
 def pair_trainer(folder, team=None, trainer=MADPOTrainer, **arguments):

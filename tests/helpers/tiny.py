@@ -121,18 +121,17 @@ def tiny_team(roles=("aux", "main"), chat_template: str | None = None) -> AgentT
 FORMS = ("full", "heterogeneous", "shared", "lora", "lora on two bases", "lora and whole modules")
 
 
-def team_of(form: str, roles=("aux", "main")) -> AgentTeam:
+def team_of(form: str, roles=("aux", "main"), **changes) -> AgentTeam:
     """A team of each form. The adapters do something from the start, as those of a trained team do."""
     if form == "full":
-        return tiny_team(roles)
+        models = [tiny_llama(seed, **changes) for seed in range(len(roles))]
     if form == "heterogeneous":  # another size, another vocabulary
-        models = [
-            tiny_llama(seed, hidden_size=32 - 16 * (seed % 2), vocab_size=258 + seed) for seed in range(len(roles))
-        ]
+        sizes = [{"hidden_size": 32 - 16 * (seed % 2), "vocab_size": 258 + seed} for seed in range(len(roles))]
+        models = [tiny_llama(seed, **size, **changes) for seed, size in enumerate(sizes)]
     if form == "shared":
-        models = [tiny_llama()] * len(roles)
+        models = [tiny_llama(**changes)] * len(roles)
     if form.startswith(("lora", "dora")):
-        bases = [tiny_llama(seed) for seed in range(2 if form == "lora on two bases" else 1)]
+        bases = [tiny_llama(seed, **changes) for seed in range(2 if form == "lora on two bases" else 1)]
         copied = ["input_layernorm", "embed_tokens"] if form == "lora and whole modules" else None
         models = []
         for k, role in enumerate(roles):
@@ -183,24 +182,26 @@ def tiny_items(number: int = 12) -> Dataset:
     return Dataset.from_dict({"x": [str(10**k % 997) * (1 + k % 3) for k in range(number)]})
 
 
+# Arguments for short runs on the CPU that write nothing
+SHORT = {
+    "max_steps": 1,
+    "learning_rate": 1e-3,
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 0.0,
+    "bf16": False,
+    "use_cpu": True,
+    "gradient_checkpointing": False,
+    "report_to": "none",
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+
+
 def tiny_config(output_dir, config=MAGRPOConfig, **arguments) -> MAGRPOConfig:
-    """Arguments for short runs on the CPU that write nothing."""
-    defaults = {
-        "items_per_device": 2,
-        "max_completion_length": 8,
-        "max_steps": 1,
-        "learning_rate": 1e-3,
-        "lr_scheduler_type": "constant",
-        "max_grad_norm": 0.0,
-        "bf16": False,
-        "use_cpu": True,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "disable_tqdm": True,
-    }
-    return config(output_dir=str(output_dir), **{**defaults, **arguments})
+    return config(
+        output_dir=str(output_dir), **{**SHORT, "items_per_device": 2, "max_completion_length": 8, **arguments}
+    )
 
 
 def tiny_trainer(output_dir, team=None, environment=None, trainer=MAGRPOTrainer, config=MAGRPOConfig, **arguments):

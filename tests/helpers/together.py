@@ -18,7 +18,7 @@ from accelerate.utils import DistributedType
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOTrainer
 
-from tiny import count_reward, feedback, tiny_environment, tiny_items, tiny_trainer
+from tiny import count_reward, feedback, team_of, tiny_environment, tiny_items, tiny_trainer
 
 
 FOLDER = Path(sys.argv[1])
@@ -28,7 +28,8 @@ RANK = int(os.environ["RANK"])
 def trainer(**arguments):
     arguments = {"num_turns": 3, "num_generations": 2, "per_device_train_batch_size": 4, **arguments}
     arguments.setdefault("per_device_eval_batch_size", 2)  # both processes have items to evaluate
-    return tiny_trainer(FOLDER / "run", **arguments)
+    team = arguments.pop("team", None) or team_of("full", num_hidden_layers=1)
+    return tiny_trainer(FOLDER / "run", team, **arguments)
 
 
 # Processes whose trees differ

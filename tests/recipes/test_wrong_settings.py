@@ -330,27 +330,38 @@ def test_a_wrong_argument(folder, capsys, argv, expected):
     assert expected in refusal(capsys, *argv)
 
 
-@pytest.mark.parametrize(
-    ("command", "argv"),
-    [
-        (["-m", "trl_multiagent.cli", "train", "magrpo"], ["--override", "magrpo.top_p=2"]),
-        (["recipes/code_generation/train_grpo.py"], ["--frozen_agents", "nobody", "--dry_run"]),
-    ],
-)
-def test_a_program_ends_with_exit_status_2_and_one_line(folder, command, argv):
+# Runs the scripts that its argument lists, one after the other, and says how each of them ended
+PROGRAMS = """
+import json, runpy, sys
+
+for sys.argv in json.loads(sys.argv[1]):
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as exit:
+        print("ended with", exit.code, file=sys.stderr)
+"""
+
+
+def test_programs_end_with_exit_status_2_and_one_line(folder):
     root = Path(__file__).parents[2]
-    command = [str(root / part) if part.endswith(".py") else part for part in command]
+    programs = [
+        ["trl_multiagent/cli.py", "train", "magrpo", "--override", "magrpo.top_p=2"],
+        ["trl_multiagent/cli.py", "run", "marloo", "--override", "marloo.advantage_mode=mean"],
+        ["recipes/code_generation/train_magrpo.py", "--num_generations", "100000000", "--dry_run"],
+        ["recipes/code_generation/train_grpo.py", "--frozen_agents", "nobody", "--dry_run"],
+    ]
+    programs = [[str(root / script), *argv, "--config", "config.yaml"] for script, *argv in programs]
     done = subprocess.run(
-        [sys.executable, *command, "--config", "config.yaml", *argv],
+        [sys.executable, "-c", PROGRAMS, json.dumps(programs)],
         capture_output=True,
         text=True,
         timeout=300,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1", "HOME": str(folder)},
     )
-    assert done.returncode == 2, done.stderr
-    *before, last = done.stderr.splitlines()
-    assert done.stdout == "" and ": error: " in last
-    assert all(line.startswith("sandbox ") for line in before), before  # no line of another library
+    # And no line of another library
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("sandbox ")]
+    assert done.stdout == "" and len(lines) == 2 * len(programs), done.stderr
+    assert all(": error: " in line for line in lines[::2]) and lines[1::2] == ["ended with 2"] * len(programs)
 
 
 def test_one_exception_from_python():

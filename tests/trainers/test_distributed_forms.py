@@ -66,17 +66,23 @@ CASES_OF = {
     OFFLOAD: OFFLOADED,
 }
 BFLOAT16 = ["bfloat16", "lora in bfloat16"]
+TWO_LAYERS = [
+    "heterogeneous",
+    "lora on two bases",
+]  # the time that ZeRO-3 takes is proportional to the number of modules
 
 
 @pytest.fixture(scope="module")
 def teams(tmp_path_factory):
     folder = tmp_path_factory.mktemp("teams")
     for form in FORMS:
-        team = team_of(form)
+        layers = 2 if form in TWO_LAYERS else 1
+        team = team_of(form, num_hidden_layers=layers)
         for k, model in enumerate(team.models.values() if team.has_adapters else ()):
-            tiny_llama(k).save_pretrained(folder / f"base{k}")
+            base = folder / f"{layers} layers, base {k}"
+            tiny_llama(k, num_hidden_layers=layers).save_pretrained(base)
             for config in model.peft_config.values():
-                config.base_model_name_or_path = str(folder / f"base{k}")
+                config.base_model_name_or_path = str(base)
         team.save_pretrained(folder / form)
     experts = {"aux": tiny_llama(), "main": tiny_experts("qwen3_moe")}
     AgentTeam(experts, {role: byte_tokenizer() for role in experts}).save_pretrained(folder / "experts")

@@ -87,7 +87,7 @@ def test_learns(tmp_path):
         items_per_device=12,
         num_generations=6,
         max_completion_length=4,
-        max_steps=60,
+        max_steps=30,
         learning_rate=2e-2,
         per_device_train_batch_size=72,
         max_grad_norm=1.0,
