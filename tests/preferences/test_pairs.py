@@ -121,3 +121,17 @@ def test_replay_of_rounds_without_preferences():
     assert replay([3, 0], config("none", sample_size=4)) == []
     assert {number for number, _ in replay([3, 0, 2], config("all", sample_size=50))} == {0, 2}
     assert replay([3, 0], config("all")) == []  # the current round decides how many
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"mode": "lambda"}, "it must be 'current', 'none'"),
+        ({"mode": "last_k", "k": 0}, "`preference_replay_k` is 0, it must be at least 1"),
+        ({"mode": "lambda_decay", "lambda": 1.5}, "`preference_replay_lambda` is 1.5"),
+        ({"mode": "all", "sample_size": 0}, "`preference_replay_sample_size` is 0"),
+    ],
+)
+def test_impossible_replay(settings, problem):
+    with pytest.raises(ValueError, match=problem):
+        config(**settings)

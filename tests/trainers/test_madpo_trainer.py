@@ -190,7 +190,10 @@ def test_impossible_settings_are_refused(tmp_path, settings, problem):
             r"`eval_dataset\['a'\]` has the columns \['x'\], which are no joint pref",
         ),
         ({"max_length": 20}, "Row 2 of `train_dataset`: 'main_prompt' has 20 tokens, which leaves no token"),
-        ({"train_dataset": pairs(chat=True)}, "chat_template is not set"),
+        (
+            {"train_dataset": pairs(chat=True)},
+            "'aux_prompt' has chat messages, but the tokenizer of 'aux' has no chat",
+        ),
         ({"environment": tiny_environment(["aux"])}, r"The team has the roles \['aux', 'main'\], the environment"),
         ({"environment": "task"}, "`environment` must be an `Environment`"),
     ],

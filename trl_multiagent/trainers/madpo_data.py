@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 
@@ -22,10 +23,19 @@ TOKENS = ("prompt_ids", "chosen_ids", "rejected_ids")  # the columns of an agent
 AgentBatch = dict[str, torch.Tensor]
 
 
-def warn_about_form(dataset: Dataset, role: str, name: str) -> None:
-    """Warns if an agent's preferences are texts, where its prompts in the environment are chat messages."""
+def check_form(dataset: Dataset, role: str, tokenizer: PreTrainedTokenizerBase, name: str, chat_prompts: bool) -> None:
+    """
+    Refuses chat messages if an agent's tokenizer has no chat template. Warns about texts if the agent's prompts in the environment are chat
+    messages (`chat_prompts`).
+    """
     prompt = text_columns(role)[0]
-    if isinstance(dataset[0][prompt], str):
+    is_text = isinstance(dataset[0][prompt], str)
+    if not is_text and tokenizer.chat_template is None:
+        raise ValueError(
+            f"`{name}`: {prompt!r} has chat messages, but the tokenizer of {role!r} has no chat template. Write texts "
+            "instead, or give the tokenizer a template."
+        )
+    if is_text and chat_prompts:
         logger.warning(
             f"`{name}`: {prompt!r} has texts, but the prompts of {role!r} in the environment are chat messages, so the "
             "training sees other prompts than the evaluation. Write messages, or set `use_chat_template=False`."

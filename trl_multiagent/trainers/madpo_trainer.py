@@ -39,7 +39,7 @@ from trl_multiagent.trainers.base.run_settings import describe_run
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, check_reference_sync, router_loss_coefs
 from trl_multiagent.trainers.madpo_config import MADPOConfig
-from trl_multiagent.trainers.madpo_data import TOKENS, AgentBatch, TeamCollator, check_lengths, warn_about_form
+from trl_multiagent.trainers.madpo_data import TOKENS, AgentBatch, TeamCollator, check_form, check_lengths
 from trl_multiagent.trainers.madpo_loss import Answers, preference_losses
 
 
@@ -213,8 +213,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         # DPOTrainer takes a column of this name for images
         parts = [dataset.remove_columns([column for column in ("image", "images") if column in dataset.column_names])]
         for role, tokenizer in self.team.tokenizers.items():
-            if self.environment is not None and uses_chat_template(tokenizer, args.use_chat_template):
-                warn_about_form(dataset, role, name)
+            chat_prompts = self.environment is not None and uses_chat_template(tokenizer, args.use_chat_template)
+            check_form(dataset, role, tokenizer, name, chat_prompts)
             texts = dataset.select_columns(list(text_columns(role)))
             texts = texts.rename_columns(dict(zip(text_columns(role), ("prompt", "chosen", "rejected"), strict=True)))
             self._tokenizer = tokenizer
