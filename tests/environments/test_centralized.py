@@ -142,7 +142,7 @@ def test_one_turn_and_several_roles():
         ("grpo", [], "for several roles, but there is one"),
         ("magrpo", ["--override", "agents=[a,b]"], "`agents` has 2 entries for 1 agents (`collaboration_mode: centr"),
         ("magrpo", ["--override", "magrpo.frozen_agents=[aux]"], "names 'aux', which is no role of the task: team"),
-        ("madpo", ["--comparator_generation_mode", "sequential"], "answers role by role"),
+        ("madpo", ["--comparator_generation_mode", "sequential"], "cannot be sequential"),
     ],
 )
 def test_wrong_settings(algorithm, argv, problem, capsys, tiny_model):

@@ -348,7 +348,11 @@ def test_two_processes(forked, tiny_model, shared_data, tmp_path):
             ["critic_type q", "4 joint actions"],
         ),
         ("maac", "maac.critic_form=head maac.critic_trains_trunk=false", ["critic_form head"]),
-        ("iac", "iac.num_iterations=3", ["3 steps on each batch", "optimizer steps  576", "env steps        768"]),
+        (
+            "iac",
+            "iac.num_iterations=3 iac.max_steps=9",
+            ["3 steps on each batch", "optimizer steps  9 ", "env steps        12"],
+        ),
         (
             "ac",
             "ac.critic_form=head ac.use_separate_critic=false ac.value_head_hidden_dim=64",
