@@ -63,6 +63,18 @@ def test_wrong_settings_are_one_line(arguments, monkeypatch, capsys, override, a
     assert exit_info.value.code == 2 and answer in line
 
 
+# Runs a script and prints which of the libraries that take long to import it has imported
+LISTING = """
+import atexit, runpy, sys
+
+SLOW = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib", "numpy")
+atexit.register(lambda: print("imported:", [name for name in SLOW if name in sys.modules]))
+sys.argv = sys.argv[1:]
+sys.path.insert(0, sys.argv[0].rpartition("/")[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 # Calls scripts for help in one process, and prints the exit status and the libraries that were imported
 CALLS = """
 import pathlib, runpy, sys
