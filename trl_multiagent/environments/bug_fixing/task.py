@@ -11,8 +11,6 @@ from trl_multiagent.environments.code_generation.task import CodeDataset
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE
 from trl_multiagent.environments.python_code.sandbox_settings import SandboxSettings
 from trl_multiagent.environments.task import Task, TaskSettings, setting
-from trl_multiagent.environments.task_errors import UnavailableError
-from trl_multiagent.sandbox import SandboxError
 
 
 if TYPE_CHECKING:
@@ -40,11 +38,7 @@ def make_environment(settings: TaskSettings) -> BugFixingEnvironment:
     Raises:
         UnavailableError: the machine does not offer the protection `sandbox.min_tier`.
     """
-    sandbox = settings.sections["sandbox"].make_sandbox()
-    try:
-        sandbox.run([])  # checks the machine's protection before anything is loaded
-    except SandboxError as error:
-        raise UnavailableError(str(error)) from error
+    sandbox = settings.sections["sandbox"].make_checked_sandbox()
     return BugFixingEnvironment(settings.num_agents, sandbox, settings.run_folder / "suspicious_programs")
 
 

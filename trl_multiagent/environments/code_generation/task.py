@@ -23,8 +23,6 @@ from trl_multiagent.environments.embedded import is_short_name
 from trl_multiagent.environments.python_code.problems import count_asserts
 from trl_multiagent.environments.python_code.sandbox_settings import SandboxSettings
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
-from trl_multiagent.environments.task_errors import UnavailableError
-from trl_multiagent.sandbox import SandboxError
 from trl_multiagent.terminal import printable
 
 
@@ -126,11 +124,7 @@ def make_environment(
     external, reward, limits = (settings.sections[name] for name in ("external", "reward", "sandbox"))
     roles = (AUX, MAIN) if settings.num_agents == 2 else (MAIN,)
     expert = Expert(external, roles, settings.run_folder) if external.mode == EXPERT_EDITS else None
-    sandbox = limits.make_sandbox()
-    try:
-        sandbox.run([])  # checks the machine's protection before anything is loaded
-    except SandboxError as error:
-        raise UnavailableError(str(error)) from error
+    sandbox = limits.make_checked_sandbox()
     return CodeGenerationEnvironment(
         num_agents=settings.num_agents,
         mode=external.mode,

@@ -3,7 +3,8 @@
 from dataclasses import asdict, dataclass
 
 from trl_multiagent.environments.task import setting
-from trl_multiagent.sandbox import Sandbox
+from trl_multiagent.environments.task_errors import UnavailableError
+from trl_multiagent.sandbox import Sandbox, SandboxError
 from trl_multiagent.sandbox.sandbox import TIERS
 
 
@@ -47,3 +48,17 @@ class SandboxSettings:
         settings = asdict(self)
         del settings["adaptive_timeout"]
         return Sandbox(**settings)
+
+    def make_checked_sandbox(self) -> Sandbox:
+        """
+        Makes the sandbox, and checks the machine's protection before anything is loaded.
+
+        Raises:
+            UnavailableError: the machine does not offer the protection `min_tier`.
+        """
+        sandbox = self.make_sandbox()
+        try:
+            sandbox.run([])
+        except SandboxError as error:
+            raise UnavailableError(str(error)) from error
+        return sandbox
