@@ -140,6 +140,10 @@ class PreferenceConfig(SamplingOptions):
         """
         if self.comparator_api_model is None:
             raise ValueError("`comparator_policy: api` needs `comparator_api_model`, the name of the model.")
+        if self.comparator_api_format == "generic":
+            raise ValueError(
+                "`comparator_api_format` is 'generic', which `comparator_policy: api` does not support: set it to openai or anthropic."
+            )
         names = (
             "extra_body",
             "timeout",
