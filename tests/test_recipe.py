@@ -19,7 +19,7 @@ from trl_multiagent.recipe import folders
 from trl_multiagent.recipe.plan import print_plan, rollout_lines
 from trl_multiagent.recipe.recipe import build_recipe
 from trl_multiagent.recipe.run import parse_recipe, run_recipe
-from trl_multiagent.recipe.saving import set_up_wandb
+from trl_multiagent.recipe.training import set_up_wandb
 from trl_multiagent.rollout.history_options import HistoryOptions
 from trl_multiagent.sandbox import sandbox
 from trl_multiagent.settings.algorithms import ALGORITHMS

@@ -24,10 +24,10 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.task import Task
 from trl_multiagent.jobs.processes import start_processes
 from trl_multiagent.jobs.stage import Stage
-from trl_multiagent.recipe.checks import check_run, check_team
 from trl_multiagent.recipe.evaluation_settings import Evaluation, TeamSource
-from trl_multiagent.recipe.recipe import Recipe
-from trl_multiagent.recipe.run import make_recipe, settings_of, train
+from trl_multiagent.recipe.recipe import Recipe, check_run, check_team
+from trl_multiagent.recipe.run import make_recipe, settings_of
+from trl_multiagent.recipe.training import train
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import ConfigError, read_yaml
@@ -117,7 +117,7 @@ class Control:
     def train(self) -> None:
         """Trains the control and saves it in its folder."""
         recipe, environment, train_dataset = self.read_run()
-        algorithm, args = recipe.algorithm, recipe.training_args
+        args = recipe.training_args
         with recipe.reservation:
             check_run(recipe, environment, train_dataset)
             if self.stage.state.is_main_process:
@@ -129,7 +129,7 @@ class Control:
             args.max_steps = steps_at_cost(self.cost, answers, tokens, args.num_iterations)
             if args.lr_scheduler_type == SchedulerType.CONSTANT:
                 args.max_steps *= MOST_STEPS
-            recipe.merged[algorithm]["max_steps"] = args.max_steps
+            recipe.merged[recipe.algorithm]["max_steps"] = args.max_steps
             if args.process_index == 0:
                 print(
                     f"Training the control of {self.run_config} until it has {self.cost.env_steps} scored answers and "
@@ -137,7 +137,7 @@ class Control:
                     flush=True,
                 )
             stop = functools.partial(StopWhenSpent, cost=self.cost)
-            train(recipe, algorithm, environment, team, train_dataset, None, stop)
+            train(recipe, environment, team, train_dataset, None, stop)
         self.stage.save_result(CONTROL_FILE, self.stage.settings)
 
 

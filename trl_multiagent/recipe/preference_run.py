@@ -32,13 +32,12 @@ from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.replay import ReplayConfig, replay
 from trl_multiagent.preferences.rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
 from trl_multiagent.preferences.sources import load_preferences
-from trl_multiagent.recipe.checks import check_run, check_team
 from trl_multiagent.recipe.collection import check_comparator, cost, make_config
 from trl_multiagent.recipe.folders import NO_FOLDER, check_folder
 from trl_multiagent.recipe.plan import agents, collaboration, count, print_plan
-from trl_multiagent.recipe.recipe import build_recipe, start_logging
+from trl_multiagent.recipe.recipe import build_recipe, check_run, check_team, start_logging
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
-from trl_multiagent.recipe.saving import save_results, set_up_wandb, show_progress, train_and_save, write_settings
+from trl_multiagent.recipe.training import save_results, set_up_wandb, show_progress, train_and_save, write_settings
 from trl_multiagent.report.tables import text_table
 from trl_multiagent.settings.algorithms import ALGORITHMS, ITERATIVE
 from trl_multiagent.settings.derive import Settings, make_training_args

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
-ROLLOUTS = "trl_multiagent.recipe.run.train_on_rollouts"
+ROLLOUTS = "trl_multiagent.recipe.training.train_on_rollouts"
 PREFERENCES = "trl_multiagent.recipe.preference_run.run_preferences"
 MARLHF = "trl_multiagent.recipe.marlhf.run_marlhf"
 REWARD_MODEL = "trl_multiagent.recipe.reward_model.run_reward_model"

@@ -100,6 +100,15 @@ class Settings:
         return names
 
     @property
+    def model_list(self) -> list[str]:
+        return [self.model_names] if isinstance(self.model_names, str) else self.model_names
+
+    @property
+    def names_models(self) -> str:
+        """The setting that names the models of the agents."""
+        return "agent_model.name" if self.agents is None else "agents"
+
+    @property
     def num_agents(self) -> int:
         return self.arguments["num_agents"]
 
@@ -160,7 +169,7 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
         notes=[],
     )
     check_team_form(settings)
-    check_names(settings.model_names, "agent_model.name" if settings.agents is None else "agents")
+    check_names(settings.model_list, settings.names_models)
     complete_arguments(settings)
     complete_evaluation(settings)
     if algorithm in ACTOR_CRITICS:

@@ -3,19 +3,70 @@
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import yaml
-from transformers import Trainer
+from datasets import Dataset
+from transformers import Trainer, TrainerCallback
 
+from trl_multiagent.environments.base import Environment
 from trl_multiagent.folders import CARD_FILE, CURVE_FILE, RECIPE_FILE, write_text
 from trl_multiagent.jobs.processes import fail_together
-from trl_multiagent.jobs.stopping import ending_later
-from trl_multiagent.recipe.recipe import Recipe
+from trl_multiagent.jobs.stopping import end_on_signal, ending_later
+from trl_multiagent.recipe.plan import print_plan, rollout_lines
+from trl_multiagent.recipe.recipe import Recipe, check_run, check_team
+from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, make_recipe
 from trl_multiagent.report.model_card import hub_id, rename_card
+from trl_multiagent.settings.algorithms import ALGORITHMS
+from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.schema import Wandb
+from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.failed_saves import WriteError
 from trl_multiagent.trainers.base.progress import show_one_bar
+
+
+def train_on_rollouts(settings: Settings) -> None:
+    """Trains a team with an algorithm that learns from rollouts, or prints the plan."""
+    recipe = make_recipe(settings)
+    recipe.introduce()
+    with end_on_signal(recipe.prog), recipe.reservation:
+        with end_on_wrong_input(recipe.prog):
+            environment = recipe.make_environment()
+            check_team(recipe, environment.roles)
+            if recipe.dry_run:
+                return print_plan(rollout_lines(recipe, environment.roles, environment))
+            environment.prepare(recipe.training_args.num_turns)
+            train_dataset, eval_dataset = recipe.load_datasets()
+        check_run(recipe, environment, train_dataset)
+        with end_on_wrong_input(recipe.prog):
+            team = recipe.load_team(environment.roles)
+        train(recipe, environment, team, train_dataset, eval_dataset)
+
+
+def train(
+    recipe: Recipe,
+    environment: Environment,
+    team: AgentTeam,
+    train_dataset: Dataset,
+    eval_dataset: Dataset | None,
+    callback: Callable[[Any], TrainerCallback] | None = None,
+) -> None:
+    """Trains a team and saves it. `callback` makes one more callback of the trainer."""
+    with end_on_wrong_input(recipe.prog):
+        trainer = ALGORITHMS[recipe.algorithm].trainer_class()(
+            team=team,
+            environment=environment,
+            args=recipe.training_args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+        )
+    if callback is not None:
+        trainer.add_callback(callback(trainer))
+    with end_with_one_line(recipe.prog):
+        train_and_save(recipe, trainer)
+    trainer.accelerator.wait_for_everyone()  # a process that exits while another one still communicates would abort it
+    trainer.accelerator.end_training()
 
 
 def train_and_save(recipe: Recipe, trainer: Trainer) -> None:
