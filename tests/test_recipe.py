@@ -18,8 +18,8 @@ from trl_multiagent.limits import check_value
 from trl_multiagent.recipe import folders
 from trl_multiagent.recipe.plan import print_plan, rollout_lines
 from trl_multiagent.recipe.recipe import build_recipe
-from trl_multiagent.recipe.run import parse_recipe, run_recipe
-from trl_multiagent.recipe.training import set_up_wandb
+from trl_multiagent.recipe.run import run_recipe
+from trl_multiagent.recipe.training import parse_recipe, set_up_wandb
 from trl_multiagent.rollout.history_options import HistoryOptions
 from trl_multiagent.sandbox import sandbox
 from trl_multiagent.settings.algorithms import ALGORITHMS
@@ -651,7 +651,11 @@ def test_adapters_and_models_as_trl_describes_them(parse, tiny_model):
 
 def test_quantization_as_trl_describes_it(parse, monkeypatch):
     loaded = {}
-    monkeypatch.setattr(AgentTeam, "from_pretrained", lambda *args, **kwargs: loaded.update(kwargs))
+
+    def from_pretrained(models, roles, peft_config, share_weights, **arguments):
+        loaded.update(arguments, peft_config=peft_config)
+
+    monkeypatch.setattr(AgentTeam, "from_pretrained", from_pretrained)
     sections = {
         "agent_model": {"load_in_4bit": True, "use_bnb_nested_quant": True, "revision": "v2", "use_peft": True}
     }

@@ -14,7 +14,8 @@ from trl_multiagent import AgentTeam, IACTrainer, cli
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.folders import locked
 from trl_multiagent.jobs.processes import OtherProcessError
-from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, parse_recipe
+from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
+from trl_multiagent.recipe.training import parse_recipe
 from trl_multiagent.report.model_card import rename_card
 from trl_multiagent.settings.read import ConfigError
 

@@ -35,11 +35,7 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
     A collection that was interrupted is continued if the program is started again with the same settings.
 
     Args:
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
-            What the preferences are about; or, if the user chooses that, the tasks that have a name, see
-            [`~trl_multiagent.recipe.tasks.choose_task`].
-        argv (`list[str]`, *optional*): Arguments; by default those of the command line.
-        prog (`str`, *optional*): Name of the program in messages; by default that of the script.
+        task, argv, prog: See [`~trl_multiagent.recipe.run.run_recipe`].
     """
     prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):

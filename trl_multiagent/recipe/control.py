@@ -26,8 +26,8 @@ from trl_multiagent.jobs.processes import start_processes
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.recipe.evaluation_settings import Evaluation, TeamSource
 from trl_multiagent.recipe.recipe import Recipe, check_run, check_team
-from trl_multiagent.recipe.run import make_recipe, settings_of
-from trl_multiagent.recipe.training import train
+from trl_multiagent.recipe.run import settings_of
+from trl_multiagent.recipe.training import make_recipe, train
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import ConfigError, read_yaml
@@ -79,35 +79,21 @@ def read_cost(run_folder: Path) -> TrainingCost:
 
 @dataclass(frozen=True)
 class Control:
-    """
-    The control of one run.
+    """The control of one run."""
 
-    Args:
-        run_config (`str`): The settings of the run.
-        cost ([`TrainingCost`]): What the run cost.
-        folder (`Path`): The folder of the control.
-        num_agents (`int`): Number of agents of the team.
-        settings ([`~trl_multiagent.settings.derive.Settings`]): The settings of the control's training, without the number of its
-            optimizer steps.
-        stage ([`~trl_multiagent.jobs.stage.Stage`]): The training, which depends on the control's kind, its model and the cost of the run.
-    """
-
-    run_config: str
-    cost: TrainingCost
-    folder: Path
-    num_agents: int
-    settings: Settings
-    stage: Stage
+    run_config: str  # file with the settings of the run
+    cost: TrainingCost  # of the run
+    folder: Path  # of the control
+    num_agents: int  # of the team
+    settings: Settings  # of the control's training, without the number of its optimizer steps
+    stage: Stage  # the training, which depends on the control's kind, its model and the cost of the run
 
     @property
     def is_trained(self) -> bool:
         return self.stage.has(CONTROL_FILE)
 
     def read_run(self) -> tuple[Recipe, Environment, Dataset]:
-        """
-        Checks the settings and the items of the control's training, without loading a model. Settings that its arguments do not allow
-        end the program.
-        """
+        """Checks the settings and the items of the control's training, without loading a model. Wrong ones end the program."""
         recipe = make_recipe(self.settings)
         environment = recipe.make_environment()
         check_team(recipe, environment.roles)
@@ -143,11 +129,8 @@ class Control:
 
 def make_controls(evaluation: Evaluation, task: Task | Mapping[str, str]) -> dict[str, Control]:
     """
-    Makes the controls of the teams, by the names of the teams, if the settings ask for them.
-
-    Raises:
-        ConfigError: a team is not that of a run, or the run cannot have a control.
-        StageChanged: the folder of a control holds another one.
+    Makes the controls of the teams, by the names of the teams, if the settings ask for them. Raises `ConfigError` if a team is not that of
+    a run or cannot have a control, and `StageChanged` if the folder of a control holds another one.
     """
     kind, settings, base = evaluation.config.control, evaluation.settings, evaluation.base
     if kind is None:
@@ -197,7 +180,7 @@ def make_control(
     own["output"] = {"save_path": None, "save_final_model": True}
     if evaluation.arguments.task is not None:
         own["task"] = evaluation.arguments.task
-    settings = settings_of(algorithm, task, [written, own], evaluation.prog, team.run_config)
+    settings = settings_of(algorithm, task, [written, own], evaluation.settings.prog, team.run_config)
     return Control(team.run_config, cost, folder, num_agents, settings, stage)
 
 

@@ -41,11 +41,7 @@ def run_evaluation(
     An evaluation that was interrupted is continued if the program is started again with the same settings.
 
     Args:
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
-            What the teams answer; or, if the user chooses that, the tasks that have a name, see
-            [`~trl_multiagent.recipe.tasks.choose_task`].
-        argv (`list[str]`, *optional*): Arguments; by default those of the command line.
-        prog (`str`, *optional*): Name of the program in messages; by default that of the script.
+        task, argv, prog: See [`~trl_multiagent.recipe.run.run_recipe`].
         cross_play (`bool`, *optional*, defaults to `False`): Whether the agents of the teams play with each other.
     """
     prog = prog or Path(sys.argv[0]).name
@@ -97,7 +93,7 @@ def play_and_report(
     from trl_multiagent.evaluation.report import Report
 
     logging.basicConfig(format="%(message)s")
-    config, prog = evaluation.config, evaluation.prog
+    config, prog = evaluation.config, evaluation.settings.prog
     accelerator = Accelerator()
     if accelerator.is_main_process:
         for note in evaluation.notes:

@@ -12,7 +12,7 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from trl_multiagent.settings.derive import run_id
+from trl_multiagent.settings.derive import Settings, run_id
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
 
@@ -45,19 +45,15 @@ def check_push(algorithm: str, args: TrainingArguments) -> list[str]:
     return [f"`{algorithm}.push_to_hub` needs a token that may write: log in with `hf auth login`, or set HF_TOKEN."]
 
 
-def choose_folder(
-    output_dir: str | None, base_dir: str, prefix: str, resume: str | bool | None
-) -> tuple[str, str | None]:
+def choose_folder(settings: Settings, prefix: str) -> tuple[str, str | None]:
     """
-    Chooses the folder of the run, the same on all processes, and the checkpoint to continue from.
-
-    Raises:
-        ConfigError: there is no complete checkpoint where `resume` says.
+    Chooses the folder of the run, the same on all processes, and the checkpoint to continue from. Raises `ConfigError` if there is no
+    complete checkpoint where `resume_from_checkpoint` says.
     """
-    name = run_id()
+    output_dir, resume, name = settings.arguments.get("output_dir"), settings.extras.resume_from_checkpoint, run_id()
     names = [re.sub(r"[^\w.-]", "_", name) if name else f"{time.strftime('%Y%m%d-%H%M%S')}_{os.getpid()}"]
     broadcast_object_list(names)
-    folder = output_dir or str(Path(base_dir) / f"{prefix}_{names[0]}")
+    folder = output_dir or str(Path(settings.output.base_dir) / f"{prefix}_{names[0]}")
     if not resume:
         return folder, None
     checkpoint: str | None = None

@@ -50,8 +50,7 @@ class RewardRun(PreferenceRun):
         self.reward = settings.part(RewardSettings)
         super().__init__(settings)
         self.trained_with = self.reward.rl_algorithm
-        first = settings.model_names if isinstance(settings.model_names, str) else settings.model_names[0]
-        self.reward_base = self.reward.reward_model_name or first
+        self.reward_base = self.reward.reward_model_name or settings.model_list[0]
         check_models(f"{settings.algorithm}.reward_model_name", [self.reward_base], settings.task)
         self.reward_args = make_reward_args(settings, self.reward, self.recipe.training_args)
         self.reward_peft = make_reward_peft(settings.algorithm, self.reward)

@@ -49,19 +49,12 @@ NOT_DETECTED = ("azure_ml", "flyte")
 
 @dataclasses.dataclass(kw_only=True)
 class Recipe(Settings):
-    """
-    The settings of one run, completed on the machine that it runs on.
+    """The settings of one run, completed on the machine that it runs on."""
 
-    Args:
-        training_args ([`~trainers.base.team_config.TeamConfig`]): The trainer's arguments. `output_dir` is the folder of the run.
-        peft_config ([`~peft.LoraConfig`], *optional*): The adapter of every agent of a LoRA team.
-        resume_from_checkpoint (`str`, *optional*): Folder of the checkpoint to continue from.
-        reservation (`contextlib.ExitStack`): The context that the run ends in, which releases the lock of its folder.
-    """
-
-    training_args: Any
-    peft_config: LoraConfig | None
-    resume_from_checkpoint: str | None
+    training_args: Any  # of the trainer; `output_dir` is the folder of the run
+    peft_config: LoraConfig | None  # the adapter of every agent of a LoRA team
+    resume_from_checkpoint: str | None  # folder of the checkpoint to continue from
+    # The context that the run ends in, which releases the lock of its folder
     reservation: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
     @property
@@ -216,12 +209,8 @@ def build_recipe(settings: Settings, training_args: Any) -> Recipe:
     """
     algorithm, output = settings.algorithm, settings.output
     check_models(settings.names_models, settings.model_list, settings.task)
-    training_args.output_dir, checkpoint = choose_folder(
-        output_dir=settings.arguments.get("output_dir"),
-        base_dir=output.base_dir,
-        prefix="mt_job" if training_args.num_turns > 1 else "job",
-        resume=settings.extras.resume_from_checkpoint,
-    )
+    prefix = "mt_job" if training_args.num_turns > 1 else "job"
+    training_args.output_dir, checkpoint = choose_folder(settings, prefix)
     if output.save_path and output.save_final_model:
         check_folder("`output.save_path`", Path(output.save_path))
     check_results(settings, training_args)

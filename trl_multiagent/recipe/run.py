@@ -4,13 +4,11 @@ The function behind every recipe script and `trl-multiagent train`: it reads and
 The help appears at once, so what imports TRL is imported after it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
@@ -18,13 +16,9 @@ from trl_multiagent.folders import is_disk_full
 from trl_multiagent.recipe.tasks import choose_task
 from trl_multiagent.settings.algorithms import ALGORITHMS, import_class
 from trl_multiagent.settings.command_line import make_parser, print_help, read_layers
-from trl_multiagent.settings.derive import Settings, check_settings, make_training_args
+from trl_multiagent.settings.derive import Settings, check_settings
 from trl_multiagent.settings.read import ConfigError, fail, renamed
 from trl_multiagent.terminal import printable
-
-
-if TYPE_CHECKING:
-    from trl_multiagent.recipe.recipe import Recipe
 
 
 def run_recipe(
@@ -89,27 +83,6 @@ def end_with_one_line(prog: str) -> Iterator[None]:
     except OtherProcessError as error:
         print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         sys.exit(1)
-
-
-def parse_recipe(
-    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
-) -> Recipe:
-    """Reads and checks the settings of a run as [`run_recipe`] does, without loading a model or data."""
-    prog = prog or Path(sys.argv[0]).name
-    with end_on_wrong_input(prog):
-        settings = read_settings(algorithm, task, argv, prog)
-    return make_recipe(settings)
-
-
-def make_recipe(settings: Settings) -> Recipe:
-    """Makes the recipe of a training on rollouts. Wrong settings end the program."""
-    with end_on_wrong_input(settings.prog):
-        training_args = make_training_args(settings)
-        from trl_multiagent.recipe.recipe import build_recipe, start_logging  # takes as long as TRL
-
-        recipe = build_recipe(settings, training_args)
-    start_logging(recipe, training_args.disable_tqdm, training_args.process_index == 0)
-    return recipe
 
 
 def read_settings(algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None, prog: str) -> Settings:

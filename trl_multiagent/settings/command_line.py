@@ -7,14 +7,7 @@ from typing import Any
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, COLLECTION
-from trl_multiagent.settings.read import (
-    RECIPES,
-    ConfigError,
-    config_file,
-    flag_layer,
-    parse_overrides,
-    read_yaml,
-)
+from trl_multiagent.settings.read import RECIPES, ConfigError, config_file, flag_layer, parse_overrides, read_yaml
 from trl_multiagent.settings.schema import (
     TRL_FLAGS,
     AgentModel,
@@ -76,12 +69,8 @@ def make_parser(algorithm: str, prog: str | None = None) -> argparse.ArgumentPar
 
 def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[str]) -> list[dict[str, Any]]:
     """
-    Reads the layers of the file, the overrides and the flags.
-
-    Args:
-        algorithm (`str`): Name of the algorithm's section.
-        arguments (`argparse.Namespace`): What the parser knows. The name of a file of the package becomes its path.
-        rest (`Sequence[str]`): The other arguments: flags, each with its values.
+    Reads the layers of the file, the overrides and the flags. `arguments`: what the parser knows, in which the name of a file of the
+    package becomes its path. `rest`: the other arguments, flags with their values.
     """
     flags: dict[str, list[str]] = {}
     for text in rest:

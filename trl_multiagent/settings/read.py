@@ -63,9 +63,7 @@ def fail(prog: str, error: Exception) -> NoReturn:
 def config_file(flag: str, name: str, pattern: str) -> str:
     """
     Finds the file that a flag of the command line names: a path, or the name of a file of the package, such as `magrpo_he` or `zero3`.
-
-    Raises:
-        ConfigError: there is no such file; the files of the package that it lists match `pattern`.
+    Without such a file, a `ConfigError` lists those of the package that match `pattern`.
     """
     path = Path(name)
     if path.is_file():
@@ -230,14 +228,8 @@ def naming_reference() -> Iterator[None]:
 
 def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """
-    Checks names and types of all settings.
-
-    Returns:
-        `tuple[dict[str, dict[str, Any]], list[str]]`: The settings by section, with top-level settings under `""`, and the paths
-        of the given settings that have no effect.
-
-    Raises:
-        ConfigError: a name is unknown, a value has the wrong type, or a feature is not available in this release.
+    Checks names and types of all settings. Returns them by section, with top-level settings under `""`, and the paths of the given
+    settings that have no effect. Raises `ConfigError` if a name is unknown, a value has the wrong type, or a feature is not available.
     """
     sections = {"": keys_of(TopLevel), algorithm: algorithm_keys(algorithm), "peft": peft_keys()}
     sections |= {name: keys_of(cls) for name, cls in sections_of(task).items()}
