@@ -1,9 +1,8 @@
 """
 Trains the control of an evaluation: one agent that answers alone, or for all roles, trained at the cost of a team.
 
-It is trained with the settings of the team's run until it has spent at least as many scored answers and generated tokens, as its trainer counts
-them. The number of optimizer steps is estimated before the training, for the schedule of the learning rate. An answer may have as many tokens
-as all of the team's answers together.
+It has the settings of the team's run, and its answers may have as many tokens as all of the team's together. Its trainer counts when it has
+spent as much; the number of optimizer steps is estimated before, for the schedule of the learning rate.
 """
 
 import functools
@@ -69,12 +68,9 @@ def read_cost(run_folder: Path) -> TrainingCost:
     try:
         numbers = json.loads(path.read_text(encoding="utf-8"))
         return TrainingCost(int(numbers["env_steps"]), int(numbers["generated_tokens"]))
-    except OSError as error:
-        raise ConfigError(
-            f"The control of {run_folder} needs {path}, which a run of an online algorithm writes when its training ends: {error.strerror}."
-        ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error!r}.") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        source = "A run of an online algorithm writes it when its training ends"
+        raise ConfigError(f"{path} cannot be read: {error!r}. {source}, and its control needs it.") from error
 
 
 @dataclass(frozen=True)
@@ -185,10 +181,7 @@ def make_control(
 
 
 def steps_at_cost(cost: TrainingCost, answers: int, tokens: float, num_iterations: int) -> int:
-    """
-    Computes the optimizer steps after which a control has cost as many scored answers and about as many tokens as a team, if its answers
-    keep their length. `answers`: scored answers of a batch. `tokens`: tokens of an answer. `num_iterations`: optimizer steps per batch.
-    """
+    """Estimates the optimizer steps after which a control has cost as much as a team. A batch has `answers`, each of so many `tokens`."""
     batches = max(cost.env_steps / answers, cost.generated_tokens / (answers * tokens))
     return math.ceil(batches) * num_iterations
 

@@ -37,12 +37,8 @@ def run_evaluation(
 ) -> None:
     """
     Evaluates saved teams, or prints what that will cost if `--dry_run` is given. Wrong settings end the program.
-
-    An evaluation that was interrupted is continued if the program is started again with the same settings.
-
-    Args:
-        task, argv, prog: See [`~trl_multiagent.recipe.run.run_recipe`].
-        cross_play (`bool`, *optional*, defaults to `False`): Whether the agents of the teams play with each other.
+    An evaluation that was interrupted is continued if the program is started again with the same settings. With `cross_play`, the
+    agents of the teams play with each other. For the other arguments, see [`~trl_multiagent.recipe.run.run_recipe`].
     """
     prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):

@@ -179,7 +179,7 @@ def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play:
 
 
 def find_team(text: str) -> str:
-    """Returns the folder of the team that an argument names, or the argument if it is no folder. Raises `ConfigError` if it holds no team."""
+    """Returns the folder of the team that an argument names, or a Hub id as it is. Raises `ConfigError` if the folder holds no team."""
     path = Path(text)
     if not path.is_dir():
         if path.is_file():
@@ -212,7 +212,7 @@ def find_config(text: str) -> str | None:
 
 
 def find_in_repository(name: str, file: str) -> str | None:
-    """Returns the local copy of a file on the Hub, or `None` if the repository does not have it. Raises `ConfigError` without a repository."""
+    """Returns the local copy of a file on the Hub; `None` if the repository lacks it. Raises `ConfigError` if it cannot be read."""
     from trl_multiagent.models.pretrained import find_file
     from trl_multiagent.recipe.folders import check_repo_id
 

@@ -28,10 +28,7 @@ def check_models(setting: str, names: Sequence[str], task: Task) -> None:
 
 
 def make_peft_config(settings: Settings) -> LoraConfig | None:
-    """
-    Makes the adapter of every agent from the section `peft`, or by TRL from `agent_model`. Raises `ConfigError` if PEFT refuses a value,
-    or a team cannot have this adapter.
-    """
+    """Makes the adapter of every agent from the section `peft`, or by TRL from `agent_model`. Raises `ConfigError` if it is refused."""
     model = settings.agent_model
     where = "peft" if settings.has_peft_section else "agent_model"
     try:

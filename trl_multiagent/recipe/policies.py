@@ -118,10 +118,7 @@ def load_team(evaluation: Evaluation, names: str | list[str], roles: Sequence[st
 
 
 def make_policies(evaluation: Evaluation, environment: Environment, controls: dict[str, Control]) -> list[Policy]:
-    """
-    Makes the policies to play: the teams, in order, and what they are compared with. Raises `ConfigError` if two of them have the same
-    name, the model of the baselines is not known, or the task has no form for one agent.
-    """
+    """Makes the policies to play: the teams, in order, and what they are compared with. Raises `ConfigError` if one is impossible."""
     policies = [make_policy(evaluation, team.name, "team", environment, team.location) for team in evaluation.teams]
     policies += baseline_policies(evaluation, environment)
     policies += control_policies(evaluation, controls) if controls else []

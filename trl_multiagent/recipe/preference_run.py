@@ -1,8 +1,7 @@
 """
 The recipes `madpo` and `madpo_iter`: rounds of collecting preferences and training on them. `madpo` has one round, in the folder of the run.
-
-A run is continued when it is started again in the same folder. Complete rounds are skipped; an interrupted one
-continues from its last chunk or checkpoint. MARLHF has the same rounds, with a reward model in between, see `marlhf.py`.
+A run that is started again in the same folder skips complete rounds, and continues an interrupted one from its last chunk or checkpoint.
+MARLHF has the same rounds, with a reward model in between, see `marlhf.py`.
 """
 
 import contextlib
@@ -189,10 +188,7 @@ class PreferenceRun:
     # One round
 
     def train_round(self, number: int, results: list[dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
-        """
-        Collects preferences with the team as it is, trains it on them and on some of earlier rounds, and saves it. Returns the trainer and
-        the results of the round; `results` are those of the earlier rounds.
-        """
+        """Runs a round after those with the `results`: collects, trains on these and earlier preferences, and saves the team."""
         recipe, source = self.recipe, self.team_before(number)
         preferences, collection = self.collect(number, source)
         chosen = self.replayed(number, preferences) if self.in_rounds else preferences
@@ -229,10 +225,7 @@ class PreferenceRun:
         return trainer, {**numbers, "log_history": trainer.state.log_history}
 
     def collect(self, number: int, source: str | None) -> tuple[Dataset, dict[str, Any]]:
-        """
-        Collects the preferences of a round with the team in `source` or the base, or loads them if they are complete. Returns them, and
-        what was sampled for them.
-        """
+        """Returns the preferences of a round, of the team in `source` or the base, and the numbers of their collection."""
         if self.given is not None:
             return self.given, {}
         recipe, folder = self.recipe, self.preferences_folder(number)

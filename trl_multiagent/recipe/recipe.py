@@ -11,6 +11,7 @@ from typing import Any, cast
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from datasets import Dataset
+from huggingface_hub import get_token
 from peft import LoraConfig, PeftModel
 from transformers.integrations import get_available_reporting_integrations, is_deepspeed_zero3_enabled
 
@@ -24,7 +25,7 @@ from trl_multiagent.jobs.processes import check_agreement
 from trl_multiagent.models.positions import check_prompts
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.quiet import hide_progress_bars
-from trl_multiagent.recipe.folders import check_folder, check_push, check_repo_id, choose_folder
+from trl_multiagent.recipe.folders import check_folder, check_repo_id, choose_folder
 from trl_multiagent.recipe.models import check_models, make_loader, make_peft_config
 from trl_multiagent.recipe.tasks import make_environment, task_settings
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
@@ -203,10 +204,7 @@ class Recipe(Settings):
 
 
 def build_recipe(settings: Settings, training_args: Any) -> Recipe:
-    """
-    Makes a recipe from checked settings and the trainer's arguments, whose `output_dir` is set to the folder of the run. Raises
-    `ConfigError` if a setting cannot work on this machine, or contradicts another one.
-    """
+    """Completes checked settings and the trainer's arguments on this machine. Raises `ConfigError` if a setting cannot work on it."""
     algorithm, output = settings.algorithm, settings.output
     check_models(settings.names_models, settings.model_list, settings.task)
     prefix = "mt_job" if training_args.num_turns > 1 else "job"
@@ -243,7 +241,10 @@ def check_results(settings: Settings, args: Any) -> None:
         for name in sorted({*args.report_to} - {*get_available_reporting_integrations(), *NOT_DETECTED})
     ]
     if args.push_to_hub:
-        missing += check_push(algorithm, args)
+        check_repo_id(f"{algorithm}.hub_model_id", args.hub_model_id or Path(args.output_dir).absolute().name)
+        if args.hub_token is None and get_token() is None:
+            advice = "log in with `hf auth login`, or set HF_TOKEN"
+            missing.append(f"`{algorithm}.push_to_hub` needs a token that may write: {advice}.")
     if missing and not settings.dry_run:
         raise ConfigError(missing[0])
     settings.notes += missing

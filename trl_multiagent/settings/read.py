@@ -29,7 +29,6 @@ from trl_multiagent.settings.schema import (
     TRL_FLAGS,
     TRL_NAMES,
     AgentModel,
-    Key,
     TopLevel,
     algorithm_keys,
     keys_of,
@@ -169,13 +168,13 @@ def rename(algorithm: str, layer: dict[str, Any]) -> None:
             raise ConfigError(f"`{section}` is {short(body)}, it must be a section with keys below it.")
         for name, value in (body or {}).items():
             set_once(layer, f"{section}.{name}", f"{algorithm}.{name}", value)
-    losing = named(comlrl.SECOND_WINS, algorithm)
+    not_used = [name.format(algorithm=algorithm) for name in comlrl.NOT_USED]
     for old, new in named({**comlrl.RENAMED, **TRL_NAMES}, algorithm).items():
         found, value = pop_path(layer, old)
         if not found:
             continue
         twice, other = pop_path(layer, new)
-        if twice and other != value and old in losing:
+        if twice and other != value and old in not_used:
             if value is not None:
                 set_path(layer, old, value)
             set_path(layer, new, other)
@@ -192,24 +191,12 @@ def named(names: Mapping[str, str], algorithm: str) -> dict[str, str]:
 
 
 def renamed(algorithm: str, layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Merges layers under the names of this release. Two names of one setting may differ in different layers."""
+    """Merges layers under the names of this release; the last one wins. Two names of a setting may differ in different layers."""
     layers = list(layers)
     for layer in layers:
         rename(algorithm, layer)
-    return merge(layers)
-
-
-def merge(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Merges layers. Dicts are merged recursively; of other values, that of the last layer wins."""
     with naming_reference():
         return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge(*layers)))
-
-
-def resolve(merged: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings with the values of references, such as `${seed}` or `${oc.env:HOME}`, in their place."""
-    with naming_reference():
-        resolved = OmegaConf.to_container(OmegaConf.create(merged), resolve=True, throw_on_missing=True)
-    return typing.cast(dict[str, Any], resolved)
 
 
 @contextlib.contextmanager
@@ -237,11 +224,12 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
     # Many settings of an evaluation have the name of one of the training, which is the one to suggest
     known = dict(sorted(known.items(), key=lambda item: item[0].startswith("evaluation.")))
     other_names, secrets = named({**comlrl.RENAMED, **TRL_NAMES}, algorithm), named(comlrl.SECRETS, algorithm)
-    not_used = named(comlrl.SECOND_WINS, algorithm)
+    not_used = [name.format(algorithm=algorithm) for name in comlrl.NOT_USED]
     no_effect = {path.format(algorithm=algorithm) for path in comlrl.NO_EFFECT} - known.keys()
     values: dict[str, dict[str, Any]] = {section: {} for section in sections}
     without_effect: list[str] = []
-    resolved = resolve(merged)
+    with naming_reference():  # such as `${seed}` or `${oc.env:HOME}`
+        resolved: Any = OmegaConf.to_container(OmegaConf.create(merged), resolve=True, throw_on_missing=True)
     for path, value in paths(algorithm, sections, other_names, resolved):
         section, _, name = path.rpartition(".")
         is_default = value is None and section == algorithm and name in comlrl.NULL_IS_DEFAULT
@@ -255,13 +243,20 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
         elif path in no_effect:
             without_effect += [path] if value not in (None, {}, []) else []
         elif path in not_used:
-            without_effect.append(f"{path} (`{not_used[path]}` is used)")
+            without_effect.append(f"{path} (`{other_names[path]}` is used)")
         elif path not in known:
             similar = suggestion(path, [*known, *other_names], [x for x in sections if x])
             raise ConfigError(f"`{path}` is not a known setting{similar}")
-        elif not is_blank and not is_default:
-            names = [path, *(old for old, new in other_names.items() if new == path)]
-            values[section][name] = checked(names, value, known[path])
+        elif is_blank or is_default:
+            continue
+        elif same(value, known[path].default):
+            values[section][name] = value
+        else:
+            try:
+                values[section][name] = check_value(value, known[path].hint, known[path].limits)
+            except ValueError as error:
+                names = [path, *(old for old, new in other_names.items() if new == path)]
+                raise ConfigError(f"`{'` or `'.join(names)}` {error}") from error
     return values, without_effect
 
 
@@ -288,16 +283,6 @@ def paths(
             yield from ((f"{section}.{name}", value) for name, value in (body or {}).items())
         else:
             raise ConfigError(f"`{section}` is {short(body)}, it must be a section with keys below it.")
-
-
-def checked(names: list[str], value: Any, key: Key) -> Any:
-    """Checks a value and returns it with its type. `names` are those of the setting, for the message of a `ConfigError`."""
-    if same(value, key.default):
-        return value
-    try:
-        return check_value(value, key.hint, key.limits)
-    except ValueError as error:
-        raise ConfigError(f"`{'` or `'.join(names)}` {error}") from error
 
 
 def suggestion(path: str, known: Iterable[str], sections: Collection[str] = ()) -> str:
