@@ -68,9 +68,11 @@ def read_cost(run_folder: Path) -> TrainingCost:
     try:
         numbers = json.loads(path.read_text(encoding="utf-8"))
         return TrainingCost(int(numbers["env_steps"]), int(numbers["generated_tokens"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        source = "A run of an online algorithm writes it when its training ends"
-        raise ConfigError(f"{path} cannot be read: {error!r}. {source}, and its control needs it.") from error
+    except OSError as error:
+        source = f"{path}, which a run of an online algorithm writes when its training ends"
+        raise ConfigError(f"The control of {run_folder} needs {source}: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error!r}.") from error
 
 
 @dataclass(frozen=True)
