@@ -118,7 +118,7 @@ def test_help_lists_the_sections_of_the_task(module, capsys):
         ("broken:TASK", ["importing broken", "raised ZeroDivisionError: division by zero"]),
         ("leaving:TASK", ["importing leaving", "called sys.exit(0)"]),
         ("torn:TASK", ["importing torn", "SyntaxError"]),
-        ("code_generatoin", ["none of code_generation, functions", "module:NAME"]),
+        ("code_generatoin", ["none of code_generation, bug_fixing, functions", "module:NAME"]),
         ("a b:TASK", ["package.module:name"]),
         (":TASK", ["package.module:name"]),
         ("clash:OUTPUT", ["section `output`", "choose another one"]),

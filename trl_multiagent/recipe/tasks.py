@@ -62,6 +62,6 @@ def make_environment(settings: Settings, run_folder: Path) -> Environment:
     environment = settings.task.environment(task_settings(settings, run_folder))
     roles = environment.task.roles if isinstance(environment, CentralizedEnvironment) else environment.roles
     if len(roles) != settings.num_agents:
-        names = f"{len(roles)} roles: {', '.join(roles)}"
-        raise ConfigError(f"`{settings.algorithm}.num_agents` is {settings.num_agents}, but the task has {names}.")
+        problem = f"but the task has {len(roles)} roles: {', '.join(roles)}. Set it to {len(roles)}."
+        raise ConfigError(f"`{settings.algorithm}.num_agents` is {settings.num_agents}, {problem}")
     return environment
