@@ -135,7 +135,16 @@ class PreferenceConfig(SamplingOptions):
         """Makes the endpoint of `comparator_policy: api`. Raises `ValueError` if a setting is missing or impossible."""
         if self.comparator_api_model is None:
             raise ValueError("`comparator_policy: api` needs `comparator_api_model`, the name of the model.")
-        names = "extra_body timeout deadline tries concurrency token_budget input_price output_price".split()
+        names = (
+            "extra_body",
+            "timeout",
+            "deadline",
+            "tries",
+            "concurrency",
+            "token_budget",
+            "input_price",
+            "output_price",
+        )
         answers = num_roles if self.comparator_generation_mode == "centralized" else 1  # in one text
         return make_endpoint(
             self.comparator_api_model,

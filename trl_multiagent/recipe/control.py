@@ -126,10 +126,7 @@ class Control:
 
 
 def make_controls(evaluation: Evaluation, task: Task | Mapping[str, str]) -> dict[str, Control]:
-    """
-    Makes the controls of the teams, by the names of the teams, if the settings ask for them. Raises `ConfigError` if a team is not that of
-    a run or cannot have a control, and `StageChanged` if the folder of a control holds another one.
-    """
+    """Makes the controls of the teams that the settings ask for, by the names of the teams. Raises `ConfigError` if one is impossible."""
     kind, settings, base = evaluation.config.control, evaluation.settings, evaluation.base
     if kind is None:
         return {}

@@ -1,7 +1,6 @@
 """
-Runs `trl-multiagent evaluate` and `trl-multiagent cross-play`: prints what an evaluation will cost, or plays and reports it.
-
-The help appears at once, so what imports TRL is imported after it.
+Runs `trl-multiagent evaluate` and `cross-play`: prints what an evaluation will cost, or plays and reports it. What imports TRL is imported
+after the command line is read, so that the help appears at once.
 """
 
 from __future__ import annotations

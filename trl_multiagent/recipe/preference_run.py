@@ -4,19 +4,16 @@ A run that is started again in the same folder skips complete rounds, and contin
 MARLHF has the same rounds, with a reward model in between, see `marlhf.py`.
 """
 
-import contextlib
 import copy
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset, concatenate_datasets
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.environments.base import Environment
@@ -43,7 +40,7 @@ from trl_multiagent.settings.derive import Settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, fail
 from trl_multiagent.team.load import LoadError, build
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
-from trl_multiagent.trainers.base.distribution import forget_engine
+from trl_multiagent.trainers.base.distribution import forget_engine, without_sharding
 from trl_multiagent.trainers.base.run_settings import check_changes
 from trl_multiagent.trainers.base.team_config import temporarily_set
 
@@ -411,21 +408,6 @@ def decisive_settings(merged: Mapping[str, Any], algorithm: str) -> dict[str, An
             free = FREE_KEYS if section == algorithm else ()
             values |= {f"{section}.{name}": value for name, value in body.items() if name not in free}
     return values
-
-
-@contextlib.contextmanager
-def without_sharding(args: TrainingArguments) -> Iterator[None]:
-    """Inside, models are loaded whole, even if the trainer shards them (ZeRO-3): a collection samples on every process alone."""
-    plugin = args.deepspeed_plugin
-    if plugin is not None:  # while it is registered, transformers shards the models that it loads
-        unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        if plugin is not None:
-            plugin.set_deepspeed_weakref()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def table(results: list[dict[str, Any]]) -> str:

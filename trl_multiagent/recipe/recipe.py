@@ -1,4 +1,4 @@
-"""The settings of one run on this machine, and what they name: its environment, datasets, team and folders."""
+"""The settings of one run on this machine, what they name (environment, datasets, team, folders), and the checks of all before it starts."""
 
 import contextlib
 import dataclasses
@@ -226,10 +226,7 @@ def build_recipe(settings: Settings, training_args: Any) -> Recipe:
 
 
 def check_results(settings: Settings, args: Any) -> None:
-    """
-    Raises `ConfigError` if the folder of a run cannot be written, a tracker or a token is missing, or the name of a repository is invalid.
-    A plan may be made on another machine, so a dry run only notes what is missing on this one.
-    """
+    """Checks what the end of a run needs. A plan may be made on another machine, so a dry run only notes what is missing on this one."""
     algorithm, arguments = settings.algorithm, settings.arguments
     setting = f"`{algorithm}.output_dir`" if "output_dir" in arguments else "`output.base_dir`"
     check_folder(setting, Path(args.output_dir))

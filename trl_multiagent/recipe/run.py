@@ -1,7 +1,6 @@
 """
-The function behind every recipe script and `trl-multiagent train`: it reads and checks the settings, then plans or trains.
-
-The help appears at once, so what imports TRL is imported after it.
+The function behind every recipe script and `trl-multiagent train`: it reads and checks the settings, then plans or trains. What imports TRL
+is imported after the command line is read, so that the help appears at once.
 """
 
 import contextlib

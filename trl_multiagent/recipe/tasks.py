@@ -18,9 +18,8 @@ from trl_multiagent.settings.schema import SHARED_SECTIONS, TopLevel, keys_of
 
 def choose_task(tasks: Task | Mapping[str, str], merged: Mapping[str, Any], config: str | None = None) -> Task:
     """
-    Finds the task of a run: the only one, or that of the setting `task`, else one whose section is given, else the first of `tasks`, which
-    have names, each as `package.module:name`. A task of the user may be beside the file `config` of the settings `merged`. Raises
-    `ConfigError` if there is no such task, or its sections cannot be used.
+    Finds the task of a run: the only one, or that of the setting `task`, which may be a module beside the file `config`; else one whose
+    section is given, else the first of `tasks`. Raises `ConfigError` if there is no such task, or its sections cannot be used.
     """
     if isinstance(tasks, Task):
         return checked(tasks)

@@ -1,8 +1,4 @@
-"""
-The names in configurations that were written for CoMLRL, and their meaning here.
-
-`{algorithm}` stands for the algorithm's section.
-"""
+"""The names in configurations that were written for CoMLRL, and their meaning here. `{algorithm}` is the algorithm's section."""
 
 # Sections that must be empty, and the reason
 UNAVAILABLE = {

@@ -191,10 +191,15 @@ def named(names: Mapping[str, str], algorithm: str) -> dict[str, str]:
 
 
 def renamed(algorithm: str, layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Merges layers under the names of this release; the last one wins. Two names of a setting may differ in different layers."""
+    """Merges layers under the names of this release. Two names of a setting may differ in different layers."""
     layers = list(layers)
     for layer in layers:
         rename(algorithm, layer)
+    return merge(layers)
+
+
+def merge(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Merges layers. Dicts are merged recursively; of other values, that of the last layer wins."""
     with naming_reference():
         return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge(*layers)))
 
