@@ -16,7 +16,7 @@ import trl_multiagent.environments.function_environment
 from trl_multiagent import Task
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.preferences import load_preferences
-from trl_multiagent.recipe.run import parse_recipe
+from trl_multiagent.recipe.training import parse_recipe
 
 from tiny import tiny_environment, tiny_items, tiny_team, tiny_trainer
 

@@ -20,8 +20,8 @@ from trl_multiagent import AgentTeam, FunctionEnvironment, IACConfig, IACTrainer
 from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.models.positions import TooLongError, learned_positions
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences
-from trl_multiagent.recipe.checks import check_team
-from trl_multiagent.recipe.run import parse_recipe
+from trl_multiagent.recipe.recipe import check_team
+from trl_multiagent.recipe.training import parse_recipe
 
 from tiny import byte_tokenizer, count_reward, other_model, tiny_environment, tiny_items, tiny_llama, tiny_trainer
 

@@ -18,8 +18,8 @@ from trl_multiagent.limits import check_value
 from trl_multiagent.recipe import folders
 from trl_multiagent.recipe.plan import print_plan, rollout_lines
 from trl_multiagent.recipe.recipe import build_recipe
-from trl_multiagent.recipe.run import parse_recipe, run_recipe
-from trl_multiagent.recipe.saving import set_up_wandb
+from trl_multiagent.recipe.run import run_recipe
+from trl_multiagent.recipe.training import parse_recipe, set_up_wandb
 from trl_multiagent.rollout.history_options import HistoryOptions
 from trl_multiagent.sandbox import sandbox
 from trl_multiagent.settings.algorithms import ALGORITHMS
@@ -651,14 +651,16 @@ def test_adapters_and_models_as_trl_describes_them(parse, tiny_model):
 
 def test_quantization_as_trl_describes_it(parse, monkeypatch):
     loaded = {}
-    monkeypatch.setattr(AgentTeam, "from_pretrained", lambda *args, **kwargs: loaded.update(kwargs))
-    sections = {
-        "agent_model": {"load_in_4bit": True, "use_bnb_nested_quant": True, "revision": "v2", "use_peft": True}
-    }
+    monkeypatch.setattr(
+        AgentTeam,
+        "from_pretrained",
+        lambda _, roles, peft_config, *args, **kwargs: loaded.update(kwargs, peft_config=peft_config),
+    )
+    sections = {"agent_model": {"load_in_4bit": True, "use_bnb_nested_quant": True, "revision": "2", "use_peft": True}}
     parse({**sections, "magrpo": {"trust_remote_code": True}}).load_team(["aux", "main"])
     config = loaded["quantization_config"]
     assert config.load_in_4bit and config.bnb_4bit_use_double_quant and config.bnb_4bit_quant_type == "nf4"
-    assert loaded["revision"] == "v2" and loaded["trust_remote_code"] is True and loaded["peft_config"].r == 16
+    assert loaded["revision"] == "2" and loaded["trust_remote_code"] is True and loaded["peft_config"].r == 16
 
 
 def test_references_to_other_settings(parse, error_of, monkeypatch):

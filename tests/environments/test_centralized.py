@@ -12,7 +12,8 @@ from trl_multiagent.environments.centralized import CentralizedEnvironment, cent
 from trl_multiagent.environments.scoring import ScoringContext, scoring
 from trl_multiagent.preferences.comparators import CentralizedSampler
 from trl_multiagent.recipe.marlhf import RewardRun
-from trl_multiagent.recipe.run import parse_recipe, read_settings, run_recipe
+from trl_multiagent.recipe.run import read_settings, run_recipe
+from trl_multiagent.recipe.training import parse_recipe
 from trl_multiagent.rollout.tree import Node
 
 from tiny import tiny_items

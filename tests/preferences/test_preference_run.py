@@ -186,7 +186,7 @@ def test_a_killed_run_goes_on(form, run, capsys):
         with killed(training=1, step=step):
             run("madpo", "killed", *form)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):  # after the training
-        patch.setattr("trl_multiagent.recipe.saving.save_results", interrupted)
+        patch.setattr("trl_multiagent.recipe.training.save_results", interrupted)
         run("madpo", "killed", *form)
     scored.clear()
     run("madpo", "killed", *form)

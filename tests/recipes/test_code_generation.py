@@ -17,7 +17,7 @@ from trl_multiagent.environments.code_generation.feedback import MODES
 from trl_multiagent.environments.code_generation.task import TASK
 from trl_multiagent.recipe.models import make_loader
 from trl_multiagent.recipe.recipe import Recipe
-from trl_multiagent.recipe.run import parse_recipe
+from trl_multiagent.recipe.training import parse_recipe
 from trl_multiagent.settings.algorithms import ALGORITHMS
 
 from tiny import byte_tokenizer, tiny_llama

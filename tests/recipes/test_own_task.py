@@ -14,7 +14,8 @@ from trl_multiagent import AgentTeam, IACTrainer, cli
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.folders import locked
 from trl_multiagent.jobs.processes import OtherProcessError
-from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, parse_recipe
+from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
+from trl_multiagent.recipe.training import parse_recipe
 from trl_multiagent.report.model_card import rename_card
 from trl_multiagent.settings.read import ConfigError
 
@@ -117,7 +118,7 @@ def test_help_lists_the_sections_of_the_task(module, capsys):
         ("broken:TASK", ["importing broken", "raised ZeroDivisionError: division by zero"]),
         ("leaving:TASK", ["importing leaving", "called sys.exit(0)"]),
         ("torn:TASK", ["importing torn", "SyntaxError"]),
-        ("code_generatoin", ["none of code_generation, functions", "module:NAME"]),
+        ("code_generatoin", ["none of code_generation, bug_fixing, functions", "module:NAME"]),
         ("a b:TASK", ["package.module:name"]),
         (":TASK", ["package.module:name"]),
         ("clash:OUTPUT", ["section `output`", "choose another one"]),
@@ -391,7 +392,7 @@ def test_a_run_that_was_killed_while_it_saved_its_team_saves_it(module, tiny_mod
     captured = capsys.readouterr()
     assert "Writing model shards" not in captured.err and "Loading weights" not in captured.err
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("trl_multiagent.recipe.saving.save_results", interrupted)
+        patch.setattr("trl_multiagent.recipe.training.save_results", interrupted)
         cli.main(["run", *argv, "killed"])
     assert not Path("killed/team.json").exists()
     with monkeypatch.context() as patch:

@@ -124,7 +124,8 @@ def refusal(capsys, *argv: str) -> str:
     others = ("train: note: ", "Building the base model")  # the first test that needs the demo's model builds it
     lines = [line for line in captured.err.splitlines() if line and not line.startswith(others)]
     assert len(lines) == 1 and lines[0].startswith("train: error: "), captured.err
-    assert not captured.out
+    # DeepSpeed prints the accelerator when transformers first imports it
+    assert not [line for line in captured.out.splitlines() if "get_accelerator" not in line]
     return lines[0]
 
 

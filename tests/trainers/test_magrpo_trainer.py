@@ -26,7 +26,7 @@ from trl_multiagent import (
     role_reward,
 )
 from trl_multiagent.environments import TaskError
-from trl_multiagent.recipe.saving import show_progress
+from trl_multiagent.recipe.training import show_progress
 from trl_multiagent.trainers.base.trace_files import read_trace
 
 from tiny import byte_tokenizer, count_reward, tiny_environment, tiny_items, tiny_team, tiny_trainer

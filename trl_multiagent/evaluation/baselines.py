@@ -22,12 +22,8 @@ AGAIN = "Answer again, with the answers of the others in mind. Give your whole a
 
 class PipelineSampler(TeamSampler):
     """
-    The agents answer one after the other, and each sees the answers of the agents before it. The prompts of the nodes are
-    replaced by those that the agents got.
-
-    Args:
-        environment ([`~trl_multiagent.environments.Environment`]): Its `show_answers` adds answers to prompts.
-        team, generator, use_chat_template, history_options: See [`TeamSampler`].
+    The agents answer one after the other, and each sees the answers of the agents before it, which `environment.show_answers` adds to
+    its prompt. The prompts of the nodes are replaced by those that the agents got.
     """
 
     def __init__(self, environment: Environment, *args: Any, **kwargs: Any):
@@ -53,9 +49,6 @@ class DiscussionEnvironment(EnvironmentWrapper):
     """
     An environment in which every turn of the task has two rounds: a draft, which is not scored, and an answer, before which
     each agent sees the drafts of the others.
-
-    Args:
-        task ([`~trl_multiagent.environments.Environment`]): The task.
     """
 
     def check_turns(self, num_turns: int) -> None:
@@ -102,10 +95,8 @@ def answers_of(history: Sequence[Turn]) -> tuple[Turn, ...]:
 
 def answer_limit(baseline: str, num_agents: int, max_completion_length: int, budget: str) -> int:
     """
-    Returns the most tokens of one answer of a baseline, if the agents of the team may have `max_completion_length`.
-
-    With the budget `"turn"`, all answers of a turn together have as many tokens at most as those of the team. With `"answer"`, one answer has
-    as many.
+    Returns the most tokens of one answer of a baseline, if the agents of the team may have `max_completion_length`. With the budget
+    `"turn"`, all answers of a turn together have as many tokens at most as those of the team. With `"answer"`, one answer has as many.
     """
     if budget == "answer":
         return max_completion_length

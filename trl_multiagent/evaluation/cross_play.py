@@ -22,12 +22,7 @@ Mix = tuple[int, ...]  # the run from which each role's agent comes
 
 
 class MixedTeam:
-    """
-    A team whose agents come from several teams. It can sample, but it cannot be trained or saved.
-
-    Args:
-        sources (`dict[str, SamplingTeam]`): The team from which each role's agent comes, in the order of the roles.
-    """
+    """A team whose agents come from several teams, `sources`, by role. It can sample, but it cannot be trained or saved."""
 
     def __init__(self, sources: Mapping[str, SamplingTeam]):
         self.sources = dict(sources)
@@ -77,24 +72,18 @@ def mix_of(roles: Sequence[str], varied: str, i: int, j: int) -> Mix:
 @dataclass
 class CrossPlay:
     """
-    The results of a cross-play in one metric.
-
-    Args:
-        metric (`str`): The metric of the last turn.
-        runs (`list[str]`): The runs.
-        matrices (`dict[str, np.ndarray]`): For each role of [`roles_to_vary`], the mean over items where the agent of this role is that of
-            the run of the row, and all other agents are those of the run of the column. Shape `(num_runs, num_runs)`.
-        diagonal, off_diagonal, difference ([`Estimate`]): The mean over teams as they were trained, over mixed teams, and
-            the first minus the second. The intervals are over items, for these runs: a mixed team depends on two runs, so a few runs do
-            not show how much other runs would differ.
+    The results of a cross-play in one metric of the last turn. The intervals are over items, for these runs: a mixed team depends on two
+    runs, so a few runs do not show how much other runs would differ.
     """
 
     metric: str
     runs: list[str]
+    # For each role of [`roles_to_vary`], the mean over items where the agent of this role is that of the run of the row, and all other
+    # agents are those of the run of the column. Shape `(num_runs, num_runs)`
     matrices: dict[str, np.ndarray]
-    diagonal: Estimate
-    off_diagonal: Estimate
-    difference: Estimate
+    diagonal: Estimate  # the mean over teams as they were trained
+    off_diagonal: Estimate  # the mean over mixed teams
+    difference: Estimate  # the first minus the second
 
     def to_json(self) -> dict[str, Any]:
         return {

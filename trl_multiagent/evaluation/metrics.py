@@ -21,26 +21,15 @@ FINAL = "final"  # the last turn, and the return of the episode
 
 @dataclass
 class Result:
-    """
-    The results of one policy.
-
-    Args:
-        policy ([`~play.Policy`]): The policy.
-        names (`list[tuple[str, str]]`): Turn and metric of each column of `values`.
-        values (`np.ndarray` of shape `(num_items, number of names)`): The means over each item's episodes, or pass@k of the
-            item; NaN if the item does not have the metric.
-        cost (`dict[str, float]`): Sums over all episodes: `episodes`, `calls` (completions), `generated_tokens`, `prompt_tokens`
-            and `wall_seconds`, the wall time of all batches with scoring.
-        speed (`dict[str, Any]`, *optional*): How fast the policy answered, see [`speed_of`].
-        ranges (`Mapping[str, tuple[float, float]]`, *optional*): The smallest and the largest possible value of metrics, as in
-            [`~trl_multiagent.environments.Environment`], with those of `return`.
-    """
+    """The results of one policy."""
 
     policy: Policy
-    names: list[tuple[str, str]]
+    names: list[tuple[str, str]]  # turn and metric of each column of `values`
+    # The means over each item's episodes, or pass@k of the item; NaN if the item does not have the metric. Shape `(num_items, len(names))`
     values: np.ndarray
-    cost: dict[str, float]
-    speed: dict[str, Any] | None = None
+    cost: dict[str, float]  # sums over all episodes, see [`total_cost`]
+    speed: dict[str, Any] | None = None  # how fast the policy answered, see [`speed_of`]
+    # The smallest and the largest possible value of metrics, as in [`~trl_multiagent.environments.Environment`], with those of `return`
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
@@ -101,7 +90,7 @@ def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple
 
 
 def total_cost(records: Records) -> dict[str, float]:
-    """Sums what the episodes cost, drafts included."""
+    """Sums what the episodes cost, drafts included. A call is one completion; the wall time is that of the batches, with scoring."""
     turns = [turn for record in records for turn in record["turns"]]
     return {
         "episodes": len(records),

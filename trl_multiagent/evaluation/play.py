@@ -57,34 +57,19 @@ class Replaced(NamedTuple):
 
 @dataclass
 class Policy:
-    """
-    What answers the items: a team in its environment.
+    """What answers the items: a team in its environment."""
 
-    Args:
-        name (`str`): Name in tables and of the folder of its transcripts.
-        kind (`str`): `"team"`, `"baseline"`, `"control"`, `"ablation"`, or `"pair"`: agents of several runs in a cross-play.
-        environment ([`~trl_multiagent.environments.Environment`]): Its task, with the roles of the team.
-        load (`Callable[[], LoadedTeam]`): Loads the team, on its device.
-        max_completion_length (`int`): Tokens of a completion at most.
-        source (`str`): Where the team comes from.
-        is_pipeline (`bool`): Whether the agents answer one after the other.
-        rounds (`int`): Turns of the environment in one turn of the task. The last one counts, and the others are drafts.
-        compared_with (`str`): Name of the team that a control or an ablation belongs to.
-        replaced ([`Replaced`], *optional*): What an ablation replaces.
-        mix (`tuple[int, ...]`): In a cross-play, the number of the run from which each role's agent comes.
-    """
-
-    name: str
-    kind: str
-    environment: Environment
-    load: Callable[[], LoadedTeam]
-    max_completion_length: int
-    source: str = ""
-    is_pipeline: bool = False
-    rounds: int = 1
-    compared_with: str = ""
-    replaced: Replaced | None = None
-    mix: tuple[int, ...] = ()
+    name: str  # in tables, and of the folder of its transcripts
+    kind: str  # "team", "baseline", "control", "ablation", or "pair": agents of several runs in a cross-play
+    environment: Environment  # its task, with the roles of the team
+    load: Callable[[], LoadedTeam]  # loads the team, on its device
+    max_completion_length: int  # tokens of a completion at most
+    source: str = ""  # where the team comes from
+    is_pipeline: bool = False  # whether the agents answer one after the other
+    rounds: int = 1  # turns of the environment in one turn of the task; the last one counts, the others are drafts
+    compared_with: str = ""  # name of the team that a control or an ablation belongs to
+    replaced: Replaced | None = None  # what an ablation replaces
+    mix: tuple[int, ...] = ()  # in a cross-play, the number of the run from which each role's agent comes
 
     def num_turns(self, config: EvaluationConfig) -> int:
         """Returns the turns of the environment in an episode, drafts included."""
@@ -96,11 +81,6 @@ class EpisodeGenerator(TransformersGenerator):
     """
     Samples episodes. The random numbers of a completion depend on the seed, the item, the episode, the turn and the role
     alone, so neither the other episodes of a batch nor the number of processes changes it, up to rounding.
-
-    Args:
-        policy ([`Policy`]): What answers.
-        team ([`~rollout.sampler.SamplingTeam`]): Its team.
-        config ([`EvaluationConfig`]): The settings.
     """
 
     def __init__(self, policy: Policy, team: SamplingTeam, config: EvaluationConfig):
@@ -154,14 +134,10 @@ def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, acce
     Plays all episodes of a policy that its transcripts do not have yet.
 
     Items are played in batches that do not depend on the number of processes, each by one process. A batch that was
-    interrupted is played again as a whole.
-
-    Returns:
-        `list[dict]`: The transcripts, in the order of the items; empty in all processes but the main one.
+    interrupted is played again as a whole. Returns the transcripts, in the order of the items; none in all processes but the main one.
 
     Raises:
-        StageChanged: the folder holds the transcripts of another evaluation.
-        ValueError: the roles do not match.
+        ValueError: the roles do not match, or the folder holds the transcripts of another evaluation.
         TaskError: the environment failed, see [`~environments.base.judge`].
     """
     with fail_together(accelerator):
@@ -183,8 +159,7 @@ def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, acce
 
 def transcripts_folder(config: EvaluationConfig, policy: Policy) -> Path:
     """Returns the folder of a policy's transcripts."""
-    assert config.output_dir is not None
-    return Path(config.output_dir) / "transcripts" / policy.name
+    return Path(str(config.output_dir)) / "transcripts" / policy.name
 
 
 def describe_policy(policy: Policy, loaded: LoadedTeam, dataset: Dataset, config: EvaluationConfig) -> dict[str, Any]:
@@ -233,12 +208,7 @@ def part_of(batch: range) -> str:
 
 
 def _join_batches(stage: Stage, num_items: int, config: EvaluationConfig) -> Records:
-    """
-    Joins the files of all batches into one, and returns the episodes in the order of the items.
-
-    Raises:
-        ValueError: episodes are missing or damaged.
-    """
+    """Joins the files of all batches into one, and returns the episodes by item. Raises `ValueError` if some are missing."""
     if not stage.has(TRANSCRIPTS):
         batches = chunks_of(num_items, config.items_per_batch)
         stage.save(TRANSCRIPTS, [record for batch in batches for record in stage.read(part_of(batch))])

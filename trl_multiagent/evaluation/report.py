@@ -34,20 +34,13 @@ class Report:
     """
     The results of all policies of an evaluation. Teams are compared with baselines, with their controls, and with themselves with an
     agent replaced.
-
-    Args:
-        config ([`EvaluationConfig`]): The settings.
-        results (`list[Result]`): One per policy, teams first.
-        num_items (`int`): Number of items.
-        facts (`dict[str, Any]`): More to write into the JSON file, such as the dataset.
-        control_note (`str`): A line below the comparison with the controls.
     """
 
     config: EvaluationConfig
-    results: list[Result]
+    results: list[Result]  # one per policy, teams first
     num_items: int
-    facts: dict[str, Any] = field(default_factory=dict)
-    control_note: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)  # more to write into the JSON file, such as the dataset
+    control_note: str = ""  # a line below the comparison with the controls
 
     def __post_init__(self) -> None:
         self.teams = [result for result in self.results if result.policy.kind == "team"]

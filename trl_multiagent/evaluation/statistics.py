@@ -99,15 +99,8 @@ def bounded_intervals(
     n + 1 parts; the lower end is the same with the lower bound. This is the Bayesian bootstrap with one more value, for what the sample does not
     show. For zeros and ones it is the interval of Clopper and Pearson.
 
-    Args:
-        values (`np.ndarray` of shape `(num_items, num_metrics)`): The values; NaN if an item does not have the metric.
-        bounds (`np.ndarray` of shape `(2, num_metrics)`): The smallest and the largest possible value of each metric.
-        num_draws (`int`): Number of drawn weights.
-        confidence (`float`): Level of the intervals.
-        seed (`int`): Decides the weights.
-
-    Returns:
-        `np.ndarray` of shape `(2, num_metrics)`: Lower and upper ends.
+    `values` have the shape `(num_items, num_metrics)`, with NaN if an item does not have the metric; `bounds`, the smallest and the largest
+    possible value of each metric, and the returned lower and upper ends have the shape `(2, num_metrics)`.
     """
     is_there = ~np.isnan(values)
     filled = np.where(is_there, values, 0.0)

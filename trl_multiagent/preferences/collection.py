@@ -31,13 +31,7 @@ from trl_multiagent.jobs.stage import Stage, chunks_of
 from trl_multiagent.preferences.comparators import Comparator, Sampler, make_comparator, team_sampler
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PAIRING_FIELDS, SAMPLING_FIELDS, PreferenceConfig
 from trl_multiagent.preferences.pairs import Candidate, Pair, all_pairs, matched_pairs, select_pairs
-from trl_multiagent.preferences.report import (
-    PICTURE_FILE,
-    draw_rewards,
-    preference_card,
-    summarize,
-    warn_if_few_pairs,
-)
+from trl_multiagent.preferences.report import PICTURE_FILE, draw_rewards, preference_card, summarize, warn_if_few_pairs
 from trl_multiagent.preferences.rows import (
     CHOSEN_BY,
     CHOSEN_REWARD,

@@ -33,25 +33,18 @@ ROUND_FOLDER = "round_{}"  # in `policy_checkpoint_dir`: the team before this ro
 ENDPOINT_FOLDER = "endpoint"  # in the folder of the candidates: what an endpoint answered
 SOLO = "model"  # the role of a model that answers for all roles
 
+# `(nodes, num_candidates) -> {role: samples}`, with one entry of samples per node
 Sampler = Callable[[list[Node], int], dict[str, list[Samples]]]
 
 
 @dataclass
 class Comparator:
-    """
-    The policy that sampled one side of the pairs.
+    """The policy that sampled one side of the pairs."""
 
-    Args:
-        name (`str`): What the columns `chosen_by` and `rejected_by` say.
-        team ([`AgentTeam`] or `None`): The models that answer; `None` for an endpoint.
-        sample (`Callable`): `(nodes, num_candidates) -> {role: samples}`, with one entry of samples per node.
-        client ([`EndpointClient`], *optional*): Asks the endpoint.
-    """
-
-    name: str
-    team: AgentTeam | None
+    name: str  # what the columns `chosen_by` and `rejected_by` say
+    team: AgentTeam | None  # the models that answer; `None` for an endpoint
     sample: Sampler
-    client: EndpointClient | None = None
+    client: EndpointClient | None = None  # asks the endpoint
 
     def describe(self) -> dict[str, Any]:
         """Returns what must be the same when an interrupted collection is continued."""
@@ -76,9 +69,7 @@ class Comparator:
         return numbers
 
 
-def make_comparator(
-    team: AgentTeam, config: PreferenceConfig, round: int = 0, copied: AgentTeam | None = None
-) -> Comparator | None:
+def make_comparator(team: AgentTeam, config: PreferenceConfig, round: int = 0) -> Comparator | None:
     """
     Makes the comparator that `config.comparator_policy` names, or `None` if there is none.
 
@@ -86,8 +77,6 @@ def make_comparator(
         team ([`AgentTeam`]): The team that is trained.
         config ([`PreferenceConfig`]): The settings.
         round (`int`, *optional*, defaults to 0): Number of the round, for `history`.
-        copied ([`AgentTeam`], *optional*):
-            The team of `current_copy`, which was copied earlier. By default, the team is copied now.
 
     Raises:
         ValueError: the model or team cannot be loaded, it has other roles, or there is no saved team.
@@ -99,7 +88,7 @@ def make_comparator(
         return _other_model(team, config, round)
     name, other = "current", team
     if policy == "current_copy":
-        name, other = policy, team.frozen_copy() if copied is None else copied
+        name, other = policy, team.frozen_copy()
     elif policy == "history" and round > 0:
         folder = history_folder(config, round)
         name, other = f"history:{folder.name}", load(str(folder), team.roles, team)
@@ -131,12 +120,7 @@ def _other_model(team: AgentTeam, config: PreferenceConfig, round: int) -> Compa
 
 
 def history_folder(config: PreferenceConfig, round: int) -> Path:
-    """
-    Returns the folder of the team as it was `comparator_history_k` rounds ago, or at the start if there were fewer rounds.
-
-    Raises:
-        ValueError: no team was saved there.
-    """
+    """Returns the folder of the team as it was `comparator_history_k` rounds ago, or at the start. Raises `ValueError` without a team."""
     assert config.policy_checkpoint_dir is not None  # the configuration has checked it
     folder = Path(config.policy_checkpoint_dir) / ROUND_FOLDER.format(max(0, round - config.comparator_history_k))
     if not (folder / TEAM_FILE).is_file():
@@ -166,11 +150,7 @@ def team_sampler(team: AgentTeam, config: PreferenceConfig, max_new_tokens: int 
 class EndpointSampler:
     """
     Samples completions of a model at an endpoint. Each completion is a request of its own, and all of them are sent at the same time.
-
-    Args:
-        client ([`EndpointClient`]): Asks the endpoint.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Makes tokens of the texts.
-        seed (`str`): Cache key; calls with the same seed reuse cached answers.
+    `seed` is a key of the cache: calls with the same seed reuse cached answers.
     """
 
     def __init__(self, client: EndpointClient, tokenizer: PreTrainedTokenizerBase, seed: str):
@@ -207,11 +187,8 @@ class EndpointSampler:
 class CentralizedSampler:
     """
     Samples joint answers of one model. The model sees the assignments of all roles and answers with a tagged block for each, as an agent
-    of [`~environments.centralized.CentralizedEnvironment`] does. A role that has no block, or several, has an empty answer.
-
-    Args:
-        sampler (`Callable`): Samples completions of the model, whose role is `SOLO`.
-        roles (`Sequence[str]`): The roles to answer for.
+    of [`~environments.centralized.CentralizedEnvironment`] does. A role that has no block, or several, has an empty answer. The `sampler`
+    samples completions of the model, whose role is `SOLO`.
     """
 
     def __init__(self, sampler: Sampler, roles: Sequence[str]):
@@ -232,11 +209,7 @@ class CentralizedSampler:
 class SequentialSampler:
     """
     Samples joint answers of one model, role by role. The model sees the assignments of all roles and the answers of the roles
-    before.
-
-    Args:
-        sampler (`Callable`): Samples completions of the model, whose role is `SOLO`.
-        roles (`Sequence[str]`): The roles to answer for, in this order.
+    before. The `sampler` samples completions of the model, whose role is `SOLO`.
     """
 
     def __init__(self, sampler: Sampler, roles: Sequence[str]):

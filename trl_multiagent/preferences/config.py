@@ -132,12 +132,7 @@ class PreferenceConfig(SamplingOptions):
             )
 
     def comparator_endpoint(self, num_roles: int) -> Endpoint:
-        """
-        Makes the endpoint of `comparator_policy: api`.
-
-        Raises:
-            ValueError: a setting is missing or impossible.
-        """
+        """Makes the endpoint of `comparator_policy: api`. Raises `ValueError` if a setting is missing or impossible."""
         if self.comparator_api_model is None:
             raise ValueError("`comparator_policy: api` needs `comparator_api_model`, the name of the model.")
         if self.comparator_api_format == "generic":

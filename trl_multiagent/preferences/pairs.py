@@ -12,20 +12,12 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Candidate:
-    """
-    One joint answer to an item.
+    """One joint answer to an item."""
 
-    Args:
-        texts (`dict[str, str]`): The completion of each role.
-        reward (`float`): The joint reward.
-        metrics (`dict[str, float]`): The components of the reward.
-        by (`str`): The policy that sampled it.
-    """
-
-    texts: dict[str, str]
-    reward: float
-    metrics: dict[str, Any] = field(default_factory=dict)
-    by: str = "current"
+    texts: dict[str, str]  # the completion of each role
+    reward: float  # the joint reward
+    metrics: dict[str, Any] = field(default_factory=dict)  # the components of the reward
+    by: str = "current"  # the policy that sampled it
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -35,18 +27,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Pair:
-    """
-    Two joint answers to an item.
+    """Two joint answers to an item."""
 
-    Args:
-        chosen ([`Candidate`]): The one with the greater reward.
-        rejected ([`Candidate`]): The other one.
-        comparator_reward (`float`, *optional*): Reward of the one that the comparator sampled, if there is a comparator.
-    """
-
-    chosen: Candidate
+    chosen: Candidate  # the one with the greater reward
     rejected: Candidate
-    comparator_reward: float | None = None
+    comparator_reward: float | None = None  # of the one that the comparator sampled, if there is a comparator
 
     @property
     def gap(self) -> float:
@@ -65,7 +50,6 @@ def distinct(candidates: list[Candidate]) -> list[Candidate]:
 def all_pairs(candidates: list[Candidate]) -> list[Pair]:
     """
     Returns every pair of different rewards, ordered by the position of the chosen and then of the rejected candidate.
-
     Candidates with the same text count once. A candidate in which every role is silent is never the chosen one, because
     there is nothing to learn from.
     """
@@ -76,7 +60,6 @@ def all_pairs(candidates: list[Candidate]) -> list[Pair]:
 def matched_pairs(candidates: list[Candidate], others: list[Candidate]) -> list[Pair]:
     """
     Pairs the k-th candidate of the team with the k-th of a comparator. Either can be the chosen one.
-
     Ties are dropped, and so are pairs whose texts an earlier pair has. If one list is longer, its last candidates have no
     partner.
     """
@@ -96,16 +79,9 @@ def _can_be_chosen(chosen: Candidate, rejected: Candidate) -> bool:
 
 def select_pairs(pairs: list[Pair], selection: str, limit: int | None, seed: int | str = 0) -> list[Pair]:
     """
-    Selects the pairs of one item that are kept.
-
-    Args:
-        pairs (`list[Pair]`): The pairs of the item.
-        selection (`str`):
-            Which pairs come first. `"reward_gap"`: those with the largest gap. `"comparator_reward"`: those whose comparator has
-            the greatest reward, and among equals those with the largest gap. `"random"`: a random order. `"all"`: the order
-            of the candidates. Pairs that are equal in this respect keep their order.
-        limit (`int`, *optional*): How many are kept; with `None`, all are.
-        seed (`int` or `str`, *optional*, defaults to 0): Seed of the random order.
+    Selects the pairs of one item that are kept, at most `limit`. `selection` says which come first. `"reward_gap"`: those with the largest
+    gap. `"comparator_reward"`: those whose comparator has the greatest reward, and among equals those with the largest gap. `"random"`: a
+    random order, by `seed`. `"all"`: the order of the candidates. Pairs that are equal in this respect keep their order.
     """
     if selection == "reward_gap":
         pairs = sorted(pairs, key=lambda pair: -pair.gap)

@@ -33,15 +33,9 @@ class ReplayConfig:
 
 def replay_weights(num_rounds: int, config: ReplayConfig) -> list[float]:
     """
-    Computes the probability with which a preference is drawn from each round.
-
-    Args:
-        num_rounds (`int`): Number of rounds up to now, the current one included.
-        config ([`ReplayConfig`]): The settings.
-
-    Returns:
-        `list[float]`: One probability per round, the oldest first. With `lambda_decay`, the weight of a round that is `age` rounds
-        old is (1 - lambda) * lambda^age before the weights are divided by their sum; lambda = 1 gives all rounds the same weight.
+    Computes the probability with which a preference is drawn from each round, the oldest first. With `lambda_decay`, the weight of a round
+    that is `age` rounds old is (1 - lambda) * lambda^age before the weights are divided by their sum; lambda = 1 gives all rounds the
+    same weight.
     """
     ages = range(num_rounds - 1, -1, -1)
     mode, decay = config.preference_replay_mode, config.preference_replay_lambda

@@ -27,11 +27,8 @@ def summarize(
     records: list[dict[str, Any]], pairs: list[list[Pair]], selected: list[list[Pair]], config: PreferenceConfig
 ) -> dict[str, Any]:
     """
-    Counts the candidates in `records`, all pairs of each item, and those that were selected.
-
-    Returns:
-        `dict`: Numbers by name. `env_steps` is the count of CoMLRL, which charges pairs and not samples; `candidates_sampled` and
-        `candidates_scored` are the actual numbers of answers.
+    Counts the candidates in `records`, all pairs of each item, and those that were selected. `env_steps` is the count of CoMLRL, which
+    charges pairs and not samples; `candidates_sampled` and `candidates_scored` are the actual numbers of answers.
     """
     own, others = candidates_of(records, "candidates"), candidates_of(records, "comparator")
     kept = [pair for of_item in selected for pair in of_item]

@@ -53,16 +53,7 @@ def make_row(
     rejected_reward: float,
     **others: Any,
 ) -> dict[str, Any]:
-    """
-    Builds a row.
-
-    Args:
-        prompts (`dict[str, str | list[dict]]`):
-            The prompt of each role. Where it is a list of chat messages, the answers become messages, too.
-        chosen, rejected (`dict[str, str]`): The answers of each role.
-        chosen_reward, rejected_reward (`float`): The joint rewards.
-        **others: More columns.
-    """
+    """Builds a row of the texts of each role. Where a prompt is a list of chat messages, the answers become messages, too."""
     row: dict[str, Any] = {}
     for role, prompt in prompts.items():
         answers: tuple[str | Messages, ...] = (chosen[role], rejected[role])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trl_multiagent.environments.base import Environment, ask
 from trl_multiagent.environments.task import Task
 from trl_multiagent.jobs.stopping import end_on_signal
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, read_settings
@@ -19,7 +20,6 @@ from trl_multiagent.settings.read import ConfigError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from trl_multiagent.environments.base import Environment
     from trl_multiagent.preferences.config import PreferenceConfig
 
 
@@ -31,15 +31,8 @@ CHARACTERS_PER_TOKEN = 3  # about; for the plan, which loads no tokenizer
 def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     """
     Collects preferences for a task, or prints what that will cost if `--dry_run` is given. Wrong settings end the program.
-
-    A collection that was interrupted is continued if the program is started again with the same settings.
-
-    Args:
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
-            What the preferences are about; or, if the user chooses that, the tasks that have a name, see
-            [`~trl_multiagent.recipe.tasks.choose_task`].
-        argv (`list[str]`, *optional*): Arguments; by default those of the command line.
-        prog (`str`, *optional*): Name of the program in messages; by default that of the script.
+    A collection that was interrupted is continued if the program is started again with the same settings. For the arguments, see
+    [`~trl_multiagent.recipe.run.run_recipe`].
     """
     prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):
@@ -108,7 +101,6 @@ def check_comparator(config: PreferenceConfig) -> None:
 
 def cost(config: PreferenceConfig, environment: Environment, load_items: Callable[[], Dataset]) -> dict[str, Any]:
     """Returns what a collection will cost, as lines of a plan. If `load_items` raises a `ConnectionError`, that is unknown."""
-    from trl_multiagent.environments.base import ask
     from trl_multiagent.jobs.stage import chunks_of
     from trl_multiagent.preferences.collection import finished_chunks
     from trl_multiagent.recipe.plan import count

@@ -1,9 +1,8 @@
 """
 Trains the control of an evaluation: one agent that answers alone, or for all roles, trained at the cost of a team.
 
-It is trained with the settings of the team's run until it has spent at least as many scored answers and generated tokens, as its trainer counts
-them. The number of optimizer steps is estimated before the training, for the schedule of the learning rate. An answer may have as many tokens
-as all of the team's answers together.
+It has the settings of the team's run, and its answers may have as many tokens as all of the team's together. Its trainer counts when it has
+spent as much; the number of optimizer steps is estimated before, for the schedule of the learning rate.
 """
 
 import functools
@@ -24,10 +23,10 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.task import Task
 from trl_multiagent.jobs.processes import start_processes
 from trl_multiagent.jobs.stage import Stage
-from trl_multiagent.recipe.checks import check_run, check_team
 from trl_multiagent.recipe.evaluation_settings import Evaluation, TeamSource
-from trl_multiagent.recipe.recipe import Recipe
-from trl_multiagent.recipe.run import make_recipe, settings_of, train
+from trl_multiagent.recipe.recipe import Recipe, check_run, check_team
+from trl_multiagent.recipe.run import settings_of
+from trl_multiagent.recipe.training import make_recipe, train
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import ConfigError, read_yaml
@@ -70,44 +69,29 @@ def read_cost(run_folder: Path) -> TrainingCost:
         numbers = json.loads(path.read_text(encoding="utf-8"))
         return TrainingCost(int(numbers["env_steps"]), int(numbers["generated_tokens"]))
     except OSError as error:
-        raise ConfigError(
-            f"The control of {run_folder} needs {path}, which a run of an online algorithm writes when its training ends: {error.strerror}."
-        ) from error
+        source = f"{path}, which a run of an online algorithm writes when its training ends"
+        raise ConfigError(f"The control of {run_folder} needs {source}: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} cannot be read: {error!r}.") from error
 
 
 @dataclass(frozen=True)
 class Control:
-    """
-    The control of one run.
+    """The control of one run."""
 
-    Args:
-        run_config (`str`): The settings of the run.
-        cost ([`TrainingCost`]): What the run cost.
-        folder (`Path`): The folder of the control.
-        num_agents (`int`): Number of agents of the team.
-        settings ([`~trl_multiagent.settings.derive.Settings`]): The settings of the control's training, without the number of its
-            optimizer steps.
-        stage ([`~trl_multiagent.jobs.stage.Stage`]): The training, which depends on the control's kind, its model and the cost of the run.
-    """
-
-    run_config: str
-    cost: TrainingCost
-    folder: Path
-    num_agents: int
-    settings: Settings
-    stage: Stage
+    run_config: str  # file with the settings of the run
+    cost: TrainingCost  # of the run
+    folder: Path  # of the control
+    num_agents: int  # of the team
+    settings: Settings  # of the control's training, without the number of its optimizer steps
+    stage: Stage  # the training, which depends on the control's kind, its model and the cost of the run
 
     @property
     def is_trained(self) -> bool:
         return self.stage.has(CONTROL_FILE)
 
     def read_run(self) -> tuple[Recipe, Environment, Dataset]:
-        """
-        Checks the settings and the items of the control's training, without loading a model. Settings that its arguments do not allow
-        end the program.
-        """
+        """Checks the settings and the items of the control's training, without loading a model. Wrong ones end the program."""
         recipe = make_recipe(self.settings)
         environment = recipe.make_environment()
         check_team(recipe, environment.roles)
@@ -117,7 +101,7 @@ class Control:
     def train(self) -> None:
         """Trains the control and saves it in its folder."""
         recipe, environment, train_dataset = self.read_run()
-        algorithm, args = recipe.algorithm, recipe.training_args
+        args = recipe.training_args
         with recipe.reservation:
             check_run(recipe, environment, train_dataset)
             if self.stage.state.is_main_process:
@@ -129,7 +113,7 @@ class Control:
             args.max_steps = steps_at_cost(self.cost, answers, tokens, args.num_iterations)
             if args.lr_scheduler_type == SchedulerType.CONSTANT:
                 args.max_steps *= MOST_STEPS
-            recipe.merged[algorithm]["max_steps"] = args.max_steps
+            recipe.merged[recipe.algorithm]["max_steps"] = args.max_steps
             if args.process_index == 0:
                 print(
                     f"Training the control of {self.run_config} until it has {self.cost.env_steps} scored answers and "
@@ -137,18 +121,12 @@ class Control:
                     flush=True,
                 )
             stop = functools.partial(StopWhenSpent, cost=self.cost)
-            train(recipe, algorithm, environment, team, train_dataset, None, stop)
+            train(recipe, environment, team, train_dataset, None, stop)
         self.stage.save_result(CONTROL_FILE, self.stage.settings)
 
 
 def make_controls(evaluation: Evaluation, task: Task | Mapping[str, str]) -> dict[str, Control]:
-    """
-    Makes the controls of the teams, by the names of the teams, if the settings ask for them.
-
-    Raises:
-        ConfigError: a team is not that of a run, or the run cannot have a control.
-        StageChanged: the folder of a control holds another one.
-    """
+    """Makes the controls of the teams that the settings ask for, by the names of the teams. Raises `ConfigError` if one is impossible."""
     kind, settings, base = evaluation.config.control, evaluation.settings, evaluation.base
     if kind is None:
         return {}
@@ -197,15 +175,12 @@ def make_control(
     own["output"] = {"save_path": None, "save_final_model": True}
     if evaluation.arguments.task is not None:
         own["task"] = evaluation.arguments.task
-    settings = settings_of(algorithm, task, [written, own], evaluation.prog, team.run_config)
+    settings = settings_of(algorithm, task, [written, own], evaluation.settings.prog, team.run_config)
     return Control(team.run_config, cost, folder, num_agents, settings, stage)
 
 
 def steps_at_cost(cost: TrainingCost, answers: int, tokens: float, num_iterations: int) -> int:
-    """
-    Computes the optimizer steps after which a control has cost as many scored answers and about as many tokens as a team, if its answers
-    keep their length. `answers`: scored answers of a batch. `tokens`: tokens of an answer. `num_iterations`: optimizer steps per batch.
-    """
+    """Estimates the optimizer steps after which a control has cost as much as a team. A batch has `answers`, each of so many `tokens`."""
     batches = max(cost.env_steps / answers, cost.generated_tokens / (answers * tokens))
     return math.ceil(batches) * num_iterations
 

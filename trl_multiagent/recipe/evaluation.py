@@ -1,7 +1,6 @@
 """
-Runs `trl-multiagent evaluate` and `trl-multiagent cross-play`: prints what an evaluation will cost, or plays and reports it.
-
-The help appears at once, so what imports TRL is imported after it.
+Runs `trl-multiagent evaluate` and `cross-play`: prints what an evaluation will cost, or plays and reports it. What imports TRL is imported
+after the command line is read, so that the help appears at once.
 """
 
 from __future__ import annotations
@@ -37,16 +36,8 @@ def run_evaluation(
 ) -> None:
     """
     Evaluates saved teams, or prints what that will cost if `--dry_run` is given. Wrong settings end the program.
-
-    An evaluation that was interrupted is continued if the program is started again with the same settings.
-
-    Args:
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
-            What the teams answer; or, if the user chooses that, the tasks that have a name, see
-            [`~trl_multiagent.recipe.tasks.choose_task`].
-        argv (`list[str]`, *optional*): Arguments; by default those of the command line.
-        prog (`str`, *optional*): Name of the program in messages; by default that of the script.
-        cross_play (`bool`, *optional*, defaults to `False`): Whether the agents of the teams play with each other.
+    An evaluation that was interrupted is continued if the program is started again with the same settings. With `cross_play`, the
+    agents of the teams play with each other. For the other arguments, see [`~trl_multiagent.recipe.run.run_recipe`].
     """
     prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):
@@ -97,7 +88,7 @@ def play_and_report(
     from trl_multiagent.evaluation.report import Report
 
     logging.basicConfig(format="%(message)s")
-    config, prog = evaluation.config, evaluation.prog
+    config, prog = evaluation.config, evaluation.settings.prog
     accelerator = Accelerator()
     if accelerator.is_main_process:
         for note in evaluation.notes:

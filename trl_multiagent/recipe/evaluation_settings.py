@@ -36,54 +36,34 @@ DEFAULT_ALGORITHM = "magrpo"  # whose defaults apply without a file
 
 @dataclasses.dataclass(frozen=True)
 class TeamSource:
-    """
-    A team to evaluate.
+    """A team to evaluate."""
 
-    Args:
-        name (`str`): Its name in the report.
-        location (`str`): Folder or Hub id of a saved team, or of a model that every agent starts from.
-        roles (`tuple[str, ...]`, *optional*): The roles of a saved team; `None` for a model.
-        run_config (`str`, *optional*): The settings of its run.
-    """
-
-    name: str
-    location: str
-    roles: tuple[str, ...] | None
-    run_config: str | None = None
+    name: str  # in the report
+    location: str  # folder or Hub id of a saved team, or of a model that every agent starts from
+    roles: tuple[str, ...] | None  # of a saved team; `None` for a model
+    run_config: str | None = None  # file with the settings of its run
 
 
 @dataclasses.dataclass
 class Evaluation:
-    """
-    The checked settings of an evaluation.
-
-    Args:
-        settings ([`~trl_multiagent.settings.derive.Settings`]): All settings.
-        config ([`~trl_multiagent.evaluation.config.EvaluationConfig`]): Those of the evaluation, complete.
-        teams (`list[TeamSource]`): The teams.
-        base (`str`, `list[str]` or `None`): The model from which the agents of the training started, as far as it is known.
-        arguments (`argparse.Namespace`): The command line.
-        cross_play (`bool`): Whether the agents of the teams play with each other.
-        prog (`str`): Name of the program in messages.
-        notes (`list[str]`): Messages to the user about the settings.
-    """
+    """The checked settings of an evaluation."""
 
     settings: Settings
-    config: EvaluationConfig
+    config: EvaluationConfig  # the section `evaluation`, complete
     teams: list[TeamSource]
-    base: str | list[str] | None
-    arguments: argparse.Namespace
-    cross_play: bool
-    prog: str
-    notes: list[str]
-
-    @property
-    def task(self) -> Task:
-        return self.settings.task
+    base: str | list[str] | None  # the models from which the agents of the training started, as far as they are known
+    arguments: argparse.Namespace  # the command line
+    notes: list[str]  # messages to the user
 
     @property
     def output_dir(self) -> Path:
         return Path(str(self.config.output_dir))
+
+    @property
+    def max_completion_length(self) -> int:
+        """Tokens of a completion of a team's agent at most."""
+        assert self.config.max_completion_length is not None
+        return self.config.max_completion_length
 
 
 def make_evaluation_parser(prog: str, cross_play: bool) -> argparse.ArgumentParser:
@@ -139,12 +119,7 @@ def flag_values(arguments: argparse.Namespace) -> dict[str, Any]:
 def parse_evaluation(
     task: Task | Mapping[str, str], argv: Sequence[str] | None, prog: str, cross_play: bool = False
 ) -> Evaluation:
-    """
-    Reads and checks the settings of an evaluation, without loading a model or data; see [`~recipe.evaluation.run_evaluation`].
-
-    Raises:
-        ConfigError: a setting is wrong.
-    """
+    """Reads and checks the settings of an evaluation, without loading a model or data; see [`~recipe.evaluation.run_evaluation`]."""
     parser = make_evaluation_parser(prog, cross_play)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -177,16 +152,11 @@ def parse_evaluation(
     settings = settings_of(algorithm, task, [of_training, own], prog, config)
     teams = name_teams(arguments.teams, locations, configs, settings.task)
     complete = complete_config(settings, teams, cross_play)
-    return Evaluation(settings, complete, teams, base, arguments, cross_play, prog, notes)
+    return Evaluation(settings, complete, teams, base, arguments, notes)
 
 
 def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play: bool) -> EvaluationConfig:
-    """
-    Completes the settings of the evaluation: those that were not given are those of the algorithm's section, or its defaults.
-
-    Raises:
-        ConfigError: they contradict each other.
-    """
+    """Completes the settings of the evaluation: those that were not given are those of the algorithm's section, or its defaults."""
     config: EvaluationConfig = settings.sections["evaluation"]
     for name in ("baselines", "control", "contributions"):
         if cross_play and getattr(config, name):
@@ -209,12 +179,7 @@ def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play:
 
 
 def find_team(text: str) -> str:
-    """
-    Returns the folder of the team that an argument names; the argument itself if it is not a folder.
-
-    Raises:
-        ConfigError: there is no such folder, or it holds no team.
-    """
+    """Returns the folder of the team that an argument names, or a Hub id as it is. Raises `ConfigError` if the folder holds no team."""
     path = Path(text)
     if not path.is_dir():
         if path.is_file():
@@ -247,12 +212,7 @@ def find_config(text: str) -> str | None:
 
 
 def find_in_repository(name: str, file: str) -> str | None:
-    """
-    Returns the local copy of a file on the Hub; `None` if the repository does not have it.
-
-    Raises:
-        ConfigError: there is no such repository, or the Hub cannot be reached.
-    """
+    """Returns the local copy of a file on the Hub; `None` if the repository lacks it. Raises `ConfigError` if it cannot be read."""
     from trl_multiagent.models.pretrained import find_file
     from trl_multiagent.recipe.folders import check_repo_id
 
@@ -266,12 +226,7 @@ def find_in_repository(name: str, file: str) -> str | None:
 def name_teams(
     texts: Sequence[str], locations: Sequence[str], configs: Sequence[str | None], task: Task
 ) -> list[TeamSource]:
-    """
-    Gives every team a name that is also that of a folder, and reads its roles.
-
-    Raises:
-        ConfigError: a `team.json` cannot be read, or the same team is given twice.
-    """
+    """Gives every team a name that is also that of a folder, and reads its roles. Raises `ConfigError` if a team is given twice."""
     from trl_multiagent.team.files import read_team_file
 
     same = {str(Path(x).resolve()) if Path(x).is_dir() else x for x in locations}

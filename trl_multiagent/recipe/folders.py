@@ -6,13 +6,11 @@ import time
 from pathlib import Path
 
 from accelerate.utils import broadcast_object_list
-from huggingface_hub import get_token
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from transformers import TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from trl_multiagent.settings.derive import run_id
+from trl_multiagent.settings.derive import Settings, run_id
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
 
@@ -37,27 +35,12 @@ def check_repo_id(setting: str, repo_id: str) -> None:
         raise ConfigError(f"`{setting}`: {repo_id!r} is not a valid name of a repository. {error}") from error
 
 
-def check_push(algorithm: str, args: TrainingArguments) -> list[str]:
-    """Raises `ConfigError` if the name of a push is invalid, and returns a message if there is no token. Needs no network."""
-    check_repo_id(f"{algorithm}.hub_model_id", args.hub_model_id or Path(args.output_dir).absolute().name)
-    if args.hub_token is not None or get_token() is not None:
-        return []
-    return [f"`{algorithm}.push_to_hub` needs a token that may write: log in with `hf auth login`, or set HF_TOKEN."]
-
-
-def choose_folder(
-    output_dir: str | None, base_dir: str, prefix: str, resume: str | bool | None
-) -> tuple[str, str | None]:
-    """
-    Chooses the folder of the run, the same on all processes, and the checkpoint to continue from.
-
-    Raises:
-        ConfigError: there is no complete checkpoint where `resume` says.
-    """
-    name = run_id()
+def choose_folder(settings: Settings, prefix: str) -> tuple[str, str | None]:
+    """Chooses the folder of the run, the same on all processes, and the complete checkpoint to continue from, or raises `ConfigError`."""
+    output_dir, resume, name = settings.arguments.get("output_dir"), settings.extras.resume_from_checkpoint, run_id()
     names = [re.sub(r"[^\w.-]", "_", name) if name else f"{time.strftime('%Y%m%d-%H%M%S')}_{os.getpid()}"]
     broadcast_object_list(names)
-    folder = output_dir or str(Path(base_dir) / f"{prefix}_{names[0]}")
+    folder = output_dir or str(Path(settings.output.base_dir) / f"{prefix}_{names[0]}")
     if not resume:
         return folder, None
     checkpoint: str | None = None

@@ -17,7 +17,7 @@ from trl_multiagent.jobs.identity import checksum_of_weights
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.recipe.models import check_models
 from trl_multiagent.recipe.plan import HEADING, print_plan, rollout_lines
-from trl_multiagent.recipe.preference_run import PreferenceRun, without_sharding
+from trl_multiagent.recipe.preference_run import PreferenceRun
 from trl_multiagent.recipe.recipe import first_rows
 from trl_multiagent.recipe.reward_model import checked_args, summary, train_reward_model
 from trl_multiagent.recipe.run import end_on_wrong_input
@@ -26,6 +26,7 @@ from trl_multiagent.settings.derive import Settings, make_training_args
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, RewardSettings
 from trl_multiagent.team.load import build
+from trl_multiagent.trainers.base.distribution import without_sharding
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_trainer import SCALE_KEY
 from trl_multiagent.trainers.reward_watch import RewardWatch
@@ -50,8 +51,7 @@ class RewardRun(PreferenceRun):
         self.reward = settings.part(RewardSettings)
         super().__init__(settings)
         self.trained_with = self.reward.rl_algorithm
-        first = settings.model_names if isinstance(settings.model_names, str) else settings.model_names[0]
-        self.reward_base = self.reward.reward_model_name or first
+        self.reward_base = self.reward.reward_model_name or settings.model_list[0]
         check_models(f"{settings.algorithm}.reward_model_name", [self.reward_base], settings.task)
         self.reward_args = make_reward_args(settings, self.reward, self.recipe.training_args)
         self.reward_peft = make_reward_peft(settings.algorithm, self.reward)

@@ -18,12 +18,7 @@ from trl_multiagent.team.load import TeamLoader
 
 
 def check_models(setting: str, names: Sequence[str], task: Task) -> None:
-    """
-    Checks the names of models that a setting gives, except for those that the task builds.
-
-    Raises:
-        ConfigError: there is no such folder, a folder holds no model, or a text is no id.
-    """
+    """Raises `ConfigError` if a name of a model, unless the task builds it, is no folder with a model and no id."""
     for name in [name for name in names if name not in task.models]:
         check_names(name, setting)
         if not Path(name).is_dir():
@@ -33,12 +28,7 @@ def check_models(setting: str, names: Sequence[str], task: Task) -> None:
 
 
 def make_peft_config(settings: Settings) -> LoraConfig | None:
-    """
-    Makes the adapter of every agent from the section `peft`, or by TRL from `agent_model`.
-
-    Raises:
-        ConfigError: PEFT refuses a value, or a team cannot have this adapter.
-    """
+    """Makes the adapter of every agent from the section `peft`, or by TRL from `agent_model`. Raises `ConfigError` if it is refused."""
     model = settings.agent_model
     where = "peft" if settings.has_peft_section else "agent_model"
     try:

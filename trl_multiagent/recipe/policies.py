@@ -31,13 +31,8 @@ def settings_for_task(evaluation: Evaluation, **changes: Any) -> TaskSettings:
 
 
 def make_environment(evaluation: Evaluation) -> Environment:
-    """
-    Makes the task's environment, and compares its roles with those of the teams.
-
-    Raises:
-        ConfigError: the roles do not match, or the environment cannot play so many turns.
-    """
-    environment = evaluation.task.environment(settings_for_task(evaluation))
+    """Makes the task's environment. Raises `ConfigError` if a team has other roles, or it cannot play so many turns."""
+    environment = evaluation.settings.task.environment(settings_for_task(evaluation))
     for team in evaluation.teams:
         if team.roles is not None and team.roles != tuple(environment.roles):
             raise ConfigError(
@@ -57,7 +52,9 @@ def make_single_environment(evaluation: Evaluation, purpose: str) -> Environment
     """Makes the task's environment for one agent. `purpose`: what needs it, for the message if the task has no such form."""
     problem = f"The {purpose} needs the task for one agent"
     try:
-        environment = evaluation.task.environment(settings_for_task(evaluation, num_agents=1, is_centralized=False))
+        environment = evaluation.settings.task.environment(
+            settings_for_task(evaluation, num_agents=1, is_centralized=False)
+        )
     except ValueError as error:
         raise ConfigError(f"{problem}. {error}") from error
     if len(environment.roles) != 1:
@@ -67,15 +64,13 @@ def make_single_environment(evaluation: Evaluation, purpose: str) -> Environment
 
 def load_items(evaluation: Evaluation) -> Dataset:
     """
-    Loads the items: the evaluation set, or its first `dataset.eval_size` rows.
-
-    Raises:
-        ConfigError: there are no rows, or `--split` was given and the task does not read it.
+    Loads the items: the evaluation set, or its first `dataset.eval_size` rows. Raises `ConfigError` if there are none, or if `--split` was
+    given and the task does not read it.
     """
     settings = settings_for_task(evaluation)
     read: set[str] = set()
     settings.sections["dataset"] = watched(settings.dataset, read)
-    train, items = evaluation.task.load_datasets(settings)
+    train, items = evaluation.settings.task.load_datasets(settings)
     split = evaluation.arguments.split
     if split is not None and not {"train_split", "eval_split"} & read:
         raise ConfigError(
@@ -123,16 +118,8 @@ def load_team(evaluation: Evaluation, names: str | list[str], roles: Sequence[st
 
 
 def make_policies(evaluation: Evaluation, environment: Environment, controls: dict[str, Control]) -> list[Policy]:
-    """
-    Makes the policies to play: the teams, in order, and what they are compared with.
-
-    Raises:
-        ConfigError: two of them have the same name, the model of the baselines is not known, or the task has no form for one agent.
-    """
-    length = max_completion_length(evaluation)
-    policies = [
-        make_policy(evaluation, team.name, "team", environment, team.location, length) for team in evaluation.teams
-    ]
+    """Makes the policies to play: the teams, in order, and what they are compared with. Raises `ConfigError` if one is impossible."""
+    policies = [make_policy(evaluation, team.name, "team", environment, team.location) for team in evaluation.teams]
     policies += baseline_policies(evaluation, environment)
     policies += control_policies(evaluation, controls) if controls else []
     policies += ablated_policies(evaluation, environment) if evaluation.config.contributions else []
@@ -149,31 +136,23 @@ def make_policy(
     kind: str,
     environment: Environment,
     models: str | list[str],
-    length: int,
+    length: int | None = None,
     **others: Any,
 ) -> Policy:
-    """Makes the policy of a saved team or of models. `others`: more arguments of [`Policy`]."""
+    """Makes the policy of a saved team or of models. `length`: tokens of a completion; `others`: more arguments of [`Policy`]."""
     load = functools.partial(load_team, evaluation, models, environment.roles)
     source = models if isinstance(models, str) else ", ".join(models)
-    return Policy(name, kind, environment, load, length, source, **others)
-
-
-def max_completion_length(evaluation: Evaluation) -> int:
-    assert evaluation.config.max_completion_length is not None
-    return evaluation.config.max_completion_length
+    return Policy(name, kind, environment, load, length or evaluation.max_completion_length, source, **others)
 
 
 def baseline_model(evaluation: Evaluation) -> str | list[str]:
-    """
-    Returns the model of the baselines.
-
-    Raises:
-        ConfigError: it is not known, or does not exist.
-    """
+    """Returns the model of the baselines. Raises `ConfigError` if it is not known, or does not exist."""
     names = evaluation.config.baseline_model or evaluation.base
     if names is None:
         raise ConfigError("The model of the baselines is not known: give `--baseline_model`.")
-    own = [name for name in ([names] if isinstance(names, str) else names) if name not in evaluation.task.models]
+    own = [
+        name for name in ([names] if isinstance(names, str) else names) if name not in evaluation.settings.task.models
+    ]
     check_names(own, "baseline_model")
     return names
 
@@ -191,7 +170,7 @@ def baseline_policies(evaluation: Evaluation, environment: Environment) -> list[
         elif name == "discussion":
             own = DiscussionEnvironment(environment)
         budget = evaluation.config.baseline_budget
-        limit = answer_limit(name, len(environment.roles), max_completion_length(evaluation), budget)
+        limit = answer_limit(name, len(environment.roles), evaluation.max_completion_length, budget)
         form = {"is_pipeline": name == "pipeline", "rounds": 2 if name == "discussion" else 1}
         policies.append(make_policy(evaluation, name, "baseline", own, names, limit, **form))
     return policies
@@ -202,11 +181,11 @@ def control_policies(evaluation: Evaluation, controls: dict[str, Control]) -> li
     if evaluation.config.control == "single_agent":
         environment = make_single_environment(evaluation, "control")
     else:
-        environment = evaluation.task.environment(settings_for_task(evaluation, is_centralized=True))
+        environment = evaluation.settings.task.environment(settings_for_task(evaluation, is_centralized=True))
     policies = []
     for team, control in controls.items():
         name, folder = f"{team}_control", str(control.folder)
-        length = control.num_agents * max_completion_length(evaluation)
+        length = control.num_agents * evaluation.max_completion_length
         policies.append(make_policy(evaluation, name, "control", environment, folder, length, compared_with=team))
     return policies
 
@@ -229,7 +208,7 @@ def ablated_policies(evaluation: Evaluation, environment: Environment) -> list[P
             "ablation",
             environment,
             functools.partial(load, team, role, by, teams[(k + 1) % len(teams)]),
-            max_completion_length(evaluation),
+            evaluation.max_completion_length,
             team.location,
             compared_with=team.name,
             replaced=Replaced(role, by),
@@ -253,6 +232,6 @@ def mixed_policies(evaluation: Evaluation, environment: Environment) -> list[Pol
         trained_together = len(set(runs)) == 1
         name = teams[runs[0]].name if trained_together else "mix_" + "_".join(map(str, runs))
         source = " + ".join(teams[run].location for run in dict.fromkeys(runs))
-        kind, length = "team" if trained_together else "pair", max_completion_length(evaluation)
+        kind, length = "team" if trained_together else "pair", evaluation.max_completion_length
         policies.append(Policy(name, kind, environment, functools.partial(load, runs), length, source, mix=runs))
     return policies

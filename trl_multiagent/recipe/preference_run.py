@@ -1,23 +1,19 @@
 """
 The recipes `madpo` and `madpo_iter`: rounds of collecting preferences and training on them. `madpo` has one round, in the folder of the run.
-
-A run is continued when it is started again in the same folder. Complete rounds are skipped; an interrupted one
-continues from its last chunk or checkpoint. MARLHF has the same rounds, with a reward model in between, see `marlhf.py`.
+A run that is started again in the same folder skips complete rounds, and continues an interrupted one from its last chunk or checkpoint.
+MARLHF has the same rounds, with a reward model in between, see `marlhf.py`.
 """
 
-import contextlib
 import copy
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset, concatenate_datasets
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.environments.base import Environment
@@ -32,20 +28,19 @@ from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.replay import ReplayConfig, replay
 from trl_multiagent.preferences.rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
 from trl_multiagent.preferences.sources import load_preferences
-from trl_multiagent.recipe.checks import check_run, check_team
 from trl_multiagent.recipe.collection import check_comparator, cost, make_config
 from trl_multiagent.recipe.folders import NO_FOLDER, check_folder
 from trl_multiagent.recipe.plan import agents, collaboration, count, print_plan
-from trl_multiagent.recipe.recipe import build_recipe, start_logging
+from trl_multiagent.recipe.recipe import build_recipe, check_run, check_team, start_logging
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
-from trl_multiagent.recipe.saving import save_results, set_up_wandb, show_progress, train_and_save, write_settings
+from trl_multiagent.recipe.training import save_results, set_up_wandb, show_progress, train_and_save, write_settings
 from trl_multiagent.report.tables import text_table
 from trl_multiagent.settings.algorithms import ALGORITHMS, ITERATIVE
 from trl_multiagent.settings.derive import Settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, fail
 from trl_multiagent.team.load import LoadError, build
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
-from trl_multiagent.trainers.base.distribution import forget_engine
+from trl_multiagent.trainers.base.distribution import forget_engine, without_sharding
 from trl_multiagent.trainers.base.run_settings import check_changes
 from trl_multiagent.trainers.base.team_config import temporarily_set
 
@@ -190,10 +185,7 @@ class PreferenceRun:
     # One round
 
     def train_round(self, number: int, results: list[dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
-        """
-        Collects preferences with the team as it is, trains it on them and on some of earlier rounds, and saves it. Returns the trainer and
-        the results of the round; `results` are those of the earlier rounds.
-        """
+        """Runs a round after those with the `results`: collects, trains on these and earlier preferences, and saves the team."""
         recipe, source = self.recipe, self.team_before(number)
         preferences, collection = self.collect(number, source)
         chosen = self.replayed(number, preferences) if self.in_rounds else preferences
@@ -230,10 +222,7 @@ class PreferenceRun:
         return trainer, {**numbers, "log_history": trainer.state.log_history}
 
     def collect(self, number: int, source: str | None) -> tuple[Dataset, dict[str, Any]]:
-        """
-        Collects the preferences of a round with the team in `source` or the base, or loads them if they are complete. Returns them, and
-        what was sampled for them.
-        """
+        """Returns the preferences of a round, of the team in `source` or the base, and the numbers of their collection."""
         if self.given is not None:
             return self.given, {}
         recipe, folder = self.recipe, self.preferences_folder(number)
@@ -419,21 +408,6 @@ def decisive_settings(merged: Mapping[str, Any], algorithm: str) -> dict[str, An
             free = FREE_KEYS if section == algorithm else ()
             values |= {f"{section}.{name}": value for name, value in body.items() if name not in free}
     return values
-
-
-@contextlib.contextmanager
-def without_sharding(args: TrainingArguments) -> Iterator[None]:
-    """Inside, models are loaded whole, even if the trainer shards them (ZeRO-3): a collection samples on every process alone."""
-    plugin = args.deepspeed_plugin
-    if plugin is not None:  # while it is registered, transformers shards the models that it loads
-        unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        if plugin is not None:
-            plugin.set_deepspeed_weakref()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def table(results: list[dict[str, Any]]) -> str:

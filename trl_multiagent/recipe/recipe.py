@@ -1,4 +1,4 @@
-"""The settings of one run on this machine, and what they name: its environment, datasets, team and folders."""
+"""The settings of one run on this machine, what they name (environment, datasets, team, folders), and the checks of all before it starts."""
 
 import contextlib
 import dataclasses
@@ -6,26 +6,36 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from accelerate import PartialState
+from accelerate.utils import gather_object
 from datasets import Dataset
-from peft import LoraConfig
+from huggingface_hub import get_token
+from peft import LoraConfig, PeftModel
 from transformers.integrations import get_available_reporting_integrations, is_deepspeed_zero3_enabled
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.task import TaskSettings
-from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.folders import CARD_FILE
+from trl_multiagent.environments.task_errors import TaskError, describe
+from trl_multiagent.folders import CARD_FILE, locked
 from trl_multiagent.jobs.identity import describe_environment, differences
+from trl_multiagent.jobs.processes import check_agreement
+from trl_multiagent.models.positions import check_prompts
+from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.quiet import hide_progress_bars
-from trl_multiagent.recipe.folders import check_folder, check_push, check_repo_id, choose_folder
+from trl_multiagent.recipe.folders import check_folder, check_repo_id, choose_folder
 from trl_multiagent.recipe.models import check_models, make_loader, make_peft_config
 from trl_multiagent.recipe.tasks import make_environment, task_settings
+from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings
-from trl_multiagent.settings.read import ConfigError, pop_path
+from trl_multiagent.settings.read import ConfigError, fail, pop_path
+from trl_multiagent.team.adapters import check_adapter_names
 from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.team.critics import model_names
 from trl_multiagent.team.load import TeamLoader
+from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.checkpoint_files import STATE_FILE, verify_checkpoint
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_metrics import EVAL_METRICS, is_eval_metric
@@ -40,19 +50,12 @@ NOT_DETECTED = ("azure_ml", "flyte")
 
 @dataclasses.dataclass(kw_only=True)
 class Recipe(Settings):
-    """
-    The settings of one run, completed on the machine that it runs on.
+    """The settings of one run, completed on the machine that it runs on."""
 
-    Args:
-        training_args ([`~trainers.base.team_config.TeamConfig`]): The trainer's arguments. `output_dir` is the folder of the run.
-        peft_config ([`~peft.LoraConfig`], *optional*): The adapter of every agent of a LoRA team.
-        resume_from_checkpoint (`str`, *optional*): Folder of the checkpoint to continue from.
-        reservation (`contextlib.ExitStack`): The context that the run ends in, which releases the lock of its folder.
-    """
-
-    training_args: Any
-    peft_config: LoraConfig | None
-    resume_from_checkpoint: str | None
+    training_args: Any  # of the trainer; `output_dir` is the folder of the run
+    peft_config: LoraConfig | None  # the adapter of every agent of a LoRA team
+    resume_from_checkpoint: str | None  # folder of the checkpoint to continue from
+    # The context that the run ends in, which releases the lock of its folder
     reservation: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
     @property
@@ -146,12 +149,7 @@ class Recipe(Settings):
             print(text, flush=True)
 
     def load_datasets(self) -> tuple[Dataset, Dataset | None]:
-        """
-        Loads the task's training set and, if it has one, its evaluation set; of each, the first rows only if the settings say so.
-
-        Raises:
-            ConfigError: the data cannot be read, or has fewer items than one optimizer step takes.
-        """
+        """Loads the task's training set and evaluation set, or their first rows. Raises `ConfigError` if there are too few for one step."""
         try:
             train_dataset, eval_dataset = self.task.load_datasets(self.task_settings)
         except (ConnectionError, TaskError):
@@ -182,12 +180,7 @@ class Recipe(Settings):
         return team
 
     def check_checkpoint(self, folder: str, environment: Environment, train_dataset: Dataset) -> None:
-        """
-        Compares the run with the checkpoint that it continues. Weights that are not trained are not compared.
-
-        Raises:
-            ValueError: the checkpoint is damaged, belongs to another run, or has already taken all steps.
-        """
+        """Raises `ValueError` if the checkpoint to continue is damaged, belongs to another run, or has already taken all steps."""
         args = self.training_args
         saved = verify_checkpoint(folder)
         if not self.results_are_missing(folder):
@@ -211,21 +204,11 @@ class Recipe(Settings):
 
 
 def build_recipe(settings: Settings, training_args: Any) -> Recipe:
-    """
-    Makes a recipe from checked settings and the trainer's arguments, whose `output_dir` is set to the folder of the run.
-
-    Raises:
-        ConfigError: a setting cannot work on this machine, or contradicts another one.
-    """
-    algorithm, arguments, output = settings.algorithm, settings.arguments, settings.output
-    names = settings.model_names if isinstance(settings.model_names, list) else [settings.model_names]
-    check_models("agent_model.name" if settings.agents is None else "agents", names, settings.task)
-    training_args.output_dir, checkpoint = choose_folder(
-        output_dir=arguments.get("output_dir"),
-        base_dir=output.base_dir,
-        prefix="mt_job" if training_args.num_turns > 1 else "job",
-        resume=settings.extras.resume_from_checkpoint,
-    )
+    """Completes checked settings and the trainer's arguments on this machine. Raises `ConfigError` if a setting cannot work on it."""
+    algorithm, output = settings.algorithm, settings.output
+    check_models(settings.names_models, settings.model_list, settings.task)
+    prefix = "mt_job" if training_args.num_turns > 1 else "job"
+    training_args.output_dir, checkpoint = choose_folder(settings, prefix)
     if output.save_path and output.save_final_model:
         check_folder("`output.save_path`", Path(output.save_path))
     check_results(settings, training_args)
@@ -243,10 +226,7 @@ def build_recipe(settings: Settings, training_args: Any) -> Recipe:
 
 
 def check_results(settings: Settings, args: Any) -> None:
-    """
-    Raises `ConfigError` if the folder of a run cannot be written, a tracker or a token is missing, or the name of a repository is invalid.
-    A plan may be made on another machine, so a dry run only notes what is missing on this one.
-    """
+    """Checks what the end of a run needs. A plan may be made on another machine, so a dry run only notes what is missing on this one."""
     algorithm, arguments = settings.algorithm, settings.arguments
     setting = f"`{algorithm}.output_dir`" if "output_dir" in arguments else "`output.base_dir`"
     check_folder(setting, Path(args.output_dir))
@@ -258,7 +238,10 @@ def check_results(settings: Settings, args: Any) -> None:
         for name in sorted({*args.report_to} - {*get_available_reporting_integrations(), *NOT_DETECTED})
     ]
     if args.push_to_hub:
-        missing += check_push(algorithm, args)
+        check_repo_id(f"{algorithm}.hub_model_id", args.hub_model_id or Path(args.output_dir).absolute().name)
+        if args.hub_token is None and get_token() is None:
+            advice = "log in with `hf auth login`, or set HF_TOKEN"
+            missing.append(f"`{algorithm}.push_to_hub` needs a token that may write: {advice}.")
     if missing and not settings.dry_run:
         raise ConfigError(missing[0])
     settings.notes += missing
@@ -278,3 +261,55 @@ def start_logging(settings: Settings, disable_tqdm: bool, is_main_process: bool)
 def first_rows(dataset: Dataset, number: int | None) -> Dataset:
     """Returns the first rows of a dataset; all of them if `number` is `None`."""
     return dataset if number is None else dataset.select(range(min(number, len(dataset))))
+
+
+def check_team(recipe: Recipe, roles: Sequence[str]) -> None:
+    """
+    Builds the team on the meta device, if its models are in local folders or built by the task, so that errors of transformers and PEFT
+    surface before any weights load. The `ConfigError` names the settings about models.
+    """
+    args, loader, names = recipe.training_args, recipe.loader, recipe.model_list
+    if isinstance(args, ActorCriticConfig):
+        model_names(args.critic_models, args.critic_names([x for x in roles if x not in (args.frozen_agents or ())]))
+    if all(name in loader.builders for name in names) and loader.peft_config is None and not loader.arguments:
+        return  # no setting can be wrong
+    is_local = all(name in loader.builders or Path(name).is_dir() for name in names)
+    if is_deepspeed_zero3_enabled() or not is_local:
+        return
+    try:
+        with quiet_loading():
+            team = loader.outline(roles, recipe.dtype)
+        for role in roles:
+            check_prompts(role, team.agents[role], [], [], args.max_completion_length)
+        if loader.peft_config is not None:
+            for model in team.policies.values():
+                check_adapter_names(loader.peft_config, cast(PeftModel, model))
+    except Exception as error:  # transformers and PEFT raise errors of many kinds
+        if "meta tensor" in str(error):  # the adapters, such as DoRA's, are computed from the weights
+            return
+        others = [f"`{x}.{name}`" for x in ("agent_model", "peft") for name in recipe.values[x] if name != "name"]
+        problem = str(error) if isinstance(error, ValueError) else describe(error)
+        settings = ", ".join([f"`{recipe.names_models}: {loader.models}`", *others])
+        raise ConfigError(f"the team cannot be built with {settings}: {problem}") from error
+
+
+def check_run(recipe: Recipe, environment: Environment, train_dataset: Dataset) -> None:
+    """
+    Locks the folder of the run, and checks that all processes have the same settings and data, and that the checkpoint to continue from
+    is complete and belongs to this run. No model is loaded for this. If a check fails, the program ends on all processes.
+    """
+    state, problems, checkpoint = PartialState(), [], recipe.resume_from_checkpoint
+    try:
+        if state.num_processes > 1:
+            check_agreement(state, recipe.describe(environment, train_dataset, team=None))
+        # The trainer of a run on preferences compares the checkpoint itself
+        if checkpoint is not None and ALGORITHMS[recipe.algorithm].run == ROLLOUTS:
+            recipe.check_checkpoint(checkpoint, environment, train_dataset)
+        if state.is_main_process:
+            advice = f"choose another RUN_ID or `{recipe.algorithm}.output_dir`"
+            recipe.reservation.enter_context(locked(recipe.run_folder, advice))
+    except (ValueError, OSError) as error:
+        problems = [str(error)]
+    problems = list(dict.fromkeys(gather_object(problems)))
+    if problems:
+        fail(recipe.prog, ConfigError(" ".join(problems)))

@@ -99,13 +99,8 @@ def train_reward_model(
 ) -> dict[str, Any]:
     """
     Trains a joint reward model and saves it in `args.output_dir`, with its report and card. An interrupted training is continued from its
-    last checkpoint; a complete model is kept.
-
-    Returns:
-        `dict`: The numbers about held-out pairs, see [`JointRewardTrainer.report`]; empty if none are held out.
-
-    Raises:
-        ValueError: the folder holds other work or is locked, or the checkpoint is damaged or of another number of processes.
+    last checkpoint; a complete model is kept. Returns the numbers about held-out pairs, see [`JointRewardTrainer.report`]; empty if none
+    are held out. Raises `ValueError` if the folder holds other work or is locked, or the checkpoint does not fit.
     """
     folder, state = Path(args.output_dir), PartialState()
     is_complete = (folder / COMPLETE_FILE).is_file()

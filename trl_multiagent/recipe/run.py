@@ -1,36 +1,23 @@
 """
-The function behind every recipe script and `trl-multiagent train`: it reads and checks the settings, then plans or trains.
-
-The help appears at once, so what imports TRL is imported after it.
+The function behind every recipe script and `trl-multiagent train`: it reads and checks the settings, then plans or trains. What imports TRL
+is imported after the command line is read, so that the help appears at once.
 """
-
-from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.folders import is_disk_full
-from trl_multiagent.jobs.stopping import end_on_signal
 from trl_multiagent.recipe.tasks import choose_task
 from trl_multiagent.settings.algorithms import ALGORITHMS, import_class
 from trl_multiagent.settings.command_line import make_parser, print_help, read_layers
-from trl_multiagent.settings.derive import Settings, check_settings, make_training_args
+from trl_multiagent.settings.derive import Settings, check_settings
 from trl_multiagent.settings.read import ConfigError, fail, renamed
 from trl_multiagent.terminal import printable
-
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import TrainerCallback
-
-    from trl_multiagent.environments.base import Environment
-    from trl_multiagent.recipe.recipe import Recipe
-    from trl_multiagent.team.agent_team import AgentTeam
 
 
 def run_recipe(
@@ -54,56 +41,6 @@ def run_recipe(
         settings = read_settings(algorithm, task, argv, prog)
         run = import_class(ALGORITHMS[algorithm].run)
     run(settings)
-
-
-def train_on_rollouts(settings: Settings) -> None:
-    """Trains a team with an algorithm that learns from rollouts, or prints the plan."""
-    recipe = make_recipe(settings)
-    from trl_multiagent.recipe.checks import check_run, check_team
-
-    recipe.introduce()
-    with end_on_signal(recipe.prog), recipe.reservation:
-        with end_on_wrong_input(recipe.prog):
-            environment = recipe.make_environment()
-            check_team(recipe, environment.roles)
-            if recipe.dry_run:
-                from trl_multiagent.recipe.plan import print_plan, rollout_lines
-
-                return print_plan(rollout_lines(recipe, environment.roles, environment))
-            environment.prepare(recipe.training_args.num_turns)
-            train_dataset, eval_dataset = recipe.load_datasets()
-        check_run(recipe, environment, train_dataset)
-        with end_on_wrong_input(recipe.prog):
-            team = recipe.load_team(environment.roles)
-        train(recipe, settings.algorithm, environment, team, train_dataset, eval_dataset)
-
-
-def train(
-    recipe: Recipe,
-    algorithm: str,
-    environment: Environment,
-    team: AgentTeam,
-    train_dataset: Dataset,
-    eval_dataset: Dataset | None,
-    callback: Callable[[Any], TrainerCallback] | None = None,
-) -> None:
-    """Trains a team with the trainer of an algorithm, and saves it. `callback` makes one more callback for this trainer."""
-    from trl_multiagent.recipe.saving import train_and_save
-
-    with end_on_wrong_input(recipe.prog):
-        trainer = ALGORITHMS[algorithm].trainer_class()(
-            team=team,
-            environment=environment,
-            args=recipe.training_args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-        )
-    if callback is not None:
-        trainer.add_callback(callback(trainer))
-    with end_with_one_line(recipe.prog):
-        train_and_save(recipe, trainer)
-    trainer.accelerator.wait_for_everyone()  # a process that exits while another one still communicates would abort it
-    trainer.accelerator.end_training()
 
 
 @contextlib.contextmanager
@@ -145,27 +82,6 @@ def end_with_one_line(prog: str) -> Iterator[None]:
     except OtherProcessError as error:
         print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         sys.exit(1)
-
-
-def parse_recipe(
-    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
-) -> Recipe:
-    """Reads and checks the settings of a run as [`run_recipe`] does, without loading a model or data."""
-    prog = prog or Path(sys.argv[0]).name
-    with end_on_wrong_input(prog):
-        settings = read_settings(algorithm, task, argv, prog)
-    return make_recipe(settings)
-
-
-def make_recipe(settings: Settings) -> Recipe:
-    """Makes the recipe of a training on rollouts. Wrong settings end the program."""
-    with end_on_wrong_input(settings.prog):
-        training_args = make_training_args(settings)
-        from trl_multiagent.recipe.recipe import build_recipe, start_logging  # takes as long as TRL
-
-        recipe = build_recipe(settings, training_args)
-    start_logging(recipe, training_args.disable_tqdm, training_args.process_index == 0)
-    return recipe
 
 
 def read_settings(algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None, prog: str) -> Settings:

@@ -18,16 +18,8 @@ from trl_multiagent.settings.schema import SHARED_SECTIONS, TopLevel, keys_of
 
 def choose_task(tasks: Task | Mapping[str, str], merged: Mapping[str, Any], config: str | None = None) -> Task:
     """
-    Finds the task of a run: the only one, or that of the setting `task`, else one whose section is given, else the first of `tasks`.
-
-    Args:
-        tasks ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): The only task, or those that have a name, each as
-            `package.module:name`.
-        merged (`Mapping[str, Any]`): All settings that were given.
-        config (`str`, *optional*): Their file; see [`~trl_multiagent.environments.imports.import_object`].
-
-    Raises:
-        ConfigError: there is no such task, or its sections cannot be used.
+    Finds the task of a run: the only one, or that of the setting `task`, which may be a module beside the file `config`; else one whose
+    section is given, else the first of `tasks`. Raises `ConfigError` if there is no such task, or its sections cannot be used.
     """
     if isinstance(tasks, Task):
         return checked(tasks)
@@ -69,6 +61,6 @@ def make_environment(settings: Settings, run_folder: Path) -> Environment:
     environment = settings.task.environment(task_settings(settings, run_folder))
     roles = environment.task.roles if isinstance(environment, CentralizedEnvironment) else environment.roles
     if len(roles) != settings.num_agents:
-        names = f"{len(roles)} roles: {', '.join(roles)}"
-        raise ConfigError(f"`{settings.algorithm}.num_agents` is {settings.num_agents}, but the task has {names}.")
+        problem = f"but the task has {len(roles)} roles: {', '.join(roles)}. Set it to {len(roles)}."
+        raise ConfigError(f"`{settings.algorithm}.num_agents` is {settings.num_agents}, {problem}")
     return environment

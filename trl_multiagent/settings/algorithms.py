@@ -6,28 +6,21 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
-ROLLOUTS = "trl_multiagent.recipe.run.train_on_rollouts"
+ROLLOUTS = "trl_multiagent.recipe.training.train_on_rollouts"
 PREFERENCES = "trl_multiagent.recipe.preference_run.run_preferences"
 MARLHF = "trl_multiagent.recipe.marlhf.run_marlhf"
 REWARD_MODEL = "trl_multiagent.recipe.reward_model.run_reward_model"
 
 
 class Algorithm(NamedTuple):
-    """
-    Args:
-        config (`str`): Import path of the class of the trainer's arguments. Its fields are keys of the section.
-        trainer (`str`): Import path of the trainer's class.
-        run (`str`): Import path of the function that trains with it: `(settings) -> None`.
-        parts (`tuple[str, ...]`): Import paths of other dataclasses whose fields are keys of the section. Where two have a field of the
-            same name, the first one describes it.
-        defaults (`Mapping[str, Any]`): The defaults of the section that differ from those of these classes.
-    """
+    """An algorithm. Classes and functions are given by their import paths."""
 
-    config: str
-    trainer: str
-    run: str = ROLLOUTS
+    config: str  # the class of the trainer's arguments, whose fields are keys of the section
+    trainer: str  # the trainer's class
+    run: str = ROLLOUTS  # the function that trains with it: `(settings) -> None`
+    # More dataclasses whose fields are keys of the section. Where two have a field of the same name, the first one describes it
     parts: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = MappingProxyType({})
+    defaults: Mapping[str, Any] = MappingProxyType({})  # of the section, where they differ from those of these classes
 
     def config_class(self) -> type:
         return import_class(self.config)

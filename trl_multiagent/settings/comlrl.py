@@ -1,8 +1,4 @@
-"""
-The names in configurations that were written for CoMLRL, and their meaning here.
-
-`{algorithm}` stands for the algorithm's section.
-"""
+"""The names in configurations that were written for CoMLRL, and their meaning here. `{algorithm}` is the algorithm's section."""
 
 # Sections that must be empty, and the reason
 UNAVAILABLE = {
@@ -57,20 +53,11 @@ RENAMED = {
     "transition": "functions.transition",
 }
 
-# If one file sets both names in a line of this table to different values, the second is used, and a note says so. For other
-# names in `RENAMED`, this is an error
-SECOND_WINS = {
-    "agent_model.temperature": "{algorithm}.temperature",
-    "agent_model.top_p": "{algorithm}.top_p",
-    "agent_model.top_k": "{algorithm}.top_k",
-    "agent_model.dtype": "agent_model.torch_dtype",
-    "wandb.run_name": "wandb.name",
-    "{algorithm}.seed": "seed",
-    **{f"external.{name}": f"{{algorithm}}.{name}" for name in HISTORY},
-    "external.previous_responses": "{algorithm}.previous_response",
-    "{algorithm}.external_prompt_passthrough": "external.external_prompt_passthrough",
-    "dataset.split": "dataset.train_split",
-}
+# If one file sets one of these names and the name that replaces it to different values, the latter is used, and a note says so. For
+# other names in `RENAMED`, this is an error
+NOT_USED = ["agent_model.temperature", "agent_model.top_p", "agent_model.top_k", "agent_model.dtype", "wandb.run_name"]
+NOT_USED += ["{algorithm}.seed", "{algorithm}.external_prompt_passthrough", "dataset.split"]
+NOT_USED += [f"external.{name}" for name in (*HISTORY, "previous_responses")]
 
 # Arguments of the trainer for which null means the default
 NULL_IS_DEFAULT = "temperature top_p top_k reward_scale reward_shift beta discount advantage_normalization preference_replay_k".split()

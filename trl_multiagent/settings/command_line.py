@@ -7,14 +7,7 @@ from typing import Any
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, COLLECTION
-from trl_multiagent.settings.read import (
-    RECIPES,
-    ConfigError,
-    config_file,
-    flag_layer,
-    parse_overrides,
-    read_yaml,
-)
+from trl_multiagent.settings.read import RECIPES, ConfigError, config_file, flag_layer, parse_overrides, read_yaml
 from trl_multiagent.settings.schema import (
     TRL_FLAGS,
     AgentModel,
@@ -76,12 +69,8 @@ def make_parser(algorithm: str, prog: str | None = None) -> argparse.ArgumentPar
 
 def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[str]) -> list[dict[str, Any]]:
     """
-    Reads the layers of the file, the overrides and the flags.
-
-    Args:
-        algorithm (`str`): Name of the algorithm's section.
-        arguments (`argparse.Namespace`): What the parser knows. The name of a file of the package becomes its path.
-        rest (`Sequence[str]`): The other arguments: flags, each with its values.
+    Reads the layers of the file, the overrides and the flags. `arguments`: what the parser knows, in which the name of a file of the
+    package becomes its path. `rest`: the other arguments, flags with their values.
     """
     flags: dict[str, list[str]] = {}
     for text in rest:
@@ -97,10 +86,7 @@ def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[st
 
 
 def print_help(parser: argparse.ArgumentParser, algorithm: str, task: Task, full: bool) -> None:
-    """
-    Prints the help of a recipe: the usual settings and the names of all others that this package defines or, if `full`, every setting,
-    which imports TRL.
-    """
+    """Prints the help of a recipe: the usual settings and the names of most others or, if `full`, every setting, which imports TRL."""
     flags = {flag: f"Short for --override {path}=VALUE." for flag, path in TRL_FLAGS.items()}
     usual = USUAL
     if COLLECTION in ALGORITHMS[algorithm].parts:

@@ -44,33 +44,20 @@ SET_ELSEWHERE = ["attn_implementation", "device_map", "dtype", "quantization_con
 
 @dataclass(kw_only=True)
 class Settings:
-    """
-    The checked settings of a run.
+    """The checked settings of a run."""
 
-    Args:
-        algorithm (`str`): Name of the algorithm's section.
-        task ([`~trl_multiagent.environments.task.Task`]): What the run trains on.
-        merged (`dict`): All settings that were given, under the names of this release; the content of the run's `config.yaml`.
-        values (`dict[str, dict[str, Any]]`): The checked settings by section, with top-level settings under `""`.
-        sections (`dict[str, Any]`): For each section, an instance of its dataclass with these values and the defaults.
-        extras ([`AlgorithmExtras`]): The settings in the algorithm's section that are not arguments of the trainer.
-        arguments (`dict[str, Any]`): The other settings in it, with the defaults of the section: arguments of the trainer and, for some
-            algorithms, of the collection of preferences.
-        notes (`list[str]`): Messages to the user about the settings.
-        prog (`str`): Name of the program in messages.
-        dry_run (`bool`): Whether to print the plan and stop.
-    """
-
-    algorithm: str
-    task: Task
-    merged: dict[str, Any]
-    values: dict[str, dict[str, Any]]
-    sections: dict[str, Any]
-    extras: AlgorithmExtras
-    arguments: dict[str, Any]
-    notes: list[str]
-    prog: str = "recipe"
-    dry_run: bool = False
+    algorithm: str  # name of its section
+    task: Task  # what the run trains on
+    merged: dict[str, Any]  # all settings that were given, under the names of this release: the run's `config.yaml`
+    values: dict[str, dict[str, Any]]  # the checked settings by section, with top-level settings under `""`
+    sections: dict[str, Any]  # for each section, an instance of its dataclass with these values and the defaults
+    extras: AlgorithmExtras  # settings in the algorithm's section that are not arguments of the trainer
+    arguments: dict[
+        str, Any
+    ]  # the others, with the section's defaults: of the trainer, or the collection of preferences
+    notes: list[str]  # messages to the user about the settings
+    prog: str = "recipe"  # name of the program in messages
+    dry_run: bool = False  # whether to print the plan and stop
 
     @property
     def agent_model(self) -> AgentModel:
@@ -98,6 +85,15 @@ class Settings:
         names = self.agent_model.name if self.agents is None else self.agents
         assert names is not None  # checked
         return names
+
+    @property
+    def model_list(self) -> list[str]:
+        return [self.model_names] if isinstance(self.model_names, str) else self.model_names
+
+    @property
+    def names_models(self) -> str:
+        """The setting that names the models of the agents."""
+        return "agent_model.name" if self.agents is None else "agents"
 
     @property
     def num_agents(self) -> int:
@@ -160,7 +156,7 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
         notes=[],
     )
     check_team_form(settings)
-    check_names(settings.model_names, "agent_model.name" if settings.agents is None else "agents")
+    check_names(settings.model_list, settings.names_models)
     complete_arguments(settings)
     complete_evaluation(settings)
     if algorithm in ACTOR_CRITICS:
@@ -345,12 +341,7 @@ def complete_critics(settings: Settings) -> None:
 
 
 def make_training_args(settings: Settings, config_class: type | None = None, **changes: Any) -> Any:
-    """
-    Makes the trainer's arguments from the settings and `changes`, of the algorithm's or another class.
-
-    Raises:
-        ConfigError: the configuration class refuses a value.
-    """
+    """Makes the trainer's arguments, of the algorithm's or another class. Raises `ConfigError` if the class refuses a value."""
     algorithm, config_class = settings.algorithm, config_class or ALGORITHMS[settings.algorithm].config_class()
     names = {field.name for field in dataclasses.fields(config_class)}  # the section may be about a collection, too
     if algorithm in ITERATIVE:

@@ -29,7 +29,6 @@ from trl_multiagent.settings.schema import (
     TRL_FLAGS,
     TRL_NAMES,
     AgentModel,
-    Key,
     TopLevel,
     algorithm_keys,
     keys_of,
@@ -63,9 +62,7 @@ def fail(prog: str, error: Exception) -> NoReturn:
 def config_file(flag: str, name: str, pattern: str) -> str:
     """
     Finds the file that a flag of the command line names: a path, or the name of a file of the package, such as `magrpo_he` or `zero3`.
-
-    Raises:
-        ConfigError: there is no such file; the files of the package that it lists match `pattern`.
+    Without such a file, a `ConfigError` lists those of the package that match `pattern`.
     """
     path = Path(name)
     if path.is_file():
@@ -171,13 +168,13 @@ def rename(algorithm: str, layer: dict[str, Any]) -> None:
             raise ConfigError(f"`{section}` is {short(body)}, it must be a section with keys below it.")
         for name, value in (body or {}).items():
             set_once(layer, f"{section}.{name}", f"{algorithm}.{name}", value)
-    losing = named(comlrl.SECOND_WINS, algorithm)
+    not_used = [name.format(algorithm=algorithm) for name in comlrl.NOT_USED]
     for old, new in named({**comlrl.RENAMED, **TRL_NAMES}, algorithm).items():
         found, value = pop_path(layer, old)
         if not found:
             continue
         twice, other = pop_path(layer, new)
-        if twice and other != value and old in losing:
+        if twice and other != value and old in not_used:
             if value is not None:
                 set_path(layer, old, value)
             set_path(layer, new, other)
@@ -194,7 +191,7 @@ def named(names: Mapping[str, str], algorithm: str) -> dict[str, str]:
 
 
 def renamed(algorithm: str, layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Merges layers under the names of this release. Two names of one setting may differ in different layers."""
+    """Merges layers under the names of this release. Two names of a setting may differ in different layers."""
     layers = list(layers)
     for layer in layers:
         rename(algorithm, layer)
@@ -205,13 +202,6 @@ def merge(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Merges layers. Dicts are merged recursively; of other values, that of the last layer wins."""
     with naming_reference():
         return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge(*layers)))
-
-
-def resolve(merged: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings with the values of references, such as `${seed}` or `${oc.env:HOME}`, in their place."""
-    with naming_reference():
-        resolved = OmegaConf.to_container(OmegaConf.create(merged), resolve=True, throw_on_missing=True)
-    return typing.cast(dict[str, Any], resolved)
 
 
 @contextlib.contextmanager
@@ -230,14 +220,8 @@ def naming_reference() -> Iterator[None]:
 
 def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """
-    Checks names and types of all settings.
-
-    Returns:
-        `tuple[dict[str, dict[str, Any]], list[str]]`: The settings by section, with top-level settings under `""`, and the paths
-        of the given settings that have no effect.
-
-    Raises:
-        ConfigError: a name is unknown, a value has the wrong type, or a feature is not available in this release.
+    Checks names and types of all settings. Returns them by section, with top-level settings under `""`, and the paths of the given
+    settings that have no effect. Raises `ConfigError` if a name is unknown, a value has the wrong type, or a feature is not available.
     """
     sections = {"": keys_of(TopLevel), algorithm: algorithm_keys(algorithm), "peft": peft_keys()}
     sections |= {name: keys_of(cls) for name, cls in sections_of(task).items()}
@@ -245,11 +229,12 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
     # Many settings of an evaluation have the name of one of the training, which is the one to suggest
     known = dict(sorted(known.items(), key=lambda item: item[0].startswith("evaluation.")))
     other_names, secrets = named({**comlrl.RENAMED, **TRL_NAMES}, algorithm), named(comlrl.SECRETS, algorithm)
-    not_used = named(comlrl.SECOND_WINS, algorithm)
+    not_used = [name.format(algorithm=algorithm) for name in comlrl.NOT_USED]
     no_effect = {path.format(algorithm=algorithm) for path in comlrl.NO_EFFECT} - known.keys()
     values: dict[str, dict[str, Any]] = {section: {} for section in sections}
     without_effect: list[str] = []
-    resolved = resolve(merged)
+    with naming_reference():  # such as `${seed}` or `${oc.env:HOME}`
+        resolved: Any = OmegaConf.to_container(OmegaConf.create(merged), resolve=True, throw_on_missing=True)
     for path, value in paths(algorithm, sections, other_names, resolved):
         section, _, name = path.rpartition(".")
         is_default = value is None and section == algorithm and name in comlrl.NULL_IS_DEFAULT
@@ -263,13 +248,20 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
         elif path in no_effect:
             without_effect += [path] if value not in (None, {}, []) else []
         elif path in not_used:
-            without_effect.append(f"{path} (`{not_used[path]}` is used)")
+            without_effect.append(f"{path} (`{other_names[path]}` is used)")
         elif path not in known:
             similar = suggestion(path, [*known, *other_names], [x for x in sections if x])
             raise ConfigError(f"`{path}` is not a known setting{similar}")
-        elif not is_blank and not is_default:
-            names = [path, *(old for old, new in other_names.items() if new == path)]
-            values[section][name] = checked(names, value, known[path])
+        elif is_blank or is_default:
+            continue
+        elif same(value, known[path].default):
+            values[section][name] = value
+        else:
+            try:
+                values[section][name] = check_value(value, known[path].hint, known[path].limits)
+            except ValueError as error:
+                names = [path, *(old for old, new in other_names.items() if new == path)]
+                raise ConfigError(f"`{'` or `'.join(names)}` {error}") from error
     return values, without_effect
 
 
@@ -296,16 +288,6 @@ def paths(
             yield from ((f"{section}.{name}", value) for name, value in (body or {}).items())
         else:
             raise ConfigError(f"`{section}` is {short(body)}, it must be a section with keys below it.")
-
-
-def checked(names: list[str], value: Any, key: Key) -> Any:
-    """Checks a value and returns it with its type. `names` are those of the setting, for the message of a `ConfigError`."""
-    if same(value, key.default):
-        return value
-    try:
-        return check_value(value, key.hint, key.limits)
-    except ValueError as error:
-        raise ConfigError(f"`{'` or `'.join(names)}` {error}") from error
 
 
 def suggestion(path: str, known: Iterable[str], sections: Collection[str] = ()) -> str:

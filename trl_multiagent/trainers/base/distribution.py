@@ -1,11 +1,16 @@
-"""Rejects settings of several processes that cannot work, and drops the rows that accelerate repeats."""
+"""Rejects settings of several processes that cannot work, drops the rows that accelerate repeats, and resets DeepSpeed."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
+from transformers import TrainingArguments
+from transformers.integrations import unset_hf_deepspeed_config
 
 
 def without_repeated(accelerator: Accelerator, rows: list[Any], copies: int = 1) -> list[Any]:
@@ -48,6 +53,21 @@ def forget_engine() -> None:
     configuration of the first one, and refuses a second one. The processes stay connected.
     """
     AcceleratorState._reset_state()
+
+
+@contextlib.contextmanager
+def without_sharding(args: TrainingArguments) -> Iterator[None]:
+    """Inside, models are loaded whole, even if the trainer shards them (ZeRO-3): a collection samples on every process alone."""
+    plugin = args.deepspeed_plugin
+    if plugin is not None:  # while it is registered, transformers shards the models that it loads
+        unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if plugin is not None:
+            plugin.set_deepspeed_weakref()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def check_distribution(accelerator: Accelerator) -> None:

@@ -3,29 +3,98 @@
 import os
 import shutil
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
-from transformers import Trainer
+from datasets import Dataset
+from transformers import Trainer, TrainerCallback
 
+from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.task import Task
 from trl_multiagent.folders import CARD_FILE, CURVE_FILE, RECIPE_FILE, write_text
 from trl_multiagent.jobs.processes import fail_together
-from trl_multiagent.jobs.stopping import ending_later
-from trl_multiagent.recipe.recipe import Recipe
+from trl_multiagent.jobs.stopping import end_on_signal, ending_later
+from trl_multiagent.recipe.plan import print_plan, rollout_lines
+from trl_multiagent.recipe.recipe import Recipe, build_recipe, check_run, check_team, start_logging
+from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, read_settings
 from trl_multiagent.report.model_card import hub_id, rename_card
+from trl_multiagent.settings.algorithms import ALGORITHMS
+from trl_multiagent.settings.derive import Settings, make_training_args
 from trl_multiagent.settings.schema import Wandb
+from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.failed_saves import WriteError
 from trl_multiagent.trainers.base.progress import show_one_bar
+
+
+def train_on_rollouts(settings: Settings) -> None:
+    """Trains a team with an algorithm that learns from rollouts, or prints the plan."""
+    recipe = make_recipe(settings)
+    recipe.introduce()
+    with end_on_signal(recipe.prog), recipe.reservation:
+        with end_on_wrong_input(recipe.prog):
+            environment = recipe.make_environment()
+            check_team(recipe, environment.roles)
+            if recipe.dry_run:
+                return print_plan(rollout_lines(recipe, environment.roles, environment))
+            environment.prepare(recipe.training_args.num_turns)
+            train_dataset, eval_dataset = recipe.load_datasets()
+        check_run(recipe, environment, train_dataset)
+        with end_on_wrong_input(recipe.prog):
+            team = recipe.load_team(environment.roles)
+        train(recipe, environment, team, train_dataset, eval_dataset)
+
+
+def parse_recipe(
+    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
+) -> Recipe:
+    """Reads and checks the settings of a run as [`run_recipe`] does, without loading a model or data."""
+    prog = prog or Path(sys.argv[0]).name
+    with end_on_wrong_input(prog):
+        settings = read_settings(algorithm, task, argv, prog)
+    return make_recipe(settings)
+
+
+def make_recipe(settings: Settings) -> Recipe:
+    """Makes the recipe of a training on rollouts. Wrong settings end the program."""
+    with end_on_wrong_input(settings.prog):
+        training_args = make_training_args(settings)
+        recipe = build_recipe(settings, training_args)
+    start_logging(recipe, training_args.disable_tqdm, training_args.process_index == 0)
+    return recipe
+
+
+def train(
+    recipe: Recipe,
+    environment: Environment,
+    team: AgentTeam,
+    train_dataset: Dataset,
+    eval_dataset: Dataset | None,
+    callback: Callable[[Any], TrainerCallback] | None = None,
+) -> None:
+    """Trains a team and saves it. `callback` makes one more callback of the trainer."""
+    with end_on_wrong_input(recipe.prog):
+        trainer = ALGORITHMS[recipe.algorithm].trainer_class()(
+            team=team,
+            environment=environment,
+            args=recipe.training_args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+        )
+    if callback is not None:
+        trainer.add_callback(callback(trainer))
+    with end_with_one_line(recipe.prog):
+        train_and_save(recipe, trainer)
+    trainer.accelerator.wait_for_everyone()  # a process that exits while another one still communicates would abort it
+    trainer.accelerator.end_training()
 
 
 def train_and_save(recipe: Recipe, trainer: Trainer) -> None:
     """
     Trains the team. Saves the merged settings in the run's folder and, unless `output.save_final_model` is false, the team, its
     model card and its learning curve in the team's folder. If an earlier attempt was interrupted while saving, saving is retried.
-
-    Raises:
-        WriteError or OtherProcessError: the team could not be saved in its folder; the first one in the process that saves, the other one
-            in all others. The message names the place where the team is saved instead.
+    Raises `WriteError`, or in other processes `OtherProcessError`, if the team could not be saved there; the message names another place.
     """
     set_up_wandb(recipe.wandb)
     with fail_together(trainer.accelerator):
