@@ -321,8 +321,7 @@ class AgentTeam(SingleModel):
                 call. More are generated in several calls. With `None`, all items share one call.
             history_options ([`~rollout.history.HistoryOptions`], *optional*): What the agents see of their past turns. By default, each
                 sees all of its own prompts and responses.
-            **generation_kwargs: Fields of [`~transformers.GenerationConfig`]; by default sampling at temperature 1, 256 tokens.
-                `temperature=0` is greedy decoding.
+            **generation_kwargs: Fields of [`~transformers.GenerationConfig`]; by default temperature 1 (0 is greedy) and 256 tokens.
 
         Returns:
             `list[Turn]`: Prompts, joint action and outcome of each turn; the outcome of a text is `None`. For several items, a list of
