@@ -109,10 +109,9 @@ def test_the_control_of_a_team_with_early_termination_gets_its_whole_budget(trai
 @pytest.mark.parametrize(("tokens", "warned"), [(29, True), (30, False)])
 def test_a_control_that_costs_less_than_the_team_is_reported(tokens, warned, caplog):
     trainer = SimpleNamespace(env_step=18, generated_tokens=tokens)
-    state = TrainerState(global_step=4)
     with caplog.at_level(logging.WARNING):
-        StopWhenSpent(trainer, TrainingCost(18, 30)).on_train_end(None, state, TrainerControl())
-    text = "18 of 18 scored answers and 29 of 30 generated tokens after its last step, 4."
+        StopWhenSpent(trainer, TrainingCost(18, 30)).on_train_end(None, TrainerState(), TrainerControl())
+    text = "18 of 18 scored answers, 29 of 30 generated tokens."
     assert [text in record.message for record in caplog.records] == [True] * warned
 
 

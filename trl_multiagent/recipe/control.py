@@ -64,16 +64,17 @@ class StopWhenSpent(TrainerCallback):
             control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        trainer, cost = self.trainer, self.cost
         if not self.has_spent and state.is_world_process_zero:
             logger.warning(
-                f"The control cost less than the team: it has {self.trainer.env_step} of {self.cost.env_steps} scored answers and "
-                f"{self.trainer.generated_tokens} of {self.cost.generated_tokens} generated tokens after its last step, {state.global_step}."
+                f"The control ended before it cost as much as the team: {trainer.env_step} of {cost.env_steps} scored answers, "
+                f"{trainer.generated_tokens} of {cost.generated_tokens} generated tokens."
             )
 
     @property
     def has_spent(self) -> bool:
-        cost = self.cost
-        return self.trainer.env_step >= cost.env_steps and self.trainer.generated_tokens >= cost.generated_tokens
+        trainer, cost = self.trainer, self.cost
+        return trainer.env_step >= cost.env_steps and trainer.generated_tokens >= cost.generated_tokens
 
 
 def read_cost(run_folder: Path) -> TrainingCost:

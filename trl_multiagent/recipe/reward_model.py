@@ -103,14 +103,13 @@ def check_base(base: str, args: JointRewardConfig) -> None:
     """Raises `ConfigError` if a reward model cannot start from a local folder. No weights are loaded."""
     if not Path(base).is_dir():
         return
-    loading = {**(args.model_init_kwargs or {}), "trust_remote_code": args.trust_remote_code}
+    trust: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
+    loading = {**trust, **(args.model_init_kwargs or {}), "num_labels": 1, "device_map": "meta"}
     try:
-        vocabulary = AutoTokenizer.from_pretrained(base, trust_remote_code=args.trust_remote_code).get_vocab()
+        vocabulary = AutoTokenizer.from_pretrained(base, **trust).get_vocab()
         if not is_deepspeed_zero3_enabled():
             with quiet_loading():
-                AutoModelForSequenceClassification.from_pretrained(
-                    base, **{**loading, "num_labels": 1, "device_map": "meta"}
-                )
+                AutoModelForSequenceClassification.from_pretrained(base, **loading)
     except Exception as error:  # transformers raises errors of many kinds
         raise ConfigError(f"the reward model cannot be loaded from {base!r}: {describe_error(error)}") from error
     for token in (args.eos_token, args.pad_token):
@@ -158,11 +157,10 @@ def train_reward_model(
 def check_files(folder: Path) -> None:
     """Raises `ConfigError` if the files of a complete reward model have changed since it was trained."""
     saved = json.loads((folder / COMPLETE_FILE).read_text(encoding="utf-8"))["checksums"]
-    checksums = checksums_of_model(folder)
-    damaged = [name for name, checksum in saved.items() if checksums.get(name) != checksum]
+    now = checksums_of_model(folder)
+    damaged = ", ".join(name for name, checksum in saved.items() if now.get(name) != checksum)
     if damaged:
-        advice = "Remove this folder to train it again."
-        raise ConfigError(f"The reward model in {folder} is damaged: {', '.join(damaged)}. {advice}")
+        raise ConfigError(f"The reward model in {folder} is damaged: {damaged}. Remove this folder to train it again.")
 
 
 def checksums_of_model(folder: Path) -> dict[str, str]:

@@ -99,9 +99,8 @@ class Observer:
         for role, ratios in step.ratios.items():
             outside, number, difference, compared, tokens = accelerator.reduce(ratios, "sum").tolist()
             means[role, "sampling_logp_difference"] = difference / max(1, compared)
-            self.check_engine(
-                role, difference / max(1, compared), outside / max(1, number), (tokens - compared) / max(1, tokens)
-            )
+            missing = (tokens - compared) / max(1, tokens)
+            self.check_engine(role, difference / max(1, compared), outside / max(1, number), missing)
         step.seconds["update"] = step.seconds.pop("step") - step.seconds["generate"] - step.seconds["reward"]
         for phase, seconds in step.seconds.items():
             metrics[f"time/{phase}"].append(seconds)

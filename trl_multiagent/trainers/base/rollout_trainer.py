@@ -348,6 +348,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             if tensors.sampling_logps is not None:
                 logps, mask = self._logps(self.model_wrapped, role, tensors), tensors.completion_mask
                 _, ratios = sampling_correction(logps, tensors.sampling_logps, mask, self.args)
+                ratios[0] = 0  # no loss has these ratios, so none of them is outside of its bounds
                 self.observer.totals.ratios[role] += ratios
 
     @torch.no_grad()
