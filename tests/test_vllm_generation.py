@@ -1,5 +1,6 @@
 """Generation through vLLM. The tests need no GPU: `vllm_double.py` describes which parts of vLLM are replaced."""
 
+import contextlib
 import copy
 import math
 from pathlib import Path
@@ -237,13 +238,14 @@ def test_the_correction_is_the_bounded_ratio(tmp_path, mode, low, high, expected
     mask = torch.tensor([[1, 1, 1], [0, 1, 0]])
     sampling_logps = torch.tensor([[0.0, 0.0, 0.0], [0.0, math.nan, 0.0]])
     factors, found = sampling_correction(policy, sampling_logps, mask, args)
-    assert torch.allclose(factors, torch.tensor(expected)) and found.tolist() == counts
+    assert torch.allclose(factors, torch.tensor(expected)) and found[:2].tolist() == counts
+    assert found[2].item() == pytest.approx(math.log(4 * 4 * 1)) and found[3:].tolist() == [3, 4]
 
 
 def test_an_overflowing_ratio_is_masked(tmp_path):
     sampling_logps = torch.full((1, 1), -1000.0)
     factors, counts = sampling_correction(torch.zeros(1, 1), sampling_logps, torch.ones(1, 1), config(tmp_path))
-    assert factors.tolist() == [[0.0]] and counts.tolist() == [1, 1]
+    assert factors.tolist() == [[0.0]] and counts.tolist() == [1, 1, 1000, 1, 1]
 
 
 # One engine per model in this process
@@ -477,6 +479,34 @@ def test_ratios_outside_of_their_bounds_end_the_training(tmp_path, models):
     settings = {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_max": 0.8}
     with pytest.raises(EngineError, match=r"agent 'aux' differ .* by 0\.\d\d nats per token, and 100% of the ratios"):
         train_with_servers(tmp_path, models, 0.2, max_steps=1, **settings)
+
+
+def test_the_engine_of_a_frozen_agent_is_compared_in_the_first_step(tmp_path, models, monkeypatch):
+    settings = {**TRAINING, "use_vllm": True, "frozen_agents": ["aux"]}
+    trainer = tiny_trainer(tmp_path, team_of(models), **settings)
+    trainer.train()
+    logs = [entry.get("agents/aux/sampling_logp_difference") for entry in trainer.state.log_history[:2]]
+    assert 0 < logs[0] < 1e-4 and logs[1] is None
+    monkeypatch.setattr(AgentGeneration, "sync_weights", lost)
+    trainer = tiny_trainer(tmp_path, team_of(models), **settings)
+    LLM.instances[-2].model = AutoModelForCausalLM.from_pretrained(models["main"]).eval()
+    with pytest.raises(EngineError, match=r"^Step 1: .* sampled for agent 'aux' differ"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(("share", "fails"), [(1.0, True), (0.4, False)])
+def test_log_probabilities_that_are_missing_end_the_training(share, fails, tmp_path, models, monkeypatch):
+    sample = AgentGeneration.sample
+
+    def without(self, *args):
+        ids, logps = sample(self, *args)
+        return ids, [[[math.nan if k < share * len(x) else y for k, y in enumerate(x)] for x in of] for of in logps]
+
+    monkeypatch.setattr(AgentGeneration, "sample", without)
+    settings = {**TRAINING, "max_completion_length": 10, "max_steps": 1}
+    trainer = tiny_trainer(tmp_path, team_of(models), use_vllm=True, **settings)
+    with pytest.raises(EngineError, match="no log-probabilities for 100%") if fails else contextlib.nullcontext():
+        trainer.train()
 
 
 def test_a_server_with_another_model_is_refused_before_the_first_rollout(tmp_path, models, monkeypatch):

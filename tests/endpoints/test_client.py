@@ -123,7 +123,7 @@ GARBAGE = {
     "blank": (Reply('{"choices": [{"message": {"content": " "}}]}'), "answered with an empty text"),
     "surrogates": (Reply('{"choices": [{"message": {"content": "\\ud800"}}]}'), "JSON without an answer"),
     "deep": (Reply("[" * 200_000), "no valid JSON: [[["),
-    "compressed": (Reply(OPENAI_TEXT, headers={"Content-Encoding": "gzip"}), "broke off"),
+    "compressed": (Reply(OPENAI_TEXT, headers={"Content-Encoding": "gzip"}), "the answer is compressed"),
     "escapes": (Reply("\x1b]0;x\x07\x9b2J\u202e"), "no valid JSON: ·]0;x··2J·"),
     "cut": (Reply(OPENAI_TEXT, missing_bytes=50), "broke off"),
     "nothing at all": (Reply(missing_bytes=50), "broke off"),
@@ -150,6 +150,18 @@ def test_garbage_is_an_error_of_its_request_and_is_asked_again(name, tmp_path):
         server.answer = recovers
         answers = client.ask([question("bad"), question("good")])
     assert [x.text for x in answers] == ["fine", "fine"]
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("status", [200, 500])
+def test_no_more_of_an_answer_is_read_than_the_limit(api, status, tmp_path, monkeypatch):
+    monkeypatch.setattr(client_module, "MAX_BODY", 100_000)
+    with endpoint_server(lambda request, number: Reply(" " * 100_001, status=status)) as server:
+        (error,) = make_client(server, tmp_path, api, tries=1).ask([question()])
+        assert str(error).endswith("the answer is longer than 100000 bytes")
+        assert [headers["accept-encoding"] for headers in server.headers] == ["identity"]
+        server.answer = lambda request, number: "x" * 99_000
+        assert len(make_client(server, tmp_path, api).ask([question()])[0].text) == 99_000
 
 
 @pytest.mark.parametrize("api", APIS)

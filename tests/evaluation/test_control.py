@@ -1,17 +1,20 @@
 """The trained control, and teams with an agent replaced."""
 
 import json
+import logging
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
 from evaluated import TASK, evaluate
+from transformers import TrainerControl, TrainerState
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.metrics import FINAL, Result, paired_differences
-from trl_multiagent.recipe.control import TrainingCost, steps_at_cost
+from trl_multiagent.recipe.control import StopWhenSpent, TrainingCost, steps_at_cost
 from trl_multiagent.recipe.evaluation_settings import TeamSource, parse_evaluation
 from trl_multiagent.recipe.policies import ablated_policies, make_environment
 from trl_multiagent.recipe.run import run_recipe
@@ -101,6 +104,15 @@ def test_the_control_of_a_team_with_early_termination_gets_its_whole_budget(trai
     own = json.loads((tmp_path / "results" / "controls" / "run" / "training_cost.json").read_text())
     assert own["env_steps"] == 2 * 18 and own["optimizer_steps"] == 2 * 2  # each batch of trees is used twice
     assert own["generated_tokens"] >= 30
+
+
+@pytest.mark.parametrize(("tokens", "warned"), [(29, True), (30, False)])
+def test_a_control_that_costs_less_than_the_team_is_reported(tokens, warned, caplog):
+    trainer = SimpleNamespace(env_step=18, generated_tokens=tokens)
+    with caplog.at_level(logging.WARNING):
+        StopWhenSpent(trainer, TrainingCost(18, 30)).on_train_end(None, TrainerState(), TrainerControl())
+    text = "18 of 18 scored answers, 29 of 30 generated tokens."
+    assert [text in record.message for record in caplog.records] == [True] * warned
 
 
 def test_the_report_has_team_control_and_their_difference(compared):

@@ -12,8 +12,10 @@ import yaml
 from trl_multiagent import AgentTeam, FunctionEnvironment, Task, cli
 from trl_multiagent.demo.task import TASK as CODE_GENERATION
 from trl_multiagent.recipe.preference_run import decisive_settings
+from trl_multiagent.recipe.recipe import Recipe
 from trl_multiagent.recipe.run import run_recipe
 from trl_multiagent.settings.algorithms import ALGORITHMS
+from trl_multiagent.trainers.madpo_config import MADPOConfig
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 
 from tiny import count_reward, tiny_items
@@ -185,6 +187,11 @@ def test_a_killed_run_goes_on(form, run, capsys):
     for step in (0, 2):
         with killed(training=1, step=step):
             run("madpo", "killed", *form)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(MADPOConfig, "world_size", 2)
+        patch.setattr(Recipe, "load_team", interrupted)
+        run("madpo", "killed", *form)
+    assert "number of processes: 1 in the checkpoint, 2 in this run" in capsys.readouterr().err
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):  # after the training
         patch.setattr("trl_multiagent.recipe.training.save_results", interrupted)
         run("madpo", "killed", *form)

@@ -181,6 +181,18 @@ def test_wrong_settings(argv, message, capsys):
     assert message in line
 
 
+def test_a_wrong_reward_model_is_refused_before_the_collection(tiny_model, tmp_path, capsys):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text('{"model_type": "unknown"}')
+    for argv, message in (
+        (["--reward_model_name", str(tmp_path / "broken")], "the reward model cannot be loaded from "),
+        (["--override", "marlhf.reward_training={eos_token: <end>}"], "'<end>' is no token of the tokenizer in "),
+    ):
+        with pytest.raises(SystemExit) as exit:
+            run_recipe("marlhf", TASK, ["--model_name", tiny_model, *argv], "marlhf")
+        assert exit.value.code == 2 and message in capsys.readouterr().err
+
+
 # Runs
 
 
@@ -216,6 +228,11 @@ def test_each_phase_resumes_on_its_own(finished, tmp_path, monkeypatch, capsys):
     shutil.rmtree(run / "checkpoint-2")
     (run / "team.json").unlink()
     (run / "results.json").unlink()
+    flip(run / "_reward_model" / "model.safetensors")
+    with pytest.raises(SystemExit):
+        run_recipe("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
+    assert "_reward_model is damaged: model.safetensors. Remove this folder" in capsys.readouterr().err
+    flip(run / "_reward_model" / "model.safetensors")
     run_recipe("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")  # the team goes on after step 1
     states = [log_history(where / "checkpoint-2") for where in (folder, run)]
     losses = [[(log["step"], log["loss"]) for log in logs if "loss" in log] for logs in states]

@@ -9,7 +9,15 @@ from pairs import pair_config, pair_trainer, pairs
 from peft import LoraConfig
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from trl_multiagent import AgentTeam, IACConfig, IACTrainer, JointRewardConfig, JointRewardTrainer, MAGRPOTrainer
+from trl_multiagent import (
+    AgentTeam,
+    IACConfig,
+    IACTrainer,
+    JointRewardConfig,
+    JointRewardTrainer,
+    MAGRPOConfig,
+    MAGRPOTrainer,
+)
 
 from tiny import byte_tokenizer, team_of, tiny_llama, tiny_team, tiny_trainer
 
@@ -209,6 +217,31 @@ def test_training_of_bfloat16_weights(tmp_path):
     for (name, x), y in zip(trainer.model.named_parameters(), again.model.parameters(), strict=True):
         assert x.dtype == (torch.float32 if "heads" in name else torch.bfloat16)
         assert torch.equal(x, y), name
+
+
+@pytest.mark.parametrize("name", ["bf16_full_eval", "fp16_full_eval"])
+def test_weights_that_an_evaluation_would_round(tmp_path, name):
+    for make in (tiny_trainer, pair_trainer, reward_trainer):
+        with pytest.raises(ValueError, match=f"`{name}` is True, which is not supported: an evaluation would round"):
+            make(tmp_path, **{name: True})
+
+
+@pytest.mark.parametrize("make", [tiny_trainer, pair_trainer, reward_trainer])
+def test_weights_that_were_rounded_after_the_trainer_was_made(tmp_path, make):
+    trainer = make(tmp_path)
+    trainer.model.bfloat16()
+    with pytest.raises(ValueError, match="is bfloat16, in which small updates are lost"):
+        trainer.train()
+
+
+def test_an_optimizer_that_does_not_round_as_its_arguments_say(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        MAGRPOConfig, "rounds_stochastically", True
+    )  # what the arguments say where torchao is installed
+    team = tiny_team().bfloat16()
+    trainer = tiny_trainer(tmp_path, team, optimizers=(torch.optim.AdamW(team.parameters()), None))
+    with pytest.raises(ValueError, match="no effect on the optimizer in `optimizers`"):
+        trainer.train()
 
 
 def test_where_nothing_can_be_rounded(tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ from trl_multiagent.endpoints.files import Answer, AnswerCache, Ledger, Question
 RETRIED = (408, 409, 425, 429)  # and all from 500 on
 NOT_FOR_ONE = (401, 402, 403, 404)  # the next question would be refused, too
 FIRST_WAIT, LONGEST_WAIT = 0.5, 16.0  # seconds between attempts, doubled each time
+MAX_BODY = 8 * 2**20  # bytes of an answer; the longest ones of models have about one million
 MAX_REASON = 300  # characters of an endpoint's error message
 MIN_KEY = 6  # shorter texts are no keys, and occur in any answer
 MAX_COUNT = 10**9  # tokens of one request
@@ -132,11 +133,12 @@ class _Call:
 
     def connect(self) -> AbstractAsyncContextManager[Any]:
         """
-        Returns the provider's client. It reads no key from the environment, repeats no request, and follows no redirect, which could lead
-        prompts to another host.
+        Returns the provider's client. It reads no key from the environment, repeats no request, reads at most `MAX_BODY` bytes of an answer,
+        and follows no redirect, which could lead prompts to another host.
         """
         endpoint, library = self.endpoint, self.library
-        settings: dict[str, Any] = {"follow_redirects": False}
+        settings: dict[str, Any] = {"follow_redirects": False, "event_hooks": {"response": [read_body]}}
+        settings["headers"] = {"Accept-Encoding": "identity"}  # a short compressed text could become a very long one
         if endpoint.is_local:  # no proxy can reach this machine itself
             settings |= {"trust_env": False, "mounts": {"all://": None, "http://": None, "https://": None}}
         client_class = library.AsyncAnthropic if endpoint.api == ANTHROPIC else library.AsyncOpenAI
@@ -281,6 +283,21 @@ class _Call:
     def without_key(self, text: str) -> str:
         """A text that came from outside. An endpoint may repeat the key, which must not get into logs and files."""
         return text.replace(self.key, "[key]") if self.key is not None and len(self.key) >= MIN_KEY else text
+
+
+async def read_body(response: Any) -> None:
+    """Reads the body of an answer, whatever its status. One that is compressed or longer than `MAX_BODY` is a `ReadError`."""
+    from httpx2 import ByteStream, ReadError  # which the providers' clients use
+
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise ReadError("the answer is compressed, which the request did not allow")
+    body = bytearray()
+    async with contextlib.aclosing(response.stream):
+        async for chunk in response.stream:
+            body += chunk
+            if len(body) > MAX_BODY:
+                raise ReadError(f"the answer is longer than {MAX_BODY} bytes")
+    response.stream = ByteStream(bytes(body))
 
 
 def as_count(value: Any) -> int | None:

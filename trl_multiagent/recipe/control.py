@@ -18,6 +18,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from transformers import SchedulerType, TrainerCallback, TrainerControl, TrainerState
+from transformers.utils import logging
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.task import Task
@@ -35,6 +36,8 @@ from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.log import COST_FILE
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
+
+logger = logging.get_logger(__name__)
 
 CONTROL_FILE = "control.json"  # in the folder of a control that is complete
 MEASURED_ITEMS = 64  # whose answers are sampled to estimate the tokens of an answer
@@ -55,11 +58,22 @@ class StopWhenSpent(TrainerCallback):
         self.trainer, self.cost = trainer, cost
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        has_spent = self.trainer.env_step >= self.cost.env_steps
-        has_spent &= self.trainer.generated_tokens >= self.cost.generated_tokens
-        if has_spent and state.global_step % args.num_iterations == 0:  # all steps of a batch of trees are taken
+        if self.has_spent and state.global_step % args.num_iterations == 0:  # all steps of a batch of trees are taken
             state.max_steps = state.global_step
             control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        trainer, cost = self.trainer, self.cost
+        if not self.has_spent and state.is_world_process_zero:
+            logger.warning(
+                f"The control ended before it cost as much as the team: {trainer.env_step} of {cost.env_steps} scored answers, "
+                f"{trainer.generated_tokens} of {cost.generated_tokens} generated tokens."
+            )
+
+    @property
+    def has_spent(self) -> bool:
+        trainer, cost = self.trainer, self.cost
+        return trainer.env_step >= cost.env_steps and trainer.generated_tokens >= cost.generated_tokens
 
 
 def read_cost(run_folder: Path) -> TrainingCost:

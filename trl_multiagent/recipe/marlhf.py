@@ -19,7 +19,7 @@ from trl_multiagent.recipe.models import check_models
 from trl_multiagent.recipe.plan import HEADING, print_plan, rollout_lines
 from trl_multiagent.recipe.preference_run import PreferenceRun
 from trl_multiagent.recipe.recipe import first_rows
-from trl_multiagent.recipe.reward_model import checked_args, summary, train_reward_model
+from trl_multiagent.recipe.reward_model import check_base, check_files, checked_args, summary, train_reward_model
 from trl_multiagent.recipe.run import end_on_wrong_input
 from trl_multiagent.settings.algorithms import ALGORITHMS, RL_ALGORITHMS
 from trl_multiagent.settings.derive import Settings, make_training_args
@@ -54,6 +54,7 @@ class RewardRun(PreferenceRun):
         self.reward_base = self.reward.reward_model_name or settings.model_list[0]
         check_models(f"{settings.algorithm}.reward_model_name", [self.reward_base], settings.task)
         self.reward_args = make_reward_args(settings, self.reward, self.recipe.training_args)
+        check_base(self.reward_base, self.reward_args)
         self.reward_peft = make_reward_peft(settings.algorithm, self.reward)
 
     def training_args(self, settings: Settings) -> Any:
@@ -102,7 +103,8 @@ class RewardRun(PreferenceRun):
         return {"environment": environment, "train_dataset": self.items, "callbacks": [RewardWatch()]}
 
     def with_reward_of(self, folder: Path, score_task: bool) -> Environment:
-        """Returns the task with the reward of a model."""
+        """Returns the task with the reward of a model, whose files must be those that were saved."""
+        check_files(folder)
         with without_sharding(self.recipe.training_args):
             reward = JointRewardModel(str(folder))
         return ModelRewardEnvironment(

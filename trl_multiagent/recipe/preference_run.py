@@ -144,6 +144,8 @@ class PreferenceRun:
                 is_begun = any(self.stage.has(self.results_file(number)) for number in range(self.num_rounds))
                 if is_begun and recipe.training_args.resume_changes != "allow":
                     self.stage.check()
+                for number in range(self.num_rounds):
+                    self.check_processes(number)
                 self.items, self.eval_items = recipe.load_datasets()
             check_run(recipe, self.environment, self.items)
             try:
@@ -256,9 +258,7 @@ class PreferenceRun:
         if self.in_rounds:
             args = copy.copy(args)
             args.output_dir, args.push_to_hub = str(folder), False
-        checkpoint = recipe.resume_from_checkpoint
-        if checkpoint is None and folder.is_dir():
-            checkpoint = get_last_checkpoint(str(folder))
+        checkpoint = self.checkpoint_of(number)
         forget_engine()
         with end_on_wrong_input(recipe.prog):
             team = recipe.load_team(self.roles, source)
@@ -269,6 +269,20 @@ class PreferenceRun:
                 changes = differences(read_checkpoint(checkpoint)["settings"], trainer._run_settings())
                 check_changes(checkpoint, changes, args)
         return trainer, checkpoint
+
+    def checkpoint_of(self, number: int) -> str | None:
+        """Returns the checkpoint from which the training of a round continues."""
+        folder = self.round_folder(number)
+        last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+        return self.recipe.resume_from_checkpoint or last
+
+    def check_processes(self, number: int) -> None:
+        """Raises `ValueError` if the checkpoint of a round that is not complete is of another number of processes."""
+        checkpoint, args = self.checkpoint_of(number), self.recipe.training_args
+        if checkpoint is not None and not self.stage.has(self.results_file(number)):
+            before = read_checkpoint(checkpoint)["settings"]["number of processes"]
+            if before != args.world_size:
+                check_changes(checkpoint, {"number of processes": (before, args.world_size)}, args)
 
     def reward_before(self, trainer: Any, results: list[dict[str, Any]]) -> dict[str, float] | None:
         """Returns the evaluation of the team before a round. That of the base is computed once."""

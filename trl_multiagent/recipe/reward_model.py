@@ -1,6 +1,7 @@
 """Trains a joint reward model on preferences that were collected before: alone (`train_reward_model.py`), or for MARLHF."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,15 @@ from typing import Any
 from accelerate import PartialState
 from datasets import Dataset
 from peft import PeftConfig
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import get_last_checkpoint
 
-from trl_multiagent.jobs.identity import digest_of_rows
+from trl_multiagent.environments.task_errors import describe as describe_error
+from trl_multiagent.jobs.identity import checksum_of_file, digest_of_rows
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.jobs.stopping import end_on_signal
+from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.recipe.models import check_models, loading_arguments, make_peft_config
 from trl_multiagent.recipe.plan import print_plan
@@ -94,6 +99,24 @@ def checked_args(section: str, values: dict[str, Any]) -> JointRewardConfig:
     return args
 
 
+def check_base(base: str, args: JointRewardConfig) -> None:
+    """Raises `ConfigError` if a reward model cannot start from a local folder. No weights are loaded."""
+    if not Path(base).is_dir():
+        return
+    trust: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
+    loading = {**trust, **(args.model_init_kwargs or {}), "num_labels": 1, "device_map": "meta"}
+    try:
+        vocabulary = AutoTokenizer.from_pretrained(base, **trust).get_vocab()
+        if not is_deepspeed_zero3_enabled():
+            with quiet_loading():
+                AutoModelForSequenceClassification.from_pretrained(base, **loading)
+    except Exception as error:  # transformers raises errors of many kinds
+        raise ConfigError(f"the reward model cannot be loaded from {base!r}: {describe_error(error)}") from error
+    for token in (args.eos_token, args.pad_token):
+        if token is not None and token not in vocabulary:
+            raise ConfigError(f"the reward model: {token!r} is no token of the tokenizer in {base}.")
+
+
 def train_reward_model(
     model: str, args: JointRewardConfig, preferences: Dataset, roles: list[str], peft_config: PeftConfig | None = None
 ) -> dict[str, Any]:
@@ -118,12 +141,27 @@ def train_reward_model(
         trainer.save_model()
         trainer.create_model_card()
         trainer.accelerator.wait_for_everyone()  # until the files are there
-        stage.save_result(COMPLETE_FILE, {"report": facts})
+        stage.save_result(COMPLETE_FILE, {"report": facts, "checksums": checksums_of_model(folder)})
         if state.is_main_process:
             for path in folder.glob("checkpoint-*"):
                 shutil.rmtree(path)
         trainer.accelerator.wait_for_everyone()
     return facts
+
+
+def check_files(folder: Path) -> None:
+    """Raises `ConfigError` if the files of a complete reward model have changed since it was trained."""
+    saved = json.loads((folder / COMPLETE_FILE).read_text(encoding="utf-8"))["checksums"]
+    now = checksums_of_model(folder)
+    damaged = ", ".join(name for name, checksum in saved.items() if now.get(name) != checksum)
+    if damaged:
+        raise ConfigError(f"The reward model in {folder} is damaged: {damaged}. Remove this folder to train it again.")
+
+
+def checksums_of_model(folder: Path) -> dict[str, str]:
+    """Computes the checksums of the weights, the configuration and the tokenizer in a folder, by file name."""
+    paths = [path for pattern in ("*.safetensors", "*config.json", "tokenizer*") for path in folder.glob(pattern)]
+    return {path.name: checksum_of_file(path) for path in paths}
 
 
 def describe(

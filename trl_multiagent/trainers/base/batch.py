@@ -242,7 +242,7 @@ def agent_tensors(
         prompt_mask=pad([torch.ones_like(ids) for ids in prompts], 0, "left"),
         completion_ids=pad(completions, pad_token_id, "right"),
         completion_mask=pad(masks, 0, "right"),
-        advantages=torch.tensor([row.advantages[role] for row in rows] + [0.0] * padding_rows),
+        advantages=torch.tensor([row.advantages.get(role, 0.0) for row in rows] + [0.0] * padding_rows),
         turns=torch.tensor([row.turn for row in rows] + [0] * padding_rows),
     )
     if sampling_logps:

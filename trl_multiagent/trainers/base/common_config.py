@@ -15,6 +15,7 @@ from trl_multiagent.limits import check_arguments
 
 
 NO_SHARDING = "teams are trained with DDP or DeepSpeed"
+ROUNDING = "an evaluation would round the trained weights for good; `bf16` computes in bfloat16"
 # The methods below belong to `TrainingArguments`, whose fields would override those of the TRL configuration that follows in the bases
 Base: Any = object
 
@@ -31,6 +32,7 @@ class CommonConfig(Base):
         "fsdp": NO_SHARDING,
         "fsdp_config": NO_SHARDING,
         "parallelism_config": NO_SHARDING,
+        **dict.fromkeys(("bf16_full_eval", "fp16_full_eval"), ROUNDING),
         "enable_jit_checkpoint": "a recipe saves a checkpoint at SIGTERM and Ctrl-C without it",
     }
     positive: ClassVar[tuple[str, ...]] = (

@@ -24,6 +24,7 @@ from trl_multiagent.trainers.base.checkpoint_files import (
     rotate,
     write_state,
 )
+from trl_multiagent.trainers.base.common_config import check_trained_weights
 from trl_multiagent.trainers.base.team_config import temporarily_set
 
 
@@ -62,6 +63,10 @@ class CommonTrainerMixin(Trainer):
     # Training and evaluating in any order
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        check_trained_weights(self.model.named_parameters(), self.args)  # they may have changed since they were loaded
+        is_given = self._was_given_optimizer is None and self.optimizer is not None
+        if is_given and self.args.rounds_stochastically:
+            raise ValueError("`bf16_stochastic_round` has no effect on the optimizer in `optimizers`: leave it out.")
         with ending_later():
             return super().train(*args, **kwargs)
 

@@ -97,8 +97,10 @@ class Observer:
             total, tokens = accelerator.reduce(torch.stack([total, step.tokens[role].float()]), "sum")
             means[role, name] = (total / tokens.clamp(min=1.0)).item()
         for role, ratios in step.ratios.items():
-            outside, number = accelerator.reduce(ratios, "sum").tolist()
-            self.check_engine(role, means[role, "sampling_logp_difference"], outside / max(1, number))
+            outside, number, difference, compared, tokens = accelerator.reduce(ratios, "sum").tolist()
+            means[role, "sampling_logp_difference"] = difference / max(1, compared)
+            missing = (tokens - compared) / max(1, tokens)
+            self.check_engine(role, difference / max(1, compared), outside / max(1, number), missing)
         step.seconds["update"] = step.seconds.pop("step") - step.seconds["generate"] - step.seconds["reward"]
         for phase, seconds in step.seconds.items():
             metrics[f"time/{phase}"].append(seconds)
@@ -113,11 +115,14 @@ class Observer:
         if self.trace is not None:
             self.trace.end_step(trainer.state.global_step + 1)
 
-    def check_engine(self, role: str, difference: float, share: float) -> None:
+    def check_engine(self, role: str, difference: float, share: float, missing: float) -> None:
         """
         Raises [`EngineError`] before an update with completions of other weights than those that are trained: if the mean `difference` of the
-        log-probabilities of engine and policy is too large, in nats per token, or the `share` of ratios outside of their bounds.
+        log-probabilities of engine and policy is too large, in nats per token, or the `share` of ratios outside of their bounds, or the share
+        of tokens whose log-probability is `missing`.
         """
+        if missing > 0.5:
+            raise EngineError(f"vLLM returned no log-probabilities for {missing:.0%} of the tokens of agent {role!r}.")
         if difference <= LARGEST_DIFFERENCE and share < LARGEST_SHARE_OUTSIDE:
             return
         trainer = self.trainer

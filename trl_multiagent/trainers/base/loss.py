@@ -39,8 +39,8 @@ from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 @dataclass
 class PolicyLoss:
     """
-    The loss of one agent on the rows of a micro-batch, a scalar; sums of metrics over the tokens that count, by name; and how many ratios
-    of the sampling correction are outside of its bounds, and how many there are.
+    The loss of one agent on the rows of a micro-batch, a scalar; sums of metrics over the tokens that count, by name; and the numbers of
+    [`sampling_correction`].
     """
 
     loss: torch.Tensor
@@ -68,7 +68,6 @@ def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTenso
     sums = {"entropy": entropy}
     factors = ratios = None
     if rows.sampling_logps is not None:
-        sums["sampling_logp_difference"] = (old - rows.sampling_logps).abs().nan_to_num(nan=0.0)
         factors, ratios = sampling_correction(old, rows.sampling_logps, mask, args)
     if rows.other_log_ratios is not None:
         old = old - rows.other_log_ratios.unsqueeze(1)
@@ -136,7 +135,8 @@ def sampling_correction(
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: Factors of the loss, of shape `(num_rows, 1)` in the `"sequence_*"` modes, else of the shape of
-        `logps`; and two numbers, how many ratios are outside of the bounds, and how many there are.
+        `logps`; and five numbers: how many ratios are outside of the bounds, how many there are, the sum of the absolute differences of the
+        log-probabilities, over how many tokens, and how many tokens count.
     """
     granularity, constraint = args.vllm_importance_sampling_mode.split("_")
     low, high = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
@@ -144,12 +144,13 @@ def sampling_correction(
     difference = (logps.detach() - sampling_logps) * mask
     counts = mask.bool() & ~difference.isnan()
     difference = difference.nan_to_num(nan=0.0)
+    compared = torch.stack([difference.abs().sum(), counts.sum(), mask.sum()])
     if granularity == "sequence":
         difference, counts = difference.sum(dim=1, keepdim=True), counts.any(dim=1, keepdim=True)
     ratio = difference.exp()
     outside = (ratio < low) | (ratio > high)
     factors = ratio.clamp(low, high) if constraint == "truncate" else ratio.masked_fill(outside, 0.0)
-    return factors, torch.stack([(outside & counts).sum(), counts.sum()])
+    return factors, torch.cat([torch.stack([(outside & counts).sum(), counts.sum()]), compared])
 
 
 def add_other_log_ratios(rows: dict[str, AgentTensors], log_probs: dict[str, torch.Tensor]) -> None:

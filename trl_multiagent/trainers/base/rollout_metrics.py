@@ -201,8 +201,7 @@ class StepTotals:
         losses, router_losses (`dict[str, torch.Tensor]`): The loss of each agent, and its unweighted router loss.
         tokens (`dict[str, torch.Tensor]`): The number of each agent's trained tokens.
         token_sums (`dict[tuple[str, str], torch.Tensor]`): For each role and metric, the sum over these tokens.
-        ratios (`dict[str, torch.Tensor]`): For each role, how many ratios of the sampling correction are outside of its bounds, and how
-            many there are.
+        ratios (`dict[str, torch.Tensor]`): For each role, the numbers of [`~trainers.base.loss.sampling_correction`].
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))

@@ -31,7 +31,7 @@ from trl_multiagent.trainers.base.checkpoints import replayable
 from trl_multiagent.trainers.base.distribution import without_repeated
 from trl_multiagent.trainers.base.generation import TrainerGenerator, VLLMGenerator
 from trl_multiagent.trainers.base.log import Observer
-from trl_multiagent.trainers.base.loss import add_other_log_ratios, policy_loss
+from trl_multiagent.trainers.base.loss import add_other_log_ratios, policy_loss, sampling_correction
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, check_reference_sync, router_loss_coefs
@@ -69,6 +69,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     _card_settings += ["reward_shift", "items_per_device", "max_completion_length", "temperature", "learning_rate"]
     _card_settings += ["beta", "seed"]
     _buffered_inputs: list[Batch] | None
+    _has_compared_frozen = False
 
     def __init__(
         self,
@@ -307,16 +308,10 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         num_rows = micro_batches * max(1, -(-most_rows // micro_batches))
 
         batch = Batch({})
+        if not self._has_compared_frozen:
+            self._compare_frozen(rows, num_rows)
         for role, num_tokens in zip(roles, tokens, strict=True):
-            tensors = agent_tensors(
-                rows,
-                role,
-                num_rows,
-                self.team.tokenizers[role].pad_token_id,
-                self.team.end_tokens(role),
-                args.mask_truncated_completions,
-                sampling_logps=args.use_vllm and args.vllm_importance_sampling_correction,
-            ).to(device)
+            tensors = self._tensors(rows, role, num_rows)
             tensors.weight = num_rows * processes / num_tree_rows / micro_batches
             tensors.num_tokens = max(1, num_tokens) / processes
             if args.beta != 0.0:
@@ -332,6 +327,29 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                 self._expert_loads[role] = self._expert_load(role, inputs)
             batch.agents[role] = tensors
         return batch
+
+    def _tensors(self, rows: list[Row], role: str, num_rows: int) -> AgentTensors:
+        """Builds the tensors of one agent, see [`~trainers.base.batch.agent_tensors`]."""
+        return agent_tensors(
+            rows,
+            role,
+            num_rows,
+            self.team.tokenizers[role].pad_token_id,
+            self.team.end_tokens(role),
+            self.args.mask_truncated_completions and role not in self.team.frozen,
+            sampling_logps=self.args.use_vllm and self.args.vllm_importance_sampling_correction,
+        ).to(self.accelerator.device)
+
+    def _compare_frozen(self, rows: list[Row], num_rows: int) -> None:
+        """Compares the engines of agents that are not trained with the trainer, once: their weights do not change."""
+        self._has_compared_frozen = True
+        for role in sorted(self.team.frozen):
+            tensors = self._tensors(rows, role, num_rows)
+            if tensors.sampling_logps is not None:
+                logps, mask = self._logps(self.model_wrapped, role, tensors), tensors.completion_mask
+                _, ratios = sampling_correction(logps, tensors.sampling_logps, mask, self.args)
+                ratios[0] = 0  # no loss has these ratios, so none of them is outside of its bounds
+                self.observer.totals.ratios[role] += ratios
 
     @torch.no_grad()
     def _logps(self, model: torch.nn.Module, role: str, rows: AgentTensors) -> torch.Tensor:
