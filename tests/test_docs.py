@@ -1,7 +1,6 @@
 """The examples in the documents run."""
 
 import dataclasses
-import doctest
 import re
 from pathlib import Path
 
@@ -60,11 +59,6 @@ def test_the_table_of_trl_arguments_is_current():
     assert names["updated"](page) == page, "run `python docs/trl_arguments.py`"
     for field in dataclasses.fields(GRPOConfig):
         assert f"`{field.name}`" in names["table"](), field.name
-
-
-def test_docstring_examples():
-    result = doctest.testmod(trl_multiagent.environments.function_environment)
-    assert result.attempted > 0 and result.failed == 0
 
 
 def test_readme_example(run_example, tmp_path, capsys):

@@ -36,11 +36,7 @@ def following(item, history):
 number = 3
 """
 SECTIONS = {
-    "prompts": {
-        "poet": "A line about {topic}: ",
-        "critic": "A word on {topic}: ",
-        "judge": "Was it {topic}? ",
-    },
+    "prompts": {"poet": "A line about {topic}: ", "critic": "A word on {topic}: ", "judge": "Was it {topic}? "},
     "reward_funcs": ["{module}.short", "{module}:judge"],
     "dataset": {"name": "topics.jsonl"},
 }
@@ -115,10 +111,7 @@ def test_help_lists_the_sections_of_the_task(module, capsys):
         ("nowhere_at_all:TASK", ["importing nowhere_at_all", "No module named 'nowhere_at_all'"]),
         ("{module}:TOPICS", ["is of type tuple, not a `trl_multiagent.Task`"]),
         ("broken:TASK", ["importing broken", "raised ZeroDivisionError: division by zero"]),
-        ("leaving:TASK", ["importing leaving", "called sys.exit(0)"]),
-        ("torn:TASK", ["importing torn", "SyntaxError"]),
         ("code_generatoin", ["none of code_generation, functions", "module:NAME"]),
-        ("a b:TASK", ["package.module:name"]),
         (":TASK", ["package.module:name"]),
         ("clash:OUTPUT", ["section `output`", "choose another one"]),
         ("clash:MAGRPO", ["section `magrpo`", "choose another one"]),
@@ -127,8 +120,6 @@ def test_help_lists_the_sections_of_the_task(module, capsys):
 )
 def test_wrong_tasks_are_one_line(module, tmp_path, capsys, task, parts):
     (tmp_path / "broken.py").write_text("1 / 0")
-    (tmp_path / "leaving.py").write_text("import sys; sys.exit(0)")
-    (tmp_path / "torn.py").write_text("def f(:")
     (tmp_path / "clash.py").write_text(
         "from dataclasses import dataclass\nfrom trl_multiagent import Task\n"
         "def make(**settings): return Task(lambda s: None, lambda s: None, settings=settings)\n"
@@ -236,21 +227,17 @@ def test_forms_of_the_functions(config, module, capsys):
     ("changes", "parts"),
     [
         ({"reward_funcs": ["{module}.shrt"]}, ["`functions.reward_funcs`", "has no 'shrt'"]),
-        ({"reward_funcs": ["no_such_module.f"]}, ["`functions.reward_funcs`", "No module named"]),
         ({"reward_funcs": ["short"]}, ["`functions.reward_funcs` names 'short'", "package.module:name"]),
         (
             {"reward_funcs": ["{module}.number"]},
             ["`functions.reward_funcs` names '{module}.number', which is 3 (int), not a function"],
         ),
-        ({"reward_funcs": []}, ["`functions.reward_funcs` is missing"]),
         ({"reward_funcs": None}, ["`functions.reward_funcs` is missing"]),
         ({"reward_weights": [1]}, ["`reward_weights` has 1 entries for 2 reward functions"]),
-        ({"transition": "{module}.number"}, ["`functions.transition`", "not a function"]),
         ({"prompts": None}, ["`functions.prompts` is missing"]),
         ({"prompts": {"a b": "x"}}, ["'a b' must be a Python identifier"]),
         ({"prompts": {"a": [{"role": "user"}]}}, ["`functions.prompts.a`", "messages"]),
         ({"dataset": {"name": "nowhere.jsonl"}}, ["`dataset.name` is 'nowhere.jsonl'", "no such file"]),
-        ({"dataset": {}}, ["`dataset.name` is missing"]),
         ({"external": {"mode": "plain"}}, ["`external` is not a known setting"]),
         ({"magrpo": {"frozen_agents": 3}}, ["`magrpo.frozen_agents`"]),
     ],
@@ -266,7 +253,6 @@ def test_wrong_functions_are_one_line(config, module, capsys, changes, parts):
         ("{subject}", "The prompt template of `poet` needs the column 'subject'; the items have topic."),
         ([{"role": "user", "content": "{subject}"}], "The prompt template of `poet` needs the column 'subject'"),
         ("A brace { alone", "The prompt template of `poet` cannot be filled"),
-        ("{topic.x} {}", "Write {column} for a column's value, and {{ or }} for a brace."),
     ],
 )
 def test_a_wrong_template_is_one_line(config, module, capsys, prompt, message):
@@ -274,12 +260,6 @@ def test_a_wrong_template_is_one_line(config, module, capsys, prompt, message):
         cli.main(["run", "magrpo", "--config", config({"prompts": {"poet": prompt}}), "--dry_run"])
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "note:" not in line]
     assert exit_info.value.code == 2 and message in line
-
-
-def test_a_template_without_its_column_is_found_before_models_are_loaded(config, capsys):
-    path = config({"prompts": {"poet": "{subject}", "critic": "x"}})
-    with pytest.raises(ValueError, match="The prompt template of `poet` needs the column 'subject'"):
-        parse_recipe("magrpo", cli.TASKS, ["--config", path]).load_datasets()
 
 
 def test_the_number_of_agents_is_that_of_the_roles(config, capsys):
@@ -365,15 +345,8 @@ def test_a_run_that_was_killed_while_it_saved_its_team_saves_it(module, tiny_mod
     argv = ["iac", "--task", f"{module}:EVALUATED", "--model_name", tiny_model, *SMALL[2:], "--max_steps", "4"]
     argv += ["--items_per_device", "2", "--save_strategy", "steps", "--save_steps", "1", "--learning_rate", "0.01"]
     argv += ["--eval_strategy", "steps", "--eval_steps", "1", "--load_best_model_at_end", "--disable_tqdm"]
-    argv += [
-        "--metric_for_best_model",
-        "reward",
-        "--report_to",
-        "none",
-        "--override",
-        "dataset.eval_split=test",
-        "--output_dir",
-    ]
+    argv += ["--metric_for_best_model", "reward", "--report_to", "none"]
+    argv += ["--override", "dataset.eval_split=test", "--output_dir"]
     Path(f"{module}.py").write_text(
         Path(f"{module}.py").read_text() + "\ndef bytes_of(completions, **columns):\n"
         "    return [sum(c['poet'].encode() + c['critic'].encode()) % 7 for c in completions]\n"

@@ -1,7 +1,5 @@
 """What a verdict says about honest programs, wrong ones, and checks of every shape."""
 
-import json
-import re
 import textwrap
 from dataclasses import replace
 
@@ -67,11 +65,6 @@ def test_checks_run_whole(sandbox):
     )
     assert statuses(verdict) == ["passed"] * 4
     assert verdict.checks[1].source == "assert candidate([2, 1]) == [1, 2]"
-
-
-def test_a_loop_passes_only_if_every_round_does(sandbox):
-    checks = "for x in range(4):\n    assert candidate(x) == x\nfor x in []:\n    assert candidate(x)"
-    assert statuses(judge(sandbox, "def f(x): return min(x, 2)", checks)) == ["failed", "not_run"]
 
 
 def test_setup_code_is_the_problems_not_the_programs(sandbox):
@@ -274,26 +267,3 @@ def test_the_same_program_gets_the_same_verdict(sandbox):
     for _ in range(2):
         sandbox.close()
         assert sandbox.run([program])[0].checks == first.checks
-
-
-def test_canonical_solutions_pass(sandbox, shared_data):
-    programs = []
-    for line in (shared_data / "humaneval.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        start = re.search(rf"^def {row['entry_point']}\b", row["prompt"], re.MULTILINE).start()
-        source = row["prompt"] + row["canonical_solution"]
-        programs.append(Program(source, row["entry_point"], row["test"], setup=row["prompt"][:start]))
-    verdicts = sandbox.run(programs)
-    assert sum(verdict.passed == verdict.total > 0 for verdict in verdicts) == 164
-
-
-def test_mbpp_solutions_pass(sandbox, shared_data):
-    programs = []
-    for line in (shared_data / "mbpp_sanitized.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        names = re.findall(r"^def (\w+)", row["code"], re.MULTILINE)
-        entry_point = next(name for name in reversed(names) if re.search(rf"\b{name}\b", row["test_list"][0]))
-        checks = "\n".join([*row["test_imports"], *row["test_list"]])
-        programs.append(Program(row["code"], entry_point, checks))
-    verdicts = sandbox.run(programs)
-    assert sum(verdict.passed == verdict.total > 0 for verdict in verdicts) >= 425
