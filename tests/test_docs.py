@@ -172,9 +172,7 @@ def test_code_reward_example(run_example, monkeypatch):
     (example,) = python_blocks(ROOT / "docs" / "reward.md")
     test = "def check(candidate):\n    assert candidate(1) == 2\n"
     problem = {"task_id": "T/1", "prompt": "def f(x):\n    pass\n", "entry_point": "f", "test": test}
-    monkeypatch.setattr(
-        "transformers.training_args.is_torch_bf16_gpu_available", lambda: True
-    )  # TRL's default is bf16
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
     monkeypatch.setattr("datasets.load_dataset", lambda name, split: Dataset.from_list([problem] * 4))
     log = run_example(example)["trainer"].state.log_history
     assert log[0]["rewards/code_reward/mean"] >= 0.0

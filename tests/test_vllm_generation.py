@@ -457,12 +457,7 @@ def test_weights_that_do_not_arrive_in_an_engine_end_the_training(tmp_path, mode
     with pytest.raises(UnavailableError) as error:
         trainer.train()
     step = trainer.state.global_step
-    words = [
-        f"Step {step + 1}: ",
-        "sampled for agent 'aux'",
-        " nats per token, and ",
-        "restart it with the agent's own model",
-    ]
+    words = [f"Step {step + 1}: ", "sampled for agent 'aux'", " nats per token, and ", "restart it with the agent's"]
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
     assert f"The checkpoint of this step is {tmp_path / f'checkpoint-{step}'}." in str(error.value) and step > 0
     assert all(entry["agents/aux/sampling_logp_difference"] <= 0.3 for entry in trainer.state.log_history)

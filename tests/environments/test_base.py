@@ -357,17 +357,9 @@ def test_prompts_that_cannot_be_used(answer, message):
     ("changes", "history", "message"),
     [
         ({"prompts": {"poet": "{topic:d}"}}, [], "template of `poet` cannot be filled"),
-        (
-            {"prompts": {"poet": lambda item: item["topic"][99]}},
-            [],
-            "The prompt function `<lambda>` of 'poet' raised Ind",
-        ),
+        ({"prompts": {"poet": lambda item: item["topic"][99]}}, [], "prompt function `<lambda>` of 'poet' raised Ind"),
         ({"prompts": {"poet": lambda item: None}}, [], "The prompt function `<lambda>` of 'poet' returned None"),
-        (
-            {"transition": lambda item, history: {}},
-            [1],
-            "The transition `<lambda>` returned no prompt for poet, critic",
-        ),
+        ({"transition": lambda item, history: {}}, [1], "The transition `<lambda>` returned no prompt for poet"),
         ({"transition": Judge(1)}, [1], "The transition `Judge` raised TypeError"),
     ],
 )

@@ -74,13 +74,7 @@ SETTINGS = {
         "metric_for_best_model": "reward",
         "save_total_limit": 2,
     },
-    "lora": {
-        "team": "lora",
-        "beta": 0.05,
-        "gradient_checkpointing": True,
-        "logging_steps": 3,
-        "save_steps": 2,
-    },
+    "lora": {"team": "lora", "beta": 0.05, "gradient_checkpointing": True, "logging_steps": 3, "save_steps": 2},
     "two_processes": {
         "max_steps": 5,
         "train_dataset": tiny_items(12),
@@ -101,12 +95,7 @@ def train(folder, settings, resume=False, kill=None, killed_rank=0, number=signa
         number (`int`, *optional*): The signal that it sends itself then.
         result (`str`, *optional*): File for what the run ended with.
     """
-    common = {
-        "max_steps": 8,
-        "train_dataset": tiny_items(6),
-        "save_strategy": "steps",
-        "learning_rate": 0.01,
-    }
+    common = {"max_steps": 8, "train_dataset": tiny_items(6), "save_strategy": "steps", "learning_rate": 0.01}
     arguments = {**common, **SETTINGS[settings]}
     team = team_of(arguments.pop("team", "full"), num_hidden_layers=1)
     trainer = tiny_trainer(folder, team, **arguments)

@@ -78,11 +78,7 @@ def test_setup_code_is_the_problems_not_the_programs(sandbox):
 
 
 def test_a_failure_between_the_asserts_leaves_the_rest_not_run(sandbox):
-    verdict = judge(
-        sandbox,
-        "def f(x): raise KeyError('gone')",
-        "assert not 0 == 1\nresult = candidate(1)\nassert result == 1",
-    )
+    verdict = judge(sandbox, "def f(x): raise KeyError", "assert not 0 == 1\ny = candidate(1)\nassert y == 1")
     assert statuses(verdict) == ["passed", "not_run"]
     assert "KeyError" in verdict.checks[1].error
 

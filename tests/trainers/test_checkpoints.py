@@ -287,10 +287,7 @@ class OwnEnvironment(FunctionEnvironment):
         ({"num_generations": 8}, ["num_generations: 4 in the checkpoint, 8 in this run"]),
         ({"joint_mode": "cross", "seed": 7}, ["joint_mode: 'align' in", "'cross' in this run", "seed: 42 in"]),
         ({"learning_rate": 0.5, "optim": "sgd"}, ["learning_rate: 0.001 in the checkpoint, 0.5", "optim: 'adamw"]),
-        (
-            {"trainer": MARLOOTrainer, "config": MARLOOConfig},
-            ["trainer: 'MAGRPO' in the checkpoint, 'MARLOO' in", ": "],
-        ),
+        ({"trainer": MARLOOTrainer, "config": MARLOOConfig}, ["trainer: 'MAGRPO' in the checkpoint, 'MARLOO'", ": "]),
         ({"team": tiny_team(("a", "b"))}, ["roles: ['aux', 'main'] in the checkpoint, ['a', 'b']"]),
         (
             {"team": other_team(hidden_size=16)},
@@ -299,14 +296,8 @@ class OwnEnvironment(FunctionEnvironment):
         ({"team": other_team(initializer_range=0.2)}, ["weights that are not trained: "]),  # another reference policy
         ({"team": team_of("lora")}, ["agent main: ", "weights that are not trained: "]),
         ({"train_dataset": tiny_items(11)}, ["train_dataset: '12 items with x", "'11 items with x"]),
-        (
-            {"train_dataset": tiny_items(12).map(lambda row: {"x": row["x"] + "!"})},
-            ["train_dataset: '12 items with x"],
-        ),
-        (
-            {"environment": OtherEnvironment({"aux": "", "main": ""}, count_reward)},
-            ["FunctionEnvironment", "OtherEnvironment"],
-        ),
+        ({"train_dataset": tiny_items(12).map(lambda row: {"x": row["x"] + "!"})}, ["train_dataset: '12 items"]),
+        ({"environment": OtherEnvironment({"aux": "", "main": ""}, count_reward)}, ["Function", "OtherEnvironment"]),
         (
             {"environment": functions(prompts={"aux": "{x}", "main": lambda item: "What?"})},
             ["environment prompts: {'aux': 'Task {x}, part aux:'", "{'aux': '{x}', 'main': 'function <lambda>'}"],
@@ -338,9 +329,7 @@ def test_settings_of_a_custom_environment_are_compared(tmp_path, saved, here):
 
 
 def test_settings_of_an_environment_must_be_plain_values(tmp_path):
-    with pytest.raises(
-        TaskError, match=r"`OwnEnvironment\.resume_settings` returned .* must be a dict of plain values"
-    ):
+    with pytest.raises(TaskError, match=r"`OwnEnvironment\.resume_settings` returned .* must be a dict of plain"):
         tiny_trainer(tmp_path, environment=OwnEnvironment(object())).train()
 
 
@@ -397,10 +386,7 @@ def test_unchangeable_settings_are_refused(checkpoint, tmp_path, changes, name):
     ("length", "words"),
     [
         ({"max_steps": 1}, "has taken 1 optimizer steps, and `max_steps` is 1: there is nothing left"),
-        (
-            {"max_steps": -1, "num_train_epochs": 0.1},
-            "`num_train_epochs` is 0.1, which makes 1: there is nothing left",
-        ),
+        ({"max_steps": -1, "num_train_epochs": 0.1}, "`num_train_epochs` is 0.1, which makes 1: there is nothing"),
     ],
 )
 def test_a_checkpoint_that_has_taken_all_steps_is_refused(checkpoint, tmp_path, length, words):
@@ -519,16 +505,10 @@ def damaged(checkpoint, tmp_path, damage):
         (lambda folder: (folder / "optimizer.pt").unlink(), ["is not complete", "optimizer.pt"]),
         (lambda folder: (folder / "agents/aux/model.safetensors").write_bytes(b"0" * 99), ["agents/aux/model.safete"]),
         (lambda folder: (folder / "team_process_0.json").unlink(), ["is not complete", "team_process_0.json"]),
-        (
-            lambda folder: (folder / "team_process_1.json").touch(),
-            ["files of another checkpoint", "team_process_1.json"],
-        ),
+        (lambda folder: (folder / "team_process_1.json").touch(), ["files of another", "team_process_1.json"]),
         (lambda folder: (folder / STATE_FILE).unlink(), ["no complete checkpoint", STATE_FILE]),
         (lambda folder: (folder / STATE_FILE).write_text('{"format_'), ["is damaged", STATE_FILE]),
-        (
-            lambda folder: (folder / STATE_FILE).write_text('{"format_version": 99}'),
-            ["format version 99", "version 1"],
-        ),
+        (lambda folder: (folder / STATE_FILE).write_text('{"format_version": 99}'), ["version 99", "version 1"]),
         (
             lambda folder: (folder / STATE_FILE).write_text(
                 (folder / STATE_FILE).read_text().replace("0.001", "0.002")

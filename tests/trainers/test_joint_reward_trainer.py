@@ -234,9 +234,7 @@ def test_the_saved_model_is_an_ordinary_one_and_a_reward_function(tmp_path, form
         ids, _ = trainer.joint_text.encode(byte_tokenizer(), of_item, actions[k])
         assert outcome.reward == pytest.approx(2 * score(loaded, ids), abs=1e-5)
         assert score(trainer.model, ids) == pytest.approx(score(loaded, ids), abs=1e-5)
-    with pytest.raises(
-        ValueError, match=r"trained on answers of \['aux', 'main'\], but the roles are \['main', 'aux'\]"
-    ):
+    with pytest.raises(ValueError, match=r"trained on answers of \['aux', 'main'\], but the roles are \['main'"):
         FunctionEnvironment({"main": "", "aux": ""}, loaded)
 
 

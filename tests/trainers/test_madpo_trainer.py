@@ -183,15 +183,9 @@ def test_impossible_settings_are_refused(tmp_path, settings, problem):
         ({"train_dataset": None}, "`train_dataset` must be a `datasets.Dataset`"),
         ({"train_dataset": pairs(["aux", "critic"])}, "no column 'main_prompt'"),
         ({"eval_dataset": pairs(["aux"])}, "`eval_dataset` has no column 'main_prompt'"),
-        (
-            {"eval_dataset": {"a": tiny_items(2)}},
-            r"`eval_dataset\['a'\]` has the columns \['x'\], which are no joint pref",
-        ),
+        ({"eval_dataset": {"a": tiny_items(2)}}, r"`eval_dataset\['a'\]` has the columns \['x'\], which are no"),
         ({"max_length": 20}, "Row 2 of `train_dataset`: 'main_prompt' has 20 tokens, which leaves no token"),
-        (
-            {"train_dataset": pairs(chat=True)},
-            "'aux_prompt' has chat messages, but the tokenizer of 'aux' has no chat",
-        ),
+        ({"train_dataset": pairs(chat=True)}, "'aux_prompt' has chat messages, but the tokenizer of 'aux' has no"),
         ({"environment": tiny_environment(["aux"])}, r"The team has the roles \['aux', 'main'\], the environment"),
         ({"environment": "task"}, "`environment` must be an `Environment`"),
     ],
@@ -211,9 +205,7 @@ def test_settings_that_do_not_fit_the_team_are_refused(tmp_path):
 def test_answers_that_are_cut_are_reported(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.get_logger("trl_multiagent"), "propagate", True)
     pair_trainer(tmp_path, max_length=27)
-    assert any(
-        "pairs of answers in `train_dataset` are longer than the `max_length` of 27" in x for x in caplog.messages
-    )
+    assert any("pairs of answers in `train_dataset` are longer than the `max_length`" in x for x in caplog.messages)
 
 
 def test_preferences_of_another_form_than_the_prompts_are_reported(tmp_path, caplog, monkeypatch):

@@ -497,10 +497,7 @@ def test_the_number_of_outcomes_must_match_the_joint_actions(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            {"team": tiny_team(("a", "b")), "environment": tiny_environment(("b", "a"))},
-            r"roles \['a', 'b'\], the environment",
-        ),
+        ({"team": tiny_team(("a", "b")), "environment": tiny_environment(("b", "a"))}, r"roles \['a', 'b'\], the"),
         ({"num_agents": 3}, "`num_agents` is 3"),
         ({"agent_learning_rates": {"critic": 0.1}}, "critic"),
         ({"items_per_device": 13}, "12 items, fewer than the 13"),
@@ -555,10 +552,7 @@ def test_config_sizes():
         ({"num_turns": 2, "joint_mode": "cross", "items_per_device": 1}, "needs `num_agents`"),
         ({"num_iterations": 0}, "`num_iterations` is 0, it must be greater than 0"),
         ({"importance_ratio": "team"}, "`importance_ratio` is 'team', it must be 'agent' or 'joint'"),
-        (
-            {"importance_ratio": "joint", "joint_mode": "cross"},
-            "`importance_ratio='joint'` needs `joint_mode='align'`",
-        ),
+        ({"importance_ratio": "joint", "joint_mode": "cross"}, "`importance_ratio='joint'` needs `joint_mode='align'"),
         (
             {"num_iterations": 2, "load_best_model_at_end": True, "save_steps": 5, "eval_steps": 5}
             | {"eval_strategy": "steps", "save_strategy": "steps", "metric_for_best_model": "reward"},

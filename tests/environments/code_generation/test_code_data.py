@@ -122,9 +122,7 @@ def test_the_type_is_inferred_or_checked(tmp_path):
     path = write(tmp_path / "problems.jsonl", [row(1)])
     with pytest.raises(ValueError, match="cannot be inferred from its name: give it"):
         load_code_dataset(path)
-    with pytest.raises(
-        ValueError, match="Unknown dataset type 'apps': expected one of humaneval, coophumaneval, mbpp"
-    ):
+    with pytest.raises(ValueError, match="Unknown dataset type 'apps': expected one of humaneval, coophumaneval"):
         load_code_dataset(path, type="apps")
     for type in ("humaneval", "coophumaneval", "mbpp"):
         assert len(load_code_dataset(path, type=type)) == 1
@@ -153,10 +151,7 @@ def test_a_missing_file_is_an_error():
         ({"test": "def check(candidate)\n"}, "field `test` is not Python source"),
         ({"test": "def check(candidate):\n    assert '\ud800'\n"}, "field 'test' has half of a surrogate pair"),
         ({"test": "assert add_1(1) == 2"}, "field `test` does not define `check"),
-        (
-            {"test": "def check(candidate):\n    candidate(1)\n    assert True"},
-            "field `test` has no assert that can fail",
-        ),
+        ({"test": "def check(candidate):\n    candidate(1)\n    assert True"}, "has no assert that can fail"),
         ({"canonical_solution": None}, "field `canonical_solution` is missing"),
     ],
 )
@@ -179,10 +174,7 @@ def test_a_malformed_row_names_file_row_and_field(tmp_path, changes, message):
         ({"test_list": []}, "field `test_list` is empty"),
         ({"test_list": ["add(1) == 2"]}, "field `test_list`, .* is not one assert"),
         ({"test_imports": [3]}, "field `test_imports` must hold text"),
-        (
-            {"test_list": ["assert sub(1) == 2"]},
-            "field `code` defines no function that every entry of `test_list` calls",
-        ),
+        ({"test_list": ["assert sub(1) == 2"]}, "field `code` defines no function that every entry"),
     ],
 )
 def test_a_malformed_mbpp_row_names_file_row_and_field(tmp_path, changes, message):
@@ -211,10 +203,7 @@ CHECK = "def check(candidate):\n    "
 IMPOSSIBLE_TESTS = {
     "asynchronous": ("async def check(candidate):\n    assert candidate(1) == 2", "as a coroutine"),
     "in a branch": ("if True:\n    def check(candidate):\n        assert candidate(1) == 2", "at its top level"),
-    "imported over": (
-        CHECK + "assert candidate(1) == 2\nfrom math import pi as check",
-        "assigns something else to the name",
-    ),
+    "imported over": (CHECK + "assert candidate(1) == 2\nfrom math import pi as check", "assigns something else to"),
     "generator": (CHECK + "yield 1\n    assert candidate(1) == 2", "as a generator"),
     "two arguments": ("def check(candidate, other):\n    assert candidate(1) == 2", "must take one argument"),
     "starred": ("def check(*candidate):\n    assert candidate[0](1) == 2", "must take one argument"),
@@ -262,10 +251,7 @@ def test_an_unusual_test_that_can_judge_answers_is_accepted(tmp_path, test):
 
 
 def test_names_and_modules_that_are_missing_are_found_in_every_field(tmp_path):
-    for code, problem in (
-        ("X = no_such()\n", "the name `no_such`"),
-        ("import no_such_module_here\n", "is not installed"),
-    ):
+    for code, problem in (("X = no()\n", "the name `no`"), ("import no_such_module_here\n", "is not installed")):
         path = write(tmp_path / "humaneval.jsonl", [row(1, prompt=code + row(1)["prompt"])])
         with pytest.raises(ValueError, match=f"row 1: field `prompt` .*{problem}"):
             load_code_dataset(path)
