@@ -14,7 +14,6 @@ from trl_multiagent import AgentTeam
 from trl_multiagent.environments.code_generation.task import TASK
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import UnavailableError
-from trl_multiagent.limits import check_value
 from trl_multiagent.recipe import folders
 from trl_multiagent.recipe.plan import print_plan, rollout_lines
 from trl_multiagent.recipe.recipe import build_recipe
@@ -22,11 +21,10 @@ from trl_multiagent.recipe.run import parse_recipe, run_recipe
 from trl_multiagent.recipe.saving import set_up_wandb
 from trl_multiagent.rollout.history_options import HistoryOptions
 from trl_multiagent.sandbox import sandbox
-from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.comlrl import RENAMED
 from trl_multiagent.settings.derive import check_settings, make_training_args
 from trl_multiagent.settings.read import merge, parse_value
-from trl_multiagent.settings.schema import TRL_NAMES, AgentModel, Wandb, algorithm_keys, keys_of, peft_keys
+from trl_multiagent.settings.schema import TRL_NAMES, AgentModel, Wandb, keys_of
 from trl_multiagent.team.load import LoadError
 from trl_multiagent.trainers.base.checkpoint_files import FORMAT_VERSION, STATE_FILE
 
@@ -71,17 +69,13 @@ def error_of(parse, capsys):
     [
         ("true", True),
         ("False", False),
-        ("None", None),
-        ("3", 3),
         ("1e-5", 1e-5),
         ("[1.5,0.5]", [1.5, 0.5]),
         ("(1, 2)", [1, 2]),
         ("'quoted'", "quoted"),
         ("test[33:163]", "test[33:163]"),
-        ("", ""),
         ("[wandb,tensorboard]", ["wandb", "tensorboard"]),
         ("{main: 1e-5}", {"main": 1e-5}),
-        ("[16:]", "[16:]"),
         ("Answer: yes", "Answer: yes"),
         ("[a", "[a"),
         ("012", "012"),
@@ -116,9 +110,7 @@ def test_override_is_split_at_the_first_equals_sign_and_may_be_repeated(parse):
     ("argv", "field", "value"),
     [
         (["--override", "grpo.learning_rate=3e-5"], "learning_rate", 3e-5),
-        (["--num_epochs", "10"], "num_train_epochs", 10),
         (["--num_turns", "2", "--turn_gradient_weights", "1.2", "0.8"], "turn_gradient_weights", [1.2, 0.8]),
-        (["--turn_gradient_weights", "1"], "turn_gradient_weights", [1]),
         (["--report_to", "tensorboard"], "report_to", ["tensorboard"]),
         (["--agent_learning_rates", '{"main": 1e-5}'], "agent_learning_rates", {"main": 1e-5}),
         (["--log_completions"], "log_completions", True),
@@ -149,7 +141,6 @@ def test_numbers_that_yaml_reads_as_text(parse):
         ("magrpo", "termination_threshold", 0.5, "early_termination_threshold", 0.5),
         ("magrpo", "normalize_advantage", True, "advantage_normalization", True),
         ("magrpo", "joint_mode", "crossed", "joint_mode", "cross"),
-        ("magrpo", "seed", 11, "seed", 11),
         ("agent_model", "temperature", 0.7, "temperature", 0.7),
         ("agent_model", "top_p", 0.9, "top_p", 0.9),
         ("agent_model", "top_k", 50, "top_k", 50),
@@ -234,7 +225,6 @@ def test_the_reward_processor_can_be_switched_off(parse):
         ({"per_device_train_batch_size": 8}, 2),  # 4 rows an item
         ({"gradient_accumulation_steps": 2}, 4),  # of 8 rows
         ({"rollout_buffer_size": 4}, 4),
-        ({"rollout_buffer_size": 4, "num_turns": 2}, 1),  # a tree has 5 nodes
         ({"rollout_buffer_size": 4, "num_turns": 2, "handoff": "best"}, 2),
         ({"rollout_buffer_size": 34, "num_turns": 2, "joint_mode": "crossed"}, 2),  # 17 nodes
     ],
@@ -247,7 +237,6 @@ def test_items_of_an_optimizer_step(parse, section, items):
     ("section", "strategy", "steps"),
     [
         ({"eval_interval": 16, "items_per_device": 4}, "steps", 4),
-        ({"eval_interval": 2, "items_per_device": 4}, "steps", 1),
         ({"eval_interval": 0}, "no", None),
         ({}, "no", None),
         ({"eval_strategy": "steps", "eval_steps": 7}, "steps", 7),
@@ -527,13 +516,6 @@ def test_help(words, full, capsys):
     assert text.count("  --num_turns ") == 1
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_values_of_every_key_can_be_checked(algorithm):
-    for key in {**algorithm_keys(algorithm), **peft_keys()}.values():
-        with pytest.raises(ValueError, match="it must"):
-            check_value(object(), key.hint, key.limits)
-
-
 # The plan of --dry_run
 
 
@@ -582,11 +564,8 @@ def test_plan_without_the_data(parse, capsys):
 
 def test_the_sandbox_and_what_counts_as_collaboration(parse, tmp_path):
     environment = parse({}).make_environment()
-    assert (
-        environment.reward.collaboration == "executed"
-        and environment.reward.adaptive_timeout
-        and environment.sandbox.min_tier == "seccomp"
-    )
+    reward, sandbox = environment.reward, environment.sandbox
+    assert (reward.collaboration, reward.adaptive_timeout, sandbox.min_tier) == ("executed", True, "seccomp")
     sections = {"reward": {"collaboration": "static"}, "sandbox": {"workers": 3, "memory_mb": 256, "check_timeout": 2}}
     recipe = parse({**sections, "output": {"base_dir": str(tmp_path)}})
     environment = recipe.make_environment()
@@ -625,16 +604,8 @@ def test_the_fields_of_trl_model_config_are_settings():
 
 
 def test_adapters_and_models_as_trl_describes_them(parse, tiny_model):
-    flags = [
-        "--model_name_or_path",
-        tiny_model,
-        "--use_peft",
-        "--lora_r",
-        "4",
-        "--lora_target_modules",
-        "q_proj",
-        "v_proj",
-    ]
+    flags = ["--model_name_or_path", tiny_model, "--use_peft", "--lora_r", "4"]
+    flags += ["--lora_target_modules", "q_proj", "v_proj"]
     recipe = parse({"agent_model": {"name": None}}, *flags, "--attn_implementation", "eager", "--dtype", "float32")
     expected = get_peft_config(ModelConfig(use_peft=True, lora_r=4, lora_target_modules=["q_proj", "v_proj"]))
     assert recipe.peft_config == expected and recipe.peft_config.lora_alpha == 32

@@ -62,16 +62,8 @@ def launch(hosts, folder):
     for k, host in enumerate(hosts):
         command = ["ip", "netns", "exec", host, sys.executable, "-m", "accelerate.commands.launch"]
         command += ["--config_file", "accelerate_configs/multi_node_ddp.yaml", "--num_processes", "2"]
-        command += [
-            "--mixed_precision",
-            "no",
-            "--dynamo_backend",
-            "no",
-            "--num_machines",
-            "2",
-            "--machine_rank",
-            f"{k}",
-        ]
+        command += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+        command += ["--num_machines", "2", "--machine_rank", str(k)]
         command += ["--main_process_ip", "10.0.0.1", "--main_process_port", "29500", str(SCRIPT), str(folder)]
         # The names of the addresses are asked for, but nobody answers here
         network = {"GLOO_SOCKET_IFNAME": "cable", "RES_OPTIONS": "timeout:1 attempts:1"}
