@@ -143,10 +143,7 @@ def test_environment_examples(tmp_path):
 def test_team_examples(run_example, tmp_path):
     forms, use = python_blocks(ROOT / "docs" / "teams.md")
     names = run_example(forms)
-    kinds = {
-        name: (names[name].has_adapters, names[name].has_shared_weights)
-        for name in ("full", "mixed", "shared", "lora")
-    }
+    kinds = {x: (names[x].has_adapters, names[x].has_shared_weights) for x in ("full", "mixed", "shared", "lora")}
     assert kinds == {"full": (False, False), "mixed": (False, False), "shared": (False, True), "lora": (True, False)}
 
     names["lora"].save_pretrained("outputs/job_7")

@@ -9,9 +9,7 @@ from tiny import ARCHITECTURES, byte_tokenizer, other_model, tiny_llama
 
 def config(**changes):
     settings = {"max_new_tokens": 6, "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    return GenerationConfig(
-        **{**settings, "pad_token_id": 257, "eos_token_id": [256], **changes}, disable_compile=True
-    )
+    return GenerationConfig(disable_compile=True, pad_token_id=257, eos_token_id=[256], **{**settings, **changes})
 
 
 PROMPTS = [[65, 66, 67], [68] * 9, [70], [71, 72]]

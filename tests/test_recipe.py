@@ -98,10 +98,8 @@ def test_layers_win_in_order(parse):
 
 
 def test_override_is_split_at_the_first_equals_sign_and_may_be_repeated(parse):
-    recipe = parse(
-        {"dataset": {"name": "x=y"}}, "--override", "dataset.name=mbpp=2", "seed=5", "--override", "wandb.name=n"
-    )
-    assert recipe.dataset.name == "mbpp=2"
+    recipe = parse({}, "--override", "dataset.name=m=2", "seed=5", "--override", "wandb.name=n")
+    assert recipe.dataset.name == "m=2"
     assert recipe.training_args.seed == 5
     assert recipe.wandb.name == "n"
 
@@ -125,9 +123,7 @@ def test_every_field_of_the_configuration_class_can_be_set(parse, argv, field, v
 
 
 def test_numbers_that_yaml_reads_as_text(parse):
-    recipe = parse(
-        "agent_model: {name: m}\ndataset: {name: d}\nmagrpo: {agent_learning_rate: 2e-5, save_strategy: no}"
-    )
+    recipe = parse("model_name: m\ndataset: {name: d}\nmagrpo: {agent_learning_rate: 2e-5, save_strategy: no}")
     assert recipe.training_args.learning_rate == 2e-5
     assert recipe.training_args.save_strategy == "no"
 
@@ -365,9 +361,7 @@ def test_options_of_the_history_have_three_spellings(parse, spelling, algorithm)
 
 
 def test_the_algorithm_s_own_option_of_the_history_wins(parse):
-    recipe = parse(
-        {"external": {"original_prompt": True}, "magrpo": {"external_original_prompt": False, "num_turns": 2}}
-    )
+    recipe = parse({"external": {"original_prompt": True}, "magrpo": {"original_prompt": False, "num_turns": 2}})
     assert recipe.training_args.original_prompt is False
     assert "external.original_prompt (`magrpo.original_prompt` is used)" in recipe.stderr
 
@@ -477,10 +471,7 @@ def test_resuming(parse, error_of, tmp_path, monkeypatch):
 
 def test_the_merged_settings_are_the_same_recipe(parse, monkeypatch):
     monkeypatch.setenv("RUN_ID", "7")
-    sections = {
-        "agent_model": {"temperature": 0.6, "top_k": None},
-        "magrpo": {"rollout_buffer_size": 11, "num_turns": 2},
-    }
+    sections = {"agent_model": {"top_k": None}, "magrpo": {"rollout_buffer_size": 11, "num_turns": 2}}
     recipe = parse(sections, "--override", "magrpo.agent_learning_rate=3e-5", "--num_generations", "4")
     settings = check_settings("magrpo", TASK, yaml.safe_load(yaml.safe_dump(recipe.merged)))
     again = build_recipe(settings, make_training_args(settings))
@@ -619,13 +610,11 @@ def test_adapters_and_models_as_trl_describes_them(parse, tiny_model):
 def test_quantization_as_trl_describes_it(parse, monkeypatch):
     loaded = {}
     monkeypatch.setattr(AgentTeam, "from_pretrained", lambda *args, **kwargs: loaded.update(kwargs))
-    sections = {
-        "agent_model": {"load_in_4bit": True, "use_bnb_nested_quant": True, "revision": "v2", "use_peft": True}
-    }
+    sections = {"agent_model": {"load_in_4bit": True, "use_bnb_nested_quant": True, "revision": "2", "use_peft": True}}
     parse({**sections, "magrpo": {"trust_remote_code": True}}).load_team(["aux", "main"])
     config = loaded["quantization_config"]
     assert config.load_in_4bit and config.bnb_4bit_use_double_quant and config.bnb_4bit_quant_type == "nf4"
-    assert loaded["revision"] == "v2" and loaded["trust_remote_code"] is True and loaded["peft_config"].r == 16
+    assert loaded["revision"] == "2" and loaded["trust_remote_code"] is True and loaded["peft_config"].r == 16
 
 
 def test_references_to_other_settings(parse, error_of, monkeypatch):

@@ -32,10 +32,7 @@ class Letters:
         }
 
     def score(self, nodes):
-        return [
-            [Outcome(self.rewards.get(self.path(node, action), 0.0)) for action in node.joint_actions]
-            for node in nodes
-        ]
+        return [[Outcome(self.rewards.get(self.path(node, x), 0.0)) for x in node.joint_actions] for node in nodes]
 
     @staticmethod
     def path(node, action):
@@ -93,9 +90,7 @@ def test_three_agents_cross():
 
 def test_rewards_are_processed_before_anything_looks_at_them():
     rewards = {"a0+m0": 1.0, "a1+m1": 3.0}
-    levels = grow(
-        Letters(rewards), num_turns=2, early_termination_threshold=-0.5, process_reward=lambda reward: 2 * reward - 4
-    )
+    levels = grow(Letters(rewards), num_turns=2, early_termination_threshold=-0.5, process_reward=lambda x: 2 * x - 4)
     assert levels[0][0].rewards == [-2.0, 2.0]
     assert levels[0][0].ended_early  # their mean, 0, is above the threshold
 

@@ -82,10 +82,7 @@ def test_two_hosts_do_what_one_does(forked, hosts, tmp_path):
         assert code == 0, stderr[-4000:]
     one = forked.run(SCRIPT, tmp_path / "one", processes=2)
     assert one.codes == [0, 0], one.stderr[-4000:]
-    seen = {
-        name: [json.loads((tmp_path / name / f"process{k}.json").read_text()) for k in range(2)]
-        for name in ("one", "two")
-    }
+    seen = {x: [json.loads((tmp_path / x / f"process{k}.json").read_text()) for k in range(2)] for x in ("one", "two")}
     assert [x["processes"] for x in seen["one"] + seen["two"]] == [2] * 4
     assert [x["on_this_host"] for x in seen["one"] + seen["two"]] == [2, 2, 1, 1]
     assert len({x["network"] for x in seen["two"]}) == 2

@@ -199,9 +199,7 @@ def test_a_script_has_its_task_already(module, capsys):
 def test_three_roles_and_an_async_judge_train_from_one_file(config, forked, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("from trl_multiagent.cli import main\nmain()\n")
-    path = config(
-        {"transition": "{module}.following", "magrpo": {"output_dir": "run", "num_turns": 2, "num_generations": 2}}
-    )
+    path = config({"transition": "{module}.following", "magrpo": {"output_dir": "run", "num_turns": 2}})
     done = forked.run(script, "run", "magrpo", "--config", path, *SMALL, cwd=tmp_path)
     assert done.codes == [0], done.stderr[-3000:]
     assert "turn_2/rewards/judge" in done.stdout and "rewards/short" in done.stdout
@@ -327,9 +325,7 @@ def test_init_where_nothing_can_be_written(tmp_path, capsys):
 def test_a_team_that_is_saved_elsewhere_has_its_card_beside_it(config, forked, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("from trl_multiagent.cli import main\nmain()\n")
-    path = config(
-        {"output": {"save_path": "team"}, "peft": {"r": 4}, "magrpo": {"output_dir": "run", "num_generations": 2}}
-    )
+    path = config({"output": {"save_path": "team"}, "peft": {"r": 4}, "magrpo": {"output_dir": "run"}})
     done = forked.run(script, "run", "magrpo", "--config", path, *SMALL, "--max_steps", "1", cwd=tmp_path)
     assert done.codes == [0], done.stderr[-3000:]
     names = {path.name for path in (tmp_path / "team").iterdir()}

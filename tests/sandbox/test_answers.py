@@ -292,14 +292,8 @@ def test_numbers_of_calls_that_are_no_integers_break_the_protocol(sandbox):
         names["pack"] = lambda answer: pack(answer | x)
         return 1
     """
-    for forged in (
-        {"calls": [0.5]},
-        {"calls": [[1]]},
-        {"changed": [[[0], 1]]},
-        {"changed": [[-1, 1]]},
-        {"changed": 1},
-    ):
-        verdict = judge(sandbox, source, f"assert f({forged}) == 1", watch=("f",))
+    for lie in ({"calls": [0.5]}, {"calls": [[1]]}, {"changed": [[[0], 1]]}, {"changed": [[-1, 1]]}, {"changed": 1}):
+        verdict = judge(sandbox, source, f"assert f({lie}) == 1", watch=("f",))
         assert statuses(verdict) == ["error"] and "broke the protocol" in verdict.suspicious
 
 

@@ -33,7 +33,6 @@ from tiny import (
 
 
 TRAINERS = {"iac": (IACTrainer, IACConfig), "maac": (MAACTrainer, MAACConfig)}
-FORMS = ["model", "adapter", "head", "head, detached"]
 
 
 def critic_trainer(tmp_path, algorithm="iac", form="model", team=None, **settings):
@@ -654,20 +653,9 @@ class StepsByHand(TrainerCallback):
 def test_all_steps_of_a_training_are_those_of_plain_pytorch(tmp_path):
     team, rate = tiny_team(), 1e-3
     steps = StepsByHand(team.agents, rate)
-    steps.trainer = tiny_trainer(
-        tmp_path,
-        team,
-        trainer=IACTrainer,
-        config=IACConfig,
-        callbacks=[steps],
-        items_per_device=4,
-        per_device_train_batch_size=2,
-        max_steps=4,
-        learning_rate=rate,
-        weight_decay=0.0,
-        max_grad_norm=0.0,
-        lr_scheduler_type="constant",
-    )
+    settings = {"items_per_device": 4, "per_device_train_batch_size": 2, "max_steps": 4, "weight_decay": 0.0}
+    settings |= {"trainer": IACTrainer, "config": IACConfig, "learning_rate": rate}
+    steps.trainer = tiny_trainer(tmp_path, team, callbacks=[steps], **settings)
     steps.trainer.train()
     assert len(steps.distances) == 4 * 2 * len(list(team.agents["aux"].parameters()))
     assert max(steps.distances) < 1e-5

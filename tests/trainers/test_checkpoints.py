@@ -29,6 +29,8 @@ from trl_multiagent.trainers.base.run_settings import check_steps
 from trl_multiagent.trainers.base.trace_files import read_trace
 
 from tiny import (
+    EVALUATED,
+    SAVED,
     byte_tokenizer,
     count_reward,
     feedback,
@@ -303,10 +305,7 @@ class OwnEnvironment(FunctionEnvironment):
             ["environment prompts: {'aux': 'Task {x}, part aux:'", "{'aux': '{x}', 'main': 'function <lambda>'}"],
         ),
         ({"environment": functions(reward_funcs=other_reward)}, ["environment reward_funcs: ['count_reward'] in"]),
-        (
-            {"environment": functions(reward_weights=[2.0])},
-            ["environment reward_weights: [1.0] in the checkpoint, [2.0]"],
-        ),
+        ({"environment": functions(reward_weights=[2.0])}, ["environment reward_weights: [1.0] in the checkpoint"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
@@ -402,9 +401,7 @@ def test_a_run_that_ended_while_it_pushed_is_told_how_to_push(tmp_path):
 
 @pytest.mark.parametrize("epochs", [0.5, 1.0, 1.4])
 def test_steps_are_counted_like_the_trainer_counts_them(tmp_path, epochs):
-    trainer = tiny_trainer(
-        tmp_path, train_dataset=tiny_items(7), max_steps=-1, num_train_epochs=epochs, learning_rate=0.0
-    )
+    trainer = tiny_trainer(tmp_path, train_dataset=tiny_items(7), max_steps=-1, num_train_epochs=epochs)
     trainer.train()
     check_steps("folder", trainer.state.max_steps - 1, 7, trainer.args)
     with pytest.raises(ValueError, match="nothing left"):
@@ -461,27 +458,16 @@ def test_the_digest_covers_every_row(checkpoint, tmp_path):
     rows = [str(k) for k in range(1000)]
     tiny_trainer(tmp_path / "run", train_dataset=Dataset.from_dict({"x": rows}), save_strategy="steps").train()
     rows[501] = "other"
-    message = refusal(
-        tmp_path / "run" / "checkpoint-1", tmp_path, train_dataset=Dataset.from_dict({"x": rows}), beta=0.0
-    )
+    changed = Dataset.from_dict({"x": rows})
+    message = refusal(tmp_path / "run/checkpoint-1", tmp_path, train_dataset=changed, beta=0.0)
     assert message.count(" in the checkpoint, ") == 1 and "rows of train_dataset: '" in message
 
 
 def test_other_settings_may_change(checkpoint, tmp_path):
     """Length of the run, memory, logging, saving and evaluation. The resumed run uses its own values."""
-    trainer = tiny_trainer(
-        tmp_path,
-        beta=0.01,
-        max_steps=4,
-        per_device_train_batch_size=2,
-        logging_steps=2,
-        save_strategy="steps",
-        save_steps=3,
-        eval_strategy="steps",
-        eval_steps=2,
-        eval_dataset=tiny_items(2),
-        gradient_checkpointing=True,
-    )
+    settings = {"max_steps": 4, "per_device_train_batch_size": 2, "logging_steps": 2, "gradient_checkpointing": True}
+    settings |= {**SAVED, "save_steps": 3, **EVALUATED, "eval_steps": 2, "eval_dataset": tiny_items(2)}
+    trainer = tiny_trainer(tmp_path, beta=0.01, **settings)
     trainer.train(resume_from_checkpoint=str(checkpoint))
     assert [e["step"] for e in trainer.state.log_history if "loss" in e] == [1, 2, 4]
     assert [e["step"] for e in trainer.state.log_history if "eval_reward" in e] == [2, 4]
@@ -634,20 +620,9 @@ def test_the_best_checkpoint_is_named_and_kept(tmp_path):
             reward[0] = next(rewards)
             return super().evaluate(*args, **kwargs)
 
-    trainer = tiny_trainer(
-        tmp_path,
-        environment=environment,
-        trainer=Evaluated,
-        max_steps=3,
-        save_strategy="steps",
-        save_steps=1,
-        save_total_limit=1,
-        eval_strategy="steps",
-        eval_steps=1,
-        eval_dataset=tiny_items(1),
-        load_best_model_at_end=True,
-        metric_for_best_model="reward",
-    )
+    settings = {"max_steps": 3, **SAVED, "save_total_limit": 1, **EVALUATED, "eval_dataset": tiny_items(1)}
+    settings |= {"load_best_model_at_end": True, "metric_for_best_model": "reward"}
+    trainer = tiny_trainer(tmp_path, environment=environment, trainer=Evaluated, **settings)
     kept = []
     save = trainer._save_checkpoint
 

@@ -58,9 +58,8 @@ def test_stored_reference_log_probabilities_train_in_the_same_way(tmp_path, form
 
     rows = type(storing.train_dataset).load_from_disk(tmp_path / "pairs")
     assert set(columns) <= set(rows.column_names)
-    given = train(
-        tmp_path / "given", team_of(form), precompute_ref_log_probs=True, train_dataset=rows, callbacks=[Shift()]
-    )
+    stored = {"precompute_ref_log_probs": True, "train_dataset": rows}
+    given = train(tmp_path / "given", team_of(form), callbacks=[Shift()], **stored)
     live = train(tmp_path / "live", team_of(form), train_dataset=rows, callbacks=[Shift()])
     for name, x in weights(live).items():
         assert torch.allclose(x, weights(given)[name], atol=1e-6), name

@@ -1,6 +1,5 @@
 """What a trainer must do around the update: sampling, evaluation, logging, checkpoints, TRL's own features."""
 
-import copy
 import json
 import math
 import sys
@@ -9,7 +8,6 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
-from transformers import TrainerCallback
 from trl import RichProgressCallback
 
 from trl_multiagent import (
@@ -26,7 +24,8 @@ from trl_multiagent.environments import TaskError
 from trl_multiagent.recipe.saving import show_progress
 from trl_multiagent.trainers.base.trace_files import read_trace
 
-from tiny import byte_tokenizer, count_reward, tiny_environment, tiny_items, tiny_team, tiny_trainer
+from by_hand import one_update
+from tiny import EVALUATED, SAVED, byte_tokenizer, count_reward, tiny_environment, tiny_items, tiny_team, tiny_trainer
 
 
 CHAT_TEMPLATE = (
@@ -78,17 +77,9 @@ def test_learns(tmp_path):
             sum(c in "abcdefgh" for c in x["aux"]) * sum(c in "ABCDEFGH" for c in x["main"]) / 16 for x in completions
         ]
 
-    trainer = tiny_trainer(
-        tmp_path,
-        environment=tiny_environment(reward=reward),
-        items_per_device=12,
-        num_generations=6,
-        max_completion_length=4,
-        max_steps=30,
-        learning_rate=2e-2,
-        per_device_train_batch_size=72,
-        max_grad_norm=1.0,
-    )
+    settings = {"items_per_device": 12, "num_generations": 6, "max_completion_length": 4, "max_steps": 30}
+    settings |= {"learning_rate": 2e-2, "per_device_train_batch_size": 72, "max_grad_norm": 1.0}
+    trainer = tiny_trainer(tmp_path, environment=tiny_environment(reward=reward), **settings)
     trainer.train()
     rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
     assert sum(rewards[:5]) / 5 < 0.1
@@ -145,14 +136,8 @@ def test_numbers_about_scoring_are_logged_once_per_step_and_evaluation(tmp_path)
             return {"sandbox/scored": scored}
 
     environment = Counting({"aux": "{x}", "main": "{x}"}, count_reward)
-    trainer = tiny_trainer(
-        tmp_path,
-        environment=environment,
-        eval_dataset=tiny_items(3),
-        max_steps=2,
-        logging_steps=2,
-        per_device_eval_batch_size=3,
-    )
+    settings = {"max_steps": 2, "logging_steps": 2, "per_device_eval_batch_size": 3}
+    trainer = tiny_trainer(tmp_path, environment=environment, eval_dataset=tiny_items(3), **settings)
     trainer.train()
     args = trainer.args
     assert trainer.state.log_history[0]["reward/sandbox/scored"] == args.items_per_device * args.num_generations
@@ -218,16 +203,14 @@ def test_history_as_text_is_the_agent_s_own(tmp_path):
             assert trainer.team.tokenizers[role].decode(node.samples[role].prompt_ids) == expected
 
 
-@pytest.mark.parametrize("use_chat_template", [None, True, False])
-def test_history_as_chat_where_there_is_a_template(tmp_path, use_chat_template):
-    trainer = tiny_trainer(
-        tmp_path, tiny_team(chat_template=CHAT_TEMPLATE), num_turns=2, use_chat_template=use_chat_template
-    )
+@pytest.mark.parametrize("given", [None, True, False])
+def test_history_as_chat_where_there_is_a_template(tmp_path, given):
+    trainer = tiny_trainer(tmp_path, tiny_team(chat_template=CHAT_TEMPLATE), num_turns=2, use_chat_template=given)
     trainer.train()
     node = trainer._levels[1][0]
     (past,) = node.history
     prompt = trainer.team.tokenizers["main"].decode(node.samples["main"].prompt_ids)
-    if use_chat_template is False:
+    if given is False:
         assert prompt == f"{past.prompts['main']}{past.joint_action['main']}\n\n{node.prompts['main']}"
     else:
         assert prompt == (
@@ -328,21 +311,9 @@ def test_reward_functions_get_what_the_trainer_knows(tmp_path):
 
 def test_two_evaluation_sets_keep_two_names(tmp_path):
     sets = {"easy": tiny_items(2), "hard": tiny_items(4)}
-    trainer = tiny_trainer(
-        tmp_path,
-        eval_dataset=sets,
-        num_turns=2,
-        max_steps=2,
-        eval_strategy="steps",
-        eval_steps=1,
-        save_strategy="steps",
-        save_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model="eval_hard_return",
-        greater_is_better=True,
-        log_completions=True,
-        trace_steps=1,
-    )
+    settings = {"num_turns": 2, "max_steps": 2, "log_completions": True, "trace_steps": 1, **SAVED, **EVALUATED}
+    settings |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_hard_return"}
+    trainer = tiny_trainer(tmp_path, eval_dataset=sets, greater_is_better=True, **settings)
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "eval_hard_return" in entry]
     assert len(logs) == 2 and trainer.state.best_metric == max(entry["eval_hard_return"] for entry in logs)
@@ -397,28 +368,9 @@ def test_gradient_clipping(tmp_path):
     assert torch.nn.utils.get_total_norm(step).item() == pytest.approx(0.05, rel=1e-3)
 
 
-class KeepGradients(TrainerCallback):
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-
-
-def gradients_with(tmp_path, **settings):
-    callback = KeepGradients()
-    trainer = tiny_trainer(tmp_path, callbacks=[callback], **settings)
-    trainer.train()
-    return callback.gradients, trainer
-
-
 def test_reference_team_can_follow_the_policy(tmp_path):
-    trainer = tiny_trainer(
-        tmp_path,
-        beta=0.1,
-        sync_ref_model=True,
-        ref_model_sync_steps=2,
-        ref_model_mixup_alpha=1.0,
-        max_steps=2,
-        learning_rate=0.01,
-    )
+    settings = {"sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 1.0}
+    trainer = tiny_trainer(tmp_path, beta=0.1, max_steps=2, learning_rate=0.01, **settings)
     initial = weights(trainer.team)
     trainer.train()
     assert all(torch.equal(x, trainer.ref_model.state_dict()[name]) for name, x in trainer.team.state_dict().items())
@@ -591,6 +543,6 @@ def test_tokenizer_without_a_padding_token(tmp_path):
         tokenizer.pad_token = None
     team = AgentTeam(dict(team.agents), tokenizers)
     assert tokenizers["aux"].pad_token == "<eos>"
-    gradients, _ = gradients_with(tmp_path, team=team)
-    reference, _ = gradients_with(tmp_path, team=copy.deepcopy(tiny_team()))
+    gradients, *_ = one_update(tmp_path, team)
+    reference, *_ = one_update(tmp_path, tiny_team())
     assert all(torch.allclose(gradients[name], reference[name], atol=1e-6) for name in gradients)

@@ -40,13 +40,8 @@ class FakeSandbox:
         self.batches.append(list(programs))
         checks = tuple(Check(status, f"assert {k}") for k, status in enumerate(self.statuses))
         return [
-            Verdict(
-                Check("passed", ""),
-                checks,
-                calls=dict.fromkeys(program.watch, self.calls),
-                effective=program.experiments,
-            )
-            for program in programs
+            Verdict(Check("passed", ""), checks, dict.fromkeys(one.watch, self.calls), effective=one.experiments)
+            for one in programs
         ]
 
 
