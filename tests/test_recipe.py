@@ -609,7 +609,11 @@ def test_adapters_and_models_as_trl_describes_them(parse, tiny_model):
 
 def test_quantization_as_trl_describes_it(parse, monkeypatch):
     loaded = {}
-    monkeypatch.setattr(AgentTeam, "from_pretrained", lambda *args, **kwargs: loaded.update(kwargs))
+    monkeypatch.setattr(
+        AgentTeam,
+        "from_pretrained",
+        lambda _, roles, peft_config, *args, **kwargs: loaded.update(kwargs, peft_config=peft_config),
+    )
     sections = {"agent_model": {"load_in_4bit": True, "use_bnb_nested_quant": True, "revision": "2", "use_peft": True}}
     parse({**sections, "magrpo": {"trust_remote_code": True}}).load_team(["aux", "main"])
     config = loaded["quantization_config"]

@@ -352,13 +352,10 @@ def test_allowed_changes_take_effect_and_are_recorded(tmp_path):
 
     record = json.loads((tmp_path / "resume_changes.json").read_text())
     assert record == read_checkpoint(tmp_path / "checkpoint-6")["changes"]
-    assert [(Path(entry["checkpoint"]).name, entry["step"]) for entry in record] == [
-        ("checkpoint-2", 2),
-        ("checkpoint-4", 4),
-    ]
-    assert record[0]["changes"].keys() == {
-        *("learning_rate", "weight_decay", "num_generations", "environment reward_weights")
-    }
+    assert [Path(entry["checkpoint"]).name for entry in record] == ["checkpoint-2", "checkpoint-4"]
+    assert [entry["step"] for entry in record] == [2, 4]
+    changed = {"learning_rate", "weight_decay", "num_generations", "environment reward_weights"}
+    assert record[0]["changes"].keys() == changed
     assert record[1]["changes"] == {"seed": {"before": 42, "after": 1}}
     last.create_model_card()
     card = (tmp_path / "README.md").read_text()
