@@ -220,14 +220,8 @@ def test_a_quantized_base(tmp_path, bits, algorithm, form):
 
 
 def test_episodes_that_end_early(tmp_path):
-    trainer = critic_trainer(
-        tmp_path,
-        num_turns=2,
-        num_generations=2,
-        items_per_device=6,
-        early_termination_threshold=0.12,
-        per_device_train_batch_size=5,
-    )
+    settings = {"num_turns": 2, "items_per_device": 6, "per_device_train_batch_size": 5}
+    trainer = critic_trainer(tmp_path, num_generations=2, early_termination_threshold=0.12, **settings)
     check_by_hand(trainer, 2)
     ended = [node.ended_early for node in trainer._levels[0]]
     assert True in ended and False in ended

@@ -157,23 +157,14 @@ def test_evaluation_plays_sampled_episodes(tmp_path):
     scored = []
     score = environment.score
     environment.score = lambda *args: scored.append(len(args[0])) or score(*args)
-    trainer = tiny_trainer(
-        tmp_path,
-        environment=environment,
-        eval_dataset=tiny_items(4),
-        num_turns=2,
-        num_generations_eval=3,
-        per_device_eval_batch_size=6,
-        early_termination_threshold=-1.0,  # would end every branch in training
-    )
+    settings = {"eval_dataset": tiny_items(4), "num_turns": 2, "num_generations_eval": 3}
+    settings |= {"per_device_eval_batch_size": 6, "early_termination_threshold": -1.0}  # ends every branch in training
+    trainer = tiny_trainer(tmp_path, environment=environment, **settings)
     metrics = trainer.evaluate()
     assert scored == [6, 6, 6, 6]  # 4 items x 3 episodes in batches of 6, two turns each
-    assert metrics["eval_turn_1/expected_return"] == pytest.approx(
-        metrics["eval_turn_1/reward_mean"] + metrics["eval_turn_2/reward_mean"]
-    )
-    assert metrics["eval_reward"] == pytest.approx(
-        (metrics["eval_turn_1/reward_mean"] + metrics["eval_turn_2/reward_mean"]) / 2
-    )
+    rewards = metrics["eval_turn_1/reward_mean"] + metrics["eval_turn_2/reward_mean"]
+    assert metrics["eval_turn_1/expected_return"] == pytest.approx(rewards)
+    assert metrics["eval_reward"] == pytest.approx(rewards / 2)
     assert "eval_loss" not in metrics
     assert trainer.env_step == 0
 
